@@ -1,0 +1,2 @@
+//! The `instep` binary: argument parsing, output, exit codes.
+fn main() {}

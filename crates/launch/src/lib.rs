@@ -1,0 +1,1 @@
+//! Turns a command line into ranked workers and keeps them alive.

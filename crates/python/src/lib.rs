@@ -1,0 +1,1 @@
+//! The private `instep._native` extension module.

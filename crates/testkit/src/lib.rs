@@ -1,0 +1,1 @@
+//! Development only: seeded simulation, waiting with deadlines, house rules as tests.

@@ -1,1 +1,9 @@
-//! Every decision instep takes, as pure functions: no I/O, no clock, no randomness of its own.
+//! Every decision instep takes, as pure functions of events and time.
+//!
+//! Nothing in this crate does I/O, reads a clock or draws a random number: time comes in as an argument, and each
+//! decision goes out together with the sentence that explains it. The shells that perform the decisions live in the
+//! crates that own the sockets and the processes.
+//!
+//! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
+
+pub mod membership;

@@ -1,0 +1,1 @@
+//! `instep doctor`: says what is there and what is missing.

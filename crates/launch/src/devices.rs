@@ -1,0 +1,1 @@
+//! How many workers `--nproc-per-node` means on this machine.

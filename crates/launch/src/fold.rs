@@ -1,0 +1,1 @@
+//! Folds identical lines of several ranks into one.

@@ -1,0 +1,1 @@
+//! Which CPUs are near a worker's GPU.

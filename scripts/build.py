@@ -1,0 +1,262 @@
+"""Builds what users get: the `instep` binary, the wheel, and a `.venv` in which both can be tried with torch.
+
+    python3 scripts/build.py             target/release/instep, dist/*.whl, .venv   (`make build`)
+    python3 scripts/build.py wheel       target/release/instep, dist/*.whl          (`make wheel`)
+    python3 scripts/build.py venv        .venv with torch and the test tools, without instep
+    python3 scripts/build.py lock        requirements/lock.txt from the other requirements (`make lock`)
+
+How: a private environment with uv, maturin and zig is made once per machine. Cargo compiles with zig as C compiler and
+linker against glibc 2.28, so that the one binary also runs on older clusters; maturin compiles the extension module the
+same way and packs it with the binary into one manylinux_2_28 wheel. Meanwhile uv installs torch. Each step is skipped
+when its inputs have not changed.
+
+Shared by all clones on a machine, in ~/.cache/instep: the private environment, and cargo's target folder (choose
+another with INSTEP_TARGET_DIR or CARGO_TARGET_DIR).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import audit
+import system
+from project import (
+    BOLD, BUILD, CACHE, DIM, DIST, REQUIREMENTS, ROOT, VENV, VENV_PYTHON, colour, digest, fail, locked, run, say,
+    stamped, target_dir,
+)  # fmt: skip
+
+# The oldest glibc the release runs on: RHEL 8, Debian 10, Ubuntu 18.10 and later. The wheel's tag says the same.
+GLIBC = audit.OLDEST_GLIBC
+TARGET = "x86_64-unknown-linux-gnu"
+BINARY = ROOT / "target" / "release" / "instep"
+WHEEL_DATA = ROOT / "python" / "instep.data"
+LOCK = REQUIREMENTS / "lock.txt"
+LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "build")]
+WHEEL_INPUTS = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")]
+
+
+def step(name: str, text: str) -> None:
+    """Show what is being done."""
+    say(f"{colour(f'{name:>12}', BOLD)}  {text}")
+
+
+def tools() -> Path:
+    """Give the bin folder of the private environment with uv, maturin and zig, made on first use."""
+    requirements = REQUIREMENTS / "build.txt"
+    # The path is part of what cargo remembers (it names the linker), so it must be the same for every clone.
+    identity = digest([], requirements.read_text(), sys.version)[:12]
+    folder = CACHE / f"tools-{identity}"
+    stamp = folder / "complete"
+    with locked(CACHE / "tools.lock", "another build is installing the build tools"):
+        if not stamp.is_file():
+            step("tools", "installing uv, maturin and zig (once per machine)")
+            shutil.rmtree(folder, ignore_errors=True)
+            network = "check that PyPI, or the index that pip is configured with, can be reached"
+            run([sys.executable, "-m", "venv", folder], what="create the build tools' environment", quiet=True)
+            run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                 "--requirement", requirements], what="install the build tools", hint=network, quiet=True)  # fmt: skip
+            write_zig_wrappers(folder)
+            stamp.touch()
+    return folder / "bin"
+
+
+def write_zig_wrappers(folder: Path) -> None:
+    """Write `zig-cc` and friends: what cargo, the cc crate and maturin call as the C compiler and linker.
+
+    cargo-zigbuild and maturin could each make their own, but then cargo sees two linkers and compiles everything twice.
+    """
+    [zig] = folder.glob("lib/python*/site-packages/ziglang/zig")
+    for name, command, options in (
+        ("zig-cc", "cc", f"-g -fno-sanitize=all -target x86_64-linux-gnu.{GLIBC}"),
+        ("zig-c++", "c++", f"-g -fno-sanitize=all -target x86_64-linux-gnu.{GLIBC}"),
+        ("zig-ar", "ar", ""),
+        ("zig-ranlib", "ranlib", ""),
+    ):
+        wrapper = folder / "bin" / name
+        wrapper.write_text(
+            "#!/bin/sh\n"
+            f"export CARGO_ZIGBUILD_ZIG_PATH='{zig}'\n"
+            f"exec '{folder}/bin/cargo-zigbuild' zig {command} -- {options} \"$@\"\n"
+        )
+        wrapper.chmod(0o755)
+
+
+def release_environment(bin_folder: Path) -> dict[str, str]:
+    """Give the environment for cargo and maturin: zig against the oldest glibc, target folder shared by clones."""
+    suffix = TARGET.replace("-", "_")
+    return {
+        **os.environ,
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "CARGO_TARGET_DIR": str(target_dir()),
+        f"CARGO_TARGET_{suffix.upper()}_LINKER": str(bin_folder / "zig-cc"),
+        f"CC_{suffix}": str(bin_folder / "zig-cc"),
+        f"CXX_{suffix}": str(bin_folder / "zig-c++"),
+        f"AR_{suffix}": str(bin_folder / "zig-ar"),
+        f"RANLIB_{suffix}": str(bin_folder / "zig-ranlib"),
+    }
+
+
+def wheels() -> list[Path]:
+    """List the wheels in dist/."""
+    return sorted(DIST.glob("instep-*.whl"))
+
+
+def build_wheel(bin_folder: Path) -> Path:
+    """Compile the binary and the extension and pack the wheel; do nothing when no input has changed."""
+    stamp = BUILD / "wheel.stamp"
+    inputs = digest([*WHEEL_INPUTS, ROOT / "scripts" / "build.py"], str(bin_folder))
+    if stamped(stamp, inputs) and BINARY.is_file() and len(wheels()) == 1:
+        return wheels()[0]
+    environment = release_environment(bin_folder)
+    first_error = "start with cargo's first error above"
+    # The target folder is shared: nobody else may build between compiling and copying.
+    with locked(target_dir() / "instep.lock", "another clone is building in the same target folder"):
+        step("binary", "cargo build --release")
+        run(["cargo", "build", "--release", "--target", TARGET, "--package", "instep"],
+            what="build the binary", hint=first_error, env=environment)  # fmt: skip
+        built = target_dir() / TARGET / "release" / "instep"
+        replace(built, BINARY)
+        shutil.rmtree(WHEEL_DATA, ignore_errors=True)
+        replace(built, WHEEL_DATA / "scripts" / "instep")
+        step("wheel", "maturin build --release")
+        fresh = BUILD / "wheel"
+        shutil.rmtree(fresh, ignore_errors=True)
+        run([bin_folder / "maturin", "build", "--release", "--target", TARGET,
+             "--compatibility", f"manylinux_{GLIBC.replace('.', '_')}", "--auditwheel", "check", "--out", fresh],
+            what="build the wheel", hint=first_error, env=environment)  # fmt: skip
+    [wheel] = fresh.glob("*.whl")
+    audit.check_wheel(wheel)
+    for old in wheels():
+        old.unlink()
+    replace(wheel, DIST / wheel.name)
+    stamp.write_text(inputs)
+    return DIST / wheel.name
+
+
+def replace(source: Path, destination: Path) -> None:
+    """Copy a file in one step, so that a running binary keeps its own file and nobody sees half of one."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}")
+    shutil.copy2(source, partial)
+    partial.replace(destination)
+
+
+def uv_environment() -> dict[str, str]:
+    """Give the environment for uv: patient with large downloads, and using the index that pip is told to use."""
+    environment = {"UV_HTTP_TIMEOUT": "300", **os.environ}
+    if index := os.environ.get("PIP_INDEX_URL"):
+        environment.setdefault("UV_DEFAULT_INDEX", index)
+    return environment
+
+
+def install_locked(bin_folder: Path) -> None:
+    """Make `.venv` with torch and the test tools, as requirements/lock.txt has them."""
+    stamp = VENV / "requirements.stamp"
+    wanted = digest([], LOCK.read_text(), sys.version)
+    if stamped(stamp, wanted):
+        return
+    step("environment", "installing torch and the test tools into .venv (the first time on a machine: some 3 GB)")
+    environment = uv_environment()
+    say_lines([bin_folder / "uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV], environment)
+    say_lines([bin_folder / "uv", "pip", "install", "--python", VENV_PYTHON, "--requirement", LOCK], environment)
+    stamp.write_text(wanted)
+
+
+def say_lines(command: list[str | Path], environment: dict[str, str]) -> None:
+    """Run uv beside cargo, its lines marked so that the two can be told apart; RuntimeError when it fails."""
+    with subprocess.Popen(
+        [str(word) for word in command], cwd=ROOT, env=environment, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(" + "):
+                continue  # the list of everything installed says no more than requirements/lock.txt
+            say(colour(f"{'environment':>12}  {line.rstrip()}", DIM))
+    if process.returncode != 0:
+        raise RuntimeError(f"`uv {command[1]}` ended with status {process.returncode}, see its lines above")
+
+
+def install_wheel(bin_folder: Path, wheel: Path) -> None:
+    """Put the wheel into `.venv`, replacing an older one."""
+    stamp = VENV / "instep.stamp"
+    wanted = digest([wheel])
+    if stamped(stamp, wanted) and (VENV / "bin" / "instep").is_file():
+        return
+    step("environment", f"installing {wheel.name}")
+    run([bin_folder / "uv", "pip", "install", "--quiet", "--offline", "--no-deps", "--reinstall", "--python", VENV_PYTHON,
+         wheel], what="install the wheel into .venv", hint="`make clean build` starts afresh", env=uv_environment())  # fmt: skip
+    stamp.write_text(wanted)
+
+
+def build_all(bin_folder: Path) -> None:
+    """Build the wheel while `.venv` is being filled, then join the two."""
+    errors: list[Exception] = []
+
+    def environment() -> None:
+        try:
+            install_locked(bin_folder)
+        except (OSError, RuntimeError) as error:
+            errors.append(error)
+
+    side = threading.Thread(target=environment, name="environment", daemon=True)
+    side.start()
+    try:
+        wheel = build_wheel(bin_folder)
+    finally:
+        if side.is_alive():
+            step("environment", "waiting for uv to finish")
+        side.join()
+    fail_if_any(errors)
+    install_wheel(bin_folder, wheel)
+
+
+def fail_if_any(errors: list[Exception]) -> None:
+    """End the script when filling `.venv` went wrong."""
+    if errors:
+        fail("cannot fill .venv", cause=str(errors[0]), hint="check that PyPI can be reached, then run the command again")
+
+
+def lock(bin_folder: Path) -> None:
+    """Resolve requirements/{torch,test,build}.txt into versions of everything they pull in."""
+    run([bin_folder / "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-emit-index-url", "--upgrade",
+         "--python-version", "3.11", "--output-file", LOCK, *LOCK_SOURCES], what="resolve the requirements",
+        env=uv_environment(), quiet=True)  # fmt: skip
+    step("lock", f"{LOCK.relative_to(ROOT)}: {len(LOCK.read_text().splitlines())} packages")
+
+
+def main(arguments: list[str]) -> None:
+    """Run one of the commands of the module's description."""
+    command = arguments[0] if arguments else "build"
+    started = time.monotonic()
+    system.require("build")
+    with locked(BUILD / "build.lock", "another build is running in this clone"):
+        bin_folder = tools()
+        match command:
+            case "build":
+                build_all(bin_folder)
+                made = "target/release/instep, dist, .venv"
+            case "wheel":
+                made = str(build_wheel(bin_folder).relative_to(ROOT))
+            case "venv":
+                try:
+                    install_locked(bin_folder)
+                except RuntimeError as error:
+                    fail_if_any([error])
+                made = ".venv"
+            case "lock":
+                lock(bin_folder)
+                made = str(LOCK.relative_to(ROOT))
+            case _:
+                fail(f"there is no build command `{command}`", hint="one of: build, wheel, venv, lock", status=2)
+    step("ready", f"{made} ({time.monotonic() - started:.1f} s)")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""Runs what is too long for every commit: tests marked `soak`, repeated, and a minute of fuzzing.
+
+    python3 scripts/soak.py [PYTEST ARGS]    (`make soak`)
+
+SOAK_ROUNDS (3) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import system
+from project import CACHE, ROOT, VENV_PYTHON, cargo_environment, run, say
+
+FUZZ_VERSION = "0.13.1"
+NO_TESTS_COLLECTED = 5
+
+
+def soak_tests(arguments: list[str], rounds: int) -> None:
+    """Run the tests marked `soak` again and again."""
+    command = [str(VENV_PYTHON), "-m", "pytest", "-m", "soak", *arguments]
+    for number in range(1, rounds + 1):
+        say(f"soak round {number} of {rounds}")
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if status == NO_TESTS_COLLECTED:
+            return
+        if status != 0:
+            sys.exit(status)
+
+
+def fuzz(seconds: int) -> None:
+    """Feed every fuzz target random input, sharing the time between them."""
+    targets = sorted(path.stem for path in (ROOT / "fuzz" / "fuzz_targets").glob("*.rs"))
+    if not targets:
+        say("fuzz: no targets in fuzz/fuzz_targets")
+        return
+    tool = cargo_fuzz()
+    # cargo-fuzz asks for nightly's sanitizer flags; the stable compiler accepts them when told to.
+    environment = {**cargo_environment(), "RUSTC_BOOTSTRAP": "1"}
+    for target in targets:
+        say(f"fuzz {target}")
+        run([tool, "run", target, "--", f"-max_total_time={max(1, seconds // len(targets))}", "-print_final_stats=1"],
+            what=f"fuzz {target}", hint="the input that failed is in fuzz/artifacts", env=environment)  # fmt: skip
+
+
+def cargo_fuzz() -> str:
+    """Find cargo-fuzz, or compile it once per machine."""
+    if found := shutil.which("cargo-fuzz"):
+        return found
+    folder = CACHE / f"cargo-fuzz-{FUZZ_VERSION}"
+    if not (folder / "bin" / "cargo-fuzz").is_file():
+        say("installing cargo-fuzz (once per machine)")
+        run(["cargo", "install", "--quiet", "--locked", "--root", folder, "--version", FUZZ_VERSION, "cargo-fuzz"],
+            what="install cargo-fuzz")  # fmt: skip
+    return str(folder / "bin" / "cargo-fuzz")
+
+
+def main(arguments: list[str]) -> None:
+    """Build, soak, fuzz."""
+    system.require("soak")
+    run([sys.executable, "scripts/build.py", "build"], what="build")
+    soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "3")))
+    fuzz(int(os.environ.get("SOAK_FUZZ_SECONDS", "60")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

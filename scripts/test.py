@@ -1,0 +1,216 @@
+"""Runs the checks, fastest first, stopping at the first that fails; ends with a table of what ran and how long it took.
+
+    python3 scripts/test.py all                  everything CI runs (`make test`)
+    python3 scripts/test.py lint|unit|check      parts of it; `check` is lint and unit
+    python3 scripts/test.py e2e|sim [ARGS]       with further arguments for pytest or cargo
+    python3 scripts/test.py fmt                  not a check: formats the code
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import system
+from project import BOLD, DIM, GREEN, RED, ROOT, VENV, cargo_environment, colour, fail, run, say
+
+PYTHON_SOURCES = [name for name in ("python", "scripts", "tests", "bench", "examples") if (ROOT / name).is_dir()]
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# The line of a tool's output that tells most: pytest's, nextest's and cargo test's totals.
+TOTALS = re.compile(r"(\d+ (?:passed|failed|skipped|tests run).*?)=*$")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One check: the command, and what to do when it fails."""
+
+    name: str
+    command: list[str]
+    hint: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Totals of one tool in one output are added up by showing the last; doc tests print many.
+    show_totals: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage."""
+
+    stage: Stage
+    status: int
+    seconds: float
+    totals: str
+
+
+def venv(tool: str) -> str:
+    """Give the path of a tool that `.venv` holds."""
+    return str((VENV / "bin" / tool).relative_to(ROOT))
+
+
+def python_stages() -> list[Stage]:
+    """List the checks of Python sources."""
+    return [
+        Stage("ruff format", [venv("ruff"), "format", "--check", *PYTHON_SOURCES], "`make fmt` formats it"),
+        Stage("ruff check", [venv("ruff"), "check", *PYTHON_SOURCES], "`make fmt` repairs what can be repaired by itself"),
+        Stage("mypy", [venv("mypy"), "--python-executable", venv("python")], "python/instep must pass mypy --strict"),
+    ]
+
+
+def rust_stages() -> list[Stage]:
+    """List the checks of Rust sources that run none of it."""
+    everything = ["--workspace", "--all-targets"]
+    return [
+        Stage("cargo lock", ["cargo", "metadata", "--locked", "--format-version", "1", "--quiet"],
+              "commit Cargo.lock together with the Cargo.toml that changed"),
+        Stage("clippy", ["cargo", "clippy", "--quiet", *everything, "--", "-D", "warnings"],
+              "an exception is `#[expect(lint, reason = \"...\")]` on the item"),
+        Stage("cargo doc", ["cargo", "doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"],
+              "links in doc comments must resolve", {"RUSTDOCFLAGS": "-D warnings"}),
+    ]  # fmt: skip
+
+
+def formatting() -> Stage:
+    """Give the quickest check, which needs nothing installed."""
+    return Stage("cargo fmt", ["cargo", "fmt", "--all", "--check"], "`make fmt` formats it")
+
+
+def environment() -> Stage:
+    """Give the step that makes `.venv`, for the stages that need its tools."""
+    return Stage("environment", [sys.executable, "scripts/build.py", "venv"], "see the lines above")
+
+
+def unit_stages(arguments: list[str]) -> list[Stage]:
+    """List the Rust tests."""
+    hint = "run one test again: make unit ARGS='-p CRATE NAME'"
+    return [
+        Stage("rust tests", [*cargo_test(), *arguments], hint, show_totals=True),
+        *([] if arguments else [Stage("doc tests", ["cargo", "test", "--workspace", "--doc", "--quiet"], hint)]),
+    ]
+
+
+def cargo_test() -> list[str]:
+    """Give the command for Rust tests: nextest where it is installed, else cargo's own."""
+    if shutil.which("cargo-nextest"):
+        return ["cargo", "nextest", "run", "--config-file", "scripts/nextest.toml", "--no-tests", "pass", "--workspace"]
+    return ["cargo", "test", "--workspace", "--lib", "--bins", "--tests"]
+
+
+def simulation_stages(arguments: list[str]) -> list[Stage]:
+    """List the simulations: Rust tests with `simulation` in their name. SEED in the environment reaches them as it is."""
+    return [Stage("simulations", [*cargo_test(), *arguments, "simulation"], "replay with SEED=<seed above> make sim",
+                  show_totals=True)]  # fmt: skip
+
+
+def end_to_end_stages(arguments: list[str]) -> list[Stage]:
+    """List the build of what users get, and the tests of that with real torch."""
+    pytest = [venv("python"), "-m", "pytest", f"--color={'yes' if sys.stdout.isatty() else 'no'}", "--durations=5"]
+    hint = "run one test again: make e2e ARGS='-k NAME -x'"
+    build = Stage("build", [sys.executable, "scripts/build.py", "build"], "see the lines above")
+    if arguments:
+        return [build, Stage("pytest", [*pytest, *arguments], hint, show_totals=True)]
+    suites = [name for name in ("e2e", "compat") if any((ROOT / "tests" / name).glob("test_*.py"))]
+    return [build, *(Stage(f"tests/{name}", [*pytest, f"tests/{name}"], hint, show_totals=True) for name in suites)]
+
+
+def stages_of(command: str, arguments: list[str]) -> list[Stage]:
+    """List the stages of a command, fastest first."""
+    lint = [formatting(), environment(), *python_stages(), *rust_stages()]
+    match command:
+        case "all":
+            return [*lint, *unit_stages([]), *end_to_end_stages([])]
+        case "check":
+            return [*lint, *unit_stages([])]
+        case "lint":
+            return lint
+        case "unit":
+            return unit_stages(arguments)
+        case "sim":
+            return simulation_stages(arguments)
+        case "e2e":
+            return end_to_end_stages(arguments)
+        case _:
+            fail(f"there is no test command `{command}`", hint="all, check, lint, unit, e2e, sim or fmt", status=2)
+
+
+def perform(stage: Stage, number: int, count: int) -> Outcome:
+    """Run one stage, showing its output as it comes."""
+    say(f"{colour(f'[{number}/{count}] {stage.name}', BOLD)}  {colour(shlex.join(stage.command), DIM)}")
+    started = time.monotonic()
+    totals = ""
+    quiet = stage.name == "cargo lock"  # its output is for programs
+    with subprocess.Popen(
+        stage.command, cwd=ROOT, env={**colours(), **cargo_environment(), **stage.environment}, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+        stderr=None if quiet else subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            if stage.show_totals and (found := TOTALS.search(ANSI.sub("", line).strip())):
+                totals = found[1].strip(" =")
+    return Outcome(stage, process.returncode, time.monotonic() - started, totals)
+
+
+def colours() -> dict[str, str]:
+    """Ask tools to keep their colours although their output passes through this script, if it ends on a terminal."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return {}
+    return {"CARGO_TERM_COLOR": "always", "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"}
+
+
+def table(outcomes: list[Outcome], count: int) -> None:
+    """Show what ran, how long it took and its totals."""
+    say("")
+    for outcome in outcomes:
+        mark = colour("ok  ", GREEN) if outcome.status == 0 else colour("FAIL", RED)
+        say(f"  {mark}  {outcome.stage.name:<14} {outcome.seconds:7.1f} s  {outcome.totals}".rstrip())
+    if left := count - len(outcomes):
+        say(f"        {left} more not run")
+    say(f"        {'total':<14} {sum(outcome.seconds for outcome in outcomes):7.1f} s")
+
+
+def check(command: str, arguments: list[str]) -> None:
+    """Run the stages of a command until one fails."""
+    system.require("test" if command in ("all", "unit", "check", "e2e") else "build")
+    stages = stages_of(command, arguments)
+    outcomes: list[Outcome] = []
+    for number, stage in enumerate(stages, start=1):
+        try:
+            outcomes.append(perform(stage, number, len(stages)))
+        except FileNotFoundError:
+            fail(f"cannot run {stage.name}", cause=f"there is no {stage.command[0]}", hint="`make build` makes it")
+        if outcomes[-1].status != 0:
+            break
+    table(outcomes, len(stages))
+    last = outcomes[-1]
+    if last.status != 0:
+        cause = f"`{shlex.join(last.stage.command)}` ended with status {last.status}, see above"
+        fail(f"{last.stage.name} failed", cause=cause, hint=last.stage.hint)
+
+
+def format_all() -> None:
+    """Format Rust and Python sources."""
+    run(["cargo", "fmt", "--all"], what="format Rust")
+    run([sys.executable, "scripts/build.py", "venv"], what="install ruff", quiet=True)
+    run([venv("ruff"), "check", "--quiet", "--fix-only", *PYTHON_SOURCES], what="sort imports")
+    run([venv("ruff"), "format", "--quiet", *PYTHON_SOURCES], what="format Python")
+
+
+def main(arguments: list[str]) -> None:
+    """Run one of the commands of the module's description."""
+    command, *rest = arguments or ["all"]
+    if command == "fmt":
+        format_all()
+    else:
+        check(command, rest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,160 @@
+//! One connection as the event loop sees it: its socket, what it is, and what is buffered in either direction.
+
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+use socket2::{SockRef, TcpKeepalive};
+
+use crate::notice::Notice;
+use crate::output::Output;
+use crate::protocol::{Decoder, HELLO, Limits};
+
+/// A vanished host is noticed after about 60 + 3 × 20 seconds even when nobody writes to it.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_PROBES: u32 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Not enough bytes yet to tell.
+    Unknown,
+    Store,
+    Companion,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(crate) role: Role,
+    /// Bytes received and not consumed: an incomplete request, or requests held back while the output is full.
+    pub(crate) input: Vec<u8>,
+    pub(crate) decoder: Decoder,
+    pub(crate) output: Output,
+    /// `input` may hold whole requests, which were not decoded because the output was full.
+    pub(crate) held_back: bool,
+    /// The socket may hold bytes that were not read yet. Readiness is edge-triggered, so this has to be remembered.
+    pub(crate) readable: bool,
+    /// The peer has sent all it will send; known before the last bytes are read.
+    pub(crate) read_closed: bool,
+    /// Waits in the loop's list of connections to serve again.
+    pub(crate) queued: bool,
+    /// To be dropped once the output is written.
+    pub(crate) closing: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_nodelay(true)?;
+        let keep_alive = TcpKeepalive::new()
+            .with_time(KEEP_ALIVE_IDLE)
+            .with_interval(KEEP_ALIVE_INTERVAL)
+            .with_retries(KEEP_ALIVE_PROBES);
+        socket.set_tcp_keepalive(&keep_alive)?;
+        Ok(Connection {
+            stream,
+            peer,
+            role: Role::Unknown,
+            input: Vec::new(),
+            decoder: Decoder::default(),
+            output: Output::default(),
+            held_back: false,
+            readable: false,
+            read_closed: false,
+            queued: false,
+            closing: false,
+        })
+    }
+
+    /// Reads once; `None` when there is nothing to read now.
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match self.stream.read(buffer) {
+                Ok(length) => {
+                    // A short read has emptied the socket (epoll(7)); whatever comes next is a new event. Only the end
+                    // of the stream, once announced, has to be read explicitly.
+                    if length < buffer.len() && !self.read_closed {
+                        self.readable = false;
+                    }
+                    return Ok(Some(length));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    return Ok(None);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.output.flush(&mut self.stream)
+    }
+}
+
+/// What the first bytes of a connection say about it.
+#[derive(Debug)]
+pub(crate) enum Opening {
+    /// The start of the store's hello, not all of it.
+    Incomplete,
+    /// The store's hello, [`HELLO`].
+    Store,
+    /// A first byte that the companion claims.
+    Companion,
+    Stranger(Notice),
+}
+
+/// Tells what has connected. `claimed` is asked for the first byte when it is not the store's.
+pub(crate) fn opening(bytes: &[u8], peer: SocketAddr, claimed: impl FnOnce(u8) -> bool) -> Opening {
+    if bytes.starts_with(&HELLO) {
+        return Opening::Store;
+    }
+    if HELLO.starts_with(bytes) {
+        return Opening::Incomplete;
+    }
+    match bytes.first() {
+        Some(&first) if first != HELLO[0] && claimed(first) => Opening::Companion,
+        _ => Opening::Stranger(stranger(bytes, peer)),
+    }
+}
+
+/// torch before 2.2 has no hello: it starts with a request whose code is at most 11 and whose first argument is the
+/// length of a key. Zero is its `SET`, three its `ADD`.
+fn stranger(bytes: &[u8], peer: SocketAddr) -> Notice {
+    const LAST_OLD_CODE: u8 = 11;
+    let key_length = bytes.get(1..9).and_then(|length| length.try_into().ok());
+    let plausible = key_length.is_some_and(|length| u64::from_le_bytes(length) <= Limits::default().key as u64);
+    if bytes[0] <= LAST_OLD_CODE && plausible {
+        return Notice::OldClient { peer };
+    }
+    Notice::NotAStoreClient { peer, first: bytes.iter().take(16).copied().collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bytes_tell_who_connects() {
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let cases: &[(&[u8], &str)] = &[
+            (b"\x00\xCE\xF7\x85\x3C", "Store"),
+            (b"\x00\xCE\xF7\x85\x3C\x0D\x01\x02\x03\x04", "Store"),
+            (b"\x00", "Incomplete"),
+            (b"\x00\xCE\xF7\x85", "Incomplete"),
+            (b"\x00\x05\0\0\0\0\0\0\0init/", "Stranger(OldClient"),
+            (b"\x03\x05\0\0\0\0\0\0\0init/\x01\0\0\0\0\0\0\0", "Stranger(OldClient"),
+            (b"\x00\xCE\xF7\x85\x3D", "Stranger(NotAStoreClient"),
+            (b"GET / HTTP/1.1\r\n", "Stranger(NotAStoreClient"),
+            (b"I hello", "Companion"),
+        ];
+        for (bytes, expected) in cases {
+            let found = format!("{:?}", opening(bytes, peer, |first| first == b'I'));
+            assert!(found.starts_with(expected), "{}: {found}", bytes.escape_ascii());
+        }
+    }
+}

@@ -64,7 +64,7 @@ def _read(path: Path, keys: tuple[str, ...]) -> tuple[Snapshot | None, str | Non
         return None, f"it is empty or was not written by torch.save ({path.stat().st_size} bytes)"
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         return None, str(error).splitlines()[0].partition(". ")[0]
-    missing = [key for key in keys if key not in snapshot]
+    missing = [key for key in keys if not isinstance(snapshot, dict) or key not in snapshot]
     if missing:
         return None, f"it has no {', '.join(missing)}: another program wrote it"
     return snapshot, None

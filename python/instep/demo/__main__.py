@@ -1,0 +1,295 @@
+"""Runs the demo: starts the job, kills a rank, checks that the job recovered and says how it went.
+
+`instep demo` names itself in INSTEP_BINARY, so that the binary that was called is the one that runs the job.
+Exit status: 0 when everything went as announced, 1 when something did not, 130 after Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from instep import _binary
+from instep.demo.console import Console
+from instep.demo.events import EVENTS_FILE, Event, EventReader
+
+TOTAL_EPOCHS = 20
+SAVE_EVERY = 5
+KILL_AT_EPOCH = 8
+MAX_RESTARTS = 3
+PACE_S = 0.15
+DEADLINE_S = 300.0
+POLL_INTERVAL_S = 0.02
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for."""
+
+    ranks: int
+    kill: bool
+    keep: Path | None
+    with_torch: bool
+
+    @property
+    def victim(self) -> int:
+        """The rank to kill: the third, or the last of fewer."""
+        return min(2, self.ranks - 1)
+
+
+@dataclass
+class Record:
+    """What happened, pieced together from the ranks' events and our own doings."""
+
+    killed_at: float | None = None
+    kill_epoch: int | None = None
+    resumed_epoch: int | None = None
+    recovered_at: float | None = None
+    restarts: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=list)  # (attempt, epoch), as rank 0 began them
+    pids: dict[tuple[int, int], int] = field(default_factory=dict)  # (attempt, rank) -> process id
+    losses: dict[int, float] = field(default_factory=dict)  # rank -> final loss
+
+
+class Demo:
+    """One run of the demo in one folder."""
+
+    def __init__(self, options: Options, folder: Path, console: Console) -> None:
+        """Get ready to run in `folder`, which must be empty."""
+        self._options = options
+        self._folder = folder
+        self._console = console
+        self._events = EventReader(folder / EVENTS_FILE)
+        self._record = Record()
+
+    def run(self) -> str | None:
+        """Play the whole story; return what went wrong, if anything did."""
+        what = "a small MLP with torch" if self._options.with_torch else "a tiny MLP in plain Python"
+        self._console.narrate(f"training {what} on {self._options.ranks} CPU ranks for {TOTAL_EPOCHS} epochs")
+        began = time.monotonic()
+        status = self._run_job()
+        problem = self._problem(status)
+        if problem is None:
+            self._summarise(time.monotonic() - began)
+        return problem
+
+    def _run_job(self) -> int | None:
+        """Start `instep run` and follow it to its end; None when it did not end in time."""
+        module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"
+        launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
+        script = ["-m", module, f"--total-epochs={TOTAL_EPOCHS}", f"--save-every={SAVE_EVERY}", f"--pace={PACE_S}"]
+        launcher = os.environ.get("INSTEP_BINARY") or _binary.find()
+        self._console.job_output(f"$ instep {' '.join([*launch, *script])}")
+        process = subprocess.Popen(
+            [launcher, *launch, *script],
+            cwd=self._folder,
+            env=worker_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        pump = threading.Thread(target=self._pass_output_on, args=(process,))
+        pump.start()
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    return None
+                self._follow()
+                time.sleep(POLL_INTERVAL_S)
+            return process.returncode
+        finally:
+            stop(process)
+            pump.join()
+            self._follow()
+
+    def _pass_output_on(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._console.job_output(line.rstrip("\n"))
+
+    def _follow(self) -> None:
+        """Take in what the ranks reported since the last look, and act on it."""
+        for event in self._events.new_events():
+            self._on(event)
+
+    def _on(self, event: Event) -> None:
+        record = self._record
+        if event.kind == "started":
+            record.pids[event.attempt, event.rank] = event.pid
+            started = sum(1 for attempt, _ in record.pids if attempt == event.attempt)
+            if event.attempt > record.restarts and started == self._options.ranks:
+                record.restarts = event.attempt
+                self._console.narrate(f"instep stopped the others and restarted all {started} on clean keys")
+        elif event.kind == "finished":
+            record.losses[event.rank] = event.loss
+        elif event.rank != 0:
+            return
+        elif event.kind == "resumed":
+            record.resumed_epoch = event.epoch
+            self._console.narrate(f"resumed from the snapshot at epoch {event.epoch}")
+        elif event.kind == "step" and event.attempt > 0 and record.recovered_at is None:
+            record.recovered_at = event.at
+        elif event.kind == "epoch":
+            record.epochs.append((event.attempt, event.epoch))
+            if self._options.kill and record.killed_at is None and event.epoch == KILL_AT_EPOCH:
+                self._kill(event)
+
+    def _kill(self, event: Event) -> None:
+        """Be the failing machine."""
+        victim = self._options.victim
+        pid = self._record.pids[event.attempt, victim]
+        self._console.narrate(f"killing rank {victim} (pid {pid}, SIGKILL) on purpose at epoch {event.epoch}")
+        self._record.killed_at = time.monotonic()
+        self._record.kill_epoch = event.epoch
+        os.kill(pid, signal.SIGKILL)
+
+    def _problem(self, status: int | None) -> str | None:
+        """The first thing that is not as it should be."""
+        record, options = self._record, self._options
+        expected_restarts = 1 if options.kill else 0
+        lineage = final_lineage(record.epochs)
+        problems = [
+            (status is None, f"the job was still running after {DEADLINE_S:.0f} s"),
+            (status not in (None, 0), f"instep run ended with status {status}"),
+            (options.kill and record.killed_at is None, f"no rank was killed: epoch {KILL_AT_EPOCH} never began"),
+            (record.restarts != expected_restarts, f"{record.restarts} restarts, expected {expected_restarts}"),
+            (len(record.losses) != options.ranks, f"{len(record.losses)} of {options.ranks} ranks finished training"),
+            (lineage != list(range(TOTAL_EPOCHS)), f"epochs were lost or trained twice: {lineage}"),
+            (len(set(record.losses.values())) > 1, f"the ranks disagree on the final loss: {record.losses}"),
+            (not all(map(math.isfinite, record.losses.values())), "the final loss is not a number"),
+        ]
+        return next((problem for wrong, problem in problems if wrong), None)
+
+    def _summarise(self, seconds: float) -> None:
+        record, options = self._record, self._options
+        kills, epochs = "0", str(TOTAL_EPOCHS)
+        if record.killed_at is not None:
+            kills = f"1 (rank {options.victim}, SIGKILL)"
+            if record.resumed_epoch is not None and record.kill_epoch is not None:
+                epochs += f" (from {record.resumed_epoch} on again after the kill in {record.kill_epoch})"
+        rows = [("ranks", str(options.ranks)), ("epochs", epochs), ("kills", kills), ("restarts", str(record.restarts))]
+        if record.killed_at is not None and record.recovered_at is not None:
+            rows.append(("kill to first step after restart", f"{record.recovered_at - record.killed_at:.2f} s"))
+        rows += [("final loss", f"{record.losses[0]:.6f}, the same on every rank"), ("whole demo", f"{seconds:.1f} s")]
+        self._console.narrate("done")
+        self._console.table(rows)
+        self._console.plain()
+        if not torch_installed():
+            self._console.plain(f"torch is not installed for {sys.executable}: the model was plain Python.")
+        self._console.plain("Next:")
+        self._console.table(self._next_steps())
+
+    def _next_steps(self) -> list[tuple[str, str]]:
+        steps = [
+            ("instep run --standalone --nproc-per-node=4 train.py", "your script, in place of torchrun"),
+            ("instep doctor", "what this machine offers"),
+        ]
+        if not torch_installed():
+            steps.insert(0, (f"{sys.executable} -m pip install torch", "then run the demo again, with torch"))
+        if self._options.keep is not None:
+            steps.append((f"ls {self._options.keep}", "snapshot and events of this run"))
+        return steps
+
+
+def torch_installed() -> bool:
+    """Whether this interpreter has torch; answered without the seconds that importing it takes."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def final_lineage(epochs: list[tuple[int, int]]) -> list[int]:
+    """The epochs that led to the final weights: a later attempt replaces what it ran again."""
+    lineage: list[int] = []
+    last_attempt = 0
+    for attempt, epoch in epochs:
+        if attempt != last_attempt:
+            lineage = [earlier for earlier in lineage if earlier < epoch]
+            last_attempt = attempt
+        lineage.append(epoch)
+    return lineage
+
+
+def worker_environment() -> dict[str, str]:
+    """This interpreter and this package for the ranks, wherever the package lies."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    search_path = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # One thread a rank: several ranks share the cores.
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return {**os.environ, **threads, "PYTHON_EXEC": sys.executable, "PYTHONPATH": os.pathsep.join(search_path)}
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """End the launcher, which ends its ranks, if it still runs."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def demo_folder(keep: Path | None) -> Iterator[Path]:
+    """An empty folder: the one to keep, or a temporary one."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="instep-demo-") as temporary:
+            yield Path(temporary)
+    else:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.resolve()
+
+
+def parse_options() -> Options:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="instep demo", description="Train on a few local ranks, kill one on purpose and watch the job recover."
+    )
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="number of ranks (default 4)")
+    parser.add_argument("--no-kill", action="store_true", help="train undisturbed")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and leave everything there")
+    parser.add_argument("--no-torch", action="store_true", help="use the plain Python model even if torch is installed")
+    args = parser.parse_args()
+    if not 1 <= args.ranks <= 64:
+        parser.error("--ranks must be between 1 and 64")
+    if args.keep is not None and args.keep.exists() and (not args.keep.is_dir() or any(args.keep.iterdir())):
+        parser.error(f"--keep needs a new or empty folder, and {args.keep} is neither")
+    with_torch = not args.no_torch and torch_installed()
+    return Options(ranks=args.ranks, kill=not args.no_kill, keep=args.keep, with_torch=with_torch)
+
+
+def main() -> int:
+    """Run the demo; return its exit status."""
+    options = parse_options()
+    console = Console(sys.stdout)
+    # A terminated demo must take its job along: turn SIGTERM into an ordinary unwinding.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with demo_folder(options.keep) as folder:
+            problem = Demo(options, folder, console).run()
+    except KeyboardInterrupt:
+        return 130
+    except _binary.BinaryNotFoundError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    if problem is not None:
+        console.error(f"the demo failed: {problem}", "run `instep doctor`, and look at the output above")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

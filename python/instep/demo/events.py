@@ -1,0 +1,83 @@
+"""How the ranks of the demo report progress: one JSON object a line, appended to one file.
+
+A line is written with a single `write` on a file opened for appending, so ranks never mix their lines and a killed rank
+leaves at most one unfinished line at the end, which the reader leaves alone. Times are `time.monotonic()`, which all
+processes of one machine share.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+EVENTS_FILE = "events.jsonl"
+
+Kind = Literal[
+    "started",  # the process runs; `pid` is its process id
+    "resumed",  # a snapshot was loaded; `epoch` is the next epoch to run
+    "epoch",  # `epoch` begins
+    "step",  # the first optimizer step of this attempt is done
+    "finished",  # training is over; `loss` is the final loss
+]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One report of one rank."""
+
+    kind: Kind
+    rank: int
+    attempt: int
+    at: float
+    pid: int = 0
+    epoch: int = 0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """The writing end, one in each rank."""
+
+    rank: int
+    world_size: int
+    attempt: int
+
+    @classmethod
+    def from_environment(cls) -> "Reporter":
+        """Learn who this process is from the launcher, and report that it runs."""
+        reporter = cls(
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            attempt=int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        )
+        reporter.report("started")
+        return reporter
+
+    def report(self, kind: Kind, *, epoch: int = 0, loss: float = 0.0) -> None:
+        """Append one event."""
+        event = Event(kind, self.rank, self.attempt, time.monotonic(), os.getpid(), epoch, loss)
+        with Path(EVENTS_FILE).open("ab", buffering=0) as file:
+            file.write(json.dumps(asdict(event)).encode() + b"\n")
+
+
+class EventReader:
+    """The reading end: hands out each complete line once."""
+
+    def __init__(self, path: Path) -> None:
+        """Read `path` from its start, once it exists."""
+        self._path = path
+        self._offset = 0
+
+    def new_events(self) -> list[Event]:
+        """Events written since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            complete = file.read().rpartition(b"\n")[0]
+        if not complete:
+            return []
+        self._offset += len(complete) + 1
+        return [Event(**json.loads(line)) for line in complete.splitlines()]

@@ -1,0 +1,111 @@
+"""The demo's training with torch: a small MLP under DistributedDataParallel over gloo, on CPUs.
+
+An ordinary training script: it would run under torchrun as it is. `examples/ddp` has the longer version.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from instep.demo.events import Reporter
+
+SNAPSHOT = Path("snapshot.pt")
+SAMPLES = 2048
+FEATURES = 20
+
+
+def make_dataset() -> TensorDataset:
+    """Random inputs, with a target the model can learn; the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(SAMPLES, FEATURES, generator=generator)
+    direction = torch.randn(FEATURES, 1, generator=generator)
+    return TensorDataset(features, torch.tanh(features @ direction / FEATURES**0.5))
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, dataset: TensorDataset) -> float:
+    """Mean squared error over the whole data set."""
+    features, targets = dataset.tensors
+    return float(nn.functional.mse_loss(model(features), targets))
+
+
+def load_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Take weights and optimizer state of the snapshot, if there is one; return how many epochs are done."""
+    if not SNAPSHOT.exists():
+        return 0
+    saved = torch.load(SNAPSHOT, weights_only=True)
+    model.load_state_dict(saved["MODEL_STATE"])
+    optimizer.load_state_dict(saved["OPTIMIZER_STATE"])
+    return int(saved["EPOCHS_RUN"])
+
+
+def save_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, epochs_run: int) -> None:
+    """Replace the snapshot in one step, after the bytes have reached the disk."""
+    unfinished = SNAPSHOT.with_suffix(".tmp")
+    state = {"MODEL_STATE": model.state_dict(), "OPTIMIZER_STATE": optimizer.state_dict(), "EPOCHS_RUN": epochs_run}
+    with unfinished.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(SNAPSHOT)
+
+
+def train(reporter: Reporter, *, total_epochs: int, save_every: int, pace_s: float) -> None:
+    """What each rank does."""
+    torch.set_num_threads(1)  # the ranks already use the cores
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    epochs_run = load_snapshot(model, optimizer)
+    if epochs_run:
+        reporter.report("resumed", epoch=epochs_run)
+    replica = DistributedDataParallel(model)
+    dataset = make_dataset()
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(epochs_run, total_epochs):
+        next_epoch_at = time.monotonic() + pace_s
+        reporter.report("epoch", epoch=epoch)
+        sampler.set_epoch(epoch)
+        for step, (features, targets) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(replica(features), targets).backward()
+            optimizer.step()
+            if epoch == epochs_run and step == 0:
+                reporter.report("step", epoch=epoch)
+        if reporter.rank == 0:
+            sys.stdout.write(f"epoch {epoch:2} | loss {mean_loss(model, dataset):.6f}\n")
+            if epoch % save_every == 0 or epoch == total_epochs - 1:
+                save_snapshot(model, optimizer, epoch + 1)
+                sys.stdout.write(f"epoch {epoch:2} | snapshot saved\n")
+        time.sleep(max(0.0, next_epoch_at - time.monotonic()))
+    reporter.report("finished", epoch=total_epochs, loss=mean_loss(model, dataset))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--total-epochs", type=int, required=True)
+    parser.add_argument("--save-every", type=int, required=True)
+    parser.add_argument("--pace", type=float, default=0.0, help="least seconds an epoch takes, so that one can watch")
+    args = parser.parse_args()
+    reporter = Reporter.from_environment()
+    try:
+        train(reporter, total_epochs=args.total_epochs, save_every=args.save_every, pace_s=args.pace)
+    except RuntimeError as error:
+        # The neighbours of a killed rank end here: one line each instead of a stack of frames inside torch.
+        sys.exit(f"rank {reporter.rank} gives up: {str(error).splitlines()[0].partition('. ')[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+//! House rules that no compiler checks, one test each.
+//!
+//! Every complaint reads `file:line: rule: what is wrong`, and says what to do instead. The rules look at all source
+//! files of the working tree, committed or not; build outputs and hidden folders are left out.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Which of our crates each crate may use, besides in its tests. Arrows point to lower levels only; a new one is a
+/// decision, to be drawn in docs/architecture.md in the same commit.
+const MAY_USE: &[(&str, &[&str])] = &[
+    // level 0
+    ("instep-store", &[]),
+    // level 1
+    ("instep-policy", &[]),
+    // level 2
+    ("instep-launch", &["instep-policy", "instep-store"]),
+    ("instep-python", &["instep-store"]),
+    // level 3
+    ("instep", &["instep-launch", "instep-store"]),
+    // development only
+    ("instep-testkit", &[]),
+];
+
+/// A file longer than this does a second thing, which wants a file of its own.
+const LONGEST_FILE: usize = 800;
+
+/// Names that say nothing about what is inside.
+const EMPTY_NAMES: &[&str] =
+    &["common", "helper", "helpers", "manager", "managers", "misc", "miscellaneous", "util", "utils"];
+
+/// torchrun's variables, which scripts see; only `launch::environment` spells them.
+const WORKER_VARIABLES: &[&str] = &[
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC",
+    "WORLD_SIZE",
+];
+
+/// A source file: its path from the project's root, and its text.
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The lines with their numbers, counted from 1.
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
+    }
+
+    /// The lines of Rust that ship: without comments, and without the test module, which by custom closes the file.
+    fn shipped_code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let never_ships = ["/tests/", "/examples/", "/benches/"].iter().any(|folder| self.path.contains(folder))
+            || self.path.ends_with("tests.rs");
+        self.lines()
+            .take_while(move |(_, line)| !never_ships && line.trim() != "#[cfg(test)]")
+            .filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    fn has_extension(&self, extension: &str) -> bool {
+        Path::new(&self.path).extension().is_some_and(|found| found == extension)
+    }
+}
+
+/// The complaints of one rule.
+struct Complaints {
+    rule: &'static str,
+    found: Vec<String>,
+}
+
+impl Complaints {
+    fn of(rule: &'static str) -> Self {
+        Complaints { rule, found: Vec::new() }
+    }
+
+    fn add(&mut self, path: &str, line: usize, what: &str) {
+        self.found.push(format!("{path}:{line}: {}: {what}", self.rule));
+    }
+
+    fn must_be_none(self) {
+        assert!(self.found.is_empty(), "\n{}\n", self.found.join("\n"));
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("this crate lies in the project")
+}
+
+/// All source files of the project with one of these extensions.
+fn sources(extensions: &[&str]) -> Vec<Source> {
+    let root = root();
+    let mut found = Vec::new();
+    collect(&root, &root, extensions, &mut found);
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found
+}
+
+fn collect(root: &Path, folder: &Path, extensions: &[&str], found: &mut Vec<Source>) {
+    const OUTPUTS: &[&str] = &["build", "dist", "node_modules", "target", "__pycache__", "instep.data"];
+    for entry in fs::read_dir(folder).expect("a folder of the project can be read") {
+        let entry = entry.expect("a folder of the project can be listed");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        if name.starts_with('.') || OUTPUTS.contains(&name.as_str()) || path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            collect(root, &path, extensions, found);
+        } else if extensions.iter().any(|wanted| path.extension().is_some_and(|extension| extension == *wanted))
+            && let Ok(text) = fs::read_to_string(&path)
+        {
+            // A file that vanishes between listing and reading was somebody's temporary one.
+            let path = path.strip_prefix(root).expect("it lies below the root").to_string_lossy().into_owned();
+            found.push(Source { path, text });
+        }
+    }
+}
+
+/// Our packages, as cargo sees them.
+fn packages() -> Vec<Value> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .expect("cargo is there, it runs this test");
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+    metadata["packages"].as_array().expect("it lists packages").clone()
+}
+
+/// The dependencies of a package outside its tests.
+fn shipped_dependencies(package: &Value) -> impl Iterator<Item = &str> {
+    package["dependencies"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|dependency| dependency["kind"] != "dev")
+        .filter_map(|dependency| dependency["name"].as_str())
+}
+
+/// Where a package's manifest names a dependency, for a complaint that can be clicked.
+fn manifest_line(package: &Value, dependency: &str) -> (String, usize) {
+    let manifest = package["manifest_path"].as_str().expect("a package has a manifest");
+    let line = fs::read_to_string(manifest)
+        .unwrap_or_default()
+        .lines()
+        .position(|line| line.starts_with(dependency))
+        .map_or(1, |index| index + 1);
+    let path = Path::new(manifest).strip_prefix(root()).unwrap_or(Path::new(manifest)).display().to_string();
+    (path, line)
+}
+
+#[test]
+fn crates_depend_on_lower_levels_only() {
+    let allowed: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+    let mut complaints = Complaints::of("dependency direction");
+    for package in packages() {
+        let name = package["name"].as_str().expect("a package has a name");
+        let Some(may_use) = allowed.get(name) else {
+            let (path, _) = manifest_line(&package, "");
+            complaints.add(&path, 1, &format!("{name} has no level yet: give it one in MAY_USE of tidy.rs"));
+            continue;
+        };
+        for dependency in shipped_dependencies(&package) {
+            let ours = allowed.contains_key(dependency);
+            if ours && !may_use.contains(&dependency) {
+                let (path, line) = manifest_line(&package, dependency);
+                let rest = if may_use.is_empty() { "none of our crates".to_owned() } else { may_use.join(", ") };
+                complaints.add(&path, line, &format!("{name} must not use {dependency}, only {rest}"));
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn only_the_python_crate_mentions_pyo3() {
+    let mut complaints = Complaints::of("PyO3 only in crates/python");
+    for package in packages().iter().filter(|package| package["name"] != "instep-python") {
+        for dependency in shipped_dependencies(package).filter(|dependency| dependency.starts_with("pyo3")) {
+            let (path, line) = manifest_line(package, dependency);
+            complaints.add(&path, line, "move what needs Python into crates/python");
+        }
+    }
+    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/python/")) {
+        for (line, text) in source.shipped_code() {
+            if text.contains("pyo3::") {
+                complaints.add(&source.path, line, "move what needs Python into crates/python");
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn every_rust_file_says_what_it_is_for() {
+    let mut complaints = Complaints::of("module docs");
+    for source in sources(&["rs"]) {
+        if !source.text.starts_with("//!") {
+            complaints.add(&source.path, 1, "start the file with `//!` and what it is for, in one sentence");
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn every_python_module_says_what_it_is_for() {
+    let mut complaints = Complaints::of("module docs");
+    for source in sources(&["py", "pyi"]) {
+        let first = source.lines().find(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+        let documented = |line: &str| ["\"\"\"", "r\"\"\""].iter().any(|quote| line.starts_with(quote));
+        if !first.is_some_and(|(_, line)| documented(line)) {
+            let line = first.map_or(1, |(line, _)| line);
+            complaints.add(&source.path, line, "start the module with a docstring that says what it is for");
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn no_file_does_two_things() {
+    let mut complaints = Complaints::of("file length");
+    for source in sources(&["rs", "py", "pyi", "ts", "svelte"]) {
+        let lines = source.text.lines().count();
+        if lines > LONGEST_FILE {
+            let what = format!("{lines} lines, at most {LONGEST_FILE}: move its second purpose to a file of its own");
+            complaints.add(&source.path, LONGEST_FILE + 1, &what);
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn names_say_what_is_inside() {
+    let mut complaints = Complaints::of("empty name");
+    for source in sources(&["rs", "py", "pyi", "ts", "svelte", "md"]) {
+        let without_extension = Path::new(&source.path).with_extension("");
+        for part in without_extension.iter().filter_map(|part| part.to_str()) {
+            if EMPTY_NAMES.contains(&part.trim_start_matches('_')) {
+                complaints.add(&source.path, 1, &format!("`{part}` says nothing: name what it holds"));
+            }
+        }
+        for (line, text) in source.lines().filter(|_| source.has_extension("rs")) {
+            let words: Vec<&str> = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect();
+            for pair in words.windows(2) {
+                if pair[0] == "mod" && EMPTY_NAMES.contains(&pair[1]) && !text.trim_start().starts_with("//") {
+                    complaints.add(&source.path, line, &format!("`mod {}` says nothing: name what it holds", pair[1]));
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn only_the_environment_module_spells_worker_variables() {
+    let mut complaints = Complaints::of("worker variables only in launch::environment");
+    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/launch/src/environment")) {
+        for (line, text) in source.shipped_code() {
+            for variable in WORKER_VARIABLES.iter().filter(|name| text.contains(&format!("\"{name}"))) {
+                let what = format!("\"{variable}…\" is spelled here: use a constant of instep_launch::environment");
+                complaints.add(&source.path, line, &what);
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn only_the_command_line_prints() {
+    let mut complaints = Complaints::of("printing only in crates/cli");
+    let may_print = |path: &str| path.starts_with("crates/cli/") || path.ends_with("/build.rs");
+    for source in sources(&["rs"]).iter().filter(|source| !may_print(&source.path)) {
+        for (line, text) in source.shipped_code() {
+            for name in ["println!", "eprintln!", "print!", "eprint!", "dbg!"] {
+                // Not the tail of a longer name: `eprintln!` holds `println!`.
+                let starts_here =
+                    |at: usize| !text[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_');
+                if text.match_indices(name).any(|(at, _)| starts_here(at)) {
+                    complaints.add(&source.path, line, &format!("`{name}`: return the text, or log it"));
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn links_in_documentation_resolve() {
+    let mut complaints = Complaints::of("broken link");
+    let root = root();
+    for source in sources(&["md"]) {
+        let folder = root.join(&source.path).parent().expect("a file lies in a folder").to_owned();
+        let mut in_code_block = false;
+        for (line, text) in source.lines() {
+            if text.trim_start().starts_with("```") {
+                in_code_block = !in_code_block;
+            }
+            if in_code_block {
+                continue;
+            }
+            for target in links(text) {
+                let path = target.split('#').next().unwrap_or_default();
+                let elsewhere = target.contains("://") || target.starts_with("mailto:");
+                if !elsewhere && !path.is_empty() && !folder.join(path).exists() {
+                    complaints.add(&source.path, line, &format!("there is no {path}"));
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+/// The targets of the Markdown links in one line, outside of `code`.
+fn links(line: &str) -> Vec<String> {
+    let prose: String = line.split('`').step_by(2).collect();
+    prose
+        .match_indices("](")
+        .filter_map(|(at, _)| prose[at + 2..].split([')', ' ']).next())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_to_do_has_an_issue() {
+    let mut complaints = Complaints::of("to-do without an issue");
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME")];
+    for source in sources(&["rs", "py", "pyi", "toml", "ts", "svelte"]) {
+        for (line, text) in source.lines() {
+            for mark in marks.iter().filter(|mark| text.contains(**mark)) {
+                let after = text.split(mark).nth(1).unwrap_or_default().trim_start_matches(['(', ' ', ':']);
+                let numbered =
+                    after.strip_prefix('#').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+                if !numbered {
+                    complaints.add(&source.path, line, &format!("write `{mark}(#123)`, or do it now"));
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn links_are_found_outside_code() {
+    assert_eq!(links("see [a](one.md) and [b](two.md#part \"title\")"), ["one.md", "two.md#part"]);
+    assert_eq!(links("`[a](one.md)` is how a link looks"), Vec::<String>::new());
+    // Code between the words of a link's text does not hide the link.
+    assert_eq!(links("[the `run` command](run.md)"), ["run.md"]);
+}

@@ -2,7 +2,8 @@
 
     python3 scripts/audit.py dist/*.whl
 
-maturin checks the extension module; this also checks the binary that travels as a script, and which libraries both load.
+maturin checks the extension module; this also checks the binary that travels as a script, and which
+libraries both load.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def elf_needs(wheel: Path) -> list[Needs]:
 
 
 def check_wheel(wheel: Path) -> list[Needs]:
-    """End the script unless the wheel holds the extension and the binary, both fit for the oldest machine we promise."""
+    """End the script unless the wheel holds the extension and the binary, both fit for the oldest machine promised."""
     if not wheel.is_file():
         fail(f"there is no {wheel}", hint="`make wheel` builds it")
     found = elf_needs(wheel)
@@ -86,8 +87,11 @@ def check_wheel(wheel: Path) -> list[Needs]:
     if f"-manylinux_{OLDEST_GLIBC.replace('.', '_')}_x86_64." not in wheel.name:
         problems.append("its name does not promise that")
     if problems:
-        fail(f"{wheel.name} would not run on glibc {OLDEST_GLIBC}", cause="; ".join(problems),
-             hint="look for a new dependency that links a system library, or a compiler other than zig")  # fmt: skip
+        fail(
+            f"{wheel.name} would not run on glibc {OLDEST_GLIBC}",
+            cause="; ".join(problems),
+            hint="look for a new dependency that links a system library, or a compiler other than zig",
+        )
     return found
 
 

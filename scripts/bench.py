@@ -1,6 +1,6 @@
 """Runs the benchmarks of bench/ one after another; each prints JSON and compares with the stock tools in the same run.
 
-    python3 scripts/bench.py [NAME ...]      bench/NAME.py, all without names (`make bench`)
+python3 scripts/bench.py [NAME ...]      bench/NAME.py, all without names (`make bench`)
 """
 
 from __future__ import annotations

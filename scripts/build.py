@@ -27,9 +27,24 @@ from pathlib import Path
 import audit
 import system
 from project import (
-    BOLD, BUILD, CACHE, DIM, DIST, REQUIREMENTS, ROOT, VENV, VENV_PYTHON, colour, digest, fail, locked, run, say,
-    stamped, target_dir,
-)  # fmt: skip
+    BOLD,
+    BUILD,
+    CACHE,
+    DIM,
+    DIST,
+    REQUIREMENTS,
+    ROOT,
+    VENV,
+    VENV_PYTHON,
+    colour,
+    digest,
+    fail,
+    locked,
+    run,
+    say,
+    stamped,
+    target_dir,
+)
 
 # The oldest glibc the release runs on: RHEL 8, Debian 10, Ubuntu 18.10 and later. The wheel's tag says the same.
 GLIBC = audit.OLDEST_GLIBC
@@ -38,7 +53,9 @@ BINARY = ROOT / "target" / "release" / "instep"
 WHEEL_DATA = ROOT / "python" / "instep.data"
 LOCK = REQUIREMENTS / "lock.txt"
 LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "build")]
-WHEEL_INPUTS = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")]
+WHEEL_INPUTS = [
+    ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")
+]
 
 
 def step(name: str, text: str) -> None:
@@ -59,8 +76,21 @@ def tools() -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             network = "check that PyPI, or the index that pip is configured with, can be reached"
             run([sys.executable, "-m", "venv", folder], what="create the build tools' environment", quiet=True)
-            run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                 "--requirement", requirements], what="install the build tools", hint=network, quiet=True)  # fmt: skip
+            run(
+                [
+                    folder / "bin/python",
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--disable-pip-version-check",
+                    "--requirement",
+                    requirements,
+                ],
+                what="install the build tools",
+                hint=network,
+                quiet=True,
+            )
             write_zig_wrappers(folder)
             stamp.touch()
     return folder / "bin"
@@ -118,8 +148,12 @@ def build_wheel(bin_folder: Path) -> Path:
     # The target folder is shared: nobody else may build between compiling and copying.
     with locked(target_dir() / "instep.lock", "another clone is building in the same target folder"):
         step("binary", "cargo build --release")
-        run(["cargo", "build", "--release", "--target", TARGET, "--package", "instep"],
-            what="build the binary", hint=first_error, env=environment)  # fmt: skip
+        run(
+            ["cargo", "build", "--release", "--target", TARGET, "--package", "instep"],
+            what="build the binary",
+            hint=first_error,
+            env=environment,
+        )
         built = target_dir() / TARGET / "release" / "instep"
         replace(built, BINARY)
         shutil.rmtree(WHEEL_DATA, ignore_errors=True)
@@ -127,9 +161,24 @@ def build_wheel(bin_folder: Path) -> Path:
         step("wheel", "maturin build --release")
         fresh = BUILD / "wheel"
         shutil.rmtree(fresh, ignore_errors=True)
-        run([bin_folder / "maturin", "build", "--release", "--target", TARGET,
-             "--compatibility", f"manylinux_{GLIBC.replace('.', '_')}", "--auditwheel", "check", "--out", fresh],
-            what="build the wheel", hint=first_error, env=environment)  # fmt: skip
+        run(
+            [
+                bin_folder / "maturin",
+                "build",
+                "--release",
+                "--target",
+                TARGET,
+                "--compatibility",
+                f"manylinux_{GLIBC.replace('.', '_')}",
+                "--auditwheel",
+                "check",
+                "--out",
+                fresh,
+            ],
+            what="build the wheel",
+            hint=first_error,
+            env=environment,
+        )
     [wheel] = fresh.glob("*.whl")
     audit.check_wheel(wheel)
     for old in wheels():
@@ -171,9 +220,14 @@ def install_locked(bin_folder: Path) -> None:
 def say_lines(command: list[str | Path], environment: dict[str, str]) -> None:
     """Run uv beside cargo, its lines marked so that the two can be told apart; RuntimeError when it fails."""
     with subprocess.Popen(
-        [str(word) for word in command], cwd=ROOT, env=environment, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
+        [str(word) for word in command],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(" + "):
@@ -190,8 +244,23 @@ def install_wheel(bin_folder: Path, wheel: Path) -> None:
     if stamped(stamp, wanted) and (VENV / "bin" / "instep").is_file():
         return
     step("environment", f"installing {wheel.name}")
-    run([bin_folder / "uv", "pip", "install", "--quiet", "--offline", "--no-deps", "--reinstall", "--python", VENV_PYTHON,
-         wheel], what="install the wheel into .venv", hint="`make clean build` starts afresh", env=uv_environment())  # fmt: skip
+    run(
+        [
+            bin_folder / "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--offline",
+            "--no-deps",
+            "--reinstall",
+            "--python",
+            VENV_PYTHON,
+            wheel,
+        ],
+        what="install the wheel into .venv",
+        hint="`make clean build` starts afresh",
+        env=uv_environment(),
+    )
     stamp.write_text(wanted)
 
 
@@ -220,14 +289,33 @@ def build_all(bin_folder: Path) -> None:
 def fail_if_any(errors: list[Exception]) -> None:
     """End the script when filling `.venv` went wrong."""
     if errors:
-        fail("cannot fill .venv", cause=str(errors[0]), hint="check that PyPI can be reached, then run the command again")
+        fail(
+            "cannot fill .venv", cause=str(errors[0]), hint="check that PyPI can be reached, then run the command again"
+        )
 
 
 def lock(bin_folder: Path) -> None:
     """Resolve requirements/{torch,test,build}.txt into versions of everything they pull in."""
-    run([bin_folder / "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-emit-index-url", "--upgrade",
-         "--python-version", "3.11", "--output-file", LOCK, *LOCK_SOURCES], what="resolve the requirements",
-        env=uv_environment(), quiet=True)  # fmt: skip
+    run(
+        [
+            bin_folder / "uv",
+            "pip",
+            "compile",
+            "--quiet",
+            "--no-header",
+            "--no-annotate",
+            "--no-emit-index-url",
+            "--upgrade",
+            "--python-version",
+            "3.11",
+            "--output-file",
+            LOCK,
+            *LOCK_SOURCES,
+        ],
+        what="resolve the requirements",
+        env=uv_environment(),
+        quiet=True,
+    )
     step("lock", f"{LOCK.relative_to(ROOT)}: {len(LOCK.read_text().splitlines())} packages")
 
 

@@ -73,8 +73,13 @@ def run(
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
-            words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE if quiet else None,
-            stderr=subprocess.STDOUT if quiet else None, check=False,
+            words,
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE if quiet else None,
+            stderr=subprocess.STDOUT if quiet else None,
+            check=False,
         )
     except FileNotFoundError:
         fail(f"cannot {what}", cause=f"there is no command `{words[0]}`", hint=hint)

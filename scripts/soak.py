@@ -42,8 +42,12 @@ def fuzz(seconds: int) -> None:
     environment = {**cargo_environment(), "RUSTC_BOOTSTRAP": "1"}
     for target in targets:
         say(f"fuzz {target}")
-        run([tool, "run", target, "--", f"-max_total_time={max(1, seconds // len(targets))}", "-print_final_stats=1"],
-            what=f"fuzz {target}", hint="the input that failed is in fuzz/artifacts", env=environment)  # fmt: skip
+        run(
+            [tool, "run", target, "--", f"-max_total_time={max(1, seconds // len(targets))}", "-print_final_stats=1"],
+            what=f"fuzz {target}",
+            hint="the input that failed is in fuzz/artifacts",
+            env=environment,
+        )
 
 
 def cargo_fuzz() -> str:
@@ -53,8 +57,10 @@ def cargo_fuzz() -> str:
     folder = CACHE / f"cargo-fuzz-{FUZZ_VERSION}"
     if not (folder / "bin" / "cargo-fuzz").is_file():
         say("installing cargo-fuzz (once per machine)")
-        run(["cargo", "install", "--quiet", "--locked", "--root", folder, "--version", FUZZ_VERSION, "cargo-fuzz"],
-            what="install cargo-fuzz")  # fmt: skip
+        run(
+            ["cargo", "install", "--quiet", "--locked", "--root", folder, "--version", FUZZ_VERSION, "cargo-fuzz"],
+            what="install cargo-fuzz",
+        )
     return str(folder / "bin" / "cargo-fuzz")
 
 

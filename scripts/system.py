@@ -42,7 +42,11 @@ def require(purpose: str) -> None:
     """Make sure that everything `purpose` needs is installed."""
     if sys.version_info < (3, 11):
         version = ".".join(map(str, sys.version_info[:3]))
-        fail("cannot build with this Python", cause=f"python3 is {version}", hint="put Python 3.11 or later first on PATH")
+        fail(
+            "cannot build with this Python",
+            cause=f"python3 is {version}",
+            hint="put Python 3.11 or later first on PATH",
+        )
     if not find("cargo"):
         fail("cannot find cargo", hint="install Rust 1.88 or later (https://rustup.rs) and put ~/.cargo/bin on PATH")
     packages = missing(purpose)

@@ -1,9 +1,9 @@
 """Runs the checks, fastest first, stopping at the first that fails; ends with a table of what ran and how long it took.
 
-    python3 scripts/test.py all                  everything CI runs (`make test`)
-    python3 scripts/test.py lint|unit|check      parts of it; `check` is lint and unit
-    python3 scripts/test.py e2e|sim [ARGS]       with further arguments for pytest or cargo
-    python3 scripts/test.py fmt                  not a check: formats the code
+python3 scripts/test.py all                  everything CI runs (`make test`)
+python3 scripts/test.py lint|unit|check      parts of it; `check` is lint and unit
+python3 scripts/test.py e2e|sim [ARGS]       with further arguments for pytest or cargo
+python3 scripts/test.py fmt                  not a check: formats the code
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def python_stages() -> list[Stage]:
     """List the checks of Python sources."""
     return [
         Stage("ruff format", [venv("ruff"), "format", "--check", *PYTHON_SOURCES], "`make fmt` formats it"),
-        Stage("ruff check", [venv("ruff"), "check", *PYTHON_SOURCES], "`make fmt` repairs what can be repaired by itself"),
+        Stage(
+            "ruff check", [venv("ruff"), "check", *PYTHON_SOURCES], "`make fmt` repairs what can be repaired by itself"
+        ),
         Stage("mypy", [venv("mypy"), "--python-executable", venv("python")], "python/instep must pass mypy --strict"),
     ]
 
@@ -67,13 +69,23 @@ def rust_stages() -> list[Stage]:
     """List the checks of Rust sources that run none of it."""
     everything = ["--workspace", "--all-targets"]
     return [
-        Stage("cargo lock", ["cargo", "metadata", "--locked", "--format-version", "1", "--quiet"],
-              "commit Cargo.lock together with the Cargo.toml that changed"),
-        Stage("clippy", ["cargo", "clippy", "--quiet", *everything, "--", "-D", "warnings"],
-              "an exception is `#[expect(lint, reason = \"...\")]` on the item"),
-        Stage("cargo doc", ["cargo", "doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"],
-              "links in doc comments must resolve", {"RUSTDOCFLAGS": "-D warnings"}),
-    ]  # fmt: skip
+        Stage(
+            "cargo lock",
+            ["cargo", "metadata", "--locked", "--format-version", "1", "--quiet"],
+            "commit Cargo.lock together with the Cargo.toml that changed",
+        ),
+        Stage(
+            "clippy",
+            ["cargo", "clippy", "--quiet", *everything, "--", "-D", "warnings"],
+            'an exception is `#[expect(lint, reason = "...")]` on the item',
+        ),
+        Stage(
+            "cargo doc",
+            ["cargo", "doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"],
+            "links in doc comments must resolve",
+            {"RUSTDOCFLAGS": "-D warnings"},
+        ),
+    ]
 
 
 def formatting() -> Stage:
@@ -103,9 +115,15 @@ def cargo_test() -> list[str]:
 
 
 def simulation_stages(arguments: list[str]) -> list[Stage]:
-    """List the simulations: Rust tests with `simulation` in their name. SEED in the environment reaches them as it is."""
-    return [Stage("simulations", [*cargo_test(), *arguments, "simulation"], "replay with SEED=<seed above> make sim",
-                  show_totals=True)]  # fmt: skip
+    """List the simulations: Rust tests with `simulation` in their name, which read SEED from the environment."""
+    return [
+        Stage(
+            "simulations",
+            [*cargo_test(), *arguments, "simulation"],
+            "replay with SEED=<seed above> make sim",
+            show_totals=True,
+        )
+    ]
 
 
 def end_to_end_stages(arguments: list[str]) -> list[Stage]:
@@ -146,10 +164,15 @@ def perform(stage: Stage, number: int, count: int) -> Outcome:
     totals = ""
     quiet = stage.name == "cargo lock"  # its output is for programs
     with subprocess.Popen(
-        stage.command, cwd=ROOT, env={**colours(), **cargo_environment(), **stage.environment}, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+        stage.command,
+        cwd=ROOT,
+        env={**colours(), **cargo_environment(), **stage.environment},
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
         stderr=None if quiet else subprocess.STDOUT,
-    ) as process:  # fmt: skip
+    ) as process:
         for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()

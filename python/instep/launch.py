@@ -14,7 +14,7 @@ from instep import _binary
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Launch workers as `instep launch ARGS` does, and exit with its status. Without `args`, take the command line's."""
+    """Launch workers as `instep launch ARGS` does and exit with its status. Without `args`, take the command line's."""
     arguments = sys.argv[1:] if args is None else args
     _binary.execute(["launch", *_binary.python_option(), *arguments])
 

@@ -1,0 +1,255 @@
+"""What every test in tests/ can use: the built binary, the interpreter with torch, commands that cannot outlive a test.
+
+Fixtures: `instep`, `python`, `wheel`, `uv` (paths), `run` (start commands), `wait_until` (wait on a condition with a
+deadline). Each test gets its own folder from pytest's `tmp_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Long enough for a loaded machine that imports torch in several workers at once; a test that needs more says so.
+DEFAULT_TIMEOUT_S = 90.0
+
+
+def built(path: Path) -> Path:
+    """Give `path`, or fail the test saying how to make it."""
+    if not path.exists():
+        pytest.fail(f"there is no {path}\nhint: run `make build` first", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def instep() -> Path:
+    """The native binary."""
+    return built(ROOT / "target" / "release" / "instep")
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The interpreter with torch and the instep wheel."""
+    return built(ROOT / ".venv" / "bin" / "python")
+
+
+@pytest.fixture(scope="session")
+def uv() -> Path:
+    """The package installer, for tests that need an environment of their own."""
+    return built(ROOT / ".venv" / "bin" / "uv")
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    """The wheel that users install."""
+    found = sorted((ROOT / "dist").glob("instep-*.whl"))
+    if len(found) != 1:
+        pytest.fail(f"expected one wheel in dist/, found {len(found)}\nhint: run `make build` first", pytrace=False)
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    command: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def expect(self, status: int = 0) -> Result:
+        """Give the result back if the command ended with `status`, else fail showing all of its output."""
+        __tracebackhide__ = True
+        if self.status != status:
+            pytest.fail(f"ended with status {self.status}, expected {status}\n{self}", pytrace=True)
+        return self
+
+    def __str__(self) -> str:
+        """Show the command and everything it said."""
+        return f"$ {' '.join(self.command)}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+class Running:
+    """A command that was started: its output so far, and ways to end it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> None:
+        self.command = tuple(command)
+        self.started = time.monotonic()
+        self._text = {"stdout": "", "stderr": ""}
+        self._process = subprocess.Popen(
+            self.command,
+            env=dict(env),
+            cwd=cwd,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that signals meant for pytest do not reach it, and all of it can be found
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("stdout", self._process.stdout), ("stderr", self._process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._text[name] += line
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command itself."""
+        return self._process.pid
+
+    @property
+    def stdout(self) -> str:
+        """What it wrote to standard output so far, whole lines."""
+        return self._text["stdout"]
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote to standard error so far, whole lines."""
+        return self._text["stderr"]
+
+    def poll(self) -> int | None:
+        """Its exit status, or None while it runs."""
+        return self._process.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command alone, not to its children."""
+        self._process.send_signal(number)
+
+    def children(self) -> list[psutil.Process]:
+        """Its living descendants."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def wait(self, timeout: float = DEFAULT_TIMEOUT_S) -> Result:
+        """Wait for the end; past the timeout kill everything and fail, showing the output."""
+        __tracebackhide__ = True
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill_tree()
+            pytest.fail(f"still running after {timeout} s\n{self._result(-1)}", pytrace=True)
+        seconds = time.monotonic() - self.started
+        for reader in self._readers:
+            # A descendant that outlives the command holds the pipe open; its output is not the command's.
+            reader.join(timeout=2)
+        return Result(self.command, status, self.stdout, self.stderr, seconds)
+
+    def _result(self, status: int) -> Result:
+        return Result(self.command, status, self.stdout, self.stderr, time.monotonic() - self.started)
+
+    def session(self) -> list[psutil.Process]:
+        """Every living process the command started: its session, and descendants that left it for one of their own."""
+        found = {process.pid: process for process in self.children()}
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) == self.pid and process.pid != self.pid:
+                    found[process.pid] = process
+        return list(found.values())
+
+    def kill_tree(self) -> None:
+        """Kill the command and every process it started."""
+        left = self.session()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+class Runner:
+    """Starts commands for one test, and kills what is left of them when the test ends."""
+
+    def __init__(self) -> None:
+        self._started: list[Running] = []
+
+    def start(
+        self, *command: str | Path, env: Mapping[str, str | None] | None = None, cwd: Path | None = None
+    ) -> Running:
+        """Start a command; `env` is added to this process's environment, None removes a variable."""
+        merged: dict[str, str | None] = {**os.environ, **(env or {})}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        running = Running([str(word) for word in command], kept, cwd)
+        self._started.append(running)
+        return running
+
+    def __call__(
+        self,
+        *command: str | Path,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Result:
+        """Run a command to its end."""
+        __tracebackhide__ = True
+        return self.start(*command, env=env, cwd=cwd).wait(timeout)
+
+    def kill_all(self) -> None:
+        """Kill everything that was started and what it left behind."""
+        for running in self._started:
+            running.kill_tree()
+
+
+@pytest.fixture
+def run() -> Iterator[Runner]:
+    """Run commands: `run(instep, "--version").expect(0)`, or `run.start(...)` for one to talk to while it runs."""
+    runner = Runner()
+    yield runner
+    runner.kill_all()
+
+
+WaitUntil = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Wait on a condition: `wait_until(lambda: "ready" in server.stdout, 10, "the server to be ready")`."""
+
+    def wait(
+        condition: Callable[[], object], timeout: float = 30.0, message: str | Callable[[], str] = "the condition"
+    ) -> None:
+        __tracebackhide__ = True
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                text = message() if callable(message) else message
+                pytest.fail(f"waited {timeout} s for {text}", pytrace=True)
+            time.sleep(0.02)
+
+    return wait
+
+
+def pytest_report_header() -> list[str]:
+    """Say at the top of the run which interpreter and torch are tested."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    return [f"instep tests: python {sys.version.split()[0]}, torch {torch}, {os.cpu_count()} cores"]

@@ -1,6 +1,45 @@
 //! Turns a command line into ranked workers and keeps them alive.
+//!
+//! A run in the order in which it happens:
+//!
+//! | module | part |
+//! |---|---|
+//! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`interpreter`], [`endpoint`] |
+//! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out |
+//! | `meeting`, `link`, [`control`] | how this node finds the job's first node and talks to it |
+//! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
+//! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
+//! | `output`, [`logs`], [`fold`], `terminal` | where their output goes |
+//! | `guardian` | ends the workers if the launcher is killed |
+//! | [`failure`] | what is known about a worker that failed |
+//! | `torchrun` | one static job together with Python's torchrun |
+//!
+//! The crate prints nothing: what people see goes through [`Console`].
 
+mod attempt;
+pub mod console;
+pub mod control;
+pub mod coordinator;
 pub mod devices;
+pub mod endpoint;
+pub mod environment;
+pub mod failure;
 pub mod fold;
+mod guardian;
 pub mod interpreter;
+mod link;
+pub mod logs;
+mod meeting;
 pub mod numa;
+mod output;
+pub mod plan;
+pub mod supervisor;
+mod terminal;
+mod torchrun;
+mod worker;
+
+pub use console::{Console, Note, Status};
+pub use meeting::MeetingError;
+pub use plan::{Plan, PlanError, Request};
+pub use supervisor::{LaunchError, Outcome};
+pub use terminal::console_size;

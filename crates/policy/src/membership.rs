@@ -243,11 +243,12 @@ impl Membership {
         match event {
             Event::Joined { node, facts } => self.joined(node, facts, now),
             Event::Stopped { node } => {
-                self.stand(node, Standing::Ready);
+                self.change(node, Standing::Stopping, Standing::Ready);
                 self.gather(now)
             }
+            // Said before the order to stop arrived: the round is over, and the order stands.
             Event::Finished { node } => {
-                self.stand(node, Standing::Finished);
+                self.change(node, Standing::Running, Standing::Finished);
                 self.complete_if_finished()
             }
             Event::Failed { node, cause } => match self.standing(node) {
@@ -265,9 +266,9 @@ impl Membership {
         self.nodes.get(&node).map(|node| node.standing)
     }
 
-    fn stand(&mut self, node: NodeId, standing: Standing) {
-        if let Some(node) = self.nodes.get_mut(&node) {
-            node.standing = standing;
+    fn change(&mut self, node: NodeId, from: Standing, to: Standing) {
+        if let Some(node) = self.nodes.get_mut(&node).filter(|node| node.standing == from) {
+            node.standing = to;
         }
     }
 
@@ -335,6 +336,11 @@ impl Membership {
         let Some(node) = self.nodes.remove(&id) else { return Vec::new() };
         let was_member = self.members.contains(&id);
         self.members.retain(|member| *member != id);
+        if node.facts.host {
+            // The coordinator ends with its host: nobody would be left to lead another round.
+            self.phase = Phase::Ended;
+            return vec![Action::Fail { reason: format!("the first node {how}: {cause}") }];
+        }
         match (&self.phase, node.standing) {
             (Phase::Running, Standing::Finished) => self.complete_if_finished(),
             (Phase::Running, Standing::Running) if was_member => {
@@ -441,7 +447,7 @@ impl Membership {
             world_size += facts.workers;
         }
         for id in &order {
-            self.stand(*id, Standing::Running);
+            self.change(*id, Standing::Ready, Standing::Running);
         }
         let round = self.rounds;
         self.rounds += 1;

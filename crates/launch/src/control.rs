@@ -1,0 +1,229 @@
+//! What launchers and the coordinator say to each other, on the store's own port.
+//!
+//! One JSON object per line, in both directions. A connection whose first byte is `{` is a launcher's; torch's store
+//! clients begin with a zero byte. A launcher opens with [`ToCoordinator::Hello`] and is answered with
+//! [`FromCoordinator::Welcome`] or [`FromCoordinator::Refused`].
+//!
+//! ```text
+//! launcher     {"hello":{"protocol":1,"run_id":"456",...}}\n      {"finished":{}}\n
+//! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
+//! ```
+//!
+//! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
+
+use instep_policy::membership::Terms;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+use crate::failure::Failure;
+
+/// Raised when the messages change in a way older launchers cannot follow.
+pub const PROTOCOL: u32 = 1;
+
+/// Longest line either side accepts.
+pub const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// The first byte of a launcher's connection.
+pub const FIRST_BYTE: u8 = b'{';
+
+/// A node introducing itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// See [`PROTOCOL`].
+    pub protocol: u32,
+    /// The launcher's version, for messages to people.
+    pub version: String,
+    /// Which job it wants to join.
+    pub run_id: String,
+    /// Proves that this is the launcher in the same process as the coordinator.
+    pub host_token: Option<u64>,
+    /// Address shown to people.
+    pub address: String,
+    /// The launcher's process id.
+    pub process: u32,
+    /// How many workers it will start.
+    pub workers: usize,
+    /// Their role.
+    pub role: String,
+    /// `--node-rank`.
+    pub node_rank: usize,
+    /// What the job was started with there.
+    pub terms: WireTerms,
+}
+
+/// [`Terms`] as sent: all nodes of a job must agree on them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireTerms {
+    /// `--nnodes` minimum.
+    pub min_nodes: usize,
+    /// `--nnodes` maximum.
+    pub max_nodes: usize,
+    /// `static` rendezvous.
+    pub fixed_ranks: bool,
+    /// `--max-restarts`.
+    pub max_restarts: u32,
+}
+
+impl From<&Terms> for WireTerms {
+    fn from(terms: &Terms) -> WireTerms {
+        WireTerms {
+            min_nodes: terms.min_nodes,
+            max_nodes: terms.max_nodes,
+            fixed_ranks: terms.fixed_ranks,
+            max_restarts: terms.max_restarts,
+        }
+    }
+}
+
+impl WireTerms {
+    /// The first option on which two nodes disagree, with the value here and the value there.
+    pub fn disagreement(&self, other: &WireTerms) -> Option<String> {
+        let nodes = |terms: &WireTerms| match terms.min_nodes == terms.max_nodes {
+            true => format!("--nnodes {}", terms.max_nodes),
+            false => format!("--nnodes {}:{}", terms.min_nodes, terms.max_nodes),
+        };
+        let backend =
+            |terms: &WireTerms| format!("--rdzv-backend {}", if terms.fixed_ranks { "static" } else { "c10d" });
+        let restarts = |terms: &WireTerms| format!("--max-restarts {}", terms.max_restarts);
+        [(nodes(self), nodes(other)), (backend(self), backend(other)), (restarts(self), restarts(other))]
+            .into_iter()
+            .find(|(here, there)| here != there)
+            .map(|(here, there)| format!("the job was started with {here}, this node with {there}"))
+    }
+}
+
+/// What a node needs to start its workers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// Counts from 0.
+    pub round: u64,
+    /// Restarts spent so far.
+    pub restarts: u32,
+    /// Rank of this node.
+    pub group_rank: usize,
+    /// Number of nodes.
+    pub group_world_size: usize,
+    /// Rank of this node's first worker.
+    pub first_rank: usize,
+    /// Number of workers.
+    pub world_size: usize,
+    /// Rank of this node's first worker within its role.
+    pub first_role_rank: usize,
+    /// Number of workers of this role.
+    pub role_world_size: usize,
+    /// Where the workers find the store.
+    pub master_address: String,
+    /// And on which port.
+    pub master_port: u16,
+    /// The launcher serves the store; false means that rank 0 will.
+    pub launcher_serves_store: bool,
+}
+
+/// From a launcher.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToCoordinator {
+    /// First message of a connection.
+    Hello(Hello),
+    /// After [`FromCoordinator::Stop`]: no worker is alive.
+    Stopped {},
+    /// All workers of the round ended with 0.
+    Finished {},
+    /// A worker failed.
+    Failed(Box<Failure>),
+    /// This node ends.
+    Leaving {
+        /// Why, for people.
+        cause: String,
+    },
+}
+
+/// To a launcher.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromCoordinator {
+    /// The node is in.
+    Welcome {},
+    /// The node cannot take part.
+    Refused {
+        /// Why, for people.
+        reason: String,
+    },
+    /// What the job waits for.
+    Waiting {
+        /// For people.
+        reason: String,
+    },
+    /// Start the workers.
+    Start(Start),
+    /// End the workers, then say [`ToCoordinator::Stopped`].
+    Stop {
+        /// Why, for people.
+        reason: String,
+    },
+    /// The job failed.
+    Fail {
+        /// Why, for people.
+        reason: String,
+        /// What is known of the workers that failed, on whichever node.
+        failures: Vec<Failure>,
+    },
+    /// The job succeeded.
+    Complete {},
+}
+
+/// One message as a line.
+pub fn encode(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).expect("messages hold nothing that JSON cannot say");
+    line.push(b'\n');
+    line
+}
+
+/// Why a line could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No line end within [`MAX_LINE_BYTES`].
+    #[error("a line is longer than {MAX_LINE_BYTES} bytes")]
+    TooLong,
+    /// Not one of ours.
+    #[error("not a message of this protocol")]
+    Malformed(#[source] serde_json::Error),
+}
+
+/// Takes the first message off `bytes`: the message and how many bytes it took, or `None` if it is not complete.
+pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Option<(M, usize)>, ControlError> {
+    let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
+        return if bytes.len() > MAX_LINE_BYTES { Err(ControlError::TooLong) } else { Ok(None) };
+    };
+    let message = serde_json::from_slice(&bytes[..end]).map_err(ControlError::Malformed)?;
+    Ok(Some((message, end + 1)))
+}
+
+/// How long a silent peer is believed: kernel keep-alive probes on every control connection.
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Probes without answer before the connection counts as broken.
+pub const KEEP_ALIVE_PROBES: u32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::{FromCoordinator, ToCoordinator, decode, encode};
+    use proptest::prelude::{any, proptest};
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let message = ToCoordinator::Leaving { cause: "received SIGTERM\n".to_owned() };
+        let line = encode(&message);
+        assert_eq!(line.first(), Some(&b'{'));
+        assert_eq!(decode::<ToCoordinator>(&line).expect("valid").expect("complete"), (message, line.len()));
+        assert!(decode::<FromCoordinator>(b"{\"complete\":{}}").expect("so far fine").is_none());
+        assert!(decode::<FromCoordinator>(b"{\"what\":{}}\n").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in any::<Vec<u8>>()) {
+            let _ = decode::<ToCoordinator>(&bytes);
+            let _ = decode::<FromCoordinator>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! Runs this node's part of a job from the first rendezvous to the last exit.
+//!
+//! One loop on the main thread: signals, messages from the coordinator, output and exits of workers come in; the loop
+//! starts and stops workers and tells the coordinator. What is decided for the job as a whole is decided there.
+//!
+//! ```text
+//!            start              all ended with 0                complete
+//!  Waiting ────────▶ Running ────────────────────▶ Finished ────────────▶ success
+//!     ▲                 │ failure · stop · signal      │ stop
+//!     │   all ended     ▼                              │
+//!     ╰──── rejoin ── Stopping ────── end ─────────────┼────────────────▶ failure
+//!     ╰────────────────────────────────────────────────╯
+//! ```
+//!
+//! Shutdown order: workers, then their output, then the server (which flushes what others still have to hear), then
+//! the guardian.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant, SystemTime};
+
+use instep_store::Server;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::attempt::Attempt;
+use crate::console::{Console, Note, Status};
+use crate::control::{FromCoordinator, Start, ToCoordinator};
+use crate::failure::{Failure, root_cause};
+use crate::guardian::Guardian;
+use crate::link::Link;
+use crate::logs::RunDirectory;
+use crate::meeting::{self, MeetingError, Patience};
+use crate::plan::Plan;
+
+/// How long a worker that SIGKILL did not end is waited for: it may hang in the kernel.
+const ABANDON_AFTER: Duration = Duration::from_secs(30);
+/// How often the status line is renewed, and the longest the loop sleeps.
+const STATUS_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Why a run could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The log directory cannot be used.
+    #[error("cannot write logs below {directory}")]
+    Logs {
+        /// Where.
+        directory: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The nodes did not meet.
+    #[error(transparent)]
+    Meeting(#[from] MeetingError),
+    /// Something local went wrong.
+    #[error("the launcher cannot work here")]
+    System(#[from] io::Error),
+}
+
+impl LaunchError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            LaunchError::Logs { .. } => {
+                "choose a directory you may write to with --log-dir, or --log-dir /dev/null for none"
+            }
+            LaunchError::Meeting(error) => error.hint(),
+            LaunchError::System(_) => "instep doctor shows what this machine allows",
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// All ranks on all nodes ended with 0.
+    pub success: bool,
+    /// Why not.
+    pub reason: Option<String>,
+    /// The signal that ended it.
+    pub signal: Option<Signal>,
+    /// Workers of the last round that did not end well, in order of observation; those of other nodes only if they
+    /// caused the end.
+    pub failures: Vec<Failure>,
+    /// Rounds started.
+    pub rounds: u64,
+    /// Restarts spent.
+    pub restarts: u32,
+    /// Workers in the last round, over all nodes.
+    pub world_size: usize,
+    /// Rank of this node in the last round.
+    pub group_rank: Option<usize>,
+    /// When the launcher started.
+    pub started: SystemTime,
+    /// How long it ran.
+    pub duration: Duration,
+    /// Where the logs are.
+    pub log_directory: Option<PathBuf>,
+}
+
+impl Outcome {
+    /// The failure to show first.
+    pub fn root_cause(&self) -> Option<&Failure> {
+        root_cause(&self.failures)
+    }
+}
+
+#[derive(Debug)]
+enum Phase {
+    Waiting,
+    Running,
+    Stopping { kill_at: Instant, killed: bool, then: Option<Next> },
+    Finished,
+}
+
+/// What happens when the workers are gone.
+#[derive(Debug, Clone)]
+enum Next {
+    Rejoin,
+    End { success: bool, reason: Option<String>, signal: Option<Signal> },
+}
+
+struct Supervisor<'a> {
+    plan: &'a Plan,
+    console: &'a mut dyn Console,
+    signals: SignalFd,
+    guardian: Guardian,
+    directory: RunDirectory,
+    link: Link,
+    server: Option<Server>,
+    notes: Receiver<Note>,
+    phase: Phase,
+    attempt: Option<Attempt>,
+    failures: Vec<Failure>,
+    rounds: u64,
+    restarts: u32,
+    last_start: Option<Start>,
+    began: Instant,
+    started: SystemTime,
+    status_due: Instant,
+}
+
+/// Runs the plan to its end. Call it on the main thread, before any other thread exists.
+pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchError> {
+    let (began, started) = (Instant::now(), SystemTime::now());
+    let guardian = Guardian::start()?;
+    let signals = catch_signals(&plan.signals)?;
+    let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
+        let directory = match &plan.logs.base {
+            crate::logs::LogBase::Directory(path) => path.clone(),
+            _ => std::env::temp_dir(),
+        };
+        LaunchError::Logs { directory, source }
+    })?;
+    let (sender, notes) = mpsc::channel();
+    let mut pause = |wait: Duration| {
+        for note in notes.try_iter() {
+            console.note(note);
+        }
+        let mut sources = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        !matches!(poll(&mut sources, poll_timeout(wait)), Ok(count) if count > 0)
+    };
+    let attendance = meeting::attend(plan, Patience { pause: &mut pause, notes: sender })
+        .inspect_err(|_| directory.remove_if_empty())?;
+    let mut supervisor = Supervisor {
+        plan,
+        console,
+        signals,
+        guardian,
+        directory,
+        link: attendance.link,
+        server: attendance.server,
+        notes,
+        phase: Phase::Waiting,
+        attempt: None,
+        failures: Vec::new(),
+        rounds: 0,
+        restarts: 0,
+        last_start: None,
+        began,
+        started,
+        status_due: began,
+    };
+    let end = supervisor.supervise()?;
+    Ok(supervisor.close(end))
+}
+
+impl Supervisor<'_> {
+    fn supervise(&mut self) -> Result<Next, LaunchError> {
+        loop {
+            for message in self.link.receive() {
+                if let Some(end) = self.heard(message)? {
+                    return Ok(end);
+                }
+            }
+            if self.link.is_closed()
+                && let Some(end) = self.coordinator_lost()
+            {
+                return Ok(end);
+            }
+            if let Some(end) = self.check_workers() {
+                return Ok(end);
+            }
+            self.wait()?;
+            if let Some(signal) = self.next_signal()?
+                && let Some(end) = self.signalled(signal)
+            {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Sleeps until something happens, and moves output meanwhile.
+    fn wait(&mut self) -> io::Result<()> {
+        for note in self.notes.try_iter() {
+            self.console.note(note);
+        }
+        let now = Instant::now();
+        if now >= self.status_due {
+            self.status_due = now + STATUS_INTERVAL;
+            self.show_status();
+        }
+        let mut due = self.status_due;
+        if let Phase::Stopping { kill_at, .. } = self.phase {
+            due = due.min(kill_at);
+        }
+        let output = self.attempt.as_ref().map(|attempt| &attempt.output);
+        due = output.and_then(|output| output.wake_at()).map_or(due, |wake| due.min(wake));
+
+        let write = if self.link.wants_to_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
+        let mut sources = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        if !self.link.is_closed() {
+            sources.push(PollFd::new(self.link.source(), PollFlags::POLLIN | write));
+        }
+        let fixed = sources.len();
+        let mut indexes = Vec::new();
+        for (index, source) in output.into_iter().flat_map(|output| output.sources()) {
+            indexes.push(index);
+            sources.push(PollFd::new(source, PollFlags::POLLIN));
+        }
+        match poll(&mut sources, poll_timeout(due.saturating_duration_since(now))) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let readable: Vec<usize> = indexes
+            .into_iter()
+            .zip(&sources[fixed..])
+            .filter(|(_, source)| source.any().unwrap_or(false))
+            .map(|(index, _)| index)
+            .collect();
+        drop(sources);
+        self.link.flush();
+        if let Some(attempt) = &mut self.attempt {
+            for index in readable {
+                attempt.output.readable(index, self.console);
+            }
+            attempt.output.tick(self.console);
+        }
+        Ok(())
+    }
+
+    fn next_signal(&mut self) -> io::Result<Option<Signal>> {
+        while let Some(info) = self.signals.read_signal()? {
+            let signal = i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
+            match signal {
+                // Exits are looked for in every turn of the loop.
+                Some(Signal::SIGCHLD) | None => {}
+                Some(signal) => return Ok(Some(signal)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn heard(&mut self, message: FromCoordinator) -> Result<Option<Next>, LaunchError> {
+        match message {
+            FromCoordinator::Welcome {} => {}
+            FromCoordinator::Refused { reason } => return Ok(self.order(failed(reason))),
+            FromCoordinator::Waiting { reason } => {
+                if self.plan.terms.max_nodes > 1 {
+                    self.console.note(Note::Progress(format!("waiting: {reason}")));
+                }
+            }
+            FromCoordinator::Start(start) => self.start(start)?,
+            FromCoordinator::Stop { reason } => {
+                self.console.note(Note::Progress(format!("restarting: {reason}")));
+                return Ok(self.order(Next::Rejoin));
+            }
+            FromCoordinator::Fail { reason, failures } => {
+                let (host, known) = (&self.plan.address, &self.failures);
+                let elsewhere = |failure: &Failure| {
+                    !known
+                        .iter()
+                        .any(|ours| ours.pid == failure.pid && ours.rank == failure.rank && failure.host == *host)
+                };
+                let news: Vec<Failure> = failures.into_iter().filter(elsewhere).collect();
+                self.failures.splice(0..0, news);
+                return Ok(self.order(failed(reason)));
+            }
+            FromCoordinator::Complete {} => return Ok(Some(Next::End { success: true, reason: None, signal: None })),
+        }
+        Ok(None)
+    }
+
+    fn start(&mut self, start: Start) -> Result<(), LaunchError> {
+        self.rounds += 1;
+        self.restarts = start.restarts;
+        self.failures.clear();
+        self.phase = Phase::Running;
+        self.last_start = Some(start.clone());
+        if self.plan.terms.max_nodes > 1 {
+            self.console.note(Note::Progress(format!(
+                "round {}: {} nodes, {} workers; this is node {} with ranks {}-{}",
+                start.round,
+                start.group_world_size,
+                start.world_size,
+                start.group_rank,
+                start.first_rank,
+                start.first_rank + self.plan.job.workers - 1,
+            )));
+        }
+        let begun = Attempt::begin(self.plan, start, &self.directory, &mut self.guardian, self.console);
+        let (attempt, failure) = begun.map_err(|source| LaunchError::Logs {
+            directory: self.directory.path().map(PathBuf::from).unwrap_or_default(),
+            source,
+        })?;
+        self.attempt = Some(attempt);
+        if let Some(failure) = failure {
+            self.failed(vec![failure]);
+        }
+        Ok(())
+    }
+
+    /// Looks for workers that have ended, and takes the next step when the last one has.
+    fn check_workers(&mut self) -> Option<Next> {
+        let attempt = self.attempt.as_mut()?;
+        let failures = attempt.ended(self.console);
+        if !failures.is_empty() {
+            self.failed(failures);
+        }
+        let alive = self.attempt.as_ref().map_or(0, Attempt::alive);
+        let now = Instant::now();
+        match &mut self.phase {
+            Phase::Running if alive == 0 => {
+                self.end_attempt();
+                self.phase = Phase::Finished;
+                self.link.send(&ToCoordinator::Finished {});
+            }
+            Phase::Stopping { kill_at, killed, .. } if alive > 0 && now >= *kill_at => {
+                let attempt = self.attempt.as_mut()?;
+                let pids = attempt.alive_pids();
+                if *killed {
+                    self.console.note(Note::Warning(format!(
+                        "processes {pids:?} did not end even after SIGKILL and are left behind; they may hang in a driver"
+                    )));
+                    self.end_attempt();
+                    return self.settle();
+                }
+                (*kill_at, *killed) = (now + ABANDON_AFTER, true);
+                self.console
+                    .note(Note::Warning(format!("{} workers ignore the signal to end: killing them", pids.len())));
+                attempt.signal(Signal::SIGKILL);
+            }
+            Phase::Stopping { .. } if alive == 0 => {
+                // What has to happen next may still be on its way from the coordinator: output is shown meanwhile.
+                self.end_attempt();
+                return self.settle();
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn end_attempt(&mut self) {
+        if let Some(attempt) = self.attempt.take() {
+            attempt.end(&mut self.guardian, self.console);
+        }
+    }
+
+    /// All workers are gone: do what was decided, if it is known yet.
+    fn settle(&mut self) -> Option<Next> {
+        let Phase::Stopping { then, .. } = &self.phase else { return None };
+        match then.clone()? {
+            Next::Rejoin => {
+                self.phase = Phase::Waiting;
+                self.link.send(&ToCoordinator::Stopped {});
+                None
+            }
+            end => Some(end),
+        }
+    }
+
+    /// Workers failed: their peers here are stopped at once, and the coordinator decides what follows.
+    fn failed(&mut self, failures: Vec<Failure>) {
+        let first = root_cause(&failures).cloned();
+        self.failures.extend(failures);
+        if let (Phase::Running, Some(first)) = (&self.phase, first) {
+            self.stop(Signal::SIGTERM, self.plan.grace_period, None);
+            self.link.send(&ToCoordinator::Failed(Box::new(first)));
+        }
+    }
+
+    /// Tells all workers to end.
+    fn stop(&mut self, signal: Signal, patience: Duration, then: Option<Next>) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.signal(signal);
+        }
+        self.phase = Phase::Stopping { kill_at: Instant::now() + patience, killed: false, then };
+    }
+
+    /// Carries out what the coordinator decided.
+    fn order(&mut self, next: Next) -> Option<Next> {
+        match &mut self.phase {
+            Phase::Stopping { then, .. } => {
+                // A signal to this launcher has the last word.
+                if !matches!(then, Some(Next::End { signal: Some(_), .. })) {
+                    *then = Some(next);
+                }
+            }
+            Phase::Running => self.stop(Signal::SIGTERM, self.plan.grace_period, Some(next)),
+            Phase::Waiting | Phase::Finished => {
+                self.phase = Phase::Stopping { kill_at: Instant::now(), killed: false, then: Some(next) };
+            }
+        }
+        if self.attempt.is_none() { self.settle() } else { None }
+    }
+
+    fn signalled(&mut self, signal: Signal) -> Option<Next> {
+        if let Phase::Stopping { kill_at, then: Some(Next::End { signal: Some(_), .. }), .. } = &mut self.phase {
+            self.console.note(Note::Warning(format!("{signal} again: killing the workers")));
+            *kill_at = Instant::now();
+            return None;
+        }
+        let reason = format!("received {signal}");
+        self.console.note(Note::Progress(format!("{reason}: passing it on to the workers")));
+        self.link.send(&ToCoordinator::Leaving { cause: reason.clone() });
+        let end = Next::End { success: false, reason: Some(reason), signal: Some(signal) };
+        self.stop(signal, self.plan.shutdown_timeout, Some(end));
+        if self.attempt.is_none() { self.settle() } else { None }
+    }
+
+    fn coordinator_lost(&mut self) -> Option<Next> {
+        match &self.phase {
+            // Our part is done; the first node may have ended before its farewell arrived.
+            Phase::Finished => {
+                let text =
+                    "the first node went away before all nodes had finished; this node's workers all ended with 0";
+                self.console.note(Note::Warning(text.to_owned()));
+                Some(Next::End { success: true, reason: None, signal: None })
+            }
+            Phase::Stopping { then: Some(Next::End { .. }), .. } => None,
+            Phase::Waiting | Phase::Running | Phase::Stopping { .. } => {
+                self.order(failed("lost the connection to the first node, which leads the job".to_owned()))
+            }
+        }
+    }
+
+    fn show_status(&mut self) {
+        if !self.console.wants_status() {
+            return;
+        }
+        let start = self.last_start.as_ref();
+        let status = Status {
+            phase: match self.phase {
+                Phase::Waiting => "waiting",
+                Phase::Running => "running",
+                Phase::Stopping { .. } => "stopping",
+                Phase::Finished => "finished",
+            },
+            round: start.map_or(0, |start| start.round),
+            nodes: start.map_or(self.plan.terms.min_nodes, |start| start.group_world_size),
+            world_size: start.map_or(0, |start| start.world_size),
+            alive: self.attempt.as_ref().map_or(0, Attempt::alive),
+            workers: self.plan.job.workers,
+            restarts: self.restarts,
+            max_restarts: self.plan.terms.max_restarts,
+            uptime: self.began.elapsed(),
+        };
+        self.console.status(&status);
+    }
+
+    fn close(mut self, end: Next) -> Outcome {
+        self.end_attempt();
+        self.link.flush();
+        if let Some(server) = self.server.take() {
+            server.shutdown();
+        }
+        for note in self.notes.try_iter() {
+            self.console.note(note);
+        }
+        self.directory.remove_if_empty();
+        let (success, reason, signal) = match end {
+            Next::End { success, reason, signal } => (success, reason, signal),
+            Next::Rejoin => unreachable!("only an end leaves the loop"),
+        };
+        Outcome {
+            success,
+            reason,
+            signal,
+            failures: self.failures,
+            rounds: self.rounds,
+            restarts: self.restarts,
+            world_size: self.last_start.as_ref().map_or(0, |start| start.world_size),
+            group_rank: self.last_start.as_ref().map(|start| start.group_rank),
+            started: self.started,
+            duration: self.began.elapsed(),
+            log_directory: self.directory.path().filter(|path| path.exists()).map(PathBuf::from),
+        }
+    }
+}
+
+fn failed(reason: String) -> Next {
+    Next::End { success: false, reason: Some(reason), signal: None }
+}
+
+/// From here on these signals arrive as data, in every thread.
+fn catch_signals(handled: &[Signal]) -> io::Result<SignalFd> {
+    let mut mask: SigSet = handled.iter().copied().collect();
+    mask.add(Signal::SIGCHLD);
+    mask.thread_block()?;
+    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
+}
+
+fn poll_timeout(wait: Duration) -> PollTimeout {
+    // Rounded up: waking before the deadline would only mean to sleep again.
+    let millis = wait.as_micros().div_ceil(1000).min(60_000);
+    PollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX))
+}

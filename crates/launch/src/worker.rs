@@ -1,0 +1,104 @@
+//! One worker process: its start, its process group, its end.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::sched::CpuSet;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::unistd::{Pid, getpid, getppid, setsid};
+
+use crate::failure::ExitStatus;
+
+/// Everything a worker is started with.
+#[derive(Debug)]
+pub(crate) struct Spawn {
+    pub(crate) command: Vec<OsString>,
+    pub(crate) variables: Vec<(&'static str, OsString)>,
+    pub(crate) cpus: Option<BTreeSet<usize>>,
+    pub(crate) stdout: Stdio,
+    pub(crate) stderr: Stdio,
+}
+
+/// A started worker.
+///
+/// Its exit is noticed without reaping it: until [`Worker::release`] the dead process keeps its id, so that a signal
+/// to its group reaches children it left behind and can never reach a stranger.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) rank: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) pid: Pid,
+    pub(crate) exit: Option<ExitStatus>,
+}
+
+impl Worker {
+    /// Starts a worker in a session of its own, so that a signal reaches it and all its children at once.
+    ///
+    /// Must be called on the main thread: the kernel ends the worker when the *thread* that started it ends.
+    #[expect(unsafe_code, reason = "code between fork and exec")]
+    pub(crate) fn start(rank: usize, local_rank: usize, spawn: Spawn) -> io::Result<Worker> {
+        let (program, arguments) = spawn.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command.args(arguments).envs(spawn.variables).stdout(spawn.stdout).stderr(spawn.stderr);
+        let launcher = getpid();
+        let cpus = spawn.cpus.as_ref().map(cpu_set).transpose()?;
+        // SAFETY: the closure makes only direct system calls, which are safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                setsid()?;
+                nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+                // The launcher may have died before the line above took effect.
+                if getppid() != launcher {
+                    return Err(io::Error::from(Errno::ESRCH));
+                }
+                if let Some(cpus) = &cpus {
+                    nix::sched::sched_setaffinity(Pid::from_raw(0), cpus)?;
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        Ok(Worker { rank, local_rank, pid: Pid::from_raw(pid), exit: None })
+    }
+
+    /// Notices whether the worker has ended; true the one time it has.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        if self.exit.is_some() {
+            return false;
+        }
+        let only_look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        self.exit = match waitid(Id::Pid(self.pid), only_look) {
+            Ok(WaitStatus::Exited(_, code)) => Some(ExitStatus(code)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(ExitStatus(-(signal as i32))),
+            // Not ours to wait for: it has ended, nobody knows how.
+            Err(Errno::ECHILD) => Some(ExitStatus(1)),
+            Ok(_) | Err(_) => None,
+        };
+        self.exit.is_some()
+    }
+
+    /// Signals the worker and its children.
+    pub(crate) fn signal(&self, signal: Signal) {
+        // An empty group is no error: that is what we want.
+        let _ = killpg(self.pid, signal);
+    }
+
+    /// Lets the dead process go.
+    pub(crate) fn release(self) {
+        let _ = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
+    }
+}
+
+fn cpu_set(cpus: &BTreeSet<usize>) -> io::Result<CpuSet> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu)?;
+    }
+    Ok(set)
+}

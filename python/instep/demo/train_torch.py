@@ -30,11 +30,11 @@ def make_dataset() -> TensorDataset:
     return TensorDataset(features, torch.tanh(features @ direction / FEATURES**0.5))
 
 
-@torch.no_grad()
 def mean_loss(model: nn.Module, dataset: TensorDataset) -> float:
     """Mean squared error over the whole data set."""
     features, targets = dataset.tensors
-    return float(nn.functional.mse_loss(model(features), targets))
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(model(features), targets))
 
 
 def load_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -70,7 +70,7 @@ def train(reporter: Reporter, *, total_epochs: int, save_every: int, pace_s: flo
         reporter.report("resumed", epoch=epochs_run)
     replica = DistributedDataParallel(model)
     dataset = make_dataset()
-    sampler = DistributedSampler(dataset)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     for epoch in range(epochs_run, total_epochs):
         next_epoch_at = time.monotonic() + pace_s
@@ -78,7 +78,7 @@ def train(reporter: Reporter, *, total_epochs: int, save_every: int, pace_s: flo
         sampler.set_epoch(epoch)
         for step, (features, targets) in enumerate(loader):
             optimizer.zero_grad()
-            nn.functional.mse_loss(replica(features), targets).backward()
+            torch.autograd.backward(nn.functional.mse_loss(replica(features), targets))
             optimizer.step()
             if epoch == epochs_run and step == 0:
                 reporter.report("step", epoch=epoch)

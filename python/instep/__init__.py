@@ -8,8 +8,7 @@ Importing this package is cheap: it loads neither torch nor the native extension
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` for it would be most of this import's cost
 if TYPE_CHECKING:
     __version__: str
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
@@ -104,15 +103,14 @@ def test_import_is_quick_and_loads_neither_torch_nor_the_extension(installed: Pa
     )
     assert run(installed / "python", "-c", code, env=clean()).expect(0).stdout == "[]\n"
 
-    def median_s(code: str) -> float:
-        times = []
-        for _ in range(7):
+    # The best of several, taken in turns: what else the machine does only ever adds time.
+    best = {"pass": 60.0, "import instep": 60.0}
+    for _ in range(8):
+        for code, seconds in best.items():
             started = time.perf_counter()
             subprocess.run([installed / "python", "-c", code], check=True, timeout=60)
-            times.append(time.perf_counter() - started)
-        return statistics.median(times)
-
-    extra = median_s("import instep") - median_s("pass")
+            best[code] = min(seconds, time.perf_counter() - started)
+    extra = best["import instep"] - best["pass"]
     assert extra <= IMPORT_BUDGET_S, f"`import instep` adds {extra * 1000:.0f} ms to starting Python"
 
 

@@ -23,8 +23,8 @@ from project import BOLD, DIM, GREEN, RED, ROOT, VENV, cargo_environment, colour
 
 PYTHON_SOURCES = [name for name in ("python", "scripts", "tests", "bench", "examples") if (ROOT / name).is_dir()]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# The line of a tool's output that tells most: pytest's, nextest's and cargo test's totals.
-TOTALS = re.compile(r"(\d+ (?:passed|failed|skipped|tests run).*?)=*$")
+# The line of a tool's output that tells most: nextest's, pytest's and cargo test's totals.
+TOTALS = re.compile(r"^\s*Summary \[[^]]*\] (.+)$|^=+ (\d.* in .+?) =+$|^test result: (.+)$")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Stage:
     command: list[str]
     hint: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Totals of one tool in one output are added up by showing the last; doc tests print many.
+    # Repeat the tool's own last line ("12 passed in 3 s") in the closing table.
     show_totals: bool = False
 
 
@@ -176,8 +176,8 @@ def perform(stage: Stage, number: int, count: int) -> Outcome:
         for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()
-            if stage.show_totals and (found := TOTALS.search(ANSI.sub("", line).strip())):
-                totals = found[1].strip(" =")
+            if stage.show_totals and (found := TOTALS.search(ANSI.sub("", line).rstrip())):
+                totals = next(filter(None, found.groups())).strip()
     return Outcome(stage, process.returncode, time.monotonic() - started, totals)
 
 

@@ -1,2 +1,78 @@
 //! The `instep` binary: argument parsing, output, exit codes.
-fn main() {}
+//!
+//! Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood.
+
+mod console;
+mod demo;
+mod doctor;
+mod report;
+mod run;
+mod store;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+
+/// Distributed training for PyTorch.
+#[derive(Debug, Parser)]
+#[command(name = "instep", version, max_term_width = 100, infer_subcommands = false)]
+#[command(after_help = "Every torchrun command line works as `instep run ...`.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a script on several processes, on one machine or many (takes torchrun's options)
+    #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
+    Run(Box<run::RunArguments>),
+    /// The same with the defaults of the old torch.distributed.launch
+    #[command(hide = true, infer_long_args = true, args_override_self = true, disable_version_flag = true)]
+    Launch(Box<run::LaunchArguments>),
+    /// Serve a key-value store that torch's TCPStore clients can use
+    Store(store::StoreArguments),
+    /// Say what this machine has and what is missing
+    Doctor {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Train a small model on several processes, kill one, and watch the recovery
+    #[command(disable_help_flag = true)]
+    Demo {
+        /// Options of the demo; --help lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
+    /// Print a completion script: instep completion bash > /etc/bash_completion.d/instep
+    Completion {
+        /// For this shell
+        shell: Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(arguments) => run::run(*arguments),
+        Command::Launch(arguments) => run::launch(*arguments),
+        Command::Store(arguments) => store::serve(&arguments),
+        Command::Doctor { json } => doctor::run(json),
+        Command::Demo { arguments } => demo::run(arguments),
+        Command::Completion { shell } => {
+            print_completion(shell);
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    result.unwrap_or_else(|error| {
+        report::error(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn print_completion(shell: Shell) {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "instep", &mut script);
+    console::print(&script);
+}

@@ -54,7 +54,6 @@ pub struct Request {
     pub virtual_local_rank: bool,
     pub logs_specs: Option<String>,
     pub event_log_handler: String,
-    pub start_method: String,
     pub python: Option<PathBuf>,
     pub fold: bool,
     pub pass_local_rank: bool,
@@ -92,6 +91,8 @@ pub struct Plan {
     pub command: Vec<OsString>,
     /// The script or module, as shown to people.
     pub program_name: String,
+    /// The script, where it is a file that Python will open.
+    pub script: Option<PathBuf>,
     /// The interpreter; with `--no-python` there may be none.
     pub interpreter: Option<Interpreter>,
     /// The workers are started by the interpreter; false with `--no-python`.
@@ -199,6 +200,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     };
     Ok(Plan {
         command,
+        script: (needs_python && !request.module).then(|| PathBuf::from(&request.script)),
         program_name: request.script.to_string_lossy().into_owned(),
         interpreter,
         runs_python: needs_python,

@@ -1,0 +1,219 @@
+//! What people read when something went wrong: errors with hints, and the report of a failed run.
+
+use std::error::Error;
+use std::fmt::{self, Write};
+
+use instep_launch::Plan;
+use instep_launch::failure::Failure;
+use instep_launch::fold::describe_ranks;
+use instep_launch::supervisor::Outcome;
+
+use crate::console::{self, paint};
+
+const RULE_WIDTH: usize = 72;
+
+/// An error that says what to do next.
+#[derive(Debug)]
+pub(crate) struct Hinted {
+    message: String,
+    hint: String,
+}
+
+impl Hinted {
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Hinted {
+        Hinted { message: message.into(), hint: hint.into() }
+    }
+}
+
+impl fmt::Display for Hinted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}\nhint: {}", self.message, self.hint)
+    }
+}
+
+impl Error for Hinted {}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Infallible: writing to a string.
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Prints an error the way all errors look: `error: what: why`, then `hint: what next`.
+pub(crate) fn error(error: &anyhow::Error) {
+    let text = chain(error.as_ref());
+    let (what, hint) = text.split_once("\nhint: ").map_or((text.as_str(), None), |(what, hint)| (what, Some(hint)));
+    let mut lines = format!("{} {what}\n", paint("31;1", "error:"));
+    if let Some(hint) = hint {
+        lines.push_str(&format!("{} {hint}\n", paint("36", "hint:")));
+    }
+    console::print_error(&lines);
+}
+
+/// Prints the report of a run that failed, the root cause first.
+pub(crate) fn failure(plan: &Plan, outcome: &Outcome) {
+    console::print_error(&render(&plan.program_name, outcome));
+}
+
+fn render(program: &str, outcome: &Outcome) -> String {
+    let rule = |letter: &str| letter.repeat(RULE_WIDTH);
+    let mut text = format!("{}\n{}\n", rule("="), paint("31;1", &format!("{program} FAILED")));
+    if let Some(reason) = &outcome.reason {
+        text.push_str(&format!("{reason}\n"));
+    }
+    let root = outcome.root_cause().filter(|failure| outcome.signal.is_none() || !failure.stopped);
+    if let Some(root) = root {
+        text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Root cause (first failure):")));
+        text.push_str(&details(root));
+    }
+    let others: Vec<&Failure> = outcome.failures.iter().filter(|failure| Some(*failure) != root).collect();
+    if !others.is_empty() {
+        text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Then:")));
+        text.push_str(&grouped(&others));
+    }
+    text.push_str(&format!("{}\n", rule("-")));
+    if let Some(directory) = outcome.log_directory.as_ref().filter(|_| !outcome.failures.is_empty()) {
+        text.push_str(&format!("logs: {}\n", directory.display()));
+    }
+    if let Some(hint) = root.and_then(hint) {
+        text.push_str(&format!("{} {hint}\n", paint("36", "hint:")));
+    }
+    text.push_str(&format!("{}\n", rule("=")));
+    text
+}
+
+fn details(failure: &Failure) -> String {
+    let signal = failure.exit.signal().map(|signal| format!(" ({signal})")).unwrap_or_default();
+    let time = chrono::DateTime::from_timestamp_millis((failure.time * 1000.0) as i64).unwrap_or_default();
+    let mut rows = vec![
+        ("rank", format!("{} (local_rank: {})", failure.rank, failure.local_rank)),
+        ("host", failure.host.clone()),
+        ("exitcode", format!("{} (pid: {}){signal}", failure.exit.0, failure.pid)),
+        ("time", time.with_timezone(&chrono::Local).format("%Y-%m-%d_%H:%M:%S").to_string()),
+    ];
+    rows.extend(failure.error_file.clone().map(|path| ("error_file", path)));
+    rows.extend(failure.message.clone().map(|message| ("error", message.replace('\n', "\n    "))));
+    let mut text: String = rows.iter().map(|(name, value)| format!("  {name:<10}: {value}\n")).collect();
+    let (title, lines): (&str, Vec<&str>) = match &failure.traceback {
+        Some(traceback) => ("traceback", traceback.lines().collect()),
+        None => ("last lines", failure.last_lines.iter().map(String::as_str).collect()),
+    };
+    if !lines.is_empty() {
+        text.push_str(&format!("  {title:<10}:\n"));
+        text.extend(lines.iter().map(|line| format!("    {line}\n")));
+    }
+    text
+}
+
+/// The failures that followed, those that ended alike in one line.
+fn grouped(failures: &[&Failure]) -> String {
+    let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+    for failure in failures {
+        let because = failure.message.as_ref().and_then(|message| message.lines().next());
+        let end = match (failure.stopped, because) {
+            (true, _) => format!("stopped by instep ({})", failure.exit.signal().unwrap_or_default()),
+            (false, Some(because)) => format!("{}: {because}", failure.exit.describe()),
+            (false, None) => failure.exit.describe(),
+        };
+        match groups.iter_mut().find(|(known, _)| *known == end) {
+            Some((_, ranks)) => ranks.push(failure.rank),
+            None => groups.push((end, vec![failure.rank])),
+        }
+    }
+    groups.iter_mut().for_each(|(_, ranks)| ranks.sort_unstable());
+    groups.iter().map(|(end, ranks)| format!("  {} {end}\n", describe_ranks(ranks))).collect()
+}
+
+fn hint(failure: &Failure) -> Option<&'static str> {
+    match (failure.exit.signal().as_deref(), failure.exit.0) {
+        (Some("SIGKILL"), _) => {
+            Some("if nobody killed it, the machine may have run out of memory: dmesg | grep -i oom")
+        }
+        (Some("SIGSEGV" | "SIGBUS" | "SIGILL" | "SIGFPE"), _) => {
+            Some("native code crashed: PYTHONFAULTHANDLER=1 shows where Python was")
+        }
+        (Some("SIGABRT"), _) => Some("the process aborted itself; the last lines above usually say why"),
+        (_, 127) => Some("check the name of the program, and PATH"),
+        (_, 126) => Some("make the program executable: chmod +x"),
+        (None, _) if failure.message.is_none() && failure.last_lines.is_empty() => Some(
+            "the worker left no output; wrap its main function with torch's elastic `record` to see the exception here",
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::render;
+    use instep_launch::failure::{ExitStatus, Failure};
+    use instep_launch::supervisor::Outcome;
+    use std::time::{Duration, SystemTime};
+
+    fn failure(rank: usize, exit: i32, stopped: bool) -> Failure {
+        Failure {
+            rank,
+            local_rank: rank,
+            host: "node-a".to_owned(),
+            pid: 100 + rank as i32,
+            exit: ExitStatus(exit),
+            time: 1_700_000_000.0 + rank as f64,
+            stopped,
+            error_file: None,
+            message: None,
+            traceback: None,
+            last_lines: Vec::new(),
+        }
+    }
+
+    fn outcome(failures: Vec<Failure>) -> Outcome {
+        Outcome {
+            success: false,
+            reason: Some("rank 1 on node-a exited with code 3; restarts are off (--max-restarts 0)".to_owned()),
+            signal: None,
+            failures,
+            rounds: 1,
+            restarts: 0,
+            world_size: 4,
+            group_rank: Some(0),
+            started: SystemTime::UNIX_EPOCH,
+            duration: Duration::from_secs(1),
+            log_directory: None,
+        }
+    }
+
+    #[test]
+    fn the_root_cause_comes_first_and_the_rest_is_folded() {
+        let mut first = failure(1, 3, false);
+        first.message = Some("ValueError: bad shape".to_owned());
+        first.last_lines = vec!["loading".to_owned(), "ValueError: bad shape".to_owned()];
+        let failures = vec![first, failure(0, -15, true), failure(2, -15, true), failure(3, -15, true)];
+        let text = render("train.py", &outcome(failures));
+        let order = [
+            "train.py FAILED",
+            "Root cause",
+            "rank      : 1",
+            "exitcode  : 3 (pid: 101)",
+            "ValueError: bad shape",
+            "    loading",
+            "Then:",
+            "ranks 0,2-3 stopped by instep (SIGTERM)",
+        ];
+        let mut rest = text.as_str();
+        for part in order {
+            let at = rest.find(part).unwrap_or_else(|| panic!("{part} is missing or out of order in\n{text}"));
+            rest = &rest[at + part.len()..];
+        }
+    }
+
+    #[test]
+    fn a_killed_worker_brings_a_hint() {
+        let text = render("train.py", &outcome(vec![failure(2, -9, false)]));
+        assert!(text.contains("exitcode  : -9 (pid: 102) (SIGKILL)") && text.contains("hint:"), "{text}");
+    }
+}

@@ -1,0 +1,82 @@
+//! `--dry-run`: what would be started, for people or programs.
+
+use instep_launch::plan::{Meeting, Plan};
+use serde_json::json;
+
+use super::options::DryRunFormat;
+use crate::console;
+
+pub(super) fn show(plan: &Plan, format: DryRunFormat) -> anyhow::Result<()> {
+    let text = match format {
+        DryRunFormat::Json => format!("{:#}\n", as_json(plan)),
+        DryRunFormat::Text => as_text(plan),
+    };
+    console::print(text.as_bytes());
+    Ok(())
+}
+
+fn command(plan: &Plan) -> Vec<String> {
+    plan.command.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+fn meeting(plan: &Plan) -> String {
+    match &plan.meeting {
+        Meeting::Alone => "this node alone, any free port on loopback".to_owned(),
+        Meeting::Fixed { host, port } if plan.node_rank == 0 => format!("static: this node serves {host} port {port}"),
+        Meeting::Fixed { host, port } => format!("static: node 0 serves {host} port {port}"),
+        Meeting::Dynamic { host, port, .. } => format!("c10d: the node at {host} serves port {port}"),
+    }
+}
+
+fn as_json(plan: &Plan) -> serde_json::Value {
+    json!({
+        "command": command(plan),
+        "interpreter": plan.interpreter.as_ref().map(|found| json!({
+            "path": found.path.display().to_string(),
+            "chosen_because": found.chosen_because,
+        })),
+        "rendezvous": meeting(plan),
+        "run_id": plan.job.run_id,
+        "nodes": {"min": plan.terms.min_nodes, "max": plan.terms.max_nodes, "this": plan.node_rank},
+        "workers_per_node": plan.job.workers,
+        "role": plan.job.role,
+        "max_restarts": plan.terms.max_restarts,
+        "signals": plan.signals.iter().map(|signal| signal.as_str()).collect::<Vec<_>>(),
+        "warnings": plan.warnings,
+    })
+}
+
+fn as_text(plan: &Plan) -> String {
+    let nodes = match (plan.terms.min_nodes, plan.terms.max_nodes) {
+        (1, 1) => "1".to_owned(),
+        (min, max) if min == max => format!("{max}, this is node {}", plan.node_rank),
+        (min, max) => format!("{min} to {max}"),
+    };
+    let python = match &plan.interpreter {
+        Some(found) if plan.runs_python => format!("{} ({})", found.path.display(), found.chosen_because),
+        _ => "none: the program is run itself".to_owned(),
+    };
+    let words: Vec<String> = command(plan).iter().map(|word| quote(word)).collect();
+    let mut rows = vec![
+        ("command", words.join(" ")),
+        ("python", python),
+        ("nodes", nodes),
+        ("workers", format!("{} on this node", plan.job.workers)),
+        ("rendezvous", meeting(plan)),
+        ("job id", plan.job.run_id.clone()),
+        ("restarts", format!("up to {}", plan.terms.max_restarts)),
+    ];
+    rows.extend(plan.warnings.iter().map(|warning| ("warning", warning.clone())));
+    let lines: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect();
+    format!("{}nothing was started (--dry-run)\n", lines.concat())
+}
+
+/// A word as a shell would need it.
+fn quote(word: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@%+".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}

@@ -1,0 +1,87 @@
+//! `instep run`: options in, exit code out.
+
+mod dry_run;
+mod options;
+mod summary;
+
+use std::process::ExitCode;
+
+use instep_launch::{LaunchError, Plan, PlanError, plan, supervisor};
+
+use crate::console::TerminalConsole;
+use crate::report::{self, Hinted};
+
+pub(crate) use options::{LaunchArguments, RunArguments};
+
+/// `instep run`.
+pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
+    start(arguments, false)
+}
+
+/// `instep launch`, the legacy launcher: scripts get `--local-rank` unless `--use-env` is given.
+pub(crate) fn launch(arguments: LaunchArguments) -> anyhow::Result<ExitCode> {
+    let pass_local_rank = !arguments.use_env;
+    start(arguments.run, pass_local_rank)
+}
+
+fn start(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitCode> {
+    if let Some(shell) = arguments.print_completion {
+        crate::print_completion(shell);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let own = arguments.own();
+    let plan = arguments
+        .into_request(pass_local_rank)
+        .and_then(|request| plan::resolve(request, |name| std::env::var_os(name)))
+        .map_err(|PlanError { message, hint }| Hinted::new(message, hint))?;
+    if let Some(format) = own.dry_run {
+        dry_run::show(&plan, format)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    missing_script(&plan)?;
+    if let Some(path) = &own.summary_json {
+        summary::prepare(path)?;
+    }
+    let mut console = TerminalConsole::new(!own.no_status);
+    for warning in &plan.warnings {
+        console.warn(warning);
+    }
+    let ended = supervisor::run(&plan, &mut console);
+    console.end_status();
+    let outcome = ended.map_err(|error| {
+        let hint = error.hint();
+        match error {
+            LaunchError::Meeting(error) => Hinted::new(report::chain(&error), hint),
+            error => Hinted::new(report::chain(&error), hint),
+        }
+    })?;
+    if !outcome.success {
+        report::failure(&plan, &outcome);
+        summary::pass_on_error_file(&outcome);
+    }
+    if let Some(path) = &own.summary_json {
+        summary::write(path, &plan, &outcome)?;
+    }
+    Ok(exit_code(&outcome, own.propagate_exit_code))
+}
+
+fn exit_code(outcome: &supervisor::Outcome, propagate: bool) -> ExitCode {
+    if outcome.success {
+        return ExitCode::SUCCESS;
+    }
+    let own = outcome.root_cause().filter(|_| propagate).map(|failure| failure.exit.as_process_exit_code());
+    ExitCode::from(own.filter(|code| *code != 0).unwrap_or(1))
+}
+
+/// One clear message instead of one per worker. Where other nodes wait for this one, the workers say it themselves.
+fn missing_script(plan: &Plan) -> anyhow::Result<()> {
+    let Some(script) = plan.script.as_ref().filter(|script| plan.terms.max_nodes == 1 && !script.exists()) else {
+        return Ok(());
+    };
+    let folder = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
+    Err(Hinted::new(
+        format!("the script {} does not exist", script.display()),
+        format!("paths are relative to {folder}; -m runs a module, --no-python another program"),
+    )
+    .into())
+}

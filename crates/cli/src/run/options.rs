@@ -1,0 +1,357 @@
+//! The command line of `instep run`: torchrun's options in both spellings, and a few of our own.
+//!
+//! Values stay text here; [`instep_launch::plan`] says what they mean. `PET_*` variables give defaults, as for torchrun.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use clap_complete::Shell;
+use instep_launch::numa::NumaBinding;
+use instep_launch::{PlanError, Request};
+
+/// How `--dry-run` speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DryRunFormat {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// What concerns only the command line itself.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnOptions {
+    pub(crate) dry_run: Option<DryRunFormat>,
+    pub(crate) summary_json: Option<PathBuf>,
+    pub(crate) propagate_exit_code: bool,
+    pub(crate) no_status: bool,
+}
+
+/// `instep launch`.
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArguments {
+    /// Do not pass --local-rank to the script; it reads LOCAL_RANK
+    #[arg(long, alias = "use_env", help_heading = "Program")]
+    pub(crate) use_env: bool,
+    #[command(flatten)]
+    pub(crate) run: RunArguments,
+}
+
+/// `instep run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// Number of nodes, or a range MIN:MAX
+    #[arg(
+        long,
+        default_value = "1:1",
+        value_name = "N|MIN:MAX",
+        env = "PET_NNODES",
+        help_heading = "Nodes and workers"
+    )]
+    nnodes: String,
+    /// Workers on this node: a number, cpu, gpu, xpu or auto
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        default_value = "1",
+        value_name = "N|cpu|gpu|auto",
+        env = "PET_NPROC_PER_NODE",
+        allow_negative_numbers = true,
+        help_heading = "Nodes and workers"
+    )]
+    nproc_per_node: String,
+    /// Rank of this node
+    #[arg(
+        long,
+        alias = "node_rank",
+        default_value_t = 0,
+        value_name = "N",
+        env = "PET_NODE_RANK",
+        allow_negative_numbers = true,
+        help_heading = "Nodes and workers"
+    )]
+    node_rank: i64,
+    /// Role of the workers
+    #[arg(long, default_value = "default", env = "PET_ROLE", help_heading = "Nodes and workers")]
+    role: String,
+    /// Restarts of all workers before the job fails
+    #[arg(
+        long,
+        alias = "max_restarts",
+        default_value_t = 0,
+        value_name = "N",
+        env = "PET_MAX_RESTARTS",
+        allow_negative_numbers = true,
+        help_heading = "Nodes and workers"
+    )]
+    max_restarts: i64,
+
+    /// One node, any free port: no rendezvous options needed
+    #[arg(long, help_heading = "Rendezvous")]
+    standalone: bool,
+    /// static (node ranks given) or c10d (node ranks assigned)
+    #[arg(
+        long,
+        alias = "rdzv_backend",
+        default_value = "static",
+        value_name = "NAME",
+        env = "PET_RDZV_BACKEND",
+        help_heading = "Rendezvous"
+    )]
+    rdzv_backend: String,
+    /// Where the nodes meet: HOST[:PORT] or [IPv6]:PORT of the first node
+    #[arg(
+        long,
+        alias = "rdzv_endpoint",
+        default_value = "",
+        value_name = "HOST:PORT",
+        env = "PET_RDZV_ENDPOINT",
+        hide_default_value = true,
+        help_heading = "Rendezvous"
+    )]
+    rdzv_endpoint: String,
+    /// Name of the job, the same on all nodes
+    #[arg(
+        long,
+        alias = "rdzv_id",
+        default_value = "none",
+        value_name = "ID",
+        env = "PET_RDZV_ID",
+        help_heading = "Rendezvous"
+    )]
+    rdzv_id: String,
+    /// Rendezvous settings: KEY=VALUE,... (join_timeout, last_call_timeout, read_timeout, is_host, timeout)
+    #[arg(
+        long,
+        alias = "rdzv_conf",
+        default_value = "",
+        value_name = "SETTINGS",
+        env = "PET_RDZV_CONF",
+        hide_default_value = true,
+        help_heading = "Rendezvous"
+    )]
+    rdzv_conf: String,
+    /// Address of the first node (static rendezvous)
+    #[arg(
+        long,
+        alias = "master_addr",
+        default_value = "127.0.0.1",
+        value_name = "HOST",
+        env = "PET_MASTER_ADDR",
+        help_heading = "Rendezvous"
+    )]
+    master_addr: String,
+    /// Port of the first node (static rendezvous) [default: 29500, or any free one on a single node]
+    #[arg(long, alias = "master_port", value_name = "PORT", env = "PET_MASTER_PORT", help_heading = "Rendezvous")]
+    master_port: Option<u16>,
+    /// Address of this node as others see it
+    #[arg(long, alias = "local_addr", value_name = "HOST", env = "PET_LOCAL_ADDR", help_heading = "Rendezvous")]
+    local_addr: Option<String>,
+
+    /// Run the script as a module, as python -m does
+    #[arg(short = 'm', long, help_heading = "Program")]
+    module: bool,
+    /// Run the program itself, without Python
+    #[arg(long, alias = "no_python", help_heading = "Program")]
+    no_python: bool,
+    /// Accepted for torchrun's sake: the script runs in a fresh interpreter in any case
+    #[arg(long, alias = "run_path", help_heading = "Program")]
+    run_path: bool,
+    /// Interpreter of the workers [default: PYTHON_EXEC, VIRTUAL_ENV, beside instep, PATH]
+    #[arg(long, value_name = "PATH", help_heading = "Program")]
+    python: Option<PathBuf>,
+    /// Every worker sees one GPU and has LOCAL_RANK 0
+    #[arg(long, alias = "virtual_local_rank", help_heading = "Program")]
+    virtual_local_rank: bool,
+    /// Keep workers on CPUs near their GPU
+    #[arg(long, alias = "numa_binding", value_name = "MODE", value_parser = ["node", "socket", "exclusive", "core-complex"], help_heading = "Program")]
+    numa_binding: Option<String>,
+
+    /// Directory for logs; /dev/null keeps none [default: a temporary one]
+    #[arg(long, alias = "log_dir", value_name = "DIR", env = "PET_LOG_DIR", help_heading = "Output")]
+    log_dir: Option<PathBuf>,
+    /// Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:MASK,...
+    #[arg(short = 'r', long, default_value = "0", value_name = "MASK", env = "PET_REDIRECTS", help_heading = "Output")]
+    redirects: String,
+    /// Streams that go to log files and to the console
+    #[arg(short = 't', long, default_value = "0", value_name = "MASK", env = "PET_TEE", help_heading = "Output")]
+    tee: String,
+    /// Show only these local ranks on the console
+    #[arg(
+        long,
+        alias = "local_ranks_filter",
+        default_value = "",
+        value_name = "RANKS",
+        env = "PET_LOCAL_RANKS_FILTER",
+        hide_default_value = true,
+        help_heading = "Output"
+    )]
+    local_ranks_filter: String,
+    /// Show identical lines of several ranks once: [ranks 1-7] ...
+    #[arg(long, help_heading = "Output")]
+    fold: bool,
+    /// Prefix of tee'd lines; macros ${role_name} ${local_rank} ${rank} ${hostname}
+    #[arg(
+        long,
+        alias = "log_line_prefix_template",
+        default_value = "",
+        value_name = "TEXT",
+        env = "PET_LOG_LINE_PREFIX_TEMPLATE",
+        hide_default_value = true,
+        help_heading = "Output"
+    )]
+    log_line_prefix_template: String,
+    /// Also write tee'd stdout lines with one of these words to filtered_stdout.log
+    #[arg(
+        long,
+        alias = "duplicate_stdout_filters",
+        default_value = "",
+        value_name = "WORDS",
+        env = "PET_DUPLICATE_STDOUT_FILTERS",
+        hide_default_value = true,
+        help_heading = "Output"
+    )]
+    duplicate_stdout_filters: String,
+    /// The same for stderr
+    #[arg(
+        long,
+        alias = "duplicate_stderr_filters",
+        default_value = "",
+        value_name = "WORDS",
+        env = "PET_DUPLICATE_STDERR_FILTERS",
+        hide_default_value = true,
+        help_heading = "Output"
+    )]
+    duplicate_stderr_filters: String,
+    /// No live status line on a terminal
+    #[arg(long, alias = "no_status", help_heading = "Output")]
+    no_status: bool,
+    /// Write what happened to this file when the run ends
+    #[arg(long, alias = "summary_json", value_name = "FILE", help_heading = "Output")]
+    summary_json: Option<PathBuf>,
+    /// Show what would be started, and start nothing; --dry-run=json for programs
+    #[arg(long, alias = "dry_run", value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text", help_heading = "Output")]
+    dry_run: Option<DryRunFormat>,
+
+    /// Signals that are passed on to the workers and end the job
+    #[arg(
+        long,
+        alias = "signals_to_handle",
+        default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        value_name = "SIGNALS",
+        env = "PET_SIGNALS_TO_HANDLE",
+        help_heading = "Ending"
+    )]
+    signals_to_handle: String,
+    /// Seconds between a passed-on signal and SIGKILL [default: 30]
+    #[arg(
+        long,
+        alias = "shutdown_timeout",
+        value_name = "SECONDS",
+        env = "PET_SHUTDOWN_TIMEOUT",
+        help_heading = "Ending"
+    )]
+    shutdown_timeout: Option<u64>,
+    /// Exit with the code of the first worker that failed instead of 1
+    #[arg(long, alias = "propagate_exit_code", help_heading = "Ending")]
+    propagate_exit_code: bool,
+
+    /// Has no effect: exits are noticed at once
+    #[arg(
+        long,
+        alias = "monitor_interval",
+        default_value_t = 0.1,
+        value_name = "SECONDS",
+        env = "PET_MONITOR_INTERVAL",
+        hide_default_value = true,
+        help_heading = "Accepted for torchrun's sake"
+    )]
+    monitor_interval: f64,
+    /// Has no effect: workers are always programs
+    #[arg(long, alias = "start_method", default_value = "spawn", value_name = "METHOD", env = "PET_START_METHOD", value_parser = ["spawn", "fork", "forkserver"], hide_default_value = true, hide_possible_values = true, help_heading = "Accepted for torchrun's sake")]
+    start_method: String,
+    /// Has no effect beyond a warning: a Python plugin of torchrun
+    #[arg(
+        long,
+        alias = "event_log_handler",
+        default_value = "null",
+        value_name = "NAME",
+        env = "PET_EVENT_LOG_HANDLER",
+        hide_default_value = true,
+        help_heading = "Accepted for torchrun's sake"
+    )]
+    event_log_handler: String,
+    /// Has no effect beyond a warning: a Python plugin of torchrun
+    #[arg(long, alias = "logs_specs", value_name = "NAME", help_heading = "Accepted for torchrun's sake")]
+    logs_specs: Option<String>,
+    /// Print a completion script of instep for this shell
+    #[arg(long, alias = "print_completion", value_name = "SHELL", help_heading = "Accepted for torchrun's sake")]
+    pub(crate) print_completion: Option<Shell>,
+
+    /// The script, and everything that is passed on to it
+    #[arg(trailing_var_arg = true, required_unless_present = "print_completion", num_args = 1.., value_names = ["SCRIPT", "ARGUMENTS"])]
+    command: Vec<OsString>,
+}
+
+impl RunArguments {
+    pub(crate) fn own(&self) -> OwnOptions {
+        OwnOptions {
+            dry_run: self.dry_run,
+            summary_json: self.summary_json.clone(),
+            propagate_exit_code: self.propagate_exit_code,
+            no_status: self.no_status,
+        }
+    }
+
+    /// The request behind the command line. Flags may also be set by `PET_*` variables that hold a number.
+    pub(crate) fn into_request(self, pass_local_rank: bool) -> Result<Request, PlanError> {
+        let mut command = self.command.into_iter();
+        Ok(Request {
+            standalone: flag(self.standalone, "PET_STANDALONE")?,
+            module: flag(self.module, "PET_MODULE")?,
+            no_python: flag(self.no_python, "PET_NO_PYTHON")?,
+            run_path: flag(self.run_path, "PET_RUN_PATH")?,
+            virtual_local_rank: flag(self.virtual_local_rank, "PET_VIRTUAL_LOCAL_RANK")?,
+            nnodes: self.nnodes,
+            nproc_per_node: self.nproc_per_node,
+            rdzv_backend: self.rdzv_backend,
+            rdzv_endpoint: self.rdzv_endpoint,
+            rdzv_id: self.rdzv_id,
+            rdzv_conf: self.rdzv_conf,
+            max_restarts: self.max_restarts,
+            role: self.role,
+            log_dir: self.log_dir,
+            redirects: self.redirects,
+            tee: self.tee,
+            log_line_prefix_template: self.log_line_prefix_template,
+            local_ranks_filter: self.local_ranks_filter,
+            duplicate_stdout_filters: self.duplicate_stdout_filters,
+            duplicate_stderr_filters: self.duplicate_stderr_filters,
+            node_rank: self.node_rank,
+            master_addr: self.master_addr,
+            master_port: self.master_port,
+            local_addr: self.local_addr,
+            numa_binding: self.numa_binding.and_then(|mode| mode.parse::<NumaBinding>().ok()),
+            signals_to_handle: self.signals_to_handle,
+            shutdown_timeout: self.shutdown_timeout,
+            logs_specs: self.logs_specs,
+            event_log_handler: self.event_log_handler,
+            python: self.python,
+            fold: self.fold,
+            pass_local_rank,
+            script: command.next().unwrap_or_default(),
+            script_arguments: command.collect(),
+        })
+    }
+}
+
+fn flag(given: bool, variable: &str) -> Result<bool, PlanError> {
+    match std::env::var(variable) {
+        Ok(text) if !given => text.trim().parse::<i64>().map(|number| number != 0).map_err(|_| PlanError {
+            message: format!("{variable}=\"{text}\" is not a number"),
+            hint: "1 sets the flag, 0 does not".to_owned(),
+        }),
+        _ => Ok(given),
+    }
+}

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Long enough for a loaded machine that imports torch in several workers at once; a test that needs more says so.
 DEFAULT_TIMEOUT_S = 90.0
+# Set in the environment of every command a test starts, and so inherited by all of its descendants.
+MARK = "INSTEP_TEST_MARK"
 
 
 def built(path: Path) -> Path:
@@ -88,17 +91,18 @@ class Running:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> None:
         self.command = tuple(command)
         self.started = time.monotonic()
+        self.mark = uuid.uuid4().hex
         self._text = {"stdout": "", "stderr": ""}
         self._process = subprocess.Popen(
             self.command,
-            env=dict(env),
+            env={**env, MARK: self.mark},
             cwd=cwd,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that signals meant for pytest do not reach it, and all of it can be found
+            start_new_session=True,  # so that signals meant for pytest do not reach it
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -161,25 +165,27 @@ class Running:
     def _result(self, status: int) -> Result:
         return Result(self.command, status, self.stdout, self.stderr, time.monotonic() - self.started)
 
-    def session(self) -> list[psutil.Process]:
-        """Every living process the command started: its session, and descendants that left it for one of their own."""
-        found = {process.pid: process for process in self.children()}
+    def left_behind(self) -> list[psutil.Process]:
+        """Living processes the command started, also those whose parents are gone or that left its session."""
+        found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getsid(process.pid) == self.pid and process.pid != self.pid:
-                    found[process.pid] = process
-        return list(found.values())
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid != self.pid and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+        return found
 
     def kill_tree(self) -> None:
         """Kill the command and every process it started."""
-        left = self.session()
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=10)
+        deadline = time.monotonic() + 10
+        # Again until none is left: one may have been starting another meanwhile.
+        while (left := self.left_behind()) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
 
 
 class Runner:

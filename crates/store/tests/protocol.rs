@@ -97,7 +97,7 @@ fn decode_pieces(bytes: &[u8], sizes: &[usize]) -> (Vec<String>, Option<Violatio
 proptest! {
     #[test]
     fn what_is_encoded_is_decoded(request in requests()) {
-        let bytes = encode(&[request.clone()]);
+        let bytes = encode(std::slice::from_ref(&request));
         let (decoded, length) = decode(&bytes, &Limits::default()).unwrap().unwrap();
         prop_assert_eq!(decoded, request.request());
         prop_assert_eq!(length, bytes.len());

@@ -1,4 +1,5 @@
 //! The server on real sockets: what clients see, whatever they do.
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -248,6 +249,7 @@ fn a_slow_reader_holds_up_itself_alone() {
     let store = Store::start();
     let mut client = store.client();
     client.set("large", &vec![7; VALUE]).unwrap();
+    client.get("large").unwrap();
     let mut slow = store.raw();
     let gets = encoded(&vec![Request::Get { key: b"/large" }; GETS]);
     slow.write_all(&gets).unwrap();
@@ -268,7 +270,9 @@ fn a_flood_of_pipelined_requests_is_answered_as_fast_as_it_is_read() {
     const COUNT: usize = 200_000;
     let store = Store::start();
     let mut stream = store.raw();
-    store.client().set("k", &[1; 100]).unwrap();
+    let mut client = store.client();
+    client.set("k", &[1; 100]).unwrap();
+    client.get("k").unwrap();
     let mut copy = stream.try_clone().unwrap();
     let writer = thread::spawn(move || {
         let gets = encoded(&vec![Request::Get { key: b"/k" }; COUNT]);

@@ -1,4 +1,5 @@
 //! The store's answers: scenarios of several clients, generations, and agreement with a naive model.
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 

@@ -166,9 +166,15 @@ RENDEZVOUS = [
         ),
     ),
     Case(
-        "two nodes static one fails",
+        "two nodes static both fail",
         ((*STATIC2, "--node-rank=0"), (*STATIC2, "--node-rank=1")),
-        (*PROBE, "do:exit=3@3", "do:graceful@2", "do:exit=0"),
+        (*PROBE, "do:exit=3@3", "do:exit=4@0", "do:wait"),
+    ),
+    Case(
+        "two nodes static SIGTERM",
+        ((*STATIC2, "--node-rank=0"), (*STATIC2, "--node-rank=1")),
+        (*PROBE, "do:wait"),
+        signal=Signal("SIGTERM", 4),
     ),
     Case(
         "two nodes c10d",

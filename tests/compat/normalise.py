@@ -19,6 +19,9 @@ TEMPORARY = re.compile(r"torchelastic_[a-z0-9_]{8}(?=/|$)")
 RUN_FOLDER = re.compile(r"_[a-z0-9_]{8}(?=/attempt_|$)")
 PROCESS = re.compile(r"\b(Process|PID|pid:?) \d+")
 STACK_LINE = re.compile(r", line \d+")
+SITE_PACKAGES = re.compile(r"<venv>/lib/python[0-9.]+/site-packages")
+LAUNCHER_STACK = "torch/distributed/run.py"
+SPAWN_DESCRIPTOR = re.compile(r"(tracker_fd|pipe_handle)=\d+")
 MARKERS = re.compile(r"^\s*[\^~]+\s*$")
 
 
@@ -36,7 +39,9 @@ class Places:
         value = re.sub(rf"{re.escape(str(self.directory))}/node\d+", "<dir>", value)
         for path, name in ((self.venv, "<venv>"), (self.here, "<here>")):
             value = value.replace(str(path), name)
+        value = SITE_PACKAGES.sub("<site-packages>", value)
         value = re.sub(rf"\b{self.port}\b", "<port>", value)
+        value = SPAWN_DESCRIPTOR.sub(r"\1=<n>", value)
         value = UUID.sub("<uuid>", value)
         value = TEMPORARY.sub("torchelastic_<random>", value)
         return PROCESS.sub(r"\1 <pid>", value)
@@ -66,6 +71,8 @@ class Places:
         """The content of an error file: same shape, without times, line numbers and paths."""
         if isinstance(value, dict):
             return {k: "<time>" if k == "timestamp" else self.error(v) for k, v in value.items()}
+        if isinstance(value, str) and LAUNCHER_STACK in value:
+            return "<launcher's own stack>"
         if isinstance(value, str):
             lines = [line for line in self.text(value).splitlines() if not MARKERS.match(line)]
             return STACK_LINE.sub(", line <n>", "\n".join(lines))

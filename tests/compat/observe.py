@@ -41,6 +41,9 @@ POLL_S = 0.02
 CPUS = 2
 RANK_VARIABLES = ("RANK", "GROUP_RANK", "ROLE_RANK")
 LOG_FOLDERS = ("logs", "a", "tmp")
+# Left in the temporary directory by some imports of torch; nothing to do with launching.
+TORCH_CACHE = "torchinductor_"
+TORCH_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def start(case: Case, launcher: Launcher, places: Places, index: int, options: t
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=limit_cpus,
+            preexec_fn=settle,
         )
     finally:
         for descriptor in {stdin, stdout, stderr}:
@@ -182,8 +185,11 @@ def open_streams(directory: Path, terminal: bool) -> tuple[int, int, int]:
     )
 
 
-def limit_cpus() -> None:
+def settle() -> None:
+    """In the child: the same CPUs and signals whoever runs the tests (a shell's background job ignores SIGINT)."""
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:CPUS]))
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def free_port() -> int:
@@ -251,6 +257,7 @@ def collect(case: Case, places: Places, nodes: list[Node], statuses: list[int | 
         report["parent_is_launcher"] = report.pop("parent") in launchers
         report["ended_by"] = ends.get(key, {}).get("signal")
         env = {name: places.environment(name, value) for name, value in sorted(report.pop("env").items())}
+        env.pop(TORCH_CACHE_VARIABLE, None)
         name = rank
         if case.free_order:
             name = f"node{report['node']}.{env['LOCAL_RANK']}"
@@ -313,7 +320,7 @@ def log_tree(places: Places, nodes: list[Node], free_order: bool) -> dict[str, A
     for index, node in enumerate(nodes):
         for folder in LOG_FOLDERS:
             for path in sorted((node.directory / folder).rglob("*")):
-                if path.is_dir() and any(path.iterdir()):
+                if (path.is_dir() and any(path.iterdir())) or path.name.startswith(TORCH_CACHE):
                     continue
                 name = f"node{index}/" + places.log_path(str(path.relative_to(node.directory)))
                 while name in tree:

@@ -20,8 +20,8 @@ RUN apt-get update \
 # Before the wheel: torch is large and changes seldom.
 RUN if [ -n "${TORCH}" ]; then pip install --no-cache-dir ${PIP_OPTIONS} ${TORCH} numpy; fi
 
-COPY dist/*.whl /opt/wheels/
-RUN pip install --no-cache-dir --no-deps /opt/wheels/*.whl
+COPY dist/*.whl /opt/instep/
+RUN pip install --no-cache-dir --no-deps /opt/instep/*.whl
 
 WORKDIR /workspace
 CMD ["/bin/bash"]

@@ -9,10 +9,13 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::protocol::{MAGIC, Request};
+use crate::protocol::{Decoder, Limits, MAGIC, Request, Violation};
 
-/// The server answers at once when it does not wait; what takes longer is a broken network or a stopped process.
-const CANCEL_DEADLINE: Duration = Duration::from_secs(10);
+/// What is not a wait is answered at once, so at least this long is given: less would break a connection that is merely
+/// slow, because a late reply cannot be told from the next one.
+const REPLY_DEADLINE: Duration = Duration::from_secs(10);
+/// For one address: one that swallows packets must not keep the others from being tried.
+const ATTEMPT_DEADLINE: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 /// How often a wait looks whether it is interrupted.
@@ -45,6 +48,9 @@ pub enum Error {
         /// How long.
         timeout: Duration,
     },
+    /// The request is over a limit of the protocol and was not sent.
+    #[error(transparent)]
+    TooLarge(#[from] Violation),
     /// The wait was given up because the caller's interrupt check said so.
     #[error("the wait was interrupted")]
     Interrupted,
@@ -85,7 +91,7 @@ impl<T: AsRef<str> + ?Sized> From<&T> for Key {
     }
 }
 
-/// Asked now and then during a wait; true gives the wait up.
+/// Asked now and then during a wait; true gives the wait up. Not while a single connection attempt is under way.
 type Interrupt = Box<dyn FnMut() -> bool + Send>;
 
 /// A connection to a store.
@@ -104,6 +110,23 @@ pub struct Client {
 impl Client {
     /// Connects, retrying until `timeout`, which is also the deadline of every later call.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Client> {
+        Client::retry(host, port, timeout, &mut || false)
+    }
+
+    /// As [`Client::connect`]; while connecting and in every wait `interrupt` is asked about ten times a second, and once
+    /// it says true the call ends with [`Error::Interrupted`].
+    pub fn connect_with(
+        host: &str,
+        port: u16,
+        timeout: Duration,
+        mut interrupt: impl FnMut() -> bool + Send + 'static,
+    ) -> Result<Client> {
+        let mut client = Client::retry(host, port, timeout, &mut interrupt)?;
+        client.interrupt = Some(Box::new(interrupt));
+        Ok(client)
+    }
+
+    fn retry(host: &str, port: u16, timeout: Duration, interrupt: &mut dyn FnMut() -> bool) -> Result<Client> {
         let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
         let mut pause = FIRST_RETRY;
         loop {
@@ -111,12 +134,18 @@ impl Client {
                 Ok(client) => return Ok(client),
                 Err(error) => error,
             };
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let now = Instant::now();
+            if now >= deadline {
                 let host = host.to_owned();
                 return Err(Error::Connect { host, port, timeout, source });
             }
-            thread::sleep(pause.min(left));
+            let resume = deadline.min(now + pause);
+            while Instant::now() < resume {
+                if interrupt() {
+                    return Err(Error::Interrupted);
+                }
+                thread::sleep(resume.saturating_duration_since(Instant::now()).min(INTERRUPT_EVERY));
+            }
             pause = (pause * 2).min(LAST_RETRY);
         }
     }
@@ -136,11 +165,11 @@ impl Client {
     fn handshake(address: SocketAddr, timeout: Duration, deadline: Instant) -> io::Result<Client> {
         // Zero is not a valid connect timeout; an expired deadline still gets one quick attempt.
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let stream = TcpStream::connect_timeout(&address, left)?;
+        let stream = TcpStream::connect_timeout(&address, left.min(ATTEMPT_DEADLINE))?;
         stream.set_nodelay(true)?;
         let mut client = Client {
             stream,
-            timeout: left,
+            timeout: timeout.min(LONGEST_WAIT),
             read_timeout: Duration::ZERO,
             interrupt: None,
             request: Vec::new(),
@@ -151,11 +180,12 @@ impl Client {
         let nonce = std::process::id();
         Request::Validate { magic: MAGIC }.encode(&mut client.request);
         Request::Ping { nonce }.encode(&mut client.request);
-        let answer = client.send().and_then(|()| client.fixed());
-        client.timeout = timeout;
+        let answer = client.send().and_then(|()| client.fill(4, left));
+        let answer = answer.and_then(|answered| if answered { client.fixed().map(Some) } else { Ok(None) });
         match answer {
-            Ok(bytes) if u32::from_le_bytes(bytes) == nonce => Ok(client),
-            Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "what listens there is not a store")),
+            Ok(Some(bytes)) if u32::from_le_bytes(bytes) == nonce => Ok(client),
+            Ok(None) => Err(io::Error::new(io::ErrorKind::TimedOut, "what listens there does not answer")),
+            Ok(Some(_)) => Err(io::Error::new(io::ErrorKind::InvalidData, "what listens there is not a store")),
             Err(Error::Closed { source }) => Err(source),
             Err(error) => Err(io::Error::other(error)),
         }
@@ -168,13 +198,7 @@ impl Client {
 
     /// Changes the deadline of every call.
     pub fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
-    }
-
-    /// During a wait `interrupt` is asked about ten times a second; once it says true the wait ends with
-    /// [`Error::Interrupted`].
-    pub fn interrupt_with(&mut self, interrupt: impl FnMut() -> bool + Send + 'static) {
-        self.interrupt = Some(Box::new(interrupt));
+        self.timeout = timeout.min(LONGEST_WAIT);
     }
 
     /// Stores a value.
@@ -328,9 +352,11 @@ impl Client {
 
     /// Reads the answer to a `WAIT` or `BARRIER`; past the deadline cancels it.
     fn await_ready(&mut self, keys: &[&[u8]], timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
+        let timeout = timeout.min(LONGEST_WAIT);
+        let deadline = Instant::now() + timeout;
+        // The whole timeout at first, not what is left of it: the socket usually has it set already.
+        let mut left = timeout;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
             let slice = if self.interrupt.is_some() { left.min(INTERRUPT_EVERY) } else { left };
             if self.fill(1, slice)? {
                 return match self.fixed()? {
@@ -346,6 +372,7 @@ impl Client {
                 let what = describe(keys);
                 return Err(if interrupted { Error::Interrupted } else { Error::Timeout { what, timeout } });
             }
+            left = deadline.saturating_duration_since(Instant::now());
         }
     }
 
@@ -354,7 +381,7 @@ impl Client {
         self.submit(&Request::CancelWait)?;
         let mut was_ready = false;
         loop {
-            if !self.fill(1, CANCEL_DEADLINE)? {
+            if !self.fill(1, REPLY_DEADLINE)? {
                 return Err(self.closed(io::ErrorKind::TimedOut.into()));
             }
             match self.fixed()? {
@@ -368,6 +395,7 @@ impl Client {
     fn submit(&mut self, request: &Request<'_>) -> Result<()> {
         self.request.clear();
         request.encode(&mut self.request);
+        Decoder::default().scan(&self.request, &Limits::default())?;
         self.send()
     }
 
@@ -412,9 +440,9 @@ impl Client {
         }
     }
 
-    /// Has `length` bytes at hand, or breaks the connection: after a reply that came too late nothing can be matched.
+    /// Has `length` bytes at hand, or breaks the connection.
     fn need(&mut self, length: usize) -> Result<()> {
-        match self.fill(length, self.timeout)? {
+        match self.fill(length, self.timeout.max(REPLY_DEADLINE))? {
             true => Ok(()),
             false => Err(self.closed(io::ErrorKind::TimedOut.into())),
         }

@@ -314,7 +314,7 @@ impl Decoder {
     }
 
     /// The length of the request once all of it is there.
-    fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<usize>, Violation> {
+    pub(crate) fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<usize>, Violation> {
         let Some(&code) = bytes.first() else {
             return Ok(None);
         };

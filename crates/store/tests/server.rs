@@ -179,8 +179,16 @@ fn a_wait_that_times_out_leaves_the_connection_usable() {
     let failure = client.barrier("alone", 2).unwrap_err();
     assert!(matches!(failure, Error::Timeout { .. }), "{failure}");
     client.set_timeout(DEADLINE);
-    client.interrupt_with(|| true);
-    assert!(matches!(client.get("never"), Err(Error::Interrupted)));
+    let mut asked = 0;
+    let interrupt = move || {
+        asked += 1;
+        asked == 3
+    };
+    let mut interrupted = Client::connect_with("127.0.0.1", store.server.port(), DEADLINE, interrupt).unwrap();
+    assert!(matches!(interrupted.get("never"), Err(Error::Interrupted)));
+    assert_eq!(interrupted.num_keys().unwrap(), 1);
+    let too_large = client.set("k".repeat(9000).as_str(), b"");
+    assert!(matches!(too_large, Err(Error::TooLarge(_))), "{too_large:?}");
     // What arrives later belongs to nobody.
     let mut other = store.client();
     other.set("never", b"now").unwrap();

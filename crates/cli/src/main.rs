@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use instep_launch::guardian;
 
 /// Distributed training for PyTorch.
 #[derive(Debug, Parser)]
@@ -54,6 +55,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if std::env::args_os().next().is_some_and(|name| name == guardian::NAME) {
+        guardian::stand_guard();
+        return ExitCode::SUCCESS;
+    }
     let result = match Cli::parse().command {
         Command::Run(arguments) => run::run(*arguments),
         Command::Launch(arguments) => run::launch(*arguments),

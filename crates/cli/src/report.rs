@@ -77,12 +77,10 @@ fn render(program: &str, outcome: &Outcome) -> String {
         text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Then:")));
         text.push_str(&grouped(&others));
     }
-    text.push_str(&format!("{}\n", rule("-")));
-    if let Some(directory) = outcome.log_directory.as_ref().filter(|_| !outcome.failures.is_empty()) {
-        text.push_str(&format!("logs: {}\n", directory.display()));
-    }
-    if let Some(hint) = root.and_then(hint) {
-        text.push_str(&format!("{} {hint}\n", paint("36", "hint:")));
+    let logs = outcome.log_directory.as_ref().map(|directory| format!("logs: {}\n", directory.display()));
+    let hint = root.and_then(hint).map(|hint| format!("{} {hint}\n", paint("36", "hint:")));
+    if logs.is_some() || hint.is_some() {
+        text.push_str(&format!("{}\n{}{}", rule("-"), logs.unwrap_or_default(), hint.unwrap_or_default()));
     }
     text.push_str(&format!("{}\n", rule("=")));
     text

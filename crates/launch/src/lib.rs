@@ -10,7 +10,7 @@
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
 //! | `output`, [`logs`], [`fold`], `terminal` | where their output goes |
-//! | `guardian` | ends the workers if the launcher is killed |
+//! | [`guardian`] | ends the workers if the launcher is killed |
 //! | [`failure`] | what is known about a worker that failed |
 //! | `torchrun` | one static job together with Python's torchrun |
 //!
@@ -25,7 +25,7 @@ pub mod endpoint;
 pub mod environment;
 pub mod failure;
 pub mod fold;
-mod guardian;
+pub mod guardian;
 pub mod interpreter;
 mod link;
 pub mod logs;

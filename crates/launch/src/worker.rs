@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
 use nix::sched::CpuSet;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid, setsid};
 
@@ -51,6 +51,8 @@ impl Worker {
         unsafe {
             command.pre_exec(move || {
                 setsid()?;
+                // The launcher blocks the signals it reads as data; a worker must feel them.
+                SigSet::empty().thread_set_mask()?;
                 nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
                 // The launcher may have died before the line above took effect.
                 if getppid() != launcher {

@@ -43,6 +43,8 @@ RANK_VARIABLES = ("RANK", "GROUP_RANK", "ROLE_RANK")
 LOG_FOLDERS = ("logs", "a", "tmp")
 # Left in the temporary directory by some imports of torch; nothing to do with launching.
 TORCH_CACHE = "torchinductor_"
+# Python's own helper of a spawned process, which ends a moment after it.
+PYTHON_HELPER = b"resource_tracker"
 TORCH_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -217,14 +219,14 @@ def wait_for(case: Case, nodes: list[Node], out: Path) -> list[int | str]:
 
 
 def kill_workers(out: Path) -> int:
-    """Ends every process that belongs to this run, by the variable they all inherit; returns how many there were."""
+    """Ends every process that belongs to this run, by the variable they all inherit; returns how many workers."""
     mark = f"PROBE_OUT={out}".encode()
     found = 0
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                found += PYTHON_HELPER not in (entry / "cmdline").read_bytes()
                 os.kill(int(entry.name), signal.SIGKILL)
-                found += 1
     return found
 
 

@@ -15,27 +15,22 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
-use std::io::{self, Read as _};
-use std::os::fd::AsFd as _;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
+use crate::interpreter;
 use crate::numa::parse_cpu_list;
 
 /// Longest wait for the interpreter to import torch and count devices.
 const ASK_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Most bytes of the interpreter's output that are kept; the rest is read and dropped.
-const ASK_OUTPUT_LIMIT: usize = 1 << 20;
 
 /// Device files of GPUs that torch's CUDA interface may drive: NVIDIA, Tegra, WSL, ROCm.
 const GPU_DEVICE_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd"];
@@ -453,12 +448,11 @@ print("\ninstep-device-count", module, flush=True)
 /// Lets `python` import torch and count. `None`: torch does not know the device.
 fn ask_torch(python: &Path, device: &str, timeout: Duration) -> Result<Option<usize>, DeviceError> {
     let failed = |cause: String| DeviceError::AskFailed { device: device.to_owned(), python: python.to_owned(), cause };
-    let mut command = Command::new(python);
-    command.arg("-c").arg(QUESTION).arg(device);
-    let (status, output) = output_within(command, timeout).map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => failed(format!("no answer within {} s", timeout.as_secs())),
-        _ => failed(format!("which could not be started: {error}")),
-    })?;
+    let (status, output) =
+        interpreter::ask(python, &[QUESTION, device], timeout).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => failed(format!("no answer within {} s", timeout.as_secs())),
+            _ => failed(format!("which could not be started: {error}")),
+        })?;
     match output.lines().rev().find_map(|line| line.strip_prefix(ANSWER)) {
         Some("unknown") => Ok(None),
         Some(count) => count.trim().parse().map(Some).map_err(|_| failed(format!("which answered {count:?}"))),
@@ -469,62 +463,10 @@ fn ask_torch(python: &Path, device: &str, timeout: Duration) -> Result<Option<us
     }
 }
 
-/// Runs a command with its output and errors in one text. Past the time-out it is killed.
-fn output_within(mut command: Command, timeout: Duration) -> io::Result<(ExitStatus, String)> {
-    let deadline = Instant::now() + timeout;
-    let (reader, writer) = io::pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-    let mut child = command.spawn()?;
-    // Holds the writing ends of the pipe: with it alive the output would never end.
-    drop(command);
-    let result = read_until_exit(&mut child, reader, deadline);
-    if result.is_err() {
-        // Already gone is as good as killed.
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    result
-}
-
-fn read_until_exit(
-    child: &mut Child,
-    mut reader: io::PipeReader,
-    deadline: Instant,
-) -> io::Result<(ExitStatus, String)> {
-    let mut output = Vec::new();
-    let mut chunk = [0; 8192];
-    loop {
-        // An answer may be complete although a grandchild keeps the pipe open, so look for the exit too.
-        let exited = child.try_wait()?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        if exited.is_none() && left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let wait_ms = if exited.is_some() { 0 } else { left.as_millis().clamp(1, 20) as u16 };
-        let mut descriptors = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
-        let ready = match poll(&mut descriptors, PollTimeout::from(wait_ms)) {
-            Ok(ready) => ready > 0,
-            Err(Errno::EINTR) => continue,
-            Err(errno) => return Err(errno.into()),
-        };
-        let length = if ready { reader.read(&mut chunk)? } else { 0 };
-        let kept = length.min(ASK_OUTPUT_LIMIT.saturating_sub(output.len()));
-        output.extend_from_slice(&chunk[..kept]);
-        if length == 0 {
-            if let Some(status) = exited {
-                return Ok((status, String::from_utf8_lossy(&output).into_owned()));
-            }
-            if ready {
-                // The pipe is closed and the process about to end: do not spin on a readable end of file.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     fn gpu(index: usize, uuid: &str) -> Gpu {
         Gpu {
@@ -695,7 +637,7 @@ mod tests {
 
     /// A stand-in for Python: ignores the question and runs the given shell lines. Another process writes the file: one
     /// that this process has open for writing could not be run while a test beside this one forks.
-    fn interpreter(folder: &Path, script: &str) -> PathBuf {
+    fn stand_in(folder: &Path, script: &str) -> PathBuf {
         let path = folder.join("python");
         let write = r#"printf '#!/bin/sh\n%s\n' "$1" > "$0" && chmod +x "$0""#;
         assert!(Command::new("sh").arg("-c").arg(write).arg(&path).arg(script).status().unwrap().success());
@@ -715,7 +657,7 @@ mod tests {
             ("exec sleep 60", "no answer within 0 s"),
         ] {
             let folder = tempfile::tempdir().unwrap();
-            let python = interpreter(folder.path(), script);
+            let python = stand_in(folder.path(), script);
             let timeout = Duration::from_millis(if script.starts_with("exec") { 100 } else { 20_000 });
             let answer = ask_torch(&python, "npu", timeout);
             let said = answer.as_ref().map_or_else(ToString::to_string, |count| format!("Ok({count:?})"));

@@ -1,4 +1,4 @@
-//! Which Python runs the workers.
+//! Which Python runs the workers, and what it says about itself.
 //!
 //! [`find`] follows one order everywhere: the flag, `PYTHON_EXEC`, `VIRTUAL_ENV`, the folder of the running binary, `PATH`.
 //! A choice the user made by name (flag, `PYTHON_EXEC`) is taken or refused, never replaced by another; the other places
@@ -6,11 +6,21 @@
 //!
 //! Symbolic links are not resolved: `bin/python` of a virtual environment is a link, and only under its own name does
 //! Python find the environment's packages.
+//!
+//! [`Interpreter::inspect`] asks for the version and the module folders; [`Inspection::installed`] then looks packages up
+//! in those folders, so that a package's version is known without importing it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{AccessFlags, access};
 
 /// Where programs are looked up when `PATH` is not set.
@@ -125,10 +135,124 @@ fn first_program(candidates: &[PathBuf], chosen_because: &'static str) -> Option
     Some(Interpreter { path, chosen_because })
 }
 
+/// Longest wait for a Python that only has to start.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Most bytes of an interpreter's output that are kept; the rest is read and dropped.
+const OUTPUT_LIMIT: usize = 1 << 20;
+
+/// What a Python says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspection {
+    /// As in `3.12.1`.
+    pub version: String,
+    /// The folders it imports from, first match wins.
+    pub folders: Vec<PathBuf>,
+}
+
+impl Interpreter {
+    /// Starts the interpreter and lets it describe itself. Nothing but `sys` is imported.
+    pub fn inspect(&self) -> io::Result<Inspection> {
+        const QUESTION: &str = r#"
+import sys
+print("\ninstep-version %d.%d.%d" % sys.version_info[:3])
+for folder in sys.path:
+    print("instep-folder " + folder)
+"#;
+        let (status, output) = ask(&self.path, &[QUESTION], INSPECT_TIMEOUT)?;
+        let Some(version) = output.lines().find_map(|line| line.strip_prefix("instep-version ")) else {
+            let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+            return Err(io::Error::other(format!("it ended with {status}: {}", last.trim())));
+        };
+        let folders = output.lines().filter_map(|line| line.strip_prefix("instep-folder "));
+        // The empty folder stands for the current one, which is not where packages are installed.
+        let folders = folders.filter(|folder| !folder.is_empty()).map(PathBuf::from).collect();
+        Ok(Inspection { version: version.to_owned(), folders })
+    }
+}
+
+impl Inspection {
+    /// The installed version of a package, read from its metadata (`<package>-*.dist-info`), else from its `version.py`.
+    pub fn installed(&self, package: &str) -> Option<String> {
+        self.folders.iter().find_map(|folder| {
+            let from_metadata = fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
+                let name = entry.file_name().to_string_lossy().to_ascii_lowercase();
+                let rest = name.strip_prefix(package)?;
+                let file = match rest {
+                    rest if rest.starts_with('-') && rest.ends_with(".dist-info") => "METADATA",
+                    rest if rest.ends_with(".egg-info") => "PKG-INFO",
+                    _ => return None,
+                };
+                let metadata = fs::read_to_string(entry.path().join(file)).ok()?;
+                metadata.lines().find_map(|line| line.strip_prefix("Version:")).map(|version| version.trim().to_owned())
+            });
+            from_metadata.or_else(|| {
+                let source = fs::read_to_string(folder.join(package).join("version.py")).ok()?;
+                let value = source.lines().find_map(|line| line.strip_prefix("__version__ ="))?;
+                Some(value.trim().trim_matches(['\'', '"']).to_owned())
+            })
+        })
+    }
+}
+
+/// Runs `python -c <first argument> <further arguments>` and returns its output and errors in one text. Past the time-out
+/// it is killed.
+pub(crate) fn ask(python: &Path, arguments: &[&str], timeout: Duration) -> io::Result<(ExitStatus, String)> {
+    let deadline = Instant::now() + timeout;
+    let (reader, writer) = io::pipe()?;
+    let mut command = Command::new(python);
+    command.arg("-c").args(arguments).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn()?;
+    // Holds the writing ends of the pipe: with it alive the output would never end.
+    drop(command);
+    let result = read_until_exit(&mut child, reader, deadline);
+    if result.is_err() {
+        // Already gone is as good as killed.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    result
+}
+
+fn read_until_exit(
+    child: &mut Child,
+    mut reader: io::PipeReader,
+    deadline: Instant,
+) -> io::Result<(ExitStatus, String)> {
+    let mut output = Vec::new();
+    let mut chunk = [0; 8192];
+    loop {
+        // An answer may be complete although a grandchild keeps the pipe open, so look for the exit too.
+        let exited = child.try_wait()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if exited.is_none() && left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let wait_ms = if exited.is_some() { 0 } else { left.as_millis().clamp(1, 20) as u16 };
+        let mut descriptors = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+        let ready = match poll(&mut descriptors, PollTimeout::from(wait_ms)) {
+            Ok(ready) => ready > 0,
+            Err(Errno::EINTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        };
+        let length = if ready { reader.read(&mut chunk)? } else { 0 };
+        let kept = length.min(OUTPUT_LIMIT.saturating_sub(output.len()));
+        output.extend_from_slice(&chunk[..kept]);
+        if length == 0 {
+            if let Some(status) = exited {
+                return Ok((status, String::from_utf8_lossy(&output).into_owned()));
+            }
+            if ready {
+                // The pipe is closed and the process about to end: do not spin on a readable end of file.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     struct Machine {
@@ -233,5 +357,38 @@ mod tests {
         }
         let nothing = find(None, |_| Some(OsString::new()), None).unwrap_err().to_string();
         assert!(nothing.contains("PATH is empty"), "{nothing}");
+    }
+
+    #[test]
+    fn versions_are_read_without_importing() {
+        let machine = Machine::with(&[]);
+        let write = |name: &str, text: &str| {
+            let path = machine.path(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("first/torch_geometric-2.6.1.dist-info/METADATA", "Name: torch-geometric\nVersion: 2.6.1\n");
+        write(
+            "second/torch-2.15.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0+cpu\n\nText",
+        );
+        write("third/torch-2.1.0.dist-info/METADATA", "Version: 2.1.0\n");
+        write("third/numpy/version.py", "import x\n__version__ = '2.3.4'\n");
+        write("third/instep.egg-info/PKG-INFO", "Version: 0.1.0\n");
+        let folders = ["gone", "first", "second", "third"].map(|name| machine.path(name)).to_vec();
+        let inspection = Inspection { version: "3.12.1".to_owned(), folders };
+        for (package, wanted) in
+            [("torch", Some("2.15.0+cpu")), ("numpy", Some("2.3.4")), ("instep", Some("0.1.0")), ("jax", None)]
+        {
+            assert_eq!(inspection.installed(package).as_deref(), wanted, "{package}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_no_python_is_explained() {
+        let interpreter = |path: &str| Interpreter { path: path.into(), chosen_because: "a test says so" };
+        let error = interpreter("/bin/false").inspect().unwrap_err().to_string();
+        assert!(error.contains("exit status: 1"), "{error}");
+        assert_eq!(interpreter("/nonexistent/python").inspect().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

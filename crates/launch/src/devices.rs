@@ -70,7 +70,7 @@ pub enum DeviceError {
     NoWorkers(String),
     /// `gpu` on a machine where CUDA sees none. The first sentence is torchrun's.
     #[error(
-        "Cuda is not available. {0}\nhint: use --nproc-per-node=cpu or a number to train without GPUs; `instep doctor` shows what was found"
+        "Cuda is not available. ({0})\nhint: use --nproc-per-node=cpu or a number to train without GPUs; `instep doctor` shows what was found"
     )]
     CudaNotAvailable(String),
     /// torch knows the device, but none is there.
@@ -166,7 +166,7 @@ fn decide(wanted: &WorkersPerNode, machine: &impl Machine) -> Result<usize, Devi
         WorkersPerNode::Cpu => machine.cpus(),
         WorkersPerNode::Gpu => match machine.cuda_devices() {
             Ok(0) => Err(DeviceError::CudaNotAvailable(
-                "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES counts)".to_owned(),
+                "the NVIDIA driver shows no GPU to this process; CUDA_VISIBLE_DEVICES may hide them".to_owned(),
             )),
             Ok(count) => Ok(count),
             Err(_) if machine.has_gpu_device_file() => match machine.ask("cuda")? {
@@ -180,12 +180,13 @@ fn decide(wanted: &WorkersPerNode, machine: &impl Machine) -> Result<usize, Devi
         WorkersPerNode::Xpu => at_least_one("xpu", machine.ask("xpu")?),
         WorkersPerNode::Device(name) => at_least_one(name, machine.ask(name)?),
         WorkersPerNode::Auto => {
-            let accelerators = match machine.cuda_devices() {
+            let cuda = machine.cuda_devices();
+            let torch_may_know =
+                cuda.is_err() && machine.has_gpu_device_file() || machine.has_accelerator_device_file();
+            let accelerators = match cuda {
                 Ok(count) if count > 0 => count,
                 // A Python without torch cannot use an accelerator, so that a failed question means none.
-                _ if machine.has_gpu_device_file() || machine.has_accelerator_device_file() => {
-                    machine.ask("accelerator").ok().flatten().unwrap_or(0)
-                }
+                _ if torch_may_know => machine.ask("accelerator").ok().flatten().unwrap_or(0),
                 _ => 0,
             };
             if accelerators > 0 { Ok(accelerators) } else { machine.cpus() }
@@ -599,12 +600,13 @@ mod tests {
             (Count(0), Ok(0), (false, false), None, "--nproc-per-node must be at least 1, but is 0"),
             (Cpu, Ok(8), (true, true), Some(8), "16"),
             (Gpu, Ok(8), (true, true), Some(2), "8"),
-            (Gpu, Ok(0), (true, true), Some(2), "Cuda is not available. the NVIDIA driver shows no GPU"),
-            (Gpu, none(), (false, false), None, "Cuda is not available. no library"),
+            (Gpu, Ok(0), (true, true), Some(2), "Cuda is not available. (the NVIDIA driver shows no GPU"),
+            (Gpu, none(), (false, false), None, "Cuda is not available. (no library)"),
             (Gpu, none(), (true, false), Some(2), "2"),
-            (Gpu, none(), (true, false), Some(0), "Cuda is not available. torch in /usr/bin/python3"),
+            (Gpu, none(), (true, false), Some(0), "Cuda is not available. (torch in /usr/bin/python3"),
             (Auto, Ok(8), (true, true), Some(2), "8"),
-            (Auto, Ok(0), (false, false), Some(2), "16"),
+            (Auto, Ok(0), (true, false), Some(2), "16"),
+            (Auto, Ok(0), (true, true), Some(2), "2"),
             (Auto, none(), (false, true), Some(2), "2"),
             (Auto, none(), (false, true), Some(0), "16"),
             (Auto, none(), (true, false), None, "16"),

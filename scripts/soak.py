@@ -15,7 +15,7 @@ import sys
 import system
 from project import CACHE, ROOT, VENV_PYTHON, cargo_environment, run, say
 
-FUZZ_VERSION = "0.13.1"
+FUZZ_VERSION = "0.13.2"
 NO_TESTS_COLLECTED = 5
 
 

@@ -18,7 +18,7 @@ from project import fail, say
 # command -> Debian package
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
 TEST = BUILD | {"ip": "iproute2"}
-SOAK = TEST | {"debootstrap": "debootstrap"}
+SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++"}
 PURPOSES = {"build": BUILD, "test": TEST, "soak": SOAK}
 
 # `ip` and friends live in folders that are not on every user's PATH.

@@ -144,7 +144,7 @@ class Running:
     def children(self) -> list[psutil.Process]:
         """Its living descendants."""
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            return list(psutil.Process(self.pid).children(recursive=True))
         except psutil.NoSuchProcess:
             return []
 

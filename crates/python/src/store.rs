@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use instep_store::{Client, Error, Key, Server, listen, listen_loopback};
-use pyo3::prelude::{Bound, FromPyObject, PyAny, PyAnyMethods, PyDictMethods, PyErr, PyRef, PyResult, Python};
+use pyo3::prelude::{
+    Bound, FromPyObject, PyAny, PyAnyMethods, PyErr, PyListMethods, PyMappingMethods, PyRef, PyResult, Python,
+};
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyMapping};
 use pyo3::{pyclass, pymethods};
 
 use crate::errors;
@@ -223,11 +225,10 @@ impl StoreClient {
     }
 
     /// Store several values with one request.
-    fn multi_set(&self, py: Python<'_>, values: &Bound<'_, PyDict>) -> PyResult<()> {
-        let mut pairs = Vec::with_capacity(values.len());
-        for (key, value) in values {
-            let key: PyBackedStr = key.extract()?;
-            let value: Data = value.extract()?;
+    fn multi_set(&self, py: Python<'_>, values: &Bound<'_, PyMapping>) -> PyResult<()> {
+        let mut pairs = Vec::new();
+        for item in values.items()?.iter() {
+            let (key, value): (PyBackedStr, Data) = item.extract()?;
             pairs.push((Key::from(&key), value.bytes().to_vec()));
         }
         self.call(py, None, |client| client.multi_set(&pairs))

@@ -20,7 +20,7 @@ from project import fail
 
 OLDEST_GLIBC = "2.28"
 # Part of glibc on every machine, or of its compiler's runtime, as manylinux allows.
-ALLOWED_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|libresolv|librt|libutil|libgcc_s|ld-linux-x86-64)\.so\.\d+")
+ALLOWED_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|libresolv|librt|libutil|libgcc_s|ld-linux-x86-64)\.so\.\d")
 
 
 @dataclass(frozen=True)

@@ -279,6 +279,7 @@ def build_all(bin_folder: Path) -> None:
     try:
         wheel = build_wheel(bin_folder)
     finally:
+        side.join(timeout=0.5)
         if side.is_alive():
             step("environment", "waiting for uv to finish")
         side.join()

@@ -112,9 +112,9 @@ def test_killed_rank_resumes_and_reaches_the_same_loss(
 ) -> None:
     words = shlex.split("run --standalone --nproc_per_node=4 --max_restarts=3 multigpu_torchrun.py 50 10")
     job = run.start(instep, *words, cwd=folder, env=venv)
-    wait_until(lambda: "[GPU2] Epoch 13 " in job.stdout, 60, lambda: f"epoch 13 of\n{job.stdout}\n{job.stderr}")
+    wait_until(lambda: "[GPU2] Epoch 13 " in job.stdout, 90, lambda: f"epoch 13 of\n{job.stdout}\n{job.stderr}")
     worker(job, rank=2).send_signal(signal.SIGKILL)
-    shown = job.wait().expect(0)
+    shown = job.wait(150).expect(0)
     before, loading, after = shown.stdout.partition("Loading snapshot from snapshot.pt\n")
     assert loading, shown
     resumed = [

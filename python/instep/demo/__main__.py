@@ -77,6 +77,10 @@ class Demo:
         """Play the whole story; return what went wrong, if anything did."""
         what = "a small MLP with torch" if self._options.with_torch else "a tiny MLP in plain Python"
         self._console.narrate(f"training {what} on {self._options.ranks} CPU ranks for {TOTAL_EPOCHS} epochs")
+        if self._options.with_torch:
+            self._console.plain(
+                "    (every rank imports torch first, which takes a few seconds, and again after a restart)"
+            )
         began = time.monotonic()
         status = self._run_job()
         problem = self._problem(status)

@@ -5,6 +5,7 @@ An ordinary training script: it would run under torchrun as it is. `examples/ddp
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -103,8 +104,10 @@ def main() -> None:
     try:
         train(reporter, total_epochs=args.total_epochs, save_every=args.save_every, pace_s=args.pace)
     except RuntimeError as error:
-        # The neighbours of a killed rank end here: one line each instead of a stack of frames inside torch.
-        sys.exit(f"rank {reporter.rank} gives up: {str(error).splitlines()[0].partition('. ')[0]}")
+        # The neighbours of a killed rank end here: one line each instead of a stack of frames inside torch, and
+        # without the place in gloo's source that the message begins with.
+        cause = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0]).partition(". ")[0]
+        sys.exit(f"rank {reporter.rank} gives up: {cause}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// An error file larger than this is cut when read: it is shown to people.
 const MAX_ERROR_FILE_BYTES: u64 = 1 << 20;
@@ -137,19 +137,20 @@ fn parse_error_file(bytes: &[u8]) -> ErrorFile {
     }
 }
 
-/// Copies the root cause's error file to where *our* parent expects one, adding the exit code as torchrun does.
+/// Copies the root cause's error file to where *our* parent expects one, adding the exit code as torchrun does; a
+/// message that is plain text stays as it is.
 pub fn pass_on_error_file(from: &Path, to: &Path, exit: ExitStatus) -> std::io::Result<()> {
     let mut root: Value = serde_json::from_slice(&fs::read(from)?)?;
-    match root.get_mut("message") {
-        Some(Value::Object(message)) => {
-            message.insert("errorCode".to_owned(), exit.0.into());
-        }
-        Some(message) => {
-            *message = serde_json::json!({"message": message.take(), "errorCode": exit.0});
-        }
-        None => {}
+    if let Some(Value::Object(message)) = root.get_mut("message") {
+        message.insert("errorCode".to_owned(), exit.0.into());
     }
     fs::write(to, serde_json::to_vec(&root)?)
+}
+
+/// Writes an error file of the launcher's own, for a parent that expects one.
+pub fn write_error_file(to: &Path, message: &str, seconds_since_1970: u64) -> std::io::Result<()> {
+    let extra = json!({"py_callstack": message, "timestamp": seconds_since_1970.to_string()});
+    fs::write(to, serde_json::to_vec(&json!({"message": {"message": message, "extraInfo": extra}}))?)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
@@ -22,16 +22,16 @@ use nix::unistd::Pid;
 /// [`crate::supervisor::run`] must call [`stand_guard`] when it is started under this name.
 pub const NAME: &str = "ranks-guardian";
 
-/// The launcher's end of the pipe.
+/// The launcher's end of the pipe. Dropping it waits until the guardian has ended too.
 #[derive(Debug)]
 pub(crate) struct Guardian {
-    pipe: ChildStdin,
+    process: Child,
 }
 
 impl Guardian {
     /// Starts the guardian.
     pub(crate) fn start() -> io::Result<Guardian> {
-        let mut child = Command::new("/proc/self/exe")
+        let process = Command::new("/proc/self/exe")
             .arg0(NAME)
             .stdin(Stdio::piped())
             // Whoever reads the launcher's output must see its end even while the guardian lives.
@@ -40,8 +40,7 @@ impl Guardian {
             // Ctrl-C at the terminal must not end it before its work is done.
             .process_group(0)
             .spawn()?;
-        let pipe = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        Ok(Guardian { pipe })
+        Ok(Guardian { process })
     }
 
     /// A worker leads this process group.
@@ -56,7 +55,14 @@ impl Guardian {
 
     fn tell(&mut self, record: i32) {
         // The guardian cannot be gone before us unless somebody killed it; the parent-death signal is left then.
-        let _ = self.pipe.write_all(&record.to_ne_bytes());
+        let _ = self.process.stdin.as_mut().map(|pipe| pipe.write_all(&record.to_ne_bytes()));
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        // Closes the pipe first, which is what the guardian waits for.
+        let _ = self.process.wait();
     }
 }
 

@@ -256,9 +256,9 @@ pub fn substitute(template: &str, value: impl Fn(&str) -> Option<String>) -> Str
     while let Some(dollar) = rest.find('$') {
         result.push_str(&rest[..dollar]);
         let after = &rest[dollar + 1..];
-        let (name, consumed) = if after.starts_with('$') {
+        let (name, consumed) = if let Some(after) = after.strip_prefix('$') {
             result.push('$');
-            rest = &after[1..];
+            rest = after;
             continue;
         } else if let Some(braced) = after.strip_prefix('{') {
             let length = identifier(braced);

@@ -118,12 +118,14 @@ pub(crate) struct Patience<'a> {
 pub(crate) fn attend(plan: &Plan, patience: Patience<'_>) -> Result<Attendance, MeetingError> {
     match &plan.meeting {
         Meeting::Alone => {
-            let listeners = instep_store::listen_loopback(0)?;
-            host(plan, listeners, "localhost".to_owned(), None, patience)
+            let address = plan.local_address.clone().unwrap_or_else(|| "localhost".to_owned());
+            let listeners =
+                if is_loopback(&address) { instep_store::listen_loopback(0) } else { instep_store::listen(0) };
+            host(plan, listeners?, address, None, patience)
         }
         Meeting::Fixed { host: address, port } if plan.node_rank == 0 => {
-            let loopback = address.parse().map_or(address == "localhost", |address: IpAddr| address.is_loopback());
-            let listeners = if loopback { instep_store::listen_loopback(*port) } else { instep_store::listen(*port) };
+            let listeners =
+                if is_loopback(address) { instep_store::listen_loopback(*port) } else { instep_store::listen(*port) };
             host(plan, listeners.map_err(|cause| cannot_listen(*port, cause))?, address.clone(), Some(*port), patience)
         }
         Meeting::Fixed { host: address, port } => visit(plan, address, *port, patience),
@@ -142,6 +144,10 @@ pub(crate) fn attend(plan: &Plan, patience: Patience<'_>) -> Result<Attendance, 
             visit(plan, address, *port, patience)
         }
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.parse().map_or(host == "localhost", |address: IpAddr| address.is_loopback())
 }
 
 fn cannot_listen(port: u16, source: io::Error) -> MeetingError {

@@ -285,9 +285,6 @@ impl Output {
     pub(crate) fn finish(&mut self, console: &mut dyn Console) {
         for index in 0..self.captures.len() {
             self.drain(self.captures[index].local_rank, console);
-            if std::mem::take(&mut self.captures[index].mid_line) && self.captures[index].shown {
-                console.output(self.captures[index].stream, b"\n");
-            }
         }
         for (stream, fold) in self.folds.iter_mut().flatten() {
             show_folded(*stream, fold.finish(), console);

@@ -50,7 +50,7 @@ pub struct Request {
     pub local_addr: Option<String>,
     pub numa_binding: Option<NumaBinding>,
     pub signals_to_handle: String,
-    pub shutdown_timeout: Option<u64>,
+    pub shutdown_timeout: Option<i64>,
     pub virtual_local_rank: bool,
     pub logs_specs: Option<String>,
     pub event_log_handler: String,
@@ -189,9 +189,11 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         warnings.push(format!("{name} is not set: each of the {workers} workers gets 1 thread; set it to tune this"));
     }
     warn_about_plugins(&request, &mut warnings);
+    let signals = parse_signals(&request.signals_to_handle, &mut warnings);
     let command = worker_command(&request, &python)?;
     let shutdown_seconds = match (request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT)) {
-        (Some(seconds), _) => seconds,
+        (Some(seconds), _) => u64::try_from(seconds)
+            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
         (None, Some(given)) => given.parse().map_err(|_| {
             let name = environment::SHUTDOWN_TIMEOUT;
             error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))
@@ -228,7 +230,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         worker_serves_store: !fixed_ranks && text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1"),
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
         numa_binding: request.numa_binding,
-        signals: parse_signals(&request.signals_to_handle)?,
+        signals,
         grace_period: GRACE_PERIOD,
         shutdown_timeout: Duration::from_secs(shutdown_seconds),
         meeting,
@@ -437,6 +439,10 @@ fn worker_command(request: &Request, python: &std::path::Path) -> Result<Vec<OsS
     if request.no_python && request.module {
         return Err(error("--no-python and --module contradict each other", "leave one of them out"));
     }
+    if request.no_python && request.pass_local_rank {
+        let hint = "add --use-env; the program finds its rank in LOCAL_RANK";
+        return Err(error("--no-python cannot be used without --use-env", hint));
+    }
     let mut command: Vec<OsString> = Vec::new();
     if !request.no_python {
         command.extend([python.as_os_str().to_owned(), "-u".into()]);
@@ -495,15 +501,18 @@ fn split_filters(text: &str) -> Vec<String> {
     text.replace(",,", "\0").split(',').map(|part| part.replace('\0', ",")).collect()
 }
 
-fn parse_signals(text: &str) -> Result<Vec<Signal>, PlanError> {
-    text.split(',')
-        .map(str::trim)
-        .filter(|name| !name.is_empty())
-        .map(|name| {
-            name.parse::<Signal>().map_err(|_| {
-                error(format!("--signals-to-handle: \"{name}\" is not a signal"), "for example SIGTERM,SIGINT,SIGUSR1")
-            })
-        })
-        .filter(|signal| !matches!(signal, Ok(Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD)))
-        .collect()
+/// Names torchrun does not know are skipped with a warning there, so here too.
+fn parse_signals(text: &str, warnings: &mut Vec<String>) -> Vec<Signal> {
+    let mut signals = Vec::new();
+    for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match name.parse::<Signal>() {
+            // Cannot be caught, or is how the launcher learns of exits.
+            Ok(Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD) => {
+                warnings.push(format!("--signals-to-handle: {name} cannot be passed on"));
+            }
+            Ok(signal) => signals.push(signal),
+            Err(_) => warnings.push(format!("--signals-to-handle: {name} is not a signal of this system")),
+        }
+    }
+    signals
 }

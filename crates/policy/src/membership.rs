@@ -373,7 +373,8 @@ impl Membership {
         }
         if !enough {
             self.phase = Phase::Gathering { since, last_call: None };
-            return self.announce(self.missing(ready, stopping));
+            // Ending workers takes a moment and needs nobody's help: only missing nodes are worth a sentence.
+            return if stopping > 0 { Vec::new() } else { self.announce(self.missing(ready, stopping)) };
         }
         let same_as_before = self.rounds > 0
             && self.members.len() == self.round_size

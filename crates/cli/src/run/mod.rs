@@ -25,6 +25,13 @@ pub(crate) fn launch(arguments: LaunchArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn start(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitCode> {
+    carry_out(arguments, pass_local_rank).inspect_err(|error| {
+        // A parent that gave us an error file wants to know; the console hears of it in any case.
+        let _ = summary::own_error(&report::chain(error.as_ref()));
+    })
+}
+
+fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitCode> {
     if let Some(shell) = arguments.print_completion {
         crate::print_completion(shell);
         return Ok(ExitCode::SUCCESS);

@@ -250,9 +250,10 @@ pub(crate) struct RunArguments {
         alias = "shutdown_timeout",
         value_name = "SECONDS",
         env = "PET_SHUTDOWN_TIMEOUT",
+        allow_negative_numbers = true,
         help_heading = "Ending"
     )]
-    shutdown_timeout: Option<u64>,
+    shutdown_timeout: Option<i64>,
     /// Exit with the code of the first worker that failed instead of 1
     #[arg(long, alias = "propagate_exit_code", help_heading = "Ending")]
     propagate_exit_code: bool,
@@ -269,7 +270,7 @@ pub(crate) struct RunArguments {
     )]
     monitor_interval: f64,
     /// Has no effect: workers are always programs
-    #[arg(long, alias = "start_method", default_value = "spawn", value_name = "METHOD", env = "PET_START_METHOD", value_parser = ["spawn", "fork", "forkserver"], hide_default_value = true, hide_possible_values = true, help_heading = "Accepted for torchrun's sake")]
+    #[arg(long, alias = "start_method", default_value = "spawn", value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"], hide_default_value = true, hide_possible_values = true, help_heading = "Accepted for torchrun's sake")]
     start_method: String,
     /// Has no effect beyond a warning: a Python plugin of torchrun
     #[arg(
@@ -341,9 +342,16 @@ impl RunArguments {
             fold: self.fold,
             pass_local_rank,
             script: command.next().unwrap_or_default(),
-            script_arguments: command.collect(),
+            script_arguments: without_separator(command),
         })
     }
+}
+
+/// A `--` directly behind the script is the launcher's, as it is for argparse; later ones are the script's.
+fn without_separator(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments = arguments.peekable();
+    arguments.next_if(|first| first == "--");
+    arguments.collect()
 }
 
 fn flag(given: bool, variable: &str) -> Result<bool, PlanError> {

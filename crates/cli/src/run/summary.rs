@@ -1,7 +1,8 @@
 //! `--summary-json`: what happened, for the program that started us; and the error file for a launcher above us.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 use anyhow::Context;
 use instep_launch::supervisor::Outcome;
@@ -69,13 +70,32 @@ fn describe(failure: &failure::Failure) -> Value {
     })
 }
 
-/// A launcher that is itself somebody's worker hands the root cause's error file upwards, as torchrun does.
+/// A launcher that is itself somebody's worker leaves an error file, as torchrun does: the root cause's own, or, if a
+/// signal ended the run, the signal. A failure that left no error file leaves none here either.
 pub(super) fn pass_on_error_file(outcome: &Outcome) {
-    let wanted = std::env::var_os(environment::ERROR_FILE).filter(|path| !path.is_empty());
+    let Some(to) = wanted_error_file() else { return };
     let root = outcome.root_cause();
-    if let (Some(to), Some(from)) = (wanted, root.and_then(|failure| failure.error_file.as_ref())) {
-        let exit = root.map_or(failure::ExitStatus(1), |failure| failure.exit);
-        // The report on the console has the exception in any case.
-        let _ = failure::pass_on_error_file(Path::new(from), Path::new(&to), exit);
-    }
+    let written = match (outcome.signal, root.and_then(|failure| failure.error_file.as_ref())) {
+        (Some(signal), _) => {
+            own_error(&format!("SignalException: Process {} got signal: {}", std::process::id(), signal as i32))
+        }
+        (None, Some(from)) => {
+            let exit = root.map_or(failure::ExitStatus(1), |failure| failure.exit);
+            failure::pass_on_error_file(Path::new(from), &to, exit)
+        }
+        (None, None) => Ok(()),
+    };
+    // The report on the console says the same.
+    drop(written);
+}
+
+/// Leaves an error that kept the run from starting where a parent launcher looks for it.
+pub(super) fn own_error(message: &str) -> io::Result<()> {
+    let Some(to) = wanted_error_file() else { return Ok(()) };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    failure::write_error_file(&to, message, now)
+}
+
+fn wanted_error_file() -> Option<PathBuf> {
+    std::env::var_os(environment::ERROR_FILE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }

@@ -1,0 +1,106 @@
+"""Several machines on one: network namespaces joined by a switch, with links that can be cut.
+
+Each node has a namespace of its own with one interface, `node<i>`, at 10.77.0.<i + 1> and fd77::<i + 1>. The switch is
+a bridge in a further namespace, so that nothing of it shows on the machine itself. File system, process ids and the
+host name are shared: that host name resolves to loopback, so gloo has to be told the interface.
+
+Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conftest import Runner, Running
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine."""
+
+    namespace: str
+    interface: str
+    ipv4: str
+    ipv6: str
+
+    def start(
+        self, run: Runner, *command: str | Path, env: Mapping[str, str | None], cwd: Path | None = None
+    ) -> Running:
+        """Start a command there; the process that `Running` knows is the command itself."""
+        environment = {**env, "GLOO_SOCKET_IFNAME": self.interface}
+        return run.start("ip", "netns", "exec", self.namespace, *command, env=environment, cwd=cwd)
+
+    def listeners(self, process: int | None = None) -> set[tuple[str, int]]:
+        """Addresses and ports that are listened on there, by one process or any."""
+        table = ip(
+            "netns", "exec", self.namespace, "ss", "--listening", "--tcp", "--numeric", "--processes", "--no-header"
+        )
+        found = set()
+        for line in table.splitlines():
+            if process is None or f"pid={process}," in line:
+                address, _, port = line.split()[3].rpartition(":")
+                found.add((address.strip("[]"), int(port)))
+        return found
+
+
+class Network:
+    """The switch and the nodes at its ports."""
+
+    def __init__(self, nodes: int) -> None:
+        self._name = f"instep-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self._switch = f"{self._name}-switch"
+        self.nodes = [
+            Node(f"{self._name}-{number}", f"node{number}", f"10.77.0.{number + 1}", f"fd77::{number + 1:x}")
+            for number in range(nodes)
+        ]
+
+    def create(self) -> None:
+        ip("netns", "add", self._switch)
+        ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", self._switch, "link", "set", "bridge", "up")
+        for node in self.nodes:
+            ip("netns", "add", node.namespace)
+            ip("-n", node.namespace, "link", "set", "lo", "up")
+            ends = ("link", "add", node.interface, "type", "veth", "peer", "name", node.interface)
+            ip("-n", node.namespace, *ends, "netns", self._switch)
+            ip("-n", self._switch, "link", "set", node.interface, "master", "bridge", "up")
+            ip("-n", node.namespace, "address", "add", f"{node.ipv4}/24", "dev", node.interface)
+            # Without the search for duplicates, which would delay the address.
+            ip("-n", node.namespace, "address", "add", f"{node.ipv6}/64", "dev", node.interface, "nodad")
+            ip("-n", node.namespace, "link", "set", node.interface, "up")
+
+    def cut_link(self, node: Node) -> None:
+        """Pull the cable of one node out of the switch; nobody is told."""
+        ip("-n", self._switch, "link", "set", node.interface, "nomaster")
+
+    def remove(self) -> None:
+        # Deleting a namespace deletes its interfaces, once the last process in it has ended.
+        for namespace in (*(node.namespace for node in self.nodes), self._switch):
+            subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+def ip(*words: str) -> str:
+    """Run iproute2; a failure shows what it said."""
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"ip {' '.join(words)}: {done.stderr.strip()}", pytrace=True)
+    return done.stdout
+
+
+@pytest.fixture
+def network(run: Runner) -> Iterator[Network]:
+    """Two machines. Asks for `run` so that whatever runs in them has ended when they are taken down."""
+    made = Network(nodes=2)
+    try:
+        made.create()
+        yield made
+    finally:
+        run.kill_all()
+        made.remove()

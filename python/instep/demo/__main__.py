@@ -289,6 +289,8 @@ def main() -> int:
     except _binary.BinaryNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    except OSError as error:
+        problem = str(error)
     if problem is not None:
         console.error(f"the demo failed: {problem}", "run `instep doctor`, and look at the output above")
         return 1

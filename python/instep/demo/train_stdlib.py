@@ -103,7 +103,6 @@ class Exchange:
         """The mean of every rank's `values`, the same bits everywhere."""
         self._client.set(self._key(self._round, self._rank), array("d", values).tobytes())
         keys = [self._key(self._round, rank) for rank in range(self._world_size)]
-        self._client.wait(keys)
         columns = [array("d", payload) for payload in self._client.multi_get(keys)]
         # All ranks have written this round, so all have read the one before: its key can go.
         if self._round > 0:

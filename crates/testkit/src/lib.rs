@@ -1,1 +1,5 @@
-//! Development only: seeded simulation, waiting with deadlines, house rules as tests.
+//! Development only: seeded randomness for simulations, and (in `tests/tidy.rs`) house rules as tests.
+
+mod random;
+
+pub use random::{Random, seeds};

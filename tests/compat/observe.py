@@ -294,7 +294,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def worker_lines(lines: list[str]) -> list[str]:
-    return [line for line in lines if "probe:" in line]
+    """Lines of workers; a report quotes their last ones behind a bar."""
+    return [line for line in lines if "probe:" in line and not line.startswith("    | ")]
 
 
 def rank_order(raw: dict[str, Any]) -> dict[str, bool]:

@@ -104,7 +104,7 @@ fn details(failure: &Failure) -> String {
     };
     if !lines.is_empty() {
         text.push_str(&format!("  {title:<10}:\n"));
-        text.extend(lines.iter().map(|line| format!("    {line}\n")));
+        text.extend(lines.iter().map(|line| format!("    | {line}\n")));
     }
     text
 }
@@ -198,7 +198,7 @@ mod tests {
             "rank      : 1",
             "exitcode  : 3 (pid: 101)",
             "ValueError: bad shape",
-            "    loading",
+            "    | loading",
             "Then:",
             "ranks 0,2-3 stopped by instep (SIGTERM)",
         ];

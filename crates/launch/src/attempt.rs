@@ -31,8 +31,8 @@ pub(crate) struct Attempt {
     workers: Vec<Worker>,
     files: Vec<WorkerFiles>,
     host: String,
-    /// The launcher has told the workers to end.
-    stopping: bool,
+    /// What the launcher has told the workers to end with.
+    sent: Option<Signal>,
 }
 
 impl Attempt {
@@ -51,7 +51,7 @@ impl Attempt {
             workers: Vec::with_capacity(workers),
             files: Vec::with_capacity(workers),
             host: plan.address.clone(),
-            stopping: false,
+            sent: None,
             start,
         };
         for local_rank in 0..workers {
@@ -144,7 +144,7 @@ impl Attempt {
 
     /// Signals every worker that is alive, with its children.
     pub(crate) fn signal(&mut self, signal: Signal) {
-        self.stopping = true;
+        self.sent = Some(signal);
         for worker in self.workers.iter().filter(|worker| worker.exit.is_none()) {
             worker.signal(signal);
         }
@@ -153,7 +153,7 @@ impl Attempt {
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.
     pub(crate) fn end(mut self, guardian: &mut Guardian, console: &mut dyn Console) {
         for worker in self.workers.drain(..) {
-            if self.stopping {
+            if self.sent.is_some() {
                 worker.signal(Signal::SIGKILL);
             }
             guardian.ended(worker.pid);
@@ -166,8 +166,7 @@ impl Attempt {
         let files = self.files.get(local_rank);
         let error_path: Option<PathBuf> = files.and_then(|files| files.error_file.clone()).filter(|path| path.exists());
         let error = error_path.as_deref().and_then(failure::read_error_file);
-        let by_our_signal =
-            matches!(exit.signal().as_deref(), Some("SIGTERM" | "SIGKILL" | "SIGINT" | "SIGHUP" | "SIGQUIT"));
+        let ended_by_us = self.sent.is_some_and(|sent| exit.0 == -(sent as i32));
         Failure {
             rank,
             local_rank,
@@ -175,7 +174,7 @@ impl Attempt {
             pid,
             exit,
             time: error.as_ref().and_then(|error| error.time).unwrap_or_else(seconds_since_1970),
-            stopped: self.stopping && by_our_signal,
+            stopped: ended_by_us,
             error_file: error_path.map(|path| path.to_string_lossy().into_owned()),
             message: message.or_else(|| error.as_ref().map(|error| error.message.clone())),
             traceback: error.and_then(|error| error.traceback),

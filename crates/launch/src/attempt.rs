@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use crate::console::Console;
 use crate::control::Start;
@@ -41,7 +42,6 @@ impl Attempt {
         plan: &Plan,
         start: Start,
         directory: &RunDirectory,
-        guardian: &mut Guardian,
         console: &dyn Console,
     ) -> std::io::Result<(Attempt, Option<Failure>)> {
         let workers = plan.job.workers;
@@ -62,10 +62,7 @@ impl Attempt {
             let started = attempt.start_worker(plan, rank, local_rank, &files, console);
             attempt.files.push(files);
             match started {
-                Ok(worker) => {
-                    guardian.started(worker.pid);
-                    attempt.workers.push(worker);
-                }
+                Ok(worker) => attempt.workers.push(worker),
                 Err((exit, message)) => {
                     let failure = attempt.describe(rank, local_rank, 0, ExitStatus(exit), Some(message));
                     return Ok((attempt, Some(failure)));
@@ -137,9 +134,9 @@ impl Attempt {
         self.workers.iter().filter(|worker| worker.exit.is_none()).count()
     }
 
-    /// Process ids of the workers alive.
-    pub(crate) fn alive_pids(&self) -> Vec<i32> {
-        self.workers.iter().filter(|worker| worker.exit.is_none()).map(|worker| worker.pid.as_raw()).collect()
+    /// Process ids of the workers alive, which are also the ids of their process groups.
+    pub(crate) fn alive_pids(&self) -> Vec<Pid> {
+        self.workers.iter().filter(|worker| worker.exit.is_none()).map(|worker| worker.pid).collect()
     }
 
     /// Signals every worker that is alive, with its children.
@@ -151,12 +148,14 @@ impl Attempt {
     }
 
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.
-    pub(crate) fn end(mut self, guardian: &mut Guardian, console: &mut dyn Console) {
+    pub(crate) fn end(mut self, guardian: Option<&mut Guardian>, console: &mut dyn Console) {
+        if let Some(guardian) = guardian {
+            self.workers.iter().for_each(|worker| guardian.ended(worker.pid));
+        }
         for worker in self.workers.drain(..) {
             if self.sent.is_some() {
                 worker.signal(Signal::SIGKILL);
             }
-            guardian.ended(worker.pid);
             worker.release();
         }
         self.output.finish(console);

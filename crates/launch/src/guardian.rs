@@ -2,7 +2,7 @@
 //!
 //! Workers die with the launcher because the kernel signals them (`PR_SET_PDEATHSIG`), but that reaches only our
 //! children, not theirs: a shell started with `--no-python`, killed, leaves its Python behind. So the launcher starts a
-//! guardian before anything else and tells it through a pipe which process groups are alive. When the pipe closes,
+//! guardian right after its first workers and tells it through a pipe which process groups are alive. When the pipe closes,
 //! however the launcher ended, the guardian kills the groups that are left.
 //!
 //! The guardian is this program again under another name ([`NAME`]), so that a `pkill -9 instep` does not hit it too.

@@ -25,6 +25,7 @@ use instep_store::Server;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
 
 use crate::attempt::Attempt;
 use crate::console::{Console, Note, Status};
@@ -127,7 +128,8 @@ struct Supervisor<'a> {
     plan: &'a Plan,
     console: &'a mut dyn Console,
     signals: SignalFd,
-    guardian: Guardian,
+    /// Started once there is somebody to guard: it must not delay the first worker.
+    guardian: Option<Guardian>,
     directory: RunDirectory,
     link: Link,
     server: Option<Server>,
@@ -146,7 +148,6 @@ struct Supervisor<'a> {
 /// Runs the plan to its end. Call it on the main thread, before any other thread exists.
 pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchError> {
     let (began, started) = (Instant::now(), SystemTime::now());
-    let guardian = Guardian::start()?;
     let signals = catch_signals(&plan.signals)?;
     let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
         let directory = match &plan.logs.base {
@@ -169,7 +170,7 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         plan,
         console,
         signals,
-        guardian,
+        guardian: None,
         directory,
         link: attendance.link,
         server: attendance.server,
@@ -321,11 +322,17 @@ impl Supervisor<'_> {
                 start.first_rank + self.plan.job.workers - 1,
             )));
         }
-        let begun = Attempt::begin(self.plan, start, &self.directory, &mut self.guardian, self.console);
+        let begun = Attempt::begin(self.plan, start, &self.directory, self.console);
         let (attempt, failure) = begun.map_err(|source| LaunchError::Logs {
             directory: self.directory.path().map(PathBuf::from).unwrap_or_default(),
             source,
         })?;
+        if self.guardian.is_none() {
+            self.guardian = Some(Guardian::start()?);
+        }
+        if let Some(guardian) = &mut self.guardian {
+            attempt.alive_pids().into_iter().for_each(|group| guardian.started(group));
+        }
         self.attempt = Some(attempt);
         if let Some(failure) = failure {
             self.failed(vec![failure]);
@@ -350,7 +357,7 @@ impl Supervisor<'_> {
             }
             Phase::Stopping { kill_at, killed, .. } if alive > 0 && now >= *kill_at => {
                 let attempt = self.attempt.as_mut()?;
-                let pids = attempt.alive_pids();
+                let pids: Vec<i32> = attempt.alive_pids().into_iter().map(Pid::as_raw).collect();
                 if *killed {
                     self.console.note(Note::Warning(format!(
                         "processes {pids:?} did not end even after SIGKILL and are left behind; they may hang in a driver"
@@ -375,7 +382,7 @@ impl Supervisor<'_> {
 
     fn end_attempt(&mut self) {
         if let Some(attempt) = self.attempt.take() {
-            attempt.end(&mut self.guardian, self.console);
+            attempt.end(self.guardian.as_mut(), self.console);
         }
     }
 

@@ -85,6 +85,8 @@ def root_cause(shown: Result) -> str:
     return cause.partition("---")[0]
 
 
+# Sixteen imports of torch on a busy machine with two cores.
+@pytest.mark.timeout(300)
 def test_command_of_the_tutorial_over_ipv6_word_for_word(cluster: Cluster, tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "*.pt")
     folder = shutil.copytree(ROOT / "examples" / "ddp", tmp_path / "ddp", ignore=ignored)
@@ -98,7 +100,7 @@ def test_command_of_the_tutorial_over_ipv6_word_for_word(cluster: Cluster, tmp_p
         )
         for number, node in enumerate(cluster.nodes)
     ]
-    shown = [job.wait(170).expect(0) for job in jobs]
+    shown = [job.wait(280).expect(0) for job in jobs]
     lines = re.findall(
         r"^\[GPU(\d+)\] Epoch (\d+) \| Batchsize: 32 \| Steps: 4$", "".join(s.stdout for s in shown), re.M
     )
@@ -191,6 +193,20 @@ def test_cut_link_ends_both_nodes_with_a_clear_message(cluster: Cluster, wait_un
     assert time.monotonic() - cut < SILENCE_S
     assert re.search(r"node .* was lost: its connection broke; restarts are off", first.stderr), first
     assert "lost the connection to the first node, which leads the job" in second.stderr, second
+    all_gone(jobs, wait_until)
+
+
+def test_failure_behind_a_cut_link_ends_both_nodes(cluster: Cluster, wait_until: WaitUntil) -> None:
+    """What the second node wants to say is never acknowledged: keep-alive probes are not sent meanwhile."""
+    jobs = cluster.dynamic("", "ready", "2: see go", "2: exit 5", "hold")
+    ready(cluster, jobs, wait_until)
+    cluster.network.cut_link(cluster.nodes[1])
+    (cluster.folder / "go").touch()
+    cut = time.monotonic()
+    first, second = [job.wait(SILENCE_S + 10).expect(1) for job in jobs]
+    assert time.monotonic() - cut < SILENCE_S
+    assert re.search(r"node .* was lost: its connection broke; restarts are off", first.stderr), first
+    assert "rank      : 2 " in root_cause(second) and "exitcode  : 5 " in root_cause(second), second
     all_gone(jobs, wait_until)
 
 

@@ -1,0 +1,228 @@
+//! The coordinator on real sockets: launchers that join, fail and finish, strangers, and torchrun's nodes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use instep_launch::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
+use instep_launch::coordinator::{Coordinator, Hosting};
+use instep_launch::failure::{ExitStatus, Failure};
+use instep_policy::membership::Terms;
+use instep_store::{Client, Server};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const TOKEN: u64 = 42;
+
+fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> Terms {
+    Terms {
+        min_nodes: nodes,
+        max_nodes: nodes,
+        fixed_ranks,
+        max_restarts,
+        last_call: Duration::from_secs(30),
+        join_timeout: Duration::from_secs(60),
+    }
+}
+
+fn serve(terms: &Terms) -> Server {
+    let listeners = instep_store::listen_loopback(0).expect("listen");
+    let master_port = listeners[0].local_addr().expect("address").port();
+    let hosting = Hosting {
+        run_id: "job".to_owned(),
+        terms: terms.clone(),
+        host_token: TOKEN,
+        master_address: "localhost".to_owned(),
+        master_port,
+        worker_serves_store: false,
+    };
+    let coordinator = Coordinator::new(hosting, Instant::now());
+    Server::start(listeners, Some(Box::new(coordinator)), |_| {}).expect("serve")
+}
+
+/// A launcher reduced to its connection.
+struct Launcher {
+    stream: TcpStream,
+    lines: BufReader<TcpStream>,
+}
+
+impl Launcher {
+    fn connect(server: &Server) -> Launcher {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("connect");
+        stream.set_read_timeout(Some(PATIENCE)).expect("socket option");
+        let lines = BufReader::new(stream.try_clone().expect("clone"));
+        Launcher { stream, lines }
+    }
+
+    fn join(server: &Server, terms: &Terms, change: impl FnOnce(&mut Hello)) -> Launcher {
+        let mut launcher = Launcher::connect(server);
+        let mut hello = Hello {
+            protocol: control::PROTOCOL,
+            version: "0".to_owned(),
+            run_id: "job".to_owned(),
+            host_token: None,
+            address: "a".to_owned(),
+            process: 1,
+            workers: 2,
+            role: "default".to_owned(),
+            node_rank: 0,
+            terms: WireTerms::from(terms),
+        };
+        change(&mut hello);
+        launcher.say(&ToCoordinator::Hello(hello));
+        launcher
+    }
+
+    fn say(&mut self, message: &ToCoordinator) {
+        self.stream.write_all(&control::encode(message)).expect("send");
+    }
+
+    /// The next message that is not about waiting; `None` at the end of the connection.
+    fn hear(&mut self) -> Option<FromCoordinator> {
+        loop {
+            let mut line = String::new();
+            if self.lines.read_line(&mut line).expect("an answer in time") == 0 {
+                return None;
+            }
+            match serde_json::from_str(&line).expect("a message") {
+                FromCoordinator::Waiting { .. } => {}
+                message => return Some(message),
+            }
+        }
+    }
+
+    fn welcome(mut self) -> Launcher {
+        assert_eq!(self.hear(), Some(FromCoordinator::Welcome {}));
+        self
+    }
+
+    fn start(&mut self) -> Start {
+        match self.hear() {
+            Some(FromCoordinator::Start(start)) => start,
+            other => panic!("expected the start, heard {other:?}"),
+        }
+    }
+}
+
+fn failure(rank: usize) -> ToCoordinator {
+    ToCoordinator::Failed(Box::new(Failure {
+        rank,
+        local_rank: 0,
+        host: "b".to_owned(),
+        pid: 9,
+        exit: ExitStatus(3),
+        time: 1.0,
+        stopped: false,
+        error_file: None,
+        message: Some("ValueError: no".to_owned()),
+        traceback: None,
+        last_lines: Vec::new(),
+    }))
+}
+
+#[test]
+fn two_nodes_start_restart_on_clean_keys_and_complete() {
+    let terms = terms(2, 1, false);
+    let server = serve(&terms);
+    let mut second = Launcher::join(&server, &terms, |hello| hello.address = "b".to_owned()).welcome();
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let (a, b) = (first.start(), second.start());
+    assert_eq!((a.group_rank, a.first_rank, a.world_size), (0, 0, 4), "the host is first whoever came first");
+    assert_eq!((b.group_rank, b.first_rank, b.master_port), (1, 2, server.port()));
+
+    let mut worker = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("worker of round 0");
+    worker.set("key", b"old").expect("set");
+    assert_eq!(worker.get("key").expect("get"), b"old");
+
+    second.say(&failure(2));
+    for launcher in [&mut first, &mut second] {
+        let Some(FromCoordinator::Stop { reason }) = launcher.hear() else { panic!("expected to be stopped") };
+        assert_eq!(reason, "rank 2 on b exited with code 3 (ValueError: no); restart 1 of 1");
+        launcher.say(&ToCoordinator::Stopped {});
+    }
+    assert_eq!((first.start().restarts, second.start().round), (1, 1));
+    let mut worker = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("worker of round 1");
+    assert_eq!(worker.try_get("key").expect("try_get"), None, "keys of the dead round are invisible");
+
+    first.say(&ToCoordinator::Finished {});
+    second.say(&ToCoordinator::Finished {});
+    assert_eq!(first.hear(), Some(FromCoordinator::Complete {}));
+    assert_eq!(second.hear(), Some(FromCoordinator::Complete {}));
+}
+
+#[test]
+fn every_node_hears_of_the_failure_that_ended_the_job() {
+    let terms = terms(2, 0, false);
+    let server = serve(&terms);
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let mut second = Launcher::join(&server, &terms, |_| {}).welcome();
+    (first.start(), second.start());
+    second.say(&failure(2));
+    let Some(FromCoordinator::Fail { failures, .. }) = first.hear() else { panic!("expected the failure") };
+    assert_eq!(failures[0].message.as_deref(), Some("ValueError: no"));
+}
+
+#[test]
+fn a_broken_connection_is_noticed_at_once() {
+    let terms = terms(2, 0, false);
+    let server = serve(&terms);
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let second = Launcher::join(&server, &terms, |hello| hello.address = "b".to_owned()).welcome();
+    first.start();
+    drop(second);
+    let Some(FromCoordinator::Fail { reason, .. }) = first.hear() else { panic!("expected the loss") };
+    assert!(reason.starts_with("node b (pid 1) was lost: its connection broke"), "{reason}");
+}
+
+#[test]
+fn nodes_that_do_not_fit_are_refused_by_name() {
+    let terms = terms(2, 0, false);
+    let server = serve(&terms);
+    let refusal = |change: fn(&mut Hello)| match Launcher::join(&server, &terms, change).hear() {
+        Some(FromCoordinator::Refused { reason }) => reason,
+        other => panic!("expected a refusal, heard {other:?}"),
+    };
+    assert!(refusal(|hello| hello.protocol = 99).contains("use one version"));
+    let other_job = refusal(|hello| hello.run_id = "other".to_owned());
+    assert_eq!(other_job, "the endpoint serves job \"job\", this node wants job \"other\"");
+    let nodes = refusal(|hello| hello.terms.max_nodes = 3);
+    assert_eq!(nodes, "the job was started with --nnodes 2, this node with --nnodes 2:3");
+    assert!(refusal(|hello| hello.terms.max_restarts = 5).contains("--max-restarts 0"));
+}
+
+#[test]
+fn strangers_and_garbage_do_not_disturb_the_job() {
+    let terms = terms(1, 0, false);
+    let server = serve(&terms);
+    for garbage in [&b"{\n"[..], b"{\"hello\": 7}\n", b"{\"finished\":{}}\n", b"{\"hello\":{}}\n{\"hello\":{}}\n"] {
+        let mut stranger = Launcher::connect(&server);
+        stranger.stream.write_all(garbage).expect("send");
+        assert_eq!(stranger.hear(), None, "{}", garbage.escape_ascii());
+    }
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    first.start();
+}
+
+#[test]
+fn torchruns_dynamic_rendezvous_is_turned_away() {
+    let server = serve(&terms(2, 0, false));
+    let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
+    assert!(foreign.compare_set("torch.rendezvous.job", b"", b"x").is_err());
+}
+
+#[test]
+fn a_static_job_is_shared_with_torchrun() {
+    let terms = terms(2, 0, true);
+    let server = serve(&terms);
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    // What torchrun's node 1 does, key by key.
+    let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
+    let info = br#"{"role": "default", "rank": 1, "local_world_size": 3}"#;
+    foreign.set("job/torchelastic/role_info/1", info).expect("set");
+    assert_eq!(foreign.get("job/torchelastic/assigned_ranks/1").expect("ranks"), b"[2, 5, 2, 5]");
+    assert_eq!(first.start().world_size, 5);
+    first.say(&ToCoordinator::Finished {});
+    assert_eq!(foreign.get("job/torchelastic/agent/terminal_state/num_members").expect("our count"), b"1");
+    assert_eq!(foreign.add("job/torchelastic/agent/terminal_state/num_members", 1).expect("add"), 2);
+    foreign.set("job/torchelastic/agent/terminal_state/last_member", b"1").expect("set");
+    assert_eq!(first.hear(), Some(FromCoordinator::Complete {}));
+}

@@ -1,0 +1,162 @@
+//! What command lines mean: torchrun's default resolution, and what is refused with which hint.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use instep_launch::plan::{self, Meeting, Plan};
+use instep_launch::{PlanError, Request};
+
+/// The options' defaults, as the command line fills them in.
+fn request() -> Request {
+    Request {
+        nnodes: "1:1".to_owned(),
+        nproc_per_node: "1".to_owned(),
+        rdzv_backend: "static".to_owned(),
+        rdzv_id: "none".to_owned(),
+        role: "default".to_owned(),
+        redirects: "0".to_owned(),
+        tee: "0".to_owned(),
+        master_addr: "127.0.0.1".to_owned(),
+        signals_to_handle: "SIGTERM,SIGINT".to_owned(),
+        event_log_handler: "null".to_owned(),
+        script: "train.py".into(),
+        ..Request::default()
+    }
+}
+
+fn environment(name: &str) -> Option<OsString> {
+    (name == "PYTHON_EXEC").then(|| "/bin/sh".into())
+}
+
+fn resolve(change: impl FnOnce(&mut Request)) -> Result<Plan, PlanError> {
+    let mut request = request();
+    change(&mut request);
+    plan::resolve(request, environment)
+}
+
+#[test]
+fn a_single_node_needs_no_port() {
+    type Change = fn(&mut Request);
+    let alone: [Change; 5] = [
+        |_| {},
+        |request| request.standalone = true,
+        |request| {
+            request.standalone = true;
+            request.nnodes = "1:4".to_owned();
+            request.rdzv_endpoint = "elsewhere:29400".to_owned();
+        },
+        |request| request.rdzv_backend = "c10d".to_owned(),
+        |request| request.master_addr = "10.0.0.1".to_owned(),
+    ];
+    for change in alone {
+        let plan = resolve(change).expect("valid");
+        assert_eq!((plan.meeting, plan.terms.max_nodes), (Meeting::Alone, 1));
+    }
+}
+
+#[test]
+fn a_given_port_is_taken_literally() {
+    let plan = resolve(|request| request.master_port = Some(29400)).expect("valid");
+    assert_eq!(plan.meeting, Meeting::Fixed { host: "127.0.0.1".to_owned(), port: 29400 });
+    assert_eq!(plan.job.run_id, "none");
+    let plan = resolve(|request| request.nnodes = "2".to_owned()).expect("valid");
+    assert_eq!(plan.meeting, Meeting::Fixed { host: "127.0.0.1".to_owned(), port: 29500 });
+    assert_eq!(plan.connect_timeout, Duration::from_secs(900));
+}
+
+#[test]
+fn several_nodes_meet_at_the_endpoint() {
+    let plan = resolve(|request| {
+        request.nnodes = "2".to_owned();
+        request.rdzv_backend = "c10d".to_owned();
+        request.rdzv_endpoint = "[fd00::1]".to_owned();
+        request.rdzv_id = "456".to_owned();
+        request.rdzv_conf = "join_timeout=5, is_host=no".to_owned();
+    })
+    .expect("valid");
+    assert_eq!(plan.meeting, Meeting::Dynamic { host: "fd00::1".to_owned(), port: 29400, is_host: Some(false) });
+    assert_eq!((plan.job.run_id.as_str(), plan.terms.join_timeout), ("456", Duration::from_secs(5)));
+}
+
+#[test]
+fn the_command_is_what_torchrun_would_run() {
+    let words = |plan: Plan| plan.command.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>();
+    let plan = resolve(|request| request.script_arguments = vec!["--x".into()]).expect("valid");
+    assert_eq!(words(plan), ["/bin/sh", "-u", "train.py", "--x"]);
+    let plan = resolve(|request| request.module = true).expect("valid");
+    assert_eq!(words(plan), ["/bin/sh", "-u", "-m", "train.py"]);
+    let plan = resolve(|request| request.no_python = true).expect("valid");
+    assert_eq!(words(plan), ["train.py"]);
+    let plan = resolve(|request| request.pass_local_rank = true).expect("valid");
+    assert_eq!(words(plan), ["/bin/sh", "-u", "train.py", "--local-rank=${local_rank}"]);
+}
+
+#[test]
+fn several_workers_share_the_cores() {
+    let plan = resolve(|request| request.nproc_per_node = "4".to_owned()).expect("valid");
+    assert_eq!((plan.job.workers, plan.job.default_threads), (4, Some(1)));
+    assert!(plan.warnings[0].contains("OMP_NUM_THREADS"), "{:?}", plan.warnings);
+    assert_eq!(resolve(|_| {}).expect("valid").job.default_threads, None);
+}
+
+#[test]
+fn what_only_python_can_do_is_accepted_with_a_warning() {
+    let plan = resolve(|request| {
+        request.logs_specs = Some("mine".to_owned());
+        request.event_log_handler = "console".to_owned();
+        request.run_path = true;
+        request.rdzv_conf = "colour=blue".to_owned();
+        request.signals_to_handle = "SIGTERM,SIGWHAT,SIGKILL".to_owned();
+    })
+    .expect("valid");
+    for word in ["--logs-specs", "--event-log-handler", "--run-path", "colour", "SIGWHAT", "SIGKILL"] {
+        assert!(plan.warnings.iter().any(|warning| warning.contains(word)), "{word} in {:?}", plan.warnings);
+    }
+}
+
+#[test]
+fn wrong_command_lines_are_refused_with_a_hint() {
+    type Change = fn(&mut Request);
+    let cases: [(Change, &str); 17] = [
+        (|request| request.nnodes = "2:1".to_owned(), "minimum is larger"),
+        (|request| request.nnodes = "0".to_owned(), "at least one node"),
+        (|request| request.nnodes = "two".to_owned(), "not a number of nodes"),
+        (|request| request.nproc_per_node = "0".to_owned(), "nproc-per-node"),
+        (|request| request.max_restarts = -1, "--max-restarts -1"),
+        (|request| request.node_rank = -1, "--node-rank -1"),
+        (|request| request.shutdown_timeout = Some(-1), "--shutdown-timeout -1"),
+        (|request| request.rdzv_backend = "etcd".to_owned(), "etcd"),
+        (|request| request.rdzv_backend = "mine".to_owned(), "\"mine\" is not known"),
+        (|request| request.rdzv_endpoint = "host".to_owned(), "has no port"),
+        (|request| request.rdzv_endpoint = "host:x".to_owned(), "port"),
+        (|request| request.rdzv_conf = "a".to_owned(), "--rdzv-conf"),
+        (|request| request.redirects = "5".to_owned(), "--redirects"),
+        (|request| request.local_ranks_filter = "a".to_owned(), "--local-ranks-filter"),
+        (
+            |request| {
+                request.no_python = true;
+                request.module = true;
+            },
+            "contradict",
+        ),
+        (
+            |request| {
+                request.nnodes = "2".to_owned();
+                request.node_rank = 2;
+            },
+            "--node-rank 2 does not exist",
+        ),
+        (
+            |request| {
+                request.standalone = true;
+                request.nnodes = "2".to_owned();
+            },
+            "--standalone means one node",
+        ),
+    ];
+    for (change, part) in cases {
+        let refused = resolve(change).expect_err(part);
+        assert!(refused.message.contains(part), "{part} in {}", refused.message);
+        assert!(!refused.hint.is_empty(), "{}", refused.message);
+    }
+}

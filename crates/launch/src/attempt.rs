@@ -18,7 +18,7 @@ use crate::logs::{self, RunDirectory, WorkerFiles};
 use crate::numa::{self, Topology};
 use crate::output::Output;
 use crate::plan::Plan;
-use crate::worker::{Spawn, Worker};
+use crate::worker::{FileLimit, Spawn, Worker};
 
 /// The shell's exit codes for a command that is not there, or cannot be run.
 const EXIT_NOT_FOUND: i32 = 127;
@@ -34,6 +34,7 @@ pub(crate) struct Attempt {
     host: String,
     /// What the launcher has told the workers to end with.
     sent: Option<Signal>,
+    file_limit: FileLimit,
 }
 
 impl Attempt {
@@ -42,6 +43,7 @@ impl Attempt {
         plan: &Plan,
         start: Start,
         directory: &RunDirectory,
+        file_limit: FileLimit,
         console: &dyn Console,
     ) -> std::io::Result<(Attempt, Option<Failure>)> {
         let workers = plan.job.workers;
@@ -52,6 +54,7 @@ impl Attempt {
             files: Vec::with_capacity(workers),
             host: plan.address.clone(),
             sent: None,
+            file_limit,
             start,
         };
         for local_rank in 0..workers {
@@ -99,14 +102,15 @@ impl Attempt {
         let command: Vec<OsString> = plan.command.iter().map(|word| fill_in(word, local_rank)).collect();
         let program = command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         let (stdout, stderr) = self.output.attach(rank, local_rank, files, console).map_err(|cause| other(&cause))?;
-        Worker::start(rank, local_rank, Spawn { command, variables, cpus, stdout, stderr }).map_err(|cause| {
-            let exit = match cause.kind() {
-                std::io::ErrorKind::NotFound => EXIT_NOT_FOUND,
-                std::io::ErrorKind::PermissionDenied => EXIT_NOT_EXECUTABLE,
-                _ => 1,
-            };
-            (exit, format!("cannot start {program}: {cause}"))
-        })
+        Worker::start(rank, local_rank, Spawn { command, variables, cpus, file_limit: self.file_limit, stdout, stderr })
+            .map_err(|cause| {
+                let exit = match cause.kind() {
+                    std::io::ErrorKind::NotFound => EXIT_NOT_FOUND,
+                    std::io::ErrorKind::PermissionDenied => EXIT_NOT_EXECUTABLE,
+                    _ => 1,
+                };
+                (exit, format!("cannot start {program}: {cause}"))
+            })
     }
 
     /// The workers that have ended since the last call and did not end well.

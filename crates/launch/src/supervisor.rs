@@ -36,6 +36,7 @@ use crate::link::Link;
 use crate::logs::RunDirectory;
 use crate::meeting::{self, MeetingError, Patience};
 use crate::plan::Plan;
+use crate::worker::FileLimit;
 
 /// How long a worker that SIGKILL did not end is waited for: it may hang in the kernel.
 const ABANDON_AFTER: Duration = Duration::from_secs(30);
@@ -131,6 +132,7 @@ struct Supervisor<'a> {
     /// Started once there is somebody to guard: it must not delay the first worker.
     guardian: Option<Guardian>,
     directory: RunDirectory,
+    file_limit: FileLimit,
     link: Link,
     server: Option<Server>,
     notes: Receiver<Note>,
@@ -148,6 +150,7 @@ struct Supervisor<'a> {
 /// Runs the plan to its end. Call it on the main thread, before any other thread exists.
 pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchError> {
     let (began, started) = (Instant::now(), SystemTime::now());
+    let file_limit = FileLimit::current()?;
     let signals = catch_signals(&plan.signals)?;
     let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
         let directory = match &plan.logs.base {
@@ -172,6 +175,7 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         signals,
         guardian: None,
         directory,
+        file_limit,
         link: attendance.link,
         server: attendance.server,
         notes,
@@ -322,7 +326,7 @@ impl Supervisor<'_> {
                 start.first_rank + self.plan.job.workers - 1,
             )));
         }
-        let begun = Attempt::begin(self.plan, start, &self.directory, self.console);
+        let begun = Attempt::begin(self.plan, start, &self.directory, self.file_limit, self.console);
         let (attempt, failure) = begun.map_err(|source| LaunchError::Logs {
             directory: self.directory.path().map(PathBuf::from).unwrap_or_default(),
             source,

@@ -8,11 +8,26 @@ use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
 use nix::sched::CpuSet;
+use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use crate::failure::ExitStatus;
+
+/// The limit on open files as the launcher found it: the launcher raises its own, which workers must not inherit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FileLimit {
+    soft: rlim_t,
+    hard: rlim_t,
+}
+
+impl FileLimit {
+    pub(crate) fn current() -> io::Result<FileLimit> {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        Ok(FileLimit { soft, hard })
+    }
+}
 
 /// Everything a worker is started with.
 #[derive(Debug)]
@@ -20,6 +35,7 @@ pub(crate) struct Spawn {
     pub(crate) command: Vec<OsString>,
     pub(crate) variables: Vec<(&'static str, OsString)>,
     pub(crate) cpus: Option<BTreeSet<usize>>,
+    pub(crate) file_limit: FileLimit,
     pub(crate) stdout: Stdio,
     pub(crate) stderr: Stdio,
 }
@@ -45,7 +61,7 @@ impl Worker {
         let (program, arguments) = spawn.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(spawn.variables).stdout(spawn.stdout).stderr(spawn.stderr);
-        let launcher = getpid();
+        let (launcher, limit) = (getpid(), spawn.file_limit);
         let cpus = spawn.cpus.as_ref().map(cpu_set).transpose()?;
         // SAFETY: the closure makes only direct system calls, which are safe between fork and exec.
         unsafe {
@@ -58,6 +74,7 @@ impl Worker {
                 if getppid() != launcher {
                     return Err(io::Error::from(Errno::ESRCH));
                 }
+                setrlimit(Resource::RLIMIT_NOFILE, limit.soft, limit.hard)?;
                 if let Some(cpus) = &cpus {
                     nix::sched::sched_setaffinity(Pid::from_raw(0), cpus)?;
                 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 /// decision, to be drawn in docs/architecture.md in the same commit.
 const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
+    ("instep-collectives", &[]),
     ("instep-store", &[]),
     // level 1
     ("instep-policy", &[]),

@@ -1,0 +1,121 @@
+//! Where a rank can be met: opaque bytes for callers to exchange through a store of their choice.
+//!
+//! ```text
+//! "instep" version(1) { tag(1) length(2, little endian) value }*
+//! tag 1  host name, for messages        tag 3  abstract Unix socket
+//! tag 2  which memory it shares         tag 4  token a caller of that socket must know
+//! ```
+//! Fields with other tags are skipped, so that later versions can add ways to be met.
+
+use std::fmt;
+
+use crate::Error;
+
+const MAGIC: &[u8] = b"instep\x01";
+const HOST: u8 = 1;
+const MEMORY: u8 = 2;
+const SOCKET: u8 = 3;
+const TOKEN: u8 = 4;
+
+/// Where a rank can be met. Made by [`crate::Group::bind`], carried as bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address {
+    pub(crate) host: String,
+    /// Equal for two ranks that can share memory: the machine's boot and its network namespace.
+    pub(crate) memory: String,
+    pub(crate) socket: Vec<u8>,
+    pub(crate) token: [u8; 16],
+}
+
+impl Address {
+    /// The bytes to hand to the other ranks.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let fields: [(u8, &[u8]); 4] = [
+            (HOST, self.host.as_bytes()),
+            (MEMORY, self.memory.as_bytes()),
+            (SOCKET, &self.socket),
+            (TOKEN, &self.token),
+        ];
+        let mut bytes = MAGIC.to_vec();
+        for (tag, value) in fields {
+            let value = &value[..value.len().min(usize::from(u16::MAX))];
+            bytes.push(tag);
+            bytes.extend_from_slice(&(value.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(value);
+        }
+        bytes
+    }
+
+    /// What [`Address::to_bytes`] of another rank gave.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Address, Error> {
+        let wrong = |what| Error::Address { what };
+        let mut rest = bytes.strip_prefix(MAGIC).ok_or(wrong("it does not start as one of this version"))?;
+        let (mut host, mut memory, mut socket, mut token) = (None, None, None, None);
+        while let [tag, low, high, after @ ..] = rest {
+            let length = usize::from(u16::from_le_bytes([*low, *high]));
+            let (value, after) = after.split_at_checked(length).ok_or(wrong("it is cut off"))?;
+            rest = after;
+            let text = || String::from_utf8(value.to_vec()).map_err(|_| wrong("a name is not text"));
+            match *tag {
+                HOST => host = Some(text()?),
+                MEMORY => memory = Some(text()?),
+                SOCKET => socket = Some(value.to_vec()),
+                TOKEN => token = Some(value.try_into().map_err(|_| wrong("its token has the wrong length"))?),
+                _ => {}
+            }
+        }
+        if !rest.is_empty() {
+            return Err(wrong("it is cut off"));
+        }
+        match (host, memory, socket, token) {
+            (Some(host), Some(memory), Some(socket), Some(token)) => Ok(Address { host, memory, socket, token }),
+            _ => Err(wrong("a field is missing")),
+        }
+    }
+
+    /// The host's name, for messages.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+}
+
+impl fmt::Debug for Address {
+    /// Without the token, which logs need not know.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Address({} {})", self.host, String::from_utf8_lossy(&self.socket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Address {
+        Address { host: "a".into(), memory: "b:1".into(), socket: b"instep-1".to_vec(), token: [7; 16] }
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped_and_missing_ones_reported() {
+        let mut bytes = sample().to_bytes();
+        bytes.extend_from_slice(&[200, 2, 0, 1, 2]);
+        assert_eq!(Address::from_bytes(&bytes).unwrap(), sample());
+        assert!(Address::from_bytes(MAGIC).is_err());
+        assert!(Address::from_bytes(&bytes[..bytes.len() - 1]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_address_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Address::from_bytes(&bytes);
+            let _ = Address::from_bytes(&[MAGIC, &bytes].concat());
+        }
+
+        #[test]
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>()) {
+            let address = Address { host, token, ..sample() };
+            prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
+        }
+    }
+}

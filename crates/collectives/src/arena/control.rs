@@ -1,0 +1,172 @@
+//! What a rank lets the others see of its progress.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::DEPTH;
+use super::wait::futex_wake;
+use crate::call::{CALL_WORDS, Call};
+
+/// One rank's counters. What peers look at together lies together; what different events change lies apart.
+#[repr(C, align(128))]
+pub(crate) struct Control {
+    arrival: Arrival,
+    progress: Progress,
+    sleep: Sleep,
+    identity: Identity,
+}
+
+#[repr(C, align(128))]
+struct Arrival {
+    ready: AtomicU64,
+    /// Of the operation whose first step uses this buffer.
+    fingerprints: [AtomicU64; DEPTH as usize],
+    calls: [[AtomicU64; CALL_WORDS]; DEPTH as usize],
+}
+
+#[repr(C, align(128))]
+struct Progress {
+    reduced: AtomicU64,
+    done: AtomicU64,
+    /// Operations begun and finished since the arena was made.
+    entered: AtomicU64,
+    completed: AtomicU64,
+}
+
+#[repr(C, align(128))]
+struct Sleep {
+    /// Changes when a counter of this rank moves while somebody sleeps on it.
+    event: AtomicU32,
+    sleepers: AtomicU32,
+    left: AtomicU32,
+}
+
+#[repr(C, align(128))]
+struct Identity {
+    process: AtomicU64,
+    probe: AtomicU64,
+    can_read: AtomicU64,
+    /// Operations finished in the generation before, plus one; 0 for a newcomer.
+    history: AtomicU64,
+}
+
+/// Which counter a wait is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Counter {
+    Ready,
+    Reduced,
+    Done,
+}
+
+impl Control {
+    fn counter(&self, counter: Counter) -> &AtomicU64 {
+        match counter {
+            Counter::Ready => &self.arrival.ready,
+            Counter::Reduced => &self.progress.reduced,
+            Counter::Done => &self.progress.done,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn reached(&self, counter: Counter, target: u64) -> bool {
+        self.counter(counter).load(Ordering::Acquire) >= target
+    }
+
+    /// Moves a counter of this rank and wakes who sleeps on it.
+    #[inline]
+    pub(crate) fn publish(&self, counter: Counter, value: u64) {
+        self.counter(counter).store(value, Ordering::Release);
+        // Either a sleeper sees the counter or we see the sleeper.
+        fence(Ordering::SeqCst);
+        if self.sleep.sleepers.load(Ordering::Relaxed) > 0 {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        self.sleep.event.fetch_add(1, Ordering::SeqCst);
+        futex_wake(&self.sleep.event);
+    }
+
+    /// Announces a sleeper; what it returns is the value to sleep on.
+    pub(super) fn fall_asleep(&self) -> (&AtomicU32, u32) {
+        self.sleep.sleepers.fetch_add(1, Ordering::SeqCst);
+        let event = self.sleep.event.load(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        (&self.sleep.event, event)
+    }
+
+    pub(super) fn woke_up(&self) {
+        self.sleep.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Writes down what this rank calls, before its `ready` says so.
+    pub(crate) fn enter(&self, sequence: u64, step: u64, call: &Call, fingerprint: u64) {
+        let buffer = (step % DEPTH) as usize;
+        for (word, value) in self.arrival.calls[buffer].iter().zip(call.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.arrival.fingerprints[buffer].store(fingerprint, Ordering::Relaxed);
+        self.progress.entered.store(sequence + 1, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn fingerprint(&self, step: u64) -> u64 {
+        self.arrival.fingerprints[(step % DEPTH) as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn call(&self, step: u64) -> Option<Call> {
+        let words = &self.arrival.calls[(step % DEPTH) as usize];
+        Call::from_words(std::array::from_fn(|index| words[index].load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn complete(&self, sequence: u64) {
+        self.progress.completed.store(sequence + 1, Ordering::Release);
+    }
+
+    pub(crate) fn has_entered(&self, sequence: u64) -> bool {
+        self.progress.entered.load(Ordering::Acquire) > sequence
+    }
+
+    pub(crate) fn has_completed(&self, sequence: u64) -> bool {
+        self.progress.completed.load(Ordering::Acquire) > sequence
+    }
+
+    /// This rank takes part no more.
+    pub(crate) fn leave(&self) {
+        self.sleep.left.store(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.sleep.left.load(Ordering::SeqCst) != 0
+    }
+
+    /// Says who this rank is; read by peers after the first barrier.
+    pub(crate) fn introduce(&self, process: u32, probe: u64, history: Option<u64>) {
+        self.identity.process.store(u64::from(process), Ordering::Relaxed);
+        self.identity.probe.store(probe, Ordering::Relaxed);
+        self.identity.history.store(history.map_or(0, |completed| completed + 1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn process(&self) -> i32 {
+        self.identity.process.load(Ordering::Relaxed) as i32
+    }
+
+    pub(crate) fn probe(&self) -> u64 {
+        self.identity.probe.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn history(&self) -> Option<u64> {
+        self.identity.history.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Whether this rank can read everybody's memory, and from how many bytes on it wants to.
+    pub(crate) fn set_can_read(&self, from_bytes: Option<usize>) {
+        let word = from_bytes.map_or(0, |bytes| (bytes as u64).saturating_add(1));
+        self.identity.can_read.store(word, Ordering::Relaxed);
+    }
+
+    pub(crate) fn can_read(&self) -> Option<usize> {
+        self.identity.can_read.load(Ordering::Relaxed).checked_sub(1).map(|bytes| bytes as usize)
+    }
+}

@@ -1,0 +1,329 @@
+//! How the arena of rank 0 reaches the other ranks of the host.
+//!
+//! ```text
+//! rank r → rank 0   magic(8) token(16) generation(8) world(4) rank(4) slot bytes(8)
+//! rank 0 → rank r   0(4) bytes of text = 0(4)          with file descriptors: arena, one process handle per rank
+//!                   1(4) bytes of text(4) text         when it cannot be
+//! ```
+//! Everybody gets the answer when all have come. Callers who are another user, do not know the token or are of another
+//! generation are turned away and do not disturb the others. The socket's name is abstract: it dies with its process.
+
+use std::fs::{self, File};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use nix::cmsg_space;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg};
+
+use super::Arena;
+use crate::{Address, Error, Rank};
+
+const MAGIC: [u8; 8] = *b"instepH1";
+const HELLO_BYTES: usize = 48;
+const WELCOME: u32 = 0;
+const REFUSED: u32 = 1;
+/// What one message can carry (SCM_MAX_FD in Linux), less the arena.
+const MOST_RANKS: usize = 252;
+/// A caller who connects and says nothing is given up after this.
+const HELLO_DEADLINE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// What a rank asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    token: [u8; 16],
+    generation: u64,
+    world: u32,
+    rank: u32,
+    slot_bytes: u64,
+}
+
+impl Hello {
+    fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..24].copy_from_slice(&self.token);
+        bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.world.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[40..].copy_from_slice(&self.slot_bytes.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Hello> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        (bytes[..8] == MAGIC).then(|| Hello {
+            token: std::array::from_fn(|index| bytes[8 + index]),
+            generation: word(24),
+            world: word(32) as u32,
+            rank: (word(32) >> 32) as u32,
+            slot_bytes: word(40),
+        })
+    }
+}
+
+/// Opens the socket where this process can be met as rank 0.
+pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
+    let mut token = [0; 16];
+    let mut name = [0; 8];
+    let fill = |bytes: &mut [u8]| File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes));
+    fill(&mut token).and_then(|()| fill(&mut name)).map_err(|error| Error::system("read /dev/urandom", error))?;
+    let socket = format!("instep-{}-{:016x}", std::process::id(), u64::from_le_bytes(name)).into_bytes();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let memory = format!("{}/{}", boot.trim(), namespace.display());
+    let listener = SocketAddr::from_abstract_name(&socket)
+        .and_then(|address| UnixListener::bind_addr(&address))
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|error| Error::system("listen on a Unix socket", error))?;
+    Ok((listener, Address { host, memory, socket, token }))
+}
+
+/// A meeting of ranks, as one of them sees it.
+pub(crate) struct Meeting<'a> {
+    pub(crate) listener: &'a UnixListener,
+    pub(crate) rank: usize,
+    pub(crate) addresses: &'a [Address],
+    pub(crate) generation: u64,
+    pub(crate) slot_bytes: usize,
+    pub(crate) timeout: Duration,
+    pub(crate) deadline: Instant,
+}
+
+/// The shared memory, and a handle on every rank's process.
+pub(crate) type Met = (Arena, Vec<OwnedFd>);
+
+impl Meeting<'_> {
+    /// Comes together with the other ranks.
+    pub(crate) fn hold(&self) -> Result<Met, Error> {
+        let own = &self.addresses[self.rank];
+        for (rank, address) in self.addresses.iter().enumerate() {
+            if address.memory != own.memory {
+                return Err(Error::OtherHost { rank: Rank(rank), host: address.host.clone() });
+            }
+        }
+        if self.addresses.len() > MOST_RANKS {
+            return Err(Error::invalid(format!("{} ranks in one host, at most {MOST_RANKS}", self.addresses.len())));
+        }
+        if self.rank == 0 { self.invite() } else { self.visit() }
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            token: self.addresses[0].token,
+            generation: self.generation,
+            world: self.addresses.len() as u32,
+            rank: self.rank as u32,
+            slot_bytes: self.slot_bytes as u64,
+        }
+    }
+
+    fn failed(&self, what: impl Into<String>) -> Error {
+        Error::Connect { timeout: self.timeout, what: what.into() }
+    }
+
+    /// Rank 0: makes the arena, waits for all, gives it to them.
+    fn invite(&self) -> Result<Met, Error> {
+        let world = self.addresses.len();
+        let (arena, file) = Arena::create(world, self.slot_bytes)?;
+        let mut guests: Vec<Option<(UnixStream, OwnedFd)>> = (0..world).map(|_| None).collect();
+        let missing =
+            |guests: &[Option<_>]| -> Vec<usize> { (1..world).filter(|rank| guests[*rank].is_none()).collect() };
+        while !missing(&guests).is_empty() {
+            if !await_readable(self.listener, self.deadline) {
+                let names: Vec<String> = missing(&guests).iter().map(usize::to_string).collect();
+                let what = format!("rank {} did not come", names.join(", "));
+                for (guest, _) in guests.iter_mut().flatten() {
+                    refuse(guest, &what);
+                }
+                return Err(self.failed(what));
+            }
+            let Ok((stream, _)) = self.listener.accept() else { continue };
+            if let Some((rank, stream, process)) = self.admit(stream) {
+                // A second hello of the same rank replaces the first, whose process gave up.
+                guests[rank] = Some((stream, process));
+            }
+        }
+        let own =
+            process_handle(std::process::id() as i32).map_err(|error| Error::system("open a process handle", error))?;
+        let mut processes = vec![own];
+        let mut streams = Vec::new();
+        for (stream, process) in guests.into_iter().flatten() {
+            streams.push(stream);
+            processes.push(process);
+        }
+        let handles: Vec<RawFd> = [&file].into_iter().chain(&processes).map(AsRawFd::as_raw_fd).collect();
+        for (index, stream) in streams.iter().enumerate() {
+            welcome(stream, &handles).map_err(|error| self.failed(format!("rank {} went away: {error}", index + 1)))?;
+        }
+        Ok((arena, processes))
+    }
+
+    /// Listens to a caller; strangers are turned away.
+    fn admit(&self, mut stream: UnixStream) -> Option<(usize, UnixStream, OwnedFd)> {
+        let credentials = getsockopt(&stream, PeerCredentials).ok()?;
+        if credentials.uid() != nix::unistd::geteuid().as_raw() {
+            return None;
+        }
+        stream.set_nonblocking(false).ok()?;
+        stream.set_read_timeout(Some(HELLO_DEADLINE)).ok()?;
+        let mut bytes = [0; HELLO_BYTES];
+        stream.read_exact(&mut bytes).ok()?;
+        let hello = Hello::from_bytes(&bytes)?;
+        let rank = hello.rank as usize;
+        let expected = Hello { rank: hello.rank, ..self.hello() };
+        if hello.token != expected.token || rank == 0 || rank >= self.addresses.len() {
+            return None;
+        }
+        if hello != expected {
+            let (theirs, ours) = (hello.generation, self.generation);
+            let what = if theirs == ours {
+                "rank 0 expects another world size or slot size".to_owned()
+            } else {
+                format!("rank 0 is at generation {ours}, rank {rank} at {theirs}")
+            };
+            refuse(&mut stream, &what);
+            return None;
+        }
+        match process_handle(credentials.pid()) {
+            Ok(process) => Some((rank, stream, process)),
+            Err(error) => {
+                refuse(&mut stream, &format!("rank 0 cannot watch process {}: {error}", credentials.pid()));
+                None
+            }
+        }
+    }
+
+    /// Other ranks: ask rank 0 for the arena.
+    fn visit(&self) -> Result<Met, Error> {
+        let address = SocketAddr::from_abstract_name(&self.addresses[0].socket)
+            .map_err(|error| Error::system("name the socket of rank 0", error))?;
+        let mut stream = loop {
+            match UnixStream::connect_addr(&address) {
+                Ok(stream) => break stream,
+                // Its queue of callers may be full for a moment.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < self.deadline => {
+                    std::thread::sleep(RETRY_PAUSE);
+                }
+                Err(error) => return Err(self.failed(format!("rank 0 does not answer: {error}"))),
+            }
+        };
+        stream
+            .write_all(&self.hello().to_bytes())
+            .map_err(|error| self.failed(format!("rank 0 went away: {error}")))?;
+        if !await_readable(&stream, self.deadline) {
+            return Err(self.failed("rank 0 did not answer"));
+        }
+        let (status, handles) =
+            receive(&mut stream).map_err(|error| self.failed(format!("rank 0 went away: {error}")))?;
+        if let Err(what) = status {
+            return Err(self.failed(what));
+        }
+        let mut handles = handles.into_iter();
+        let file = handles.next().ok_or_else(|| self.failed("rank 0 sent no memory"))?;
+        let processes: Vec<OwnedFd> = handles.collect();
+        if processes.len() != self.addresses.len() {
+            return Err(self.failed("rank 0 sent too few process handles: is the limit on open files reached?"));
+        }
+        Ok((Arena::open(&file, self.addresses.len(), self.slot_bytes)?, processes))
+    }
+}
+
+/// Waits until there is something to accept or read; false at the deadline.
+fn await_readable(socket: &impl AsFd, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
+        let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
+        let mut handles = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut handles, timeout).is_ok_and(|ready| ready > 0) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+    }
+}
+
+fn welcome(stream: &UnixStream, handles: &[RawFd]) -> io::Result<()> {
+    let answer = [WELCOME.to_le_bytes(), 0u32.to_le_bytes()].concat();
+    let rights = [ControlMessage::ScmRights(handles)];
+    sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&answer)], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+fn refuse(stream: &mut UnixStream, what: &str) {
+    let answer = [&REFUSED.to_le_bytes(), &(what.len() as u32).to_le_bytes(), what.as_bytes()].concat();
+    // A caller that is gone needs no answer.
+    let _ = stream.write_all(&answer);
+}
+
+type Answer = (Result<(), String>, Vec<OwnedFd>);
+
+fn receive(stream: &mut UnixStream) -> io::Result<Answer> {
+    let mut answer = [0; 8];
+    let mut space = cmsg_space!([RawFd; MOST_RANKS + 1]);
+    let mut handles = Vec::new();
+    let read = {
+        let mut parts = [IoSliceMut::new(&mut answer)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+        for control in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(received) = control {
+                // SAFETY: the kernel has just made these descriptors for us; nobody else owns them.
+                handles.extend(received.into_iter().map(|handle| unsafe { OwnedFd::from_raw_fd(handle) }));
+            }
+        }
+        message.bytes
+    };
+    if read == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    stream.set_read_timeout(Some(HELLO_DEADLINE))?;
+    stream.read_exact(&mut answer[read..])?;
+    let [status, length] = [0, 4].map(|at| u32::from_le_bytes(std::array::from_fn(|index| answer[at + index])));
+    if status == WELCOME {
+        return Ok((Ok(()), handles));
+    }
+    let mut text = vec![0; (length as usize).min(4096)];
+    stream.read_exact(&mut text)?;
+    Ok((Err(String::from_utf8_lossy(&text).into_owned()), handles))
+}
+
+/// A descriptor that becomes readable when the process ends.
+fn process_handle(process: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    if handle < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(handle as RawFd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hellos_survive_the_socket_and_noise_is_none() {
+        let hello = Hello { token: [9; 16], generation: 1 << 40, world: 5, rank: 4, slot_bytes: 1 << 18 };
+        assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
+        assert_eq!(Hello::from_bytes(&[0x55; HELLO_BYTES]), None);
+    }
+
+    #[test]
+    fn a_process_handle_tells_the_end_of_a_process() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let handle = process_handle(child.id() as i32).unwrap();
+        assert!(!await_readable(&handle, Instant::now()));
+        child.kill().unwrap();
+        assert!(await_readable(&handle, Instant::now() + Duration::from_secs(10)));
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,257 @@
+//! The memory that the ranks of a group share.
+//!
+//! ```text
+//! header    magic, world, slot size, verdict (why the group is aborted, written once)
+//! controls  one per rank: counters, fingerprints, futex
+//! rows      one per rank and buffer: sizes and pointers for each peer
+//! slots     two per rank, each a step's worth of data
+//! ```
+//! An operation is a number of *steps*, the same on every rank; steps are counted through the life of the arena. A rank
+//! moves its counters forward with release stores and waits for those of others with acquire loads:
+//!
+//! 1. `ready > s`: its slot for step `s` is filled (and at the first step of an operation: its fingerprint is written).
+//! 2. `reduced > s`: its segment of step `s` is reduced.
+//! 3. `done > s`: it reads nothing of step `s` any more.
+//! 4. Slot `s % 2` of a rank is written for step `s` only when every rank's `done > s - 2`.
+//!
+//! The file is anonymous (memfd), sealed against resizing, and gone with the last process that maps it.
+#![expect(unsafe_code, reason = "maps memory that other processes write to")]
+
+pub(crate) mod control;
+pub(crate) mod handshake;
+pub(crate) mod remote;
+pub(crate) mod verdict;
+pub(crate) mod wait;
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::Error;
+use control::Control;
+use verdict::VERDICT_WORDS;
+
+/// Buffers per rank: one is filled while the other is read.
+pub(crate) const DEPTH: u64 = 2;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"instepA1");
+const PAGE: usize = 4096;
+/// Words of a row besides the three per peer: this rank's input and output.
+const ROW_EXTRA: usize = 2;
+
+#[repr(C)]
+struct Header {
+    magic: u64,
+    world: u64,
+    slot_bytes: u64,
+    verdict_state: AtomicU32,
+    verdict: [AtomicU64; VERDICT_WORDS],
+}
+
+/// Where everything lies, from the number of ranks and the size of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    world: usize,
+    slot_bytes: usize,
+}
+
+impl Layout {
+    const fn controls(self) -> usize {
+        size_of::<Header>().next_multiple_of(PAGE)
+    }
+    const fn rows(self) -> usize {
+        (self.controls() + self.world * size_of::<Control>()).next_multiple_of(PAGE)
+    }
+    const fn row_words(self) -> usize {
+        3 * self.world + ROW_EXTRA
+    }
+    const fn slots(self) -> usize {
+        (self.rows() + self.world * DEPTH as usize * self.row_words() * 8).next_multiple_of(PAGE)
+    }
+    const fn total(self) -> usize {
+        self.slots() + self.world * DEPTH as usize * self.slot_bytes
+    }
+}
+
+/// A mapping of the shared memory of one group.
+pub(crate) struct Arena {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the mapping lives as long as the arena. Headers, controls and rows are only touched through atomics (the plain
+// words of the header are written before the file is shared); slots only through raw pointers under the protocol above.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Makes the memory; the file is what the other ranks need in order to map it too.
+    pub(crate) fn create(world: usize, slot_bytes: usize) -> Result<(Arena, OwnedFd), Error> {
+        let layout = Layout { world, slot_bytes };
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file =
+            memfd_create("instep-collectives", flags).map_err(|error| Error::system("create shared memory", error))?;
+        let length = layout.total() as i64;
+        // Allocated now: memory that runs out later would be a SIGBUS in the middle of an operation.
+        fallocate(&file, FallocateFlags::empty(), 0, length)
+            .map_err(|error| Error::system("allocate shared memory", error))?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| Error::system("seal shared memory", error))?;
+        let arena = Arena { base: map(&file, layout.total())?, layout };
+        // SAFETY: the mapping is at least a header long, page-aligned, zeroed, and nobody else has it yet.
+        unsafe {
+            let header = arena.base.cast::<Header>().as_ptr();
+            (*header).magic = MAGIC;
+            (*header).world = world as u64;
+            (*header).slot_bytes = slot_bytes as u64;
+        }
+        Ok((arena, file))
+    }
+
+    /// Maps what another rank made.
+    pub(crate) fn open(file: &OwnedFd, world: usize, slot_bytes: usize) -> Result<Arena, Error> {
+        let layout = Layout { world, slot_bytes };
+        let size = nix::sys::stat::fstat(file).map_err(|error| Error::system("look at shared memory", error))?.st_size;
+        if size != layout.total() as i64 {
+            return Err(Error::invalid(format!("the shared memory has {size} bytes, {} expected", layout.total())));
+        }
+        let arena = Arena { base: map(file, layout.total())?, layout };
+        let header = arena.header();
+        if (header.magic, header.world, header.slot_bytes) != (MAGIC, world as u64, slot_bytes as u64) {
+            return Err(Error::invalid(
+                "the shared memory is laid out differently: all ranks must run the same version",
+            ));
+        }
+        Ok(arena)
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.layout.world
+    }
+
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.layout.slot_bytes
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping starts with a header; its plain words do not change once it is shared.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    pub(crate) fn control(&self, rank: usize) -> &Control {
+        assert!(rank < self.layout.world);
+        // SAFETY: the controls of all ranks lie inside the mapping, aligned, and consist of atomics.
+        unsafe { self.base.add(self.layout.controls()).cast::<Control>().add(rank).as_ref() }
+    }
+
+    /// Sizes and pointers that `rank` publishes for the step.
+    pub(crate) fn row(&self, rank: usize, step: u64) -> Row<'_> {
+        assert!(rank < self.layout.world);
+        let words = self.layout.row_words();
+        let index = rank * DEPTH as usize + (step % DEPTH) as usize;
+        // SAFETY: rows of all ranks and buffers lie inside the mapping, aligned, and consist of atomics.
+        let words = unsafe {
+            let start = self.base.add(self.layout.rows()).cast::<AtomicU64>().add(index * words);
+            std::slice::from_raw_parts(start.as_ptr(), words)
+        };
+        Row { words, world: self.layout.world }
+    }
+
+    /// The slot of `rank` for the step: `slot_bytes` bytes, to be used under the protocol of this module.
+    pub(crate) fn slot(&self, rank: usize, step: u64) -> *mut u8 {
+        assert!(rank < self.layout.world);
+        let index = rank * DEPTH as usize + (step % DEPTH) as usize;
+        // SAFETY: slots of all ranks and buffers lie inside the mapping.
+        unsafe { self.base.add(self.layout.slots() + index * self.layout.slot_bytes).as_ptr() }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length by `map`, and no reference outlives the arena.
+        let unmapped = unsafe { munmap(self.base.cast::<c_void>(), self.layout.total()) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+fn map(file: &OwnedFd, length: usize) -> Result<NonNull<u8>, Error> {
+    let length = NonZeroUsize::new(length).expect("an arena has a header");
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let mapped = unsafe { mmap(None, length, protection, flags, file.as_fd(), 0) };
+    mapped.map(NonNull::cast).map_err(|error| Error::system("map shared memory", error))
+}
+
+/// What a rank tells every peer about a step, besides its slot.
+pub(crate) struct Row<'a> {
+    words: &'a [AtomicU64],
+    world: usize,
+}
+
+impl Row<'_> {
+    fn at(&self, part: usize, peer: usize) -> &AtomicU64 {
+        &self.words[part * self.world + peer]
+    }
+    /// Bytes this rank has for `peer`.
+    pub(crate) fn sends(&self, peer: usize) -> &AtomicU64 {
+        self.at(0, peer)
+    }
+    /// Bytes this rank expects from `peer`.
+    pub(crate) fn expects(&self, peer: usize) -> &AtomicU64 {
+        self.at(1, peer)
+    }
+    /// Where in this rank's memory lies what it has for `peer`.
+    pub(crate) fn pointer(&self, peer: usize) -> &AtomicU64 {
+        self.at(2, peer)
+    }
+    /// Where this rank's result lies.
+    pub(crate) fn output(&self) -> &AtomicU64 {
+        &self.words[3 * self.world]
+    }
+}
+
+pub(crate) fn load(word: &AtomicU64) -> u64 {
+    // Ordered by the acquire load of the counter that says the word is written.
+    word.load(Ordering::Relaxed)
+}
+
+pub(crate) fn store(word: &AtomicU64, value: u64) {
+    // Ordered by the release store of the counter that follows.
+    word.store(value, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_are_one_memory_and_a_foreign_file_is_refused() {
+        let (one, file) = Arena::create(3, PAGE).unwrap();
+        let other = Arena::open(&file, 3, PAGE).unwrap();
+        store(one.row(2, 1).pointer(0), 77);
+        assert_eq!(load(other.row(2, 1).pointer(0)), 77);
+        assert_eq!(load(other.row(2, 0).pointer(0)), 0);
+        assert!(Arena::open(&file, 4, PAGE).is_err());
+        let foreign = memfd_create("foreign", MFdFlags::MFD_CLOEXEC).unwrap();
+        nix::unistd::ftruncate(&foreign, Layout { world: 3, slot_bytes: PAGE }.total() as i64).unwrap();
+        assert!(Arena::open(&foreign, 3, PAGE).is_err());
+    }
+
+    #[test]
+    fn parts_do_not_overlap() {
+        for world in [1, 2, 9, 100] {
+            let layout = Layout { world, slot_bytes: PAGE };
+            assert!(size_of::<Header>() <= layout.controls());
+            assert!(layout.controls() + world * size_of::<Control>() <= layout.rows());
+            assert!(layout.rows() + world * 2 * layout.row_words() * 8 <= layout.slots());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Waiting for another rank: spin briefly, yield, then sleep in the kernel.
+//!
+//! Spinning is for ranks that have a core each; with more ranks than cores it only keeps the awaited rank from running.
+//! A sleeper wakes up every [`LOOK_AROUND`] to see who is still alive, so nobody needs a thread for that.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::Arena;
+use super::control::Counter;
+use crate::Noticed;
+
+/// How long a sleeper sleeps before it looks who is alive.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+/// How long to yield before sleeping: about what falling asleep and being woken costs.
+const YIELD_FOR: Duration = Duration::from_micros(100);
+/// Pauses before yielding, a few microseconds.
+const SPINS: u32 = 200;
+
+/// Why a wait ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interrupted {
+    /// The group has a verdict.
+    Verdict,
+    /// The deadline passed.
+    Deadline,
+    /// This rank will never do its part.
+    Lost(usize, Noticed),
+}
+
+/// What a wait has to know.
+pub(crate) struct Waiter {
+    /// This process's handle on every rank's process, in the order of ranks.
+    pub(crate) processes: Vec<OwnedFd>,
+    pub(crate) rank: usize,
+    pub(crate) spins: u32,
+}
+
+impl Waiter {
+    pub(crate) fn new(processes: Vec<OwnedFd>, rank: usize, world: usize) -> Waiter {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Waiter { processes, rank, spins: if world > cores { 0 } else { SPINS } }
+    }
+
+    /// Waits until `peer`'s counter is at least `target`.
+    #[inline]
+    pub(crate) fn wait(
+        &self,
+        arena: &Arena,
+        peer: usize,
+        counter: Counter,
+        target: u64,
+        sequence: u64,
+        deadline: Instant,
+    ) -> Result<(), Interrupted> {
+        let control = arena.control(peer);
+        if control.reached(counter, target) {
+            return Ok(());
+        }
+        for _ in 0..self.spins {
+            std::hint::spin_loop();
+            if control.reached(counter, target) {
+                return Ok(());
+            }
+        }
+        self.wait_long(arena, peer, counter, target, sequence, deadline)
+    }
+
+    #[cold]
+    fn wait_long(
+        &self,
+        arena: &Arena,
+        peer: usize,
+        counter: Counter,
+        target: u64,
+        sequence: u64,
+        deadline: Instant,
+    ) -> Result<(), Interrupted> {
+        let control = arena.control(peer);
+        let yield_until = Instant::now() + YIELD_FOR;
+        loop {
+            std::thread::yield_now();
+            if control.reached(counter, target) {
+                return Ok(());
+            }
+            if arena.is_aborted() {
+                return Err(Interrupted::Verdict);
+            }
+            if Instant::now() >= yield_until {
+                break;
+            }
+        }
+        loop {
+            let (event, value) = control.fall_asleep();
+            if !control.reached(counter, target) && !arena.is_aborted() && !control.has_left() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                futex_wait(event, value, left.min(LOOK_AROUND));
+            }
+            control.woke_up();
+            if control.reached(counter, target) {
+                return Ok(());
+            }
+            if arena.is_aborted() {
+                return Err(Interrupted::Verdict);
+            }
+            if let Some((lost, noticed)) = self.lost(arena, sequence) {
+                // What the rank wrote before it went counts: look once more.
+                return if control.reached(counter, target) { Ok(()) } else { Err(Interrupted::Lost(lost, noticed)) };
+            }
+            if Instant::now() >= deadline {
+                return Err(Interrupted::Deadline);
+            }
+        }
+    }
+
+    /// A rank that is gone without having completed the operation.
+    pub(crate) fn lost(&self, arena: &Arena, sequence: u64) -> Option<(usize, Noticed)> {
+        let owes = |peer: usize| peer != self.rank && !arena.control(peer).has_completed(sequence);
+        let left = (0..arena.world()).find(|peer| arena.control(*peer).has_left() && owes(*peer));
+        if let Some(peer) = left {
+            return Some((peer, Noticed::LeftGroup));
+        }
+        let mut handles: Vec<PollFd<'_>> =
+            self.processes.iter().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN)).collect();
+        if poll(&mut handles, PollTimeout::ZERO).unwrap_or(0) == 0 {
+            return None;
+        }
+        let ended = (0..handles.len()).find(|peer| handles[*peer].any() == Some(true) && owes(*peer));
+        ended.map(|peer| (peer, Noticed::ProcessEnded))
+    }
+}
+
+/// Sleeps while the word has this value, at most so long. Wakes up for no reason, too.
+fn futex_wait(word: &AtomicU32, value: u32, at_most: Duration) {
+    let timeout = libc::timespec { tv_sec: at_most.as_secs() as libc::time_t, tv_nsec: at_most.subsec_nanos().into() };
+    // SAFETY: the word lies in mapped memory and the timeout on this stack; the kernel reads both and keeps neither. Not
+    // a private futex: sleepers of other processes share the word.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const timeout) };
+}
+
+/// Wakes everybody who sleeps on the word.
+pub(super) fn futex_wake(word: &AtomicU32) {
+    // SAFETY: the word lies in mapped memory; the kernel only uses its address.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}

@@ -1,0 +1,418 @@
+//! One operation after the other on an arena.
+//!
+//! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it reduces, what it takes out. The engine
+//! runs the steps, one ahead: a slot is filled while the peers still work on the step before. See [`crate::arena`] for the
+//! counters. All ranks derive the same flow from the fingerprint, which they compare at the first step.
+#![expect(unsafe_code, reason = "copies between tensors and shared memory")]
+
+mod flow;
+mod single_copy;
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::arena::control::Counter;
+use crate::arena::handshake::Met;
+use crate::arena::verdict::Verdict;
+use crate::arena::wait::{Interrupted, Waiter};
+use crate::arena::{Arena, DEPTH, load, remote, store};
+use crate::call::Call;
+use crate::operation::Operation;
+use crate::plan::{Path, Thresholds};
+use crate::ticket::Output;
+use crate::{DataType, Error, Kind, Noticed, Rank};
+
+/// At most so many bytes are exchanged with one round of flags.
+const SMALL_BYTES: usize = 8 << 10;
+/// Barriers of the engine itself before the caller's first operation.
+const OWN_OPERATIONS: u64 = 2;
+/// The longest time an operation can be given: far, but where instants do not overflow.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Which peers a rank waits for before it takes data out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    All,
+    Only(usize),
+    Nobody,
+}
+
+/// Why an operation stops in the middle.
+#[derive(Debug)]
+enum Stop {
+    Interrupted(Interrupted),
+    /// A peer's memory could not be read.
+    Unreadable(usize, io::Error),
+    Verdict(Verdict),
+}
+
+impl From<Interrupted> for Stop {
+    fn from(interrupted: Interrupted) -> Stop {
+        Stop::Interrupted(interrupted)
+    }
+}
+
+type Progress = Result<(), Stop>;
+
+/// What the closures of a flow see.
+struct View<'a> {
+    arena: &'a Arena,
+    rank: usize,
+    world: usize,
+    /// The arena's number of the flow's first step.
+    base: u64,
+}
+
+impl View<'_> {
+    fn slot(&self, rank: usize, step: usize) -> *mut u8 {
+        self.arena.slot(rank, self.base + step as u64)
+    }
+
+    /// The other ranks, starting after this one so that not all read from the same.
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, world) = (self.rank, self.world);
+        (1..world).map(move |distance| (rank + distance) % world)
+    }
+}
+
+type Move<'f> = Box<dyn FnMut(&View<'_>, usize) -> Progress + 'f>;
+
+/// An operation as steps.
+struct Flow<'f> {
+    steps: usize,
+    fill: Option<Move<'f>>,
+    reduce: Option<Move<'f>>,
+    needs: Needs,
+    drain: Option<Move<'f>>,
+    /// Peers read this rank's memory: it must not return before they are done.
+    lends_memory: bool,
+}
+
+/// What every wait of an operation needs to know.
+struct Watch {
+    call: Call,
+    /// Which operation of the arena.
+    sequence: u64,
+    /// Which operation of the caller, without the engine's own at the start.
+    shown: u64,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+/// A rank's place in an arena.
+pub(crate) struct Engine {
+    arena: Arc<Arena>,
+    waiter: Waiter,
+    hosts: Vec<String>,
+    thresholds: Thresholds,
+    step: u64,
+    sequence: u64,
+    scratch: Vec<u8>,
+    touched: bool,
+    /// What survivors of the generation before agree to have completed.
+    agreed: Option<u64>,
+}
+
+impl Engine {
+    /// Takes the place, and finds out with the others whether they can read each other's memory.
+    pub(crate) fn new(
+        (arena, processes): Met,
+        rank: usize,
+        hosts: Vec<String>,
+        single_copy_bytes: Option<usize>,
+        history: Option<u64>,
+        timeout: Duration,
+    ) -> Result<Engine, Error> {
+        let world = arena.world();
+        let small_bytes = SMALL_BYTES.min(arena.slot_bytes());
+        let mut engine = Engine {
+            waiter: Waiter::new(processes, rank, world),
+            arena: Arc::new(arena),
+            hosts,
+            thresholds: Thresholds { small_bytes, single_copy_bytes: None },
+            step: 0,
+            sequence: 0,
+            scratch: Vec::new(),
+            touched: false,
+            agreed: None,
+        };
+        // A word on the heap: threads of other ranks read it, too.
+        let probe = Box::new(0x696e_7374_6570_0000_u64 | rank as u64);
+        remote::permit();
+        engine.arena.control(rank).introduce(std::process::id(), (&raw const *probe) as u64, history);
+        engine.run(&Operation::Barrier, timeout)?;
+        let readable = single_copy_bytes.filter(|_| (0..world).all(|peer| engine.can_read(peer)));
+        engine.arena.control(rank).set_can_read(readable);
+        engine.run(&Operation::Barrier, timeout)?;
+        drop(probe);
+        let thresholds: Option<Vec<usize>> = (0..world).map(|peer| engine.arena.control(peer).can_read()).collect();
+        engine.thresholds.single_copy_bytes = thresholds.and_then(|thresholds| thresholds.into_iter().max());
+        engine.agreed = (0..world).filter_map(|peer| engine.arena.control(peer).history()).min();
+        Ok(engine)
+    }
+
+    fn can_read(&self, peer: usize) -> bool {
+        let control = self.arena.control(peer);
+        let mut found = 0u64;
+        // SAFETY: eight bytes on this stack.
+        let read = unsafe { remote::read(control.process(), control.probe(), (&raw mut found).cast(), 8) };
+        read.is_ok() && found == 0x696e_7374_6570_0000 | peer as u64
+    }
+
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Operations completed since the group was connected.
+    pub(crate) fn completed(&self) -> u64 {
+        self.sequence.saturating_sub(OWN_OPERATIONS)
+    }
+
+    pub(crate) fn agreed(&self) -> Option<u64> {
+        self.agreed
+    }
+
+    pub(crate) fn uses_single_copy(&self) -> bool {
+        self.thresholds.single_copy_bytes.is_some()
+    }
+
+    /// What the last operation that failed did to its output.
+    pub(crate) fn output(&self) -> Output {
+        if self.touched { Output::Undefined } else { Output::Untouched }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.waiter.rank
+    }
+
+    /// Runs an operation whose buffers are valid until it returns. After an error the group is aborted, except for an
+    /// operation that contradicts itself, of which nothing was sent.
+    pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
+        self.touched = false;
+        let call = operation.check(self.rank(), self.arena.world())?;
+        let timeout = timeout.min(LONGEST);
+        let (sequence, shown) = (self.sequence, self.completed());
+        let watch = Watch { call, sequence, shown, timeout, deadline: Instant::now() + timeout };
+        match self.perform(operation, &watch) {
+            Ok(()) => {
+                self.arena.control(self.rank()).complete(self.sequence);
+                self.sequence += 1;
+                Ok(())
+            }
+            Err(stop) => Err(self.failed(stop, &watch)),
+        }
+    }
+
+    fn failed(&self, stop: Stop, watch: &Watch) -> Error {
+        let by = self.rank();
+        let &Watch { call, shown: sequence, timeout, .. } = watch;
+        let verdict = match stop {
+            Stop::Verdict(verdict) => Some(verdict),
+            Stop::Interrupted(Interrupted::Verdict) => None,
+            Stop::Interrupted(Interrupted::Lost(rank, noticed)) => {
+                Some(Verdict::Lost { rank, call, sequence, noticed, by })
+            }
+            Stop::Interrupted(Interrupted::Deadline) => {
+                let absent = |rank: &usize| !self.arena.control(*rank).has_entered(watch.sequence);
+                let missing = (0..self.arena.world()).filter(absent).collect();
+                Some(Verdict::Timeout { call, sequence, timeout, missing, by })
+            }
+            Stop::Unreadable(rank, error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                Some(Verdict::Lost { rank, call, sequence, noticed: Noticed::ProcessEnded, by })
+            }
+            Stop::Unreadable(_, error) => {
+                self.arena.abort(&Verdict::Aborted { by });
+                return Error::system("read the memory of a peer", error);
+            }
+        };
+        if let Some(verdict) = verdict {
+            self.arena.abort(&verdict);
+        }
+        self.why_aborted()
+    }
+
+    /// The verdict as an error.
+    pub(crate) fn why_aborted(&self) -> Error {
+        let host = |rank: usize| self.hosts.get(rank).cloned().unwrap_or_default();
+        let own = || Error::Aborted { by: Rank(self.rank()) };
+        self.arena.verdict().map_or_else(own, |verdict| verdict.to_error(host))
+    }
+
+    fn wait(&self, peer: usize, counter: Counter, target: u64, watch: &Watch) -> Progress {
+        Ok(self.waiter.wait(&self.arena, peer, counter, target, watch.sequence, watch.deadline)?)
+    }
+
+    fn wait_all(&self, counter: Counter, target: u64, watch: &Watch) -> Progress {
+        let (rank, world) = (self.rank(), self.arena.world());
+        (1..world).try_for_each(|distance| self.wait((rank + distance) % world, counter, target, watch))
+    }
+
+    /// Waits until nobody reads what this rank wrote for step `step - DEPTH`.
+    fn wait_free(&self, step: u64, watch: &Watch) -> Progress {
+        match (step + 1).checked_sub(DEPTH) {
+            Some(target) => self.wait_all(Counter::Done, target, watch),
+            None => Ok(()),
+        }
+    }
+
+    fn perform(&mut self, operation: &Operation, watch: &Watch) -> Progress {
+        if self.arena.is_aborted() {
+            return Err(Interrupted::Verdict.into());
+        }
+        self.wait_free(self.step, watch)?;
+        let control = self.arena.control(self.rank());
+        let fingerprint = watch.call.fingerprint(watch.sequence);
+        control.enter(watch.sequence, self.step, &watch.call, fingerprint);
+        if watch.call.kind == Kind::AllToAll {
+            return self.perform_all_to_all(operation, watch);
+        }
+        let bytes = watch.call.count as usize * watch.call.dtype.size();
+        let path = self.thresholds.path(bytes);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let result = {
+            let flow = if path == Path::SingleCopy && watch.call.kind != Kind::Reduce {
+                single_copy::flow(operation, &self.view(), &mut scratch)
+            } else {
+                flow::flow(operation, &self.view(), path)
+            };
+            self.run_flow(flow, Some(fingerprint), watch)
+        };
+        self.scratch = scratch;
+        result
+    }
+
+    fn view(&self) -> View<'_> {
+        View { arena: &self.arena, rank: self.rank(), world: self.arena.world(), base: self.step }
+    }
+
+    /// First the sizes, which only pairs of ranks know, then the data.
+    fn perform_all_to_all(&mut self, operation: &Operation, watch: &Watch) -> Progress {
+        let Operation::AllToAll { inputs, outputs, dtype } = operation else {
+            unreachable!("the call's kind is that of the operation");
+        };
+        // What overlaps is sent from a copy: a peer may read a part after this rank has written over it.
+        let held = flow::hold_apart(inputs, outputs);
+        let inputs = held.as_ref().map_or(&inputs[..], |(_, sources)| sources);
+        let row = self.arena.row(self.rank(), self.step);
+        for peer in 0..self.arena.world() {
+            store(row.sends(peer), inputs[peer].bytes as u64);
+            store(row.expects(peer), outputs[peer].bytes as u64);
+            store(row.pointer(peer), inputs[peer].pointer as u64);
+        }
+        let exchange = Flow { steps: 1, fill: None, reduce: None, needs: Needs::All, drain: None, lends_memory: false };
+        let first = self.step;
+        let fingerprint = watch.call.fingerprint(watch.sequence);
+        // The sizes are read between ready and done of that step.
+        self.start_flow(&exchange, Some(fingerprint), watch)?;
+        let largest = self.compare_sizes(first, *dtype, watch)?;
+        let pointers: Vec<u64> =
+            (0..self.arena.world()).map(|peer| load(self.arena.row(peer, first).pointer(self.rank()))).collect();
+        self.step += 1;
+        self.arena.control(self.rank()).publish(Counter::Done, self.step);
+        let flow = if self.thresholds.path(largest) == Path::SingleCopy {
+            single_copy::all_to_all(inputs, outputs, pointers)
+        } else {
+            flow::all_to_all(inputs, outputs, &self.view(), largest)
+        };
+        self.run_flow(flow, None, watch)
+    }
+
+    /// Checks that every pair agrees; returns the most bytes any pair exchanges.
+    fn compare_sizes(&self, step: u64, dtype: DataType, watch: &Watch) -> Result<usize, Stop> {
+        let world = self.arena.world();
+        let mut largest = 0;
+        for from in 0..world {
+            for to in 0..world {
+                let sent = load(self.arena.row(from, step).sends(to));
+                let expected = load(self.arena.row(to, step).expects(from));
+                if sent != expected {
+                    let element = dtype.size() as u64;
+                    return Err(Stop::Verdict(Verdict::Mismatch {
+                        rank: from,
+                        call: watch.call.sending(sent / element, Rank(to)),
+                        other_rank: to,
+                        other: watch.call.expecting(expected / element, Rank(from)),
+                        sequence: watch.shown,
+                    }));
+                }
+                largest = largest.max(sent as usize);
+            }
+        }
+        Ok(largest)
+    }
+
+    /// Fills the first slot, and with a fingerprint meets the peers and compares.
+    fn start_flow(&mut self, flow: &Flow<'_>, fingerprint: Option<u64>, watch: &Watch) -> Progress {
+        let base = self.step;
+        debug_assert!(flow.steps >= 1);
+        self.arena.control(self.rank()).publish(Counter::Ready, base + 1);
+        let Some(fingerprint) = fingerprint else { return Ok(()) };
+        let (rank, world) = (self.rank(), self.arena.world());
+        for distance in 1..world {
+            let peer = (rank + distance) % world;
+            self.wait(peer, Counter::Ready, base + 1, watch)?;
+            let control = self.arena.control(peer);
+            if control.fingerprint(base) != fingerprint {
+                let other = control.call(base).ok_or(Interrupted::Lost(peer, Noticed::LeftGroup))?;
+                let sequence = watch.shown;
+                let verdict = Verdict::Mismatch { rank, call: watch.call, other_rank: peer, other, sequence };
+                return Err(Stop::Verdict(verdict));
+            }
+        }
+        Ok(())
+    }
+
+    fn run_flow(&mut self, mut flow: Flow<'_>, fingerprint: Option<u64>, watch: &Watch) -> Progress {
+        let base = self.step;
+        let rank = self.rank();
+        if fingerprint.is_none() {
+            self.wait_free(base, watch)?;
+        }
+        if let Some(fill) = &mut flow.fill {
+            fill(&self.view(), 0)?;
+        }
+        self.start_flow(&flow, fingerprint, watch)?;
+        for step in 0..flow.steps {
+            let number = base + step as u64;
+            if step + 1 < flow.steps {
+                self.wait_free(number + 1, watch)?;
+                if let Some(fill) = &mut flow.fill {
+                    fill(&self.view(), step + 1)?;
+                }
+                self.arena.control(rank).publish(Counter::Ready, number + 2);
+            }
+            let mut counter = Counter::Ready;
+            if let Some(reduce) = &mut flow.reduce {
+                self.wait_all(Counter::Ready, number + 1, watch)?;
+                self.touched = true;
+                reduce(&self.view(), step)?;
+                self.arena.control(rank).publish(Counter::Reduced, number + 1);
+                counter = Counter::Reduced;
+            }
+            match flow.needs {
+                Needs::All => self.wait_all(counter, number + 1, watch)?,
+                Needs::Only(peer) if peer != rank => self.wait(peer, counter, number + 1, watch)?,
+                Needs::Only(_) | Needs::Nobody => {}
+            }
+            if let Some(drain) = &mut flow.drain {
+                self.touched = true;
+                drain(&self.view(), step)?;
+            }
+            self.arena.control(rank).publish(Counter::Done, number + 1);
+        }
+        let end = base + flow.steps as u64;
+        if flow.lends_memory {
+            self.wait_all(Counter::Done, end, watch)?;
+        }
+        self.step = end;
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    /// Peers that still need this rank learn at once that it will not come.
+    fn drop(&mut self) {
+        self.arena.control(self.rank()).leave();
+    }
+}

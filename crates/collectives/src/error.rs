@@ -1,0 +1,157 @@
+//! What can go wrong, as a caller can act on it.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Rank;
+use crate::call::Call;
+
+/// Why an operation, or the group, failed. Clones are cheap: every operation in flight gets the same reason.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// This reduction is not defined for this type; nothing was sent.
+    #[error("{reduction} is not defined for {dtype}")]
+    Unsupported {
+        /// As torch spells it.
+        reduction: &'static str,
+        /// The element type.
+        dtype: &'static str,
+    },
+    /// The arguments contradict each other; nothing was sent.
+    #[error("{what}")]
+    Invalid {
+        /// What does not fit what.
+        what: String,
+    },
+    /// Two ranks called different operations at the same point; the group is aborted.
+    #[error("rank {rank} called {call} but rank {other_rank} called {other} as operation {sequence} of the group")]
+    Mismatch {
+        /// One side.
+        rank: Rank,
+        /// What it called.
+        call: Call,
+        /// The other side.
+        other_rank: Rank,
+        /// What that one called.
+        other: Call,
+        /// Which operation of the group, counted from 0 since it was connected.
+        sequence: u64,
+    },
+    /// Not every rank took part in time; the group is aborted.
+    #[error("{call} (operation {sequence}) passed its {timeout:?} on rank {noticed_by}: {}", waiting_for(missing))]
+    Timeout {
+        /// What was called.
+        call: Call,
+        /// Which operation of the group.
+        sequence: u64,
+        /// How long it was given.
+        timeout: Duration,
+        /// Who had not even started it; empty when all had.
+        missing: Vec<Rank>,
+        /// Whose deadline passed first.
+        noticed_by: Rank,
+    },
+    /// A rank is gone; the group is aborted.
+    #[error("lost rank {rank} on {host} during {call} (operation {sequence}): {noticed}, noticed by rank {noticed_by}")]
+    PeerLost {
+        /// Who is gone.
+        rank: Rank,
+        /// Where it ran.
+        host: String,
+        /// What was going on.
+        call: Call,
+        /// Which operation of the group.
+        sequence: u64,
+        /// How that is known.
+        noticed: Noticed,
+        /// Who found out.
+        noticed_by: Rank,
+    },
+    /// Somebody called [`crate::Group::abort`].
+    #[error("the group was aborted by rank {by}")]
+    Aborted {
+        /// Who.
+        by: Rank,
+    },
+    /// The group has no peers: a reconfiguration failed and no other has succeeded since.
+    #[error("the group is not connected")]
+    NotConnected,
+    /// [`crate::Ticket::wait`] was given less time than the operation took; it goes on.
+    #[error("the operation is not finished after {waited:?}")]
+    Unfinished {
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// The ranks did not come together in time.
+    #[error("could not connect the group within {timeout:?}: {what}")]
+    Connect {
+        /// How long it was given.
+        timeout: Duration,
+        /// Who did not come, or what was heard instead.
+        what: String,
+    },
+    /// A rank runs where this engine cannot reach it.
+    #[error("rank {rank} runs on {host}, which shares no memory with this host")]
+    OtherHost {
+        /// Who.
+        rank: Rank,
+        /// Where.
+        host: String,
+    },
+    /// An address does not parse.
+    #[error("not an address of a rank: {what}")]
+    Address {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The system refused something the engine cannot do without.
+    #[error("could not {what}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The answer.
+        source: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str, source: impl Into<io::Error>) -> Error {
+        Error::System { what, source: Arc::new(source.into()) }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> Error {
+        Error::Invalid { what: what.into() }
+    }
+}
+
+/// How a rank's absence became known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Noticed {
+    /// The kernel reports that its process ended.
+    ProcessEnded = 1,
+    /// It gave up its membership, by dropping or reconfiguring its group.
+    LeftGroup,
+}
+
+impl fmt::Display for Noticed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Noticed::ProcessEnded => "its process ended",
+            Noticed::LeftGroup => "it left the group",
+        })
+    }
+}
+
+fn waiting_for(missing: &[Rank]) -> String {
+    match missing {
+        [] => "every rank had started it, not all had finished".to_owned(),
+        [one] => format!("rank {one} had not started it"),
+        several => {
+            let names: Vec<String> = several.iter().map(Rank::to_string).collect();
+            format!("ranks {} had not started it", names.join(", "))
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The loops: a block of every input is folded into a block on the stack, then written once.
+//!
+//! The block on the stack is what lets the compiler vectorise without asking whether output and inputs overlap.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use super::rule::{Number, Rule};
+use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+/// Bytes of a block: the block of the result and those of a few inputs fit the first-level cache together.
+const BLOCK_BYTES: usize = 2048;
+/// Elements of a block of half-precision numbers.
+const HALF_BLOCK: usize = 512;
+
+/// Whether the AVX2 + F16C loops can run here.
+fn has_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// Folds numbers in their own precision.
+///
+/// # Safety
+/// As for [`super::reduce`], with `count` elements of `T`.
+pub(super) unsafe fn fold<T: Copy, R: Rule<T>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: the processor has the features; the rest is the caller's promise.
+        return unsafe { fold_avx2::<T, R>(inputs, output, count, factor) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { fold_plain::<T, R>(inputs, output, count, factor) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn fold_avx2<T: Copy, R: Rule<T>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+    // SAFETY: the caller's promise.
+    unsafe { fold_plain::<T, R>(inputs, output, count, factor) }
+}
+
+#[inline(always)]
+unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+    let block_length = BLOCK_BYTES / size_of::<T>();
+    let mut storage = MaybeUninit::<[u64; BLOCK_BYTES / 8]>::uninit();
+    let block = storage.as_mut_ptr().cast::<T>();
+    let mut start = 0;
+    while start < count {
+        let length = block_length.min(count - start);
+        for (index, input) in inputs.iter().enumerate() {
+            let input = input.cast::<T>();
+            // SAFETY: `start + length <= count` elements are readable; the block holds `length`, and all of it is written
+            // by the first input before a later one reads it. Its alignment of 8 suits every number.
+            unsafe {
+                let input = input.add(start);
+                if index == 0 {
+                    for at in 0..length {
+                        block.add(at).write(R::enter(input.add(at).read_unaligned(), factor));
+                    }
+                } else {
+                    for at in 0..length {
+                        let value = R::enter(input.add(at).read_unaligned(), factor);
+                        block.add(at).write(R::combine(block.add(at).read(), value));
+                    }
+                }
+            }
+        }
+        // SAFETY: as above; the output is writable for `count` elements and is not the block.
+        unsafe {
+            for at in 0..length {
+                block.add(at).write(R::leave(block.add(at).read(), inputs.len()));
+            }
+            ptr::copy_nonoverlapping(block.cast::<u8>(), output.cast::<T>().add(start).cast(), length * size_of::<T>());
+        }
+        start += length;
+    }
+}
+
+/// A 16-bit float that is accumulated in f32.
+pub(super) trait Half {
+    fn widen(half: u16) -> f32;
+    fn narrow(value: f32) -> u16;
+    /// Widens as many as the processor does at a time, at the front of `length`; says how many that were.
+    ///
+    /// # Safety
+    /// The processor has AVX2 and F16C; `length` elements are readable at `from` and writable at `to`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn widen_front(from: *const u16, to: *mut f32, length: usize) -> usize;
+    /// The way back.
+    ///
+    /// # Safety
+    /// As for `widen_front`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn narrow_front(from: *const f32, to: *mut u16, length: usize) -> usize;
+}
+
+/// IEEE half precision.
+pub(super) struct F16;
+/// bfloat16.
+pub(super) struct BF16;
+
+impl Half for F16 {
+    #[inline(always)]
+    fn widen(half: u16) -> f32 {
+        f16_to_f32(half)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        f32_to_f16(value)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn widen_front(from: *const u16, to: *mut f32, length: usize) -> usize {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+        let whole = length - length % 8;
+        for at in (0..whole).step_by(8) {
+            // SAFETY: eight elements from `at` lie below `length`.
+            unsafe { _mm256_storeu_ps(to.add(at), _mm256_cvtph_ps(_mm_loadu_si128(from.add(at).cast()))) };
+        }
+        whole
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn narrow_front(from: *const f32, to: *mut u16, length: usize) -> usize {
+        use std::arch::x86_64::{_mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps};
+        let whole = length - length % 8;
+        for at in (0..whole).step_by(8) {
+            // SAFETY: eight elements from `at` lie below `length`. 0 is round to nearest even.
+            unsafe { _mm_storeu_si128(to.add(at).cast(), _mm256_cvtps_ph::<0>(_mm256_loadu_ps(from.add(at)))) };
+        }
+        whole
+    }
+}
+
+impl Half for BF16 {
+    #[inline(always)]
+    fn widen(half: u16) -> f32 {
+        bf16_to_f32(half)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        f32_to_bf16(value)
+    }
+    // The compiler vectorises shifts and selects by itself: the plain loop takes all.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_front(_from: *const u16, _to: *mut f32, _length: usize) -> usize {
+        0
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn narrow_front(_from: *const f32, _to: *mut u16, _length: usize) -> usize {
+        0
+    }
+}
+
+/// Folds 16-bit floats in f32 and rounds once.
+///
+/// # Safety
+/// As for [`super::reduce`], with `count` 16-bit elements.
+pub(super) unsafe fn fold_half<H: Half, R: Rule<f32>>(
+    inputs: &[*const u8],
+    output: *mut u8,
+    count: usize,
+    factor: f64,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: the processor has the features; the rest is the caller's promise.
+        return unsafe { fold_half_avx2::<H, R>(inputs, output, count, factor) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { fold_half_plain::<H, R, false>(inputs, output, count, factor) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn fold_half_avx2<H: Half, R: Rule<f32>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+    // SAFETY: the caller's promise.
+    unsafe { fold_half_plain::<H, R, true>(inputs, output, count, factor) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
+    inputs: &[*const u8],
+    output: *mut u8,
+    count: usize,
+    factor: f64,
+) {
+    let mut result = [f32::ZERO; HALF_BLOCK];
+    let mut values = [f32::ZERO; HALF_BLOCK];
+    let mut narrow = [0u16; HALF_BLOCK];
+    let mut start = 0;
+    while start < count {
+        let length = HALF_BLOCK.min(count - start);
+        for (index, input) in inputs.iter().enumerate() {
+            let mut done = 0;
+            // SAFETY: `start + length <= count` elements are readable, and `values` holds `length`.
+            unsafe {
+                let input = input.cast::<u16>().add(start);
+                #[cfg(target_arch = "x86_64")]
+                if AVX2 {
+                    done = H::widen_front(input, values.as_mut_ptr(), length);
+                }
+                for (at, value) in values[..length].iter_mut().enumerate().skip(done) {
+                    *value = H::widen(input.add(at).read_unaligned());
+                }
+            }
+            if index == 0 {
+                for (result, value) in result[..length].iter_mut().zip(&values) {
+                    *result = R::enter(*value, factor);
+                }
+            } else {
+                for (result, value) in result[..length].iter_mut().zip(&values) {
+                    *result = R::combine(*result, R::enter(*value, factor));
+                }
+            }
+        }
+        for value in &mut result[..length] {
+            *value = R::leave(*value, inputs.len());
+        }
+        let mut done = 0;
+        #[cfg(target_arch = "x86_64")]
+        if AVX2 {
+            // SAFETY: both arrays hold `length` elements.
+            done = unsafe { H::narrow_front(result.as_ptr(), narrow.as_mut_ptr(), length) };
+        }
+        for (narrow, value) in narrow[..length].iter_mut().zip(&result).skip(done) {
+            *narrow = H::narrow(*value);
+        }
+        // SAFETY: the output is writable for `count` elements and is not on this stack frame.
+        unsafe {
+            ptr::copy_nonoverlapping(narrow.as_ptr().cast::<u8>(), output.cast::<u16>().add(start).cast(), 2 * length);
+        }
+        start += length;
+    }
+}

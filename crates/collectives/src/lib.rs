@@ -1,0 +1,78 @@
+//! Moves and reduces tensors between the ranks of a host, through shared memory.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`Group`] | the ranks that work together: bind, connect, submit, abort, reconfigure |
+//! | [`Operation`] | what a group can do, on buffers given as [`Source`] and [`Target`] |
+//! | [`DataType`], [`Reduction`] | what is in the buffers and how it becomes one |
+//! | [`Address`] | where a rank can be met; exchanging them is the caller's job |
+//! | [`Error`] | what can go wrong, with the ranks and calls by name |
+//! | `plan` | how buffers are cut, as data |
+//! | `kernel` | the loops that reduce |
+//! | `arena` | the shared memory: layout, hand-over, waiting, who is alive |
+//! | `engine` | one operation after the other on an arena |
+//!
+//! Promises:
+//!
+//! 1. The same bits on every rank and from run to run; the order of summation is that of the ranks.
+//! 2. Every wait has a deadline, and notices within 100 ms that a rank it needs is gone.
+//! 3. Ranks that call different things get an error that names both, in every collective: none returns before all ranks
+//!    have entered it.
+//! 4. Nothing outlives the processes: the arena is an anonymous file, the socket's name is abstract.
+//!
+//! Two ranks, here as threads; as processes they exchange the bytes of their addresses through a store:
+//!
+//! ```
+//! use std::time::Duration;
+//! use instep_collectives::{Group, Options, Rank, Reduction};
+//!
+//! let places = [Group::bind(Options::default())?, Group::bind(Options::default())?];
+//! let addresses: Vec<_> = places.iter().map(|place| place.address().clone()).collect();
+//! std::thread::scope(|scope| {
+//!     for (rank, place) in places.into_iter().enumerate() {
+//!         let addresses = &addresses;
+//!         scope.spawn(move || {
+//!             let group = place.connect(Rank(rank), addresses, 0, Duration::from_secs(10)).unwrap();
+//!             let mut gradient = [1.0f32, 2.0, rank as f32];
+//!             group.all_reduce(&mut gradient, Reduction::Sum).unwrap();
+//!             assert_eq!(gradient, [2.0, 4.0, 1.0]);
+//!         });
+//!     }
+//! });
+//! # Ok::<(), instep_collectives::Error>(())
+//! ```
+//!
+//! Not here: other hosts, CUDA, send and receive. Linux 5.3 or newer.
+
+mod address;
+mod arena;
+mod call;
+mod dtype;
+mod engine;
+mod error;
+mod group;
+mod half;
+mod kernel;
+mod operation;
+mod plan;
+mod ticket;
+
+use std::fmt;
+
+pub use address::Address;
+pub use call::{Call, Kind};
+pub use dtype::{DataType, Element, Reduction};
+pub use error::{Error, Noticed};
+pub use group::{Bound, Group, Options, Reconfigured};
+pub use operation::{Operation, Source, Target};
+pub use ticket::{Output, Ticket};
+
+/// A member's number in its group, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub usize);
+
+impl fmt::Display for Rank {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}

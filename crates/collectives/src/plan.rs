@@ -1,0 +1,140 @@
+//! How a buffer is cut: into steps that fit a slot of the arena, and a step into the segments that ranks reduce.
+//!
+//! Pure data. All of it is a function of what the ranks agree on (world size, length, element size, slot size), so every
+//! rank cuts alike without a word.
+
+use std::ops::Range;
+
+/// A segment starts on a cache line, so that two ranks never write to the same one.
+const LINE_BYTES: usize = 64;
+
+/// A part of a buffer, cut into steps. Never empty: an operation on nothing has one step that moves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Elements of the whole part.
+    count: usize,
+    /// Elements of a full step.
+    step: usize,
+}
+
+impl Cut {
+    /// Cuts `count` elements of `element` bytes into steps of at most `capacity` bytes.
+    pub(crate) fn new(count: usize, element: usize, capacity: usize) -> Cut {
+        Cut { count, step: (capacity / element).max(1) }
+    }
+
+    pub(crate) fn steps(&self) -> usize {
+        self.count.div_ceil(self.step).max(1)
+    }
+
+    /// The elements of a step; empty after the last.
+    pub(crate) fn range(&self, step: usize) -> Range<usize> {
+        let start = step.saturating_mul(self.step).min(self.count);
+        start..start.saturating_add(self.step).min(self.count)
+    }
+}
+
+/// The elements that `rank` reduces out of a step of `count`.
+pub(crate) fn segment(count: usize, element: usize, world: usize, rank: usize) -> Range<usize> {
+    let line = (LINE_BYTES / element).max(1);
+    let length = count.div_ceil(world).next_multiple_of(line);
+    (length * rank).min(count)..(length * (rank + 1)).min(count)
+}
+
+/// Bytes of a slot that belong to one of `world` destinations: whole cache lines.
+pub(crate) fn compartment(slot_bytes: usize, world: usize) -> usize {
+    let share = slot_bytes / world;
+    share - share % LINE_BYTES
+}
+
+/// How the bytes of an operation travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Everybody writes all of its input into its slot and reads everybody's: one exchange of flags.
+    Small,
+    /// Through the slots, step by step.
+    Arena,
+    /// Out of the peers' memory.
+    SingleCopy,
+}
+
+/// Which sizes take which path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Thresholds {
+    /// At most so many bytes are small.
+    pub(crate) small_bytes: usize,
+    /// At least so many are read out of the peers' memory, where the kernel permits it.
+    pub(crate) single_copy_bytes: Option<usize>,
+}
+
+impl Thresholds {
+    pub(crate) fn path(&self, bytes: usize) -> Path {
+        if bytes <= self.small_bytes {
+            Path::Small
+        } else if self.single_copy_bytes.is_some_and(|least| bytes >= least) {
+            Path::SingleCopy
+        } else {
+            Path::Arena
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_cover_every_element_once() {
+        for count in [0, 1, 2, 63, 64, 65, 1000] {
+            for element in [1, 2, 4, 8, 16] {
+                for capacity in [16, 64, 100, 4096] {
+                    let cut = Cut::new(count, element, capacity);
+                    let mut next = 0;
+                    for step in 0..cut.steps() {
+                        let range = cut.range(step);
+                        assert_eq!(range.start, next);
+                        assert!(range.len() * element <= capacity);
+                        next = range.end;
+                    }
+                    assert_eq!(next, count);
+                    assert!(cut.range(cut.steps()).is_empty());
+                    assert!(cut.steps() >= 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn segments_cover_every_element_once_and_start_on_cache_lines() {
+        for count in [0, 1, 15, 16, 17, 100, 1000, 65536] {
+            for element in [1, 2, 4, 8, 16] {
+                for world in 1..10 {
+                    let mut next = 0;
+                    for rank in 0..world {
+                        let range = segment(count, element, world, rank);
+                        assert_eq!(range.start, next, "{count} × {element} over {world}");
+                        assert!(range.is_empty() || (range.start * element).is_multiple_of(LINE_BYTES));
+                        next = range.end;
+                    }
+                    assert_eq!(next, count);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_choose_their_path() {
+        let thresholds = Thresholds { small_bytes: 8, single_copy_bytes: Some(100) };
+        let found: Vec<Path> = [0, 8, 9, 99, 100].map(|bytes| thresholds.path(bytes)).to_vec();
+        assert_eq!(found, [Path::Small, Path::Small, Path::Arena, Path::Arena, Path::SingleCopy]);
+        assert_eq!(Thresholds { single_copy_bytes: None, ..thresholds }.path(1 << 40), Path::Arena);
+    }
+
+    #[test]
+    fn compartments_fit() {
+        for world in 1..200 {
+            assert!(compartment(1 << 18, world) * world <= 1 << 18);
+            assert!(compartment(1 << 18, world) >= LINE_BYTES);
+        }
+    }
+}

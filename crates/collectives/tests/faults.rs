@@ -1,0 +1,281 @@
+//! What users see when ranks disagree, come late, leave, or are rebuilt.
+#![expect(unsafe_code, reason = "operations are given raw memory")]
+
+mod ranks;
+
+use std::fs;
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use instep_collectives::{
+    Address, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
+};
+use ranks::{PATIENCE, options, threads};
+
+/// A call that one rank makes otherwise than the rest.
+type Call = fn(&Group) -> Result<(), Error>;
+
+fn all_reduce(group: &Group) -> Result<(), Error> {
+    group.all_reduce(&mut [1f32; 100], Reduction::Sum)
+}
+
+fn all_to_all(group: &Group, sent: usize, expected: usize) -> Result<(), Error> {
+    let input = vec![0u8; sent * group.world_size()];
+    let mut output = vec![0u8; expected * group.world_size()];
+    let (inputs, outputs) = (Source::of(&input), Target::of(&mut output));
+    let world = group.world_size();
+    let dtype = DataType::Bytes;
+    // SAFETY: the buffers outlive the call.
+    unsafe { group.run(Operation::AllToAll { inputs: inputs.split(world), outputs: outputs.split(world), dtype }) }
+}
+
+#[test]
+fn ranks_that_call_different_things_all_hear_both_sides() {
+    let cases: [(Call, Call, &str, &str); 7] = [
+        (all_reduce, |group| group.barrier(), "all_reduce(100 × f32, SUM)", "barrier"),
+        (all_reduce, |group| group.all_reduce(&mut [1f32; 101], Reduction::Sum), "100 × f32", "101 × f32"),
+        (all_reduce, |group| group.all_reduce(&mut [1i32; 100], Reduction::Sum), "× f32", "× i32"),
+        (all_reduce, |group| group.all_reduce(&mut [1f32; 100], Reduction::Max), "SUM", "MAX"),
+        (
+            |group| group.broadcast(&mut [0u8; 9], Rank(0)),
+            |group| group.broadcast(&mut [0u8; 9], Rank(1)),
+            "root 0",
+            "root 1",
+        ),
+        (
+            |group| group.broadcast(&mut [0u8; 9], Rank(0)),
+            |group| group.broadcast(&mut [0u8; 300_000], Rank(0)),
+            "9 × u8",
+            "300000 × u8",
+        ),
+        (
+            |group| all_to_all(group, 10, 10),
+            |group| all_to_all(group, 10, 11),
+            "all_to_all(10 × bytes to rank 1)",
+            "all_to_all(11 × bytes from rank 0)",
+        ),
+    ];
+    for (most, odd, one_side, other_side) in cases {
+        for world in [2, 3] {
+            let errors = threads(world, &options(true), |group| {
+                all_reduce(&group).unwrap();
+                let call = if group.rank() == Rank(1) { odd } else { most };
+                let error = call(&group).unwrap_err();
+                assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{error}");
+                // The group is of no use any more, for the same reason.
+                assert!(matches!(group.barrier().unwrap_err(), Error::Mismatch { .. }));
+                error.to_string()
+            });
+            for error in errors {
+                assert!(error.contains(one_side) && error.contains(other_side), "{error}");
+                assert!(error.contains("rank 1"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_time_out_names_who_had_not_come() {
+    let late = Options { timeout: Duration::from_millis(150), ..options(false) };
+    let over = Barrier::new(4);
+    let errors = threads(4, &late, |group| {
+        let here = ![1, 3].contains(&group.rank().0);
+        let error = here.then(|| all_reduce(&group).unwrap_err());
+        over.wait();
+        // Who comes late hears the same.
+        error.unwrap_or_else(|| all_reduce(&group).unwrap_err())
+    });
+    for error in errors {
+        let Error::Timeout { missing, sequence: 0, timeout, .. } = &error else { panic!("{error}") };
+        assert_eq!(missing, &[Rank(1), Rank(3)]);
+        assert_eq!(*timeout, Duration::from_millis(150));
+        assert!(error.to_string().contains("all_reduce(100 × f32, SUM)"), "{error}");
+        assert!(error.to_string().contains("ranks 1, 3 had not started it"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_at_once() {
+    let errors = threads(3, &Options { host: Some("node7".into()), ..options(false) }, |group| {
+        group.barrier().unwrap();
+        if group.rank() == Rank(2) {
+            return None;
+        }
+        let started = Instant::now();
+        let error = all_reduce(&group).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(5));
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        let Error::PeerLost { rank, host, sequence, noticed, .. } = error else { panic!("{error}") };
+        assert_eq!((rank, host.as_str(), sequence, noticed), (Rank(2), "node7", 1, Noticed::LeftGroup));
+    }
+}
+
+#[test]
+fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
+    for round in 0..20 {
+        let root = Rank(round % 4);
+        threads(4, &options(round % 2 == 0), |group| {
+            // Long enough for several steps: the root is through before the others are.
+            let mut values = vec![group.rank().0 as u8; 200_000];
+            group.broadcast(&mut values, root).unwrap();
+            assert!(values.iter().all(|value| *value == root.0 as u8));
+        });
+    }
+}
+
+#[test]
+fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
+    let started = Barrier::new(2);
+    let over = Barrier::new(2);
+    threads(2, &options(false), |group| {
+        if group.rank() == Rank(1) {
+            started.wait();
+            over.wait();
+            let error = all_reduce(&group).unwrap_err();
+            assert!(matches!(error, Error::Aborted { by: Rank(0) }), "{error}");
+            return;
+        }
+        let mut values = [0u8; 64];
+        let operation = Operation::Broadcast { buffer: Target::of(&mut values), dtype: DataType::U8, root: Rank(1) };
+        // SAFETY: the buffer outlives both tickets.
+        let tickets = [0, 1].map(|_| unsafe { group.submit(operation.clone()) }.unwrap());
+        started.wait();
+        assert!(matches!(tickets[0].wait(Duration::from_millis(30)), Err(Error::Unfinished { .. })));
+        let asked = Instant::now();
+        group.abort();
+        assert!(asked.elapsed() < Duration::from_secs(1));
+        for ticket in &tickets {
+            let error = ticket.wait(PATIENCE).unwrap_err();
+            assert!(matches!(error, Error::Aborted { by: Rank(0) }), "{error}");
+            assert_eq!(ticket.output(), Output::Untouched);
+        }
+        // SAFETY: as above.
+        assert!(unsafe { group.submit(operation) }.is_err());
+        over.wait();
+    });
+}
+
+#[test]
+fn dropping_a_group_ends_what_is_queued() {
+    threads(2, &options(false), |group| {
+        if group.rank() == Rank(0) {
+            // SAFETY: no memory is involved.
+            let ticket = unsafe { group.submit(Operation::Barrier) }.unwrap();
+            drop(group);
+            assert!(ticket.wait(PATIENCE).is_err());
+        }
+    });
+}
+
+fn descriptors_and_mappings() -> (usize, usize) {
+    let maps = fs::read_to_string("/proc/self/maps").expect("/proc is there");
+    let arenas = maps.lines().filter(|line| line.contains("instep-collectives")).count();
+    let handles = fs::read_dir("/proc/self/fd")
+        .expect("/proc is there")
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .filter(|target| {
+            target.to_string_lossy().contains("memfd:instep") || target.to_string_lossy().contains("pidfd")
+        })
+        .count();
+    (handles, arenas)
+}
+
+#[test]
+fn two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past() {
+    // Alone in a process: other tests of this file make groups, too.
+    if std::env::var_os("ALONE").is_none() {
+        let name = "two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = again.args(["--exact", name]).env("ALONE", "1").output().unwrap();
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{text}");
+        return;
+    }
+    let meet = Barrier::new(3);
+    let addresses = std::sync::Mutex::new(vec![None::<Address>; 3]);
+    let early = std::sync::Mutex::new((0, 0));
+    threads(3, &options(true), |group| {
+        let number = group.rank().0;
+        addresses.lock().unwrap()[number] = Some(group.address().clone());
+        meet.wait();
+        let all: Vec<Address> = addresses.lock().unwrap().iter().flatten().cloned().collect();
+        for generation in 1..=200u64 {
+            // Rank 0 moves from one to the next; every fourth time somebody calls an operation alone before.
+            let order: Vec<usize> = (0..3).map(|place| (place + generation as usize) % 3).collect();
+            let peers: Vec<Address> = order.iter().map(|member| all[*member].clone()).collect();
+            let place = Rank(order.iter().position(|member| *member == number).unwrap());
+            if generation % 4 == 0 && number == 0 {
+                let patience = Duration::from_millis(1);
+                // SAFETY: no memory is involved.
+                assert!(unsafe { group.run_within(Operation::Barrier, patience) }.is_err());
+            }
+            let agreed = group.reconfigure(place, &peers, generation, PATIENCE).unwrap();
+            let expected = if generation == 1 { 0 } else { 2 };
+            assert_eq!(agreed.completed_by_all, Some(expected));
+            assert_eq!((group.rank(), group.generation()), (place, generation));
+            let mut values = vec![place.0 as i32; 10_000];
+            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            assert!(values.iter().all(|value| *value == 3));
+            group.barrier().unwrap();
+            if number == 0 && generation == 10 {
+                *early.lock().unwrap() = descriptors_and_mappings();
+            }
+            meet.wait();
+        }
+        if number == 0 {
+            assert_eq!(descriptors_and_mappings(), *early.lock().unwrap());
+        }
+        meet.wait();
+        assert!(group.reconfigure(Rank(0), &all, 200, PATIENCE).is_err(), "a generation comes once");
+    });
+    assert_eq!(descriptors_and_mappings(), (0, 0));
+}
+
+#[test]
+fn strangers_and_other_generations_do_not_disturb_a_meeting() {
+    let zero = Group::bind(options(false)).unwrap();
+    let one = Group::bind(options(false)).unwrap();
+    let stale = Group::bind(options(false)).unwrap();
+    let addresses = [zero.address().clone(), one.address().clone()];
+    let text = format!("{:?}", zero.address());
+    let name = text.trim_end_matches(')').rsplit(' ').next().unwrap().to_owned();
+    let socket = SocketAddr::from_abstract_name(name).unwrap();
+    let mut stranger = UnixStream::connect_addr(&socket).unwrap();
+    stranger.write_all(&[0x55; 200]).unwrap();
+    drop(UnixStream::connect_addr(&socket).unwrap());
+    let other = [zero.address().clone(), stale.address().clone()];
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(move || stale.connect(Rank(1), &other, 6, PATIENCE).err().unwrap().to_string());
+        let first = scope.spawn(|| zero.connect(Rank(0), &addresses, 7, PATIENCE).unwrap());
+        let error = refused.join().unwrap();
+        assert!(error.contains("rank 0 is at generation 7, rank 1 at 6"), "{error}");
+        let second = one.connect(Rank(1), &addresses, 7, PATIENCE).unwrap();
+        let first = first.join().unwrap();
+        let other_side = scope.spawn(move || all_reduce(&first).unwrap());
+        all_reduce(&second).unwrap();
+        other_side.join().unwrap();
+    });
+}
+
+#[test]
+fn a_meeting_that_fails_says_who_did_not_come() {
+    let places: Vec<_> = (0..4).map(|_| Group::bind(options(false)).unwrap()).collect();
+    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    std::thread::scope(|scope| {
+        let mut ranks = Vec::new();
+        for (rank, place) in places.into_iter().enumerate().filter(|(rank, _)| [0, 2].contains(rank)) {
+            let addresses = &addresses;
+            let patience = Duration::from_millis(if rank == 0 { 200 } else { 20_000 });
+            ranks.push(scope.spawn(move || place.connect(Rank(rank), addresses, 0, patience).err().unwrap()));
+        }
+        for rank in ranks {
+            let error = rank.join().unwrap().to_string();
+            assert!(error.contains("rank 1, 3 did not come"), "{error}");
+        }
+    });
+}

@@ -1,0 +1,189 @@
+//! Ranks as processes of their own: the operations, and what survivors see when one is killed.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
+
+mod ranks;
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use instep_collectives::{Address, DataType, Error, Group, Noticed, Rank, Reduction};
+use ranks::{PATIENCE, check_operations, options};
+
+/// Processes of this test program, each a rank; they speak in lines of capitals.
+struct Ranks {
+    processes: Vec<(Child, ChildStdin, Receiver<String>)>,
+}
+
+impl Ranks {
+    fn start(world: usize, job: &str, single_copy: bool) -> Ranks {
+        let mut processes = Vec::new();
+        for rank in 0..world {
+            let mut process = Command::new(env::current_exe().unwrap())
+                .args(["--exact", "a_rank", "--nocapture"])
+                .envs([("JOB", job), ("SINGLE_COPY", if single_copy { "1" } else { "0" })])
+                .envs([("NUMBER", rank.to_string()), ("RANKS", world.to_string())])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let (sender, receiver) = channel();
+            let output = BufReader::new(process.stdout.take().unwrap());
+            thread::spawn(move || {
+                for line in output.lines().map_while(Result::ok) {
+                    if line.starts_with(char::is_uppercase) && sender.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+            let input = process.stdin.take().unwrap();
+            processes.push((process, input, receiver));
+        }
+        let mut ranks = Ranks { processes };
+        let addresses: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "ADDRESS ")).collect();
+        for (_, input, _) in &mut ranks.processes {
+            writeln!(input, "{}", addresses.join(" ")).unwrap();
+        }
+        ranks
+    }
+
+    /// The next line of a rank, which must start so.
+    fn hear(&mut self, rank: usize, start: &str) -> String {
+        let line = self.processes[rank].2.recv_timeout(PATIENCE).unwrap();
+        line.strip_prefix(start).unwrap_or_else(|| panic!("rank {rank} said {line}, not {start}")).to_owned()
+    }
+
+    fn finish(mut self) {
+        for (process, _, _) in &mut self.processes {
+            process.wait().unwrap();
+        }
+    }
+}
+
+fn now_us() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
+}
+
+/// What a process of [`Ranks`] does; nothing when the tests themselves run.
+#[test]
+fn a_rank() {
+    let Ok(job) = env::var("JOB") else { return };
+    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
+    let (rank, world) = (number("NUMBER"), number("RANKS"));
+    let bound = Group::bind(options(number("SINGLE_COPY") == 1)).unwrap();
+    let bytes = bound.address().to_bytes();
+    let hexadecimal: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("\nADDRESS {hexadecimal}");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let addresses: Vec<Address> = line
+        .split_whitespace()
+        .map(|text| {
+            let bytes: Vec<u8> =
+                (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect();
+            Address::from_bytes(&bytes).unwrap()
+        })
+        .collect();
+    assert_eq!(addresses.len(), world);
+    let group = bound.connect(Rank(rank), &addresses, 3, PATIENCE).unwrap();
+    match job.as_str() {
+        "table" => {
+            for dtype in [DataType::F32, DataType::I8] {
+                for count in [0, 3, 1003, 20_001] {
+                    check_operations(&group, dtype, count);
+                }
+            }
+            println!("\nDONE {}", group.uses_single_copy());
+        }
+        "reduce" => {
+            let mut values = vec![1f32; 2_000_000];
+            let mut round = 0u32;
+            loop {
+                let result = group.all_reduce(&mut values, Reduction::Max);
+                if let Err(error) = result {
+                    let at = now_us();
+                    let Error::PeerLost { rank, noticed: Noticed::ProcessEnded, .. } = error else {
+                        panic!("{error}");
+                    };
+                    println!("\nLOST {at} {rank} {error}");
+                    break;
+                }
+                round += 1;
+                if round == 3 {
+                    println!("\nLOOPING");
+                }
+            }
+            // The survivors go on without the lost one, in the same object.
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).unwrap();
+            let lost: usize = line.trim().parse().unwrap();
+            let rest: Vec<Address> =
+                (0..world).filter(|rank| *rank != lost).map(|rank| addresses[rank].clone()).collect();
+            let place = Rank(if rank > lost { rank - 1 } else { rank });
+            group.reconfigure(place, &rest, 4, PATIENCE).unwrap();
+            let mut values = [1i32];
+            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            println!("\nREBUILT {}", values[0]);
+        }
+        other => panic!("no job {other}"),
+    }
+}
+
+#[test]
+fn processes_get_the_same_results_on_both_paths() {
+    for world in [2, 3, 5] {
+        for single_copy in [false, true] {
+            let mut ranks = Ranks::start(world, "table", single_copy);
+            let used: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "DONE ")).collect();
+            // Whether the kernel permits it is not ours to say, but the ranks must agree.
+            assert!(used.iter().all(|answer| *answer == used[0]));
+            assert!(single_copy || used[0] == "false");
+            ranks.finish();
+        }
+    }
+}
+
+fn leftovers() -> Vec<String> {
+    let names = ["/dev/shm", "/tmp"].into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    names
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("instep-collectives"))
+        .collect()
+}
+
+#[test]
+fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
+    for (world, killed, single_copy) in [(2, 1, true), (3, 0, false), (4, 2, true), (4, 3, false)] {
+        let mut ranks = Ranks::start(world, "reduce", single_copy);
+        for rank in 0..world {
+            ranks.hear(rank, "LOOPING");
+        }
+        let killed_at = now_us();
+        ranks.processes[killed].0.kill().unwrap();
+        let survivors: Vec<usize> = (0..world).filter(|rank| *rank != killed).collect();
+        for rank in &survivors {
+            let said = ranks.hear(*rank, "LOST ");
+            let mut words = said.splitn(3, ' ');
+            let heard_at: u128 = words.next().unwrap().parse().unwrap();
+            assert_eq!(words.next().unwrap(), killed.to_string());
+            let message = words.next().unwrap();
+            assert!(message.contains("all_reduce(2000000 × f32, MAX)"), "{message}");
+            assert!(message.contains("its process ended"), "{message}");
+            // 100 ms are promised to ranks that get to run; these share their cores with other tests.
+            let took = Duration::from_micros((heard_at - killed_at) as u64);
+            assert!(took < Duration::from_millis(600), "rank {rank} took {took:?}");
+        }
+        for rank in &survivors {
+            writeln!(ranks.processes[*rank].1, "{killed}").unwrap();
+        }
+        for rank in &survivors {
+            assert_eq!(ranks.hear(*rank, "REBUILT "), survivors.len().to_string());
+        }
+        ranks.finish();
+    }
+    assert_eq!(leftovers(), Vec::<String>::new());
+}

@@ -39,7 +39,8 @@ pub struct Options {
     pub timeout: Duration,
     /// From how many bytes on peers read each other's memory, if the kernel permits it; `None`: never.
     pub single_copy_bytes: Option<usize>,
-    /// Bytes of a step through shared memory, two of which every rank has: about the size of a private cache.
+    /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
+    /// cache, or all of it when there are more ranks than cores.
     pub slot_bytes: usize,
 }
 
@@ -48,8 +49,8 @@ impl Default for Options {
         Options {
             host: None,
             timeout: Duration::from_secs(30 * 60),
-            single_copy_bytes: Some(2 << 20),
-            slot_bytes: 256 << 10,
+            single_copy_bytes: Some(32 << 20),
+            slot_bytes: 1 << 20,
         }
     }
 }

@@ -41,6 +41,12 @@ pub(crate) fn segment(count: usize, element: usize, world: usize, rank: usize) -
     (length * rank).min(count)..(length * (rank + 1)).min(count)
 }
 
+/// How much of a slot a step uses: what fits the private cache beside the tensors, or all of it when ranks outnumber
+/// cores. Those wait for a core at every meeting, so they better meet seldom.
+pub(crate) fn step_bytes(slot_bytes: usize, world: usize, cores: usize) -> usize {
+    if world > cores { slot_bytes } else { slot_bytes / 4 }
+}
+
 /// Bytes of a slot that belong to one of `world` destinations: whole cache lines.
 pub(crate) fn compartment(slot_bytes: usize, world: usize) -> usize {
     let share = slot_bytes / world;

@@ -45,6 +45,7 @@ struct Identity {
     process: AtomicU64,
     probe: AtomicU64,
     can_read: AtomicU64,
+    cores: AtomicU64,
     /// Operations finished in the generation before, plus one; 0 for a newcomer.
     history: AtomicU64,
 }
@@ -142,7 +143,8 @@ impl Control {
     }
 
     /// Says who this rank is; read by peers after the first barrier.
-    pub(crate) fn introduce(&self, process: u32, probe: u64, history: Option<u64>) {
+    pub(crate) fn introduce(&self, process: u32, probe: u64, cores: usize, history: Option<u64>) {
+        self.identity.cores.store(cores as u64, Ordering::Relaxed);
         self.identity.process.store(u64::from(process), Ordering::Relaxed);
         self.identity.probe.store(probe, Ordering::Relaxed);
         self.identity.history.store(history.map_or(0, |completed| completed + 1), Ordering::Relaxed);
@@ -150,6 +152,10 @@ impl Control {
 
     pub(crate) fn process(&self) -> i32 {
         self.identity.process.load(Ordering::Relaxed) as i32
+    }
+
+    pub(crate) fn cores(&self) -> usize {
+        self.identity.cores.load(Ordering::Relaxed) as usize
     }
 
     pub(crate) fn probe(&self) -> u64 {

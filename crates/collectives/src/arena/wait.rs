@@ -15,8 +15,11 @@ use crate::Noticed;
 
 /// How long a sleeper sleeps before it looks who is alive.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
-/// How long to yield before sleeping: about what falling asleep and being woken costs.
-const YIELD_FOR: Duration = Duration::from_micros(100);
+/// How long to yield before sleeping, with a core for each rank.
+const YIELD_FOR: Duration = Duration::from_micros(50);
+/// And with more ranks than cores: about what falling asleep and being woken costs. Yielding longer helps on an idle
+/// machine, but on one where others work it hands them whole time slices.
+const YIELD_CROWDED_FOR: Duration = Duration::from_micros(20);
 /// Pauses before yielding, a few microseconds.
 const SPINS: u32 = 200;
 
@@ -36,13 +39,17 @@ pub(crate) struct Waiter {
     /// This process's handle on every rank's process, in the order of ranks.
     pub(crate) processes: Vec<OwnedFd>,
     pub(crate) rank: usize,
-    pub(crate) spins: u32,
+    /// The cores this process may use.
+    pub(crate) cores: usize,
+    spins: u32,
+    yield_for: Duration,
 }
 
 impl Waiter {
     pub(crate) fn new(processes: Vec<OwnedFd>, rank: usize, world: usize) -> Waiter {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Waiter { processes, rank, spins: if world > cores { 0 } else { SPINS } }
+        let (spins, yield_for) = if world > cores { (0, YIELD_CROWDED_FOR) } else { (SPINS, YIELD_FOR) };
+        Waiter { processes, rank, cores, spins, yield_for }
     }
 
     /// Waits until `peer`'s counter is at least `target`.
@@ -80,7 +87,7 @@ impl Waiter {
         deadline: Instant,
     ) -> Result<(), Interrupted> {
         let control = arena.control(peer);
-        let yield_until = Instant::now() + YIELD_FOR;
+        let yield_until = Instant::now() + self.yield_for;
         loop {
             std::thread::yield_now();
             if control.reached(counter, target) {

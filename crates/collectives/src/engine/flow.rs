@@ -23,19 +23,19 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 }
 
 // SAFETY (of every block below): source and target ranges come from cuts of the sizes that `Operation::check` compared,
-// whose memory the caller of `Engine::run` vouches for. Slots are `slot_bytes` long, a step or `world` compartments fit,
+// whose memory the caller of `Engine::run` vouches for. Slots hold `step_bytes`: a step or `world` compartments fit,
 // and the counters keep writers and readers of a slot apart (rules 1 to 4 of the arena).
 
 /// The flow of every operation but all_to_all.
 pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Flow<'f> {
-    let slot_bytes = view.arena.slot_bytes();
+    let step_bytes = view.step_bytes;
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
             if path == Path::Small {
                 reducing.at_once(Some(*output))
             } else {
-                reducing.by_segments(Some(*output), Needs::All, slot_bytes)
+                reducing.by_segments(Some(*output), Needs::All, step_bytes)
             }
         }
         Operation::Reduce { input, output, dtype, reduction, root } => {
@@ -46,22 +46,22 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
                 reducing.at_once(output)
             } else {
                 let needs = if is_root { Needs::All } else { Needs::Nobody };
-                reducing.by_segments(output, needs, slot_bytes)
+                reducing.by_segments(output, needs, step_bytes)
             }
         }
-        Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, slot_bytes),
-        Operation::AllGather { input, outputs, .. } => gather(*input, outputs.clone(), Needs::All, slot_bytes),
+        Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, step_bytes),
+        Operation::AllGather { input, outputs, .. } => gather(*input, outputs.clone(), Needs::All, step_bytes),
         Operation::Gather { input, outputs, root, .. } => {
             let is_root = root.0 == view.rank;
             let outputs = if is_root { outputs.clone() } else { Vec::new() };
-            gather(*input, outputs, if is_root { Needs::All } else { Needs::Nobody }, slot_bytes)
+            gather(*input, outputs, if is_root { Needs::All } else { Needs::Nobody }, step_bytes)
         }
         Operation::Scatter { inputs, output, root, .. } => {
             let inputs = if root.0 == view.rank { inputs.clone() } else { Vec::new() };
-            scatter(inputs, *output, root.0, compartment(slot_bytes, view.world))
+            scatter(inputs, *output, root.0, compartment(step_bytes, view.world))
         }
         Operation::ReduceScatter { inputs, output, dtype, reduction } => {
-            reduce_scatter(inputs.clone(), *output, *dtype, *reduction, compartment(slot_bytes, view.world))
+            reduce_scatter(inputs.clone(), *output, *dtype, *reduction, compartment(step_bytes, view.world))
         }
         Operation::Barrier => {
             Flow { steps: 1, fill: None, reduce: None, needs: Needs::Nobody, drain: None, lends_memory: false }
@@ -108,10 +108,10 @@ impl Reducing {
     }
 
     /// Each rank reduces its segment of a step into its own slot, where the others fetch it.
-    fn by_segments<'f>(self, output: Option<Target>, needs: Needs, slot_bytes: usize) -> Flow<'f> {
+    fn by_segments<'f>(self, output: Option<Target>, needs: Needs, step_bytes: usize) -> Flow<'f> {
         let Reducing { input, dtype, reduction } = self;
         let size = dtype.size();
-        let cut = Cut::new(input.bytes / size, size, slot_bytes);
+        let cut = Cut::new(input.bytes / size, size, step_bytes);
         // Segments of a step in bytes, within the step.
         let piece = move |view: &View<'_>, step: usize, rank: usize| -> Range<usize> {
             let range = segment(cut.range(step).len(), size, view.world, rank);
@@ -180,8 +180,8 @@ pub(super) fn with_pointers(world: usize, pointer: impl Fn(usize) -> *const u8, 
     }
 }
 
-fn broadcast<'f>(buffer: Target, root: usize, rank: usize, slot_bytes: usize) -> Flow<'f> {
-    let cut = Cut::new(buffer.bytes, 1, slot_bytes);
+fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) -> Flow<'f> {
+    let cut = Cut::new(buffer.bytes, 1, step_bytes);
     let mut flow = Flow {
         steps: cut.steps(),
         fill: None,
@@ -209,8 +209,8 @@ fn broadcast<'f>(buffer: Target, root: usize, rank: usize, slot_bytes: usize) ->
 }
 
 /// all_gather, and gather with outputs on the root only.
-fn gather<'f>(input: Source, outputs: Vec<Target>, needs: Needs, slot_bytes: usize) -> Flow<'f> {
-    let cut = Cut::new(input.bytes, 1, slot_bytes);
+fn gather<'f>(input: Source, outputs: Vec<Target>, needs: Needs, step_bytes: usize) -> Flow<'f> {
+    let cut = Cut::new(input.bytes, 1, step_bytes);
     let fill: Move<'f> = Box::new(move |view, step| {
         let range = cut.range(step);
         // SAFETY: see the top of this file.
@@ -305,7 +305,7 @@ fn reduce_scatter<'f>(
 
 /// `largest` is the most that any pair of ranks exchanges: it gives the number of steps.
 pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<'_>, largest: usize) -> Flow<'f> {
-    let compartment = compartment(view.arena.slot_bytes(), view.world);
+    let compartment = compartment(view.step_bytes, view.world);
     let part = move |bytes: usize, step: usize| Cut::new(bytes, 1, compartment).range(step);
     let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
     let own = inputs[view.rank];

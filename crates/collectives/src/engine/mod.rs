@@ -19,7 +19,7 @@ use crate::arena::wait::{Interrupted, Waiter};
 use crate::arena::{Arena, DEPTH, load, remote, store};
 use crate::call::Call;
 use crate::operation::Operation;
-use crate::plan::{Path, Thresholds};
+use crate::plan::{self, Path, Thresholds};
 use crate::ticket::Output;
 use crate::{DataType, Error, Kind, Noticed, Rank};
 
@@ -62,6 +62,8 @@ struct View<'a> {
     world: usize,
     /// The arena's number of the flow's first step.
     base: u64,
+    /// The most a step puts into a slot.
+    step_bytes: usize,
 }
 
 impl View<'_> {
@@ -106,6 +108,8 @@ pub(crate) struct Engine {
     waiter: Waiter,
     hosts: Vec<String>,
     thresholds: Thresholds,
+    /// The most a step puts into a slot, the same on every rank.
+    step_bytes: usize,
     step: u64,
     sequence: u64,
     scratch: Vec<u8>,
@@ -128,19 +132,25 @@ impl Engine {
         let small_bytes = SMALL_BYTES.min(arena.slot_bytes());
         let mut engine = Engine {
             waiter: Waiter::new(processes, rank, world),
-            arena: Arc::new(arena),
             hosts,
             thresholds: Thresholds { small_bytes, single_copy_bytes: None },
+            step_bytes: arena.slot_bytes(),
             step: 0,
             sequence: 0,
             scratch: Vec::new(),
             touched: false,
             agreed: None,
+            arena: Arc::new(arena),
         };
         // A word on the heap: threads of other ranks read it, too.
         let probe = Box::new(0x696e_7374_6570_0000_u64 | rank as u64);
         remote::permit();
-        engine.arena.control(rank).introduce(std::process::id(), (&raw const *probe) as u64, history);
+        engine.arena.control(rank).introduce(
+            std::process::id(),
+            (&raw const *probe) as u64,
+            engine.waiter.cores,
+            history,
+        );
         engine.run(&Operation::Barrier, timeout)?;
         let readable = single_copy_bytes.filter(|_| (0..world).all(|peer| engine.can_read(peer)));
         engine.arena.control(rank).set_can_read(readable);
@@ -148,6 +158,8 @@ impl Engine {
         drop(probe);
         let thresholds: Option<Vec<usize>> = (0..world).map(|peer| engine.arena.control(peer).can_read()).collect();
         engine.thresholds.single_copy_bytes = thresholds.and_then(|thresholds| thresholds.into_iter().max());
+        let cores = (0..world).map(|peer| engine.arena.control(peer).cores()).min().unwrap_or(1);
+        engine.step_bytes = plan::step_bytes(engine.arena.slot_bytes(), world, cores);
         engine.agreed = (0..world).filter_map(|peer| engine.arena.control(peer).history()).min();
         Ok(engine)
     }
@@ -218,6 +230,8 @@ impl Engine {
                 let missing = (0..self.arena.world()).filter(absent).collect();
                 Some(Verdict::Timeout { call, sequence, timeout, missing, by })
             }
+            // A rank that heard of a verdict first may have freed its memory already.
+            Stop::Unreadable(..) if self.arena.is_aborted() => None,
             Stop::Unreadable(rank, error) if error.raw_os_error() == Some(libc::ESRCH) => {
                 Some(Verdict::Lost { rank, call, sequence, noticed: Noticed::ProcessEnded, by })
             }
@@ -283,7 +297,13 @@ impl Engine {
     }
 
     fn view(&self) -> View<'_> {
-        View { arena: &self.arena, rank: self.rank(), world: self.arena.world(), base: self.step }
+        View {
+            arena: &self.arena,
+            rank: self.rank(),
+            world: self.arena.world(),
+            base: self.step,
+            step_bytes: self.step_bytes,
+        }
     }
 
     /// First the sizes, which only pairs of ranks know, then the data.

@@ -14,7 +14,7 @@ use crate::plan::{Cut, segment};
 /// Bytes of peers' memory on the way through the private cache, over all peers.
 const SCRATCH_BYTES: usize = 512 << 10;
 /// Bytes between two meetings: the results of a round are fetched while they are in the shared cache.
-const ROUND_BYTES: usize = 4 << 20;
+const ROUND_BYTES: usize = 8 << 20;
 
 // SAFETY (of every block below): local ranges come from cuts of sizes that `Operation::check` compared, whose memory the
 // caller of `Engine::run` vouches for. Remote ranges are the peers', of the same sizes by the fingerprint; the kernel

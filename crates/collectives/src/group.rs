@@ -8,7 +8,8 @@
 //! later, until [`Group::reconfigure`] gives the same object new peers at a higher generation.
 //!
 //! Shutdown, when the group is dropped: what is queued or under way is aborted (the peers get that as an error), the worker
-//! is joined, then the place in the arena is given up, which peers that still wait for this rank notice.
+//! is joined, then the place in the arena is given up, which peers that still wait for this rank notice. A copy of the group
+//! in a forked child is dropped without any of that: it does not speak for its parent.
 #![expect(unsafe_code, reason = "callers vouch for buffers")]
 
 use std::collections::VecDeque;
@@ -77,6 +78,8 @@ pub struct Group {
     /// One reconfiguration at a time.
     reconfiguring: Mutex<()>,
     bound: Bound,
+    /// Who made it.
+    process: u32,
 }
 
 struct Shared {
@@ -309,6 +312,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         {
             let queue = lock(&self.shared.queue);
             if queue.busy || !queue.jobs.is_empty() {
@@ -361,7 +367,13 @@ impl Bound {
             changed: Condvar::new(),
             engine: Mutex::new(Some(engine)),
         };
-        Ok(Group { shared: Arc::new(shared), worker: Mutex::new(None), reconfiguring: Mutex::new(()), bound: self })
+        Ok(Group {
+            shared: Arc::new(shared),
+            worker: Mutex::new(None),
+            reconfiguring: Mutex::new(()),
+            bound: self,
+            process: std::process::id(),
+        })
     }
 
     fn check(&self, rank: Rank, addresses: &[Address]) -> Result<(), Error> {

@@ -172,6 +172,28 @@ fn dropping_a_group_ends_what_is_queued() {
     });
 }
 
+#[test]
+fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
+    threads(2, &options(false), |group| {
+        // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
+        unsafe { group.submit(Operation::Barrier) }.unwrap().wait(PATIENCE).unwrap();
+        if group.rank() == Rank(0) {
+            // SAFETY: the child only drops its copy of the group and goes.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                drop(group);
+                // SAFETY: ends the child without touching what it shares with its parent.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for our own child; the status lies on this stack.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+        all_reduce(&group).unwrap();
+    });
+}
+
 fn descriptors_and_mappings() -> (usize, usize) {
     let maps = fs::read_to_string("/proc/self/maps").expect("/proc is there");
     let arenas = maps.lines().filter(|line| line.contains("instep-collectives")).count();

@@ -114,6 +114,8 @@ pub(crate) struct Engine {
     sequence: u64,
     scratch: Vec<u8>,
     touched: bool,
+    /// Who made it: a forked child has a copy, which must not speak for its parent.
+    process: u32,
     /// What survivors of the generation before agree to have completed.
     agreed: Option<u64>,
 }
@@ -139,6 +141,7 @@ impl Engine {
             sequence: 0,
             scratch: Vec::new(),
             touched: false,
+            process: std::process::id(),
             agreed: None,
             arena: Arc::new(arena),
         };
@@ -433,6 +436,8 @@ impl Engine {
 impl Drop for Engine {
     /// Peers that still need this rank learn at once that it will not come.
     fn drop(&mut self) {
-        self.arena.control(self.rank()).leave();
+        if self.process == std::process::id() {
+            self.arena.control(self.rank()).leave();
+        }
     }
 }

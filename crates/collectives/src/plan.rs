@@ -47,6 +47,12 @@ pub(crate) fn step_bytes(slot_bytes: usize, world: usize, cores: usize) -> usize
     if world > cores { slot_bytes } else { slot_bytes / 4 }
 }
 
+/// Up to how many bytes one meeting with everybody reducing everything beats two with a segment each. When ranks outnumber
+/// cores a meeting costs as much as reducing many kilobytes, of which each rank reads those of all.
+pub(crate) fn small_bytes(world: usize, cores: usize) -> usize {
+    if world > cores { (32 << 10).min((256 << 10) / world) } else { 8 << 10 }
+}
+
 /// Bytes of a slot that belong to one of `world` destinations: whole cache lines.
 pub(crate) fn compartment(slot_bytes: usize, world: usize) -> usize {
     let share = slot_bytes / world;
@@ -134,6 +140,13 @@ mod tests {
         let found: Vec<Path> = [0, 8, 9, 99, 100].map(|bytes| thresholds.path(bytes)).to_vec();
         assert_eq!(found, [Path::Small, Path::Small, Path::Arena, Path::Arena, Path::SingleCopy]);
         assert_eq!(Thresholds { single_copy_bytes: None, ..thresholds }.path(1 << 40), Path::Arena);
+    }
+
+    #[test]
+    fn ranks_without_a_core_each_meet_less_often() {
+        assert_eq!((step_bytes(1 << 20, 2, 2), small_bytes(2, 2)), (256 << 10, 8 << 10));
+        assert_eq!((step_bytes(1 << 20, 4, 2), small_bytes(4, 2)), (1 << 20, 32 << 10));
+        assert_eq!(small_bytes(64, 2), 4 << 10);
     }
 
     #[test]

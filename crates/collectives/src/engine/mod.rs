@@ -23,8 +23,6 @@ use crate::plan::{self, Path, Thresholds};
 use crate::ticket::Output;
 use crate::{DataType, Error, Kind, Noticed, Rank};
 
-/// At most so many bytes are exchanged with one round of flags.
-const SMALL_BYTES: usize = 8 << 10;
 /// Barriers of the engine itself before the caller's first operation.
 const OWN_OPERATIONS: u64 = 2;
 /// The longest time an operation can be given: far, but where instants do not overflow.
@@ -131,11 +129,10 @@ impl Engine {
         timeout: Duration,
     ) -> Result<Engine, Error> {
         let world = arena.world();
-        let small_bytes = SMALL_BYTES.min(arena.slot_bytes());
         let mut engine = Engine {
             waiter: Waiter::new(processes, rank, world),
             hosts,
-            thresholds: Thresholds { small_bytes, single_copy_bytes: None },
+            thresholds: Thresholds { small_bytes: 0, single_copy_bytes: None },
             step_bytes: arena.slot_bytes(),
             step: 0,
             sequence: 0,
@@ -163,6 +160,7 @@ impl Engine {
         engine.thresholds.single_copy_bytes = thresholds.and_then(|thresholds| thresholds.into_iter().max());
         let cores = (0..world).map(|peer| engine.arena.control(peer).cores()).min().unwrap_or(1);
         engine.step_bytes = plan::step_bytes(engine.arena.slot_bytes(), world, cores);
+        engine.thresholds.small_bytes = plan::small_bytes(world, cores).min(engine.arena.slot_bytes());
         engine.agreed = (0..world).filter_map(|peer| engine.arena.control(peer).history()).min();
         Ok(engine)
     }

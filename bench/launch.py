@@ -31,7 +31,9 @@ MEMORY_LIMIT_MB = 15.0
 def first_line_ms(command: list[str]) -> float:
     """Milliseconds from the start of the command to the worker's first line."""
     start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     return (float(done.stdout.split()[0]) - start) * 1000
 
 

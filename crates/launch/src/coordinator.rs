@@ -5,7 +5,7 @@
 //! while the port stays the same.
 //!
 //! In a `static` job some nodes may be run by Python's torchrun. They announce themselves by keys in the store
-//! ([`crate::torchrun`]) instead of a connection; the coordinator answers them by keys, and then leaves the
+//! (module `torchrun`) instead of a connection; the coordinator answers them by keys, and then leaves the
 //! generations alone, since such a node keeps its connection and expects its keys to stay.
 
 use std::collections::BTreeMap;

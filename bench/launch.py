@@ -50,6 +50,7 @@ def resident_mb(command: list[str]) -> float:
 
 
 def main() -> int:
+    """Measure, print a table, the ratio and whether the limits hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)

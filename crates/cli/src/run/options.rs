@@ -2,6 +2,8 @@
 //!
 //! Values stay text here; [`instep_launch::plan`] says what they mean. `PET_*` variables give defaults, as for torchrun.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "the comments are help texts, whose brackets mean options")]
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 

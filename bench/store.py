@@ -9,8 +9,8 @@ Three parts; in the first two the servers take turns, and medians of the repetit
 3. ten thousand simultaneous connections on our server: its memory, and that it still answers.
 
 Beside operations per second the tables show the processor time that the server spent on one operation, which a busy
-machine disturbs less. `set` has no reply, so clients run ahead of the server: a repetition ends when every connection has
-read its value back.
+machine disturbs less. `set` has no reply, so clients run ahead of the server: a repetition ends when every connection
+has read its value back.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Worker:
 
 def serve_worker() -> None:
     """Be a client process: a line of JSON in, "OPERATIONS SECONDS" out."""
+    import torch.distributed  # noqa: F401 - takes seconds, which are not to be measured
+
     print("ready", flush=True)
     for line in sys.stdin:
         operations, seconds = measure_with_torch(json.loads(line))
@@ -249,8 +251,8 @@ def hold_connections(server: Server) -> dict[str, float]:
     if answered != "answered\n":
         raise SystemExit("some of the held connections did not answer")
     print(
-        f"\n{HELD:,} connections on instep: opened in {opened:.2f} s; memory {before} KiB before, {memory} KiB with them "
-        f"({(memory - before) * 1024 / HELD:.0f} bytes each);\n8 more clients get {rate:,.0f} values/s meanwhile; "
+        f"\n{HELD:,} connections on instep: opened in {opened:.2f} s; memory {before} KiB before, {memory} KiB with "
+        f"them ({(memory - before) * 1024 / HELD:.0f} bytes each);\n8 more clients get {rate:,.0f} values/s meanwhile; "
         "every held connection answers afterwards"
     )
     return {

@@ -184,6 +184,7 @@ def test_killed_launcher_of_the_first_node_ends_the_others(cluster: Cluster, wai
     all_gone(jobs, wait_until)
 
 
+@pytest.mark.soak
 def test_cut_link_ends_both_nodes_with_a_clear_message(cluster: Cluster, wait_until: WaitUntil) -> None:
     jobs = cluster.dynamic("", "ready", "hold")
     ready(cluster, jobs, wait_until)

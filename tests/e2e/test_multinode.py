@@ -47,7 +47,7 @@ class Cluster:
 
     def puppets(self, options: Sequence[str], *steps: str) -> list[Running]:
         """One launcher on each node."""
-        program = (PUPPET, self.folder, *steps)
+        program: tuple[str | Path, ...] = (PUPPET, self.folder, *steps)
         return [self.launch(node, words, *program) for node, words in zip(self.nodes, options, strict=True)]
 
     def dynamic(self, options: str, *steps: str) -> list[Running]:

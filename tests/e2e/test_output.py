@@ -230,7 +230,7 @@ def test_fold_shows_what_all_say_once(shell: Shell) -> None:
 
 def ranks_of(text: str) -> list[int]:
     """`0,2-3` as a list."""
-    found = []
+    found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)

@@ -10,12 +10,10 @@ use nix::unistd::Pid;
 
 use crate::console::Console;
 use crate::control::Start;
-use crate::devices;
 use crate::environment;
 use crate::failure::{self, ExitStatus, Failure};
 use crate::guardian::Guardian;
 use crate::logs::{self, RunDirectory, WorkerFiles};
-use crate::numa::{self, Topology};
 use crate::output::Output;
 use crate::plan::Plan;
 use crate::worker::{FileLimit, Spawn, Worker};
@@ -89,16 +87,7 @@ impl Attempt {
         let mut variables = environment::worker_variables(&plan.job, &self.start, local_rank, error_file, inherited)
             .map_err(|cause| other(&cause))?;
         variables.extend(search_path(plan).map(|path| ("PATH", path)));
-        let cpus = match plan.numa_binding {
-            None => None,
-            Some(binding) => {
-                let gpus = devices::visible_gpus();
-                let topology = Topology::read(std::path::Path::new("/sys"));
-                let allowed = devices::allowed_cpus().map_err(|cause| other(&cause))?;
-                let cpus = numa::cpus_for(binding, local_rank, &gpus, &topology, &allowed);
-                Some(cpus.map_err(|cause| other(&cause))?)
-            }
-        };
+        let cpus = plan.worker_cpus.get(local_rank).cloned();
         let command: Vec<OsString> = plan.command.iter().map(|word| fill_in(word, local_rank)).collect();
         let program = command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         let (stdout, stderr) = self.output.attach(rank, local_rank, files, console).map_err(|cause| other(&cause))?;
@@ -109,7 +98,14 @@ impl Attempt {
                     std::io::ErrorKind::PermissionDenied => EXIT_NOT_EXECUTABLE,
                     _ => 1,
                 };
-                (exit, format!("cannot start {program}: {cause}"))
+                let why = match cause.kind() {
+                    std::io::ErrorKind::NotFound if !program.contains('/') => {
+                        "there is no such program on PATH".to_owned()
+                    }
+                    std::io::ErrorKind::NotFound => "there is no such file".to_owned(),
+                    _ => cause.to_string(),
+                };
+                (exit, format!("cannot start {program}: {why}"))
             })
     }
 

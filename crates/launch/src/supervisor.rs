@@ -31,6 +31,7 @@ use crate::attempt::Attempt;
 use crate::console::{Console, Note, Status};
 use crate::control::{FromCoordinator, Start, ToCoordinator};
 use crate::failure::{Failure, root_cause};
+use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
 use crate::link::Link;
 use crate::logs::RunDirectory;
@@ -285,7 +286,7 @@ impl Supervisor<'_> {
             FromCoordinator::Refused { reason } => return Ok(self.order(failed(reason))),
             FromCoordinator::Waiting { reason } => {
                 if self.plan.terms.max_nodes > 1 {
-                    self.console.note(Note::Progress(format!("waiting: {reason}")));
+                    self.console.note(Note::Progress(reason));
                 }
             }
             FromCoordinator::Start(start) => self.start(start)?,
@@ -316,14 +317,14 @@ impl Supervisor<'_> {
         self.phase = Phase::Running;
         self.last_start = Some(start.clone());
         if self.plan.terms.max_nodes > 1 {
+            let ranks: Vec<usize> = (start.first_rank..start.first_rank + self.plan.job.workers).collect();
             self.console.note(Note::Progress(format!(
-                "round {}: {} nodes, {} workers; this is node {} with ranks {}-{}",
+                "round {}: {} nodes, {} workers; this is node {} with {}",
                 start.round,
                 start.group_world_size,
                 start.world_size,
                 start.group_rank,
-                start.first_rank,
-                start.first_rank + self.plan.job.workers - 1,
+                describe_ranks(&ranks),
             )));
         }
         let begun = Attempt::begin(self.plan, start, &self.directory, self.file_limit, self.console);

@@ -315,7 +315,7 @@ impl EventLoop {
                 }
             }
             Opening::Companion => {
-                connection.role = Role::Companion;
+                connection.become_companion();
                 self.with_companion(|companion, context| companion.connected(client, peer, context));
                 self.process_companion(client, bytes)
             }

@@ -6,6 +6,8 @@ from typing import Final, final
 
 from typing_extensions import Self
 
+__all__ = ["StoreClient", "StoreServer", "__version__"]
+
 __version__: Final[str]
 
 @final

@@ -23,7 +23,12 @@ pub(crate) fn print_error(text: &str) {
 
 /// Whether stderr may be coloured. Colours never carry meaning alone.
 pub(crate) fn colours() -> bool {
-    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    io::stderr().is_terminal() && !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether the terminal understands no escape sequences.
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|kind| kind == "dumb")
 }
 
 /// Text in bold or a colour, where that is wanted.
@@ -46,11 +51,10 @@ pub(crate) struct TerminalConsole {
 impl TerminalConsole {
     pub(crate) fn new(status_wanted: bool) -> TerminalConsole {
         let terminals = [io::stdout().is_terminal(), io::stderr().is_terminal()];
-        let dumb = std::env::var_os("TERM").is_none_or(|kind| kind == "dumb");
         TerminalConsole {
             terminals,
             streams_are_one: same_file(io::stdout().as_fd(), io::stderr().as_fd()),
-            show_status: status_wanted && terminals[1] && !dumb,
+            show_status: status_wanted && terminals[1] && !is_dumb(),
             drawn: None,
             mid_line: false,
         }

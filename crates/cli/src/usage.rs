@@ -22,6 +22,17 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
             };
             Some(format!("{option} {value}: {why}\nhint: instep {subcommand} --help says what {option} takes"))
         }
+        ErrorKind::InvalidValue => {
+            let (option, value) = (text(error, ContextKind::InvalidArg)?, text(error, ContextKind::InvalidValue)?);
+            let Some(ContextValue::Strings(choices)) = error.get(ContextKind::ValidValue) else { return None };
+            let option = option.split([' ', '[', '=']).next().unwrap_or(option);
+            let what = if value.is_empty() { "needs a value".to_owned() } else { format!("cannot be \"{value}\"") };
+            let hint = match choices.is_empty() {
+                true => format!("instep {subcommand} --help says what {option} takes"),
+                false => format!("it takes {}", choices.join(", ")),
+            };
+            Some(format!("{option} {what}\nhint: {hint}"))
+        }
         _ => None,
     }
 }

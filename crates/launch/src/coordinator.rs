@@ -164,8 +164,15 @@ impl Coordinator {
             host: hello.host_token == Some(self.hosting.host_token),
             foreign: false,
         };
-        self.tell(node, &FromCoordinator::Welcome {}, context);
-        self.happened(Event::Joined { node, facts }, context);
+        let now = context.now.saturating_duration_since(self.began);
+        let actions = self.membership.on(Event::Joined { node, facts }, now);
+        let refused = |action: &Action| matches!(action, Action::Refuse { node: whom, .. } if *whom == node);
+        if !actions.iter().any(refused) {
+            self.tell(node, &FromCoordinator::Welcome {}, context);
+        }
+        for action in actions {
+            self.perform(action, context);
+        }
     }
 
     fn objection(&self, hello: &Hello) -> Option<String> {

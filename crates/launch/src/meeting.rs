@@ -278,10 +278,11 @@ fn introduce(
         Ok(Some((FromCoordinator::Refused { reason }, _))) => {
             Err(MeetingError::Refused { endpoint: endpoint.clone(), reason })
         }
-        _ => Ok(Err(format!(
-            "it answered \"{}\"",
-            received.iter().take(16).copied().collect::<Vec<u8>>().escape_ascii()
-        ))),
+        // torchrun's store never answers a hello: it closes the connection.
+        _ => Err(MeetingError::Stranger {
+            endpoint: endpoint.clone(),
+            what: format!("it answered \"{}\"", received.iter().take(16).copied().collect::<Vec<u8>>().escape_ascii()),
+        }),
     }
 }
 

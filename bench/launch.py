@@ -31,7 +31,9 @@ MEMORY_LIMIT_MB = 15.0
 def first_line_ms(command: list[str]) -> float:
     """Milliseconds from the start of the command to the worker's first line."""
     start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     return (float(done.stdout.split()[0]) - start) * 1000
 
 
@@ -48,6 +50,7 @@ def resident_mb(command: list[str]) -> float:
 
 
 def main() -> int:
+    """Measure, print a table, the ratio and whether the limits hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)

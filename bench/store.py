@@ -9,8 +9,8 @@ Three parts; in the first two the servers take turns, and medians of the repetit
 3. ten thousand simultaneous connections on our server: its memory, and that it still answers.
 
 Beside operations per second the tables show the processor time that the server spent on one operation, which a busy
-machine disturbs less. `set` has no reply, so clients run ahead of the server: a repetition ends when every connection has
-read its value back.
+machine disturbs less. `set` has no reply, so clients run ahead of the server: a repetition ends when every connection
+has read its value back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
@@ -98,6 +101,8 @@ def servers() -> Iterator[list[Server]]:
     """Both servers: torch's and ours."""
     binary = TARGET / "instep"
     ours = [str(binary), "store", "--port", "0"] if binary.exists() else [str(TARGET / "examples" / "serve")]
+    # torch's server looks up the name of every peer before it serves it. A slow name server is not to be measured.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     both = [Server("torch", [sys.executable, "-c", TORCH_SERVER]), Server("instep", ours)]
     try:
         yield both
@@ -131,18 +136,22 @@ class Worker:
 
 def serve_worker() -> None:
     """Be a client process: a line of JSON in, "OPERATIONS SECONDS" out."""
+    from torch._C._distributed_c10d import TCPStore
+
     print("ready", flush=True)
+    clients: dict[int, list[TCPStore]] = {}
     for line in sys.stdin:
-        operations, seconds = measure_with_torch(json.loads(line))
+        task: Task = json.loads(line)
+        known = clients.setdefault(task["port"], [])
+        while len(known) < task["connections"]:
+            known.append(TCPStore("127.0.0.1", task["port"], is_master=False, wait_for_workers=False))
+        operations, seconds = measure_with_torch(task, known)
         print(operations, seconds, flush=True)
 
 
-def measure_with_torch(task: Task) -> tuple[int, float]:
+def measure_with_torch(task: Task, clients: list[TCPStore]) -> tuple[int, float]:
     """Run one operation over and over on torch clients, each in its own thread."""
-    from torch._C._distributed_c10d import TCPStore
-
     connections = range(task["connections"])
-    clients = [TCPStore("127.0.0.1", task["port"], is_master=False, wait_for_workers=False) for _ in connections]
     counts = [0 for _ in connections]
     end = 0.0
 
@@ -249,8 +258,8 @@ def hold_connections(server: Server) -> dict[str, float]:
     if answered != "answered\n":
         raise SystemExit("some of the held connections did not answer")
     print(
-        f"\n{HELD:,} connections on instep: opened in {opened:.2f} s; memory {before} KiB before, {memory} KiB with them "
-        f"({(memory - before) * 1024 / HELD:.0f} bytes each);\n8 more clients get {rate:,.0f} values/s meanwhile; "
+        f"\n{HELD:,} connections on instep: opened in {opened:.2f} s; memory {before} KiB before, {memory} KiB with "
+        f"them ({(memory - before) * 1024 / HELD:.0f} bytes each);\n8 more clients get {rate:,.0f} values/s meanwhile; "
         "every held connection answers afterwards"
     )
     return {
@@ -273,10 +282,8 @@ def main() -> None:
     if options.worker:
         serve_worker()
         return
-    if not (TARGET / "examples" / "load").exists():
-        raise SystemExit(
-            "there is no load generator\nhint: run `cargo build --release -p instep-store --examples` first"
-        )
+    build = ["cargo", "build", "--release", "--quiet", "--package", "instep-store", "--examples"]
+    subprocess.run(build, cwd=ROOT, check=True)
     seconds, repetitions = options.seconds, options.repetitions
     with servers() as both:
         workers = [Worker() for _ in range(PROCESSES)]

@@ -207,13 +207,17 @@ def uv_environment() -> dict[str, str]:
 def install_locked(bin_folder: Path) -> None:
     """Make `.venv` with torch and the test tools, as requirements/lock.txt has them."""
     stamp = VENV / "requirements.stamp"
-    wanted = digest([], LOCK.read_text(), sys.version)
+    wanted = digest([], LOCK.read_text(), sys.version, "compiled")
     if stamped(stamp, wanted):
         return
     step("environment", "installing torch and the test tools into .venv (the first time on a machine: some 3 GB)")
     environment = uv_environment()
     say_lines([bin_folder / "uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV], environment)
     say_lines([bin_folder / "uv", "pip", "install", "--python", VENV_PYTHON, "--requirement", LOCK], environment)
+    # Once here instead of by every process that imports torch, which is seconds each. Some packages carry files that
+    # are no valid Python on purpose: what cannot be compiled stays source.
+    step("environment", "compiling what was installed")
+    subprocess.run([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", VENV / "lib"], check=False)
     stamp.write_text(wanted)
 
 

@@ -6,6 +6,8 @@ from typing import Final, final
 
 from typing_extensions import Self
 
+__all__ = ["StoreClient", "StoreServer", "__version__"]
+
 __version__: Final[str]
 
 @final
@@ -52,7 +54,7 @@ class StoreClient:
         """Add to a counter and give the sum."""
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Store `desired` if the value is `expected`, or the key is missing and `expected` empty; give the value then."""
+        """Store `desired` if the value is `expected`, or if there is none and `expected` is empty; give the value."""
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""

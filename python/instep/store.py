@@ -12,8 +12,8 @@ torch's own server, and sees the same keys as torch's client does.
 Values go in as text (sent as UTF-8) or bytes and come out as bytes. A call that waits longer than its timeout raises
 `TimeoutError` and leaves the client usable; `ConnectionError` means that the server is not there, or not any more;
 `ValueError` that a key, a value or a request is larger than the protocol allows (8 KiB, 8 MiB, 64 MiB). Waits release
-the interpreter and end on Ctrl-C. A client may be shared by threads, whose calls then take turns; a thread that waits for
-long is better off with a client of its own.
+the interpreter and end on Ctrl-C. A client may be shared by threads, whose calls then take turns; a thread that waits
+for long is better off with a client of its own.
 """
 
 from __future__ import annotations

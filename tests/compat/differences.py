@@ -168,8 +168,8 @@ BY_CHOICE = [
     Choice(
         "localhost",
         "test_standalone_uses_localhost",
-        "In a standalone job `MASTER_ADDR` is always `localhost`. torchrun exports the machine's full name, which "
-        "fails where that name does not resolve.",
+        "In a standalone job `MASTER_ADDR` is `localhost`, or `--local-addr`. torchrun exports the machine's full "
+        "name, which fails where that name does not resolve.",
     ),
     Choice(
         "own-report",

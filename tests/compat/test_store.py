@@ -1,7 +1,7 @@
-"""torch's own TCPStore client against `instep store`, and against torch's own server as the oracle.
+"""torch's TCPStore client and instep's against `instep store`, and against torch's own server as the oracle.
 
 Every test runs on both servers with the same assertions, so a difference between them is a failure of one of the two.
-What only one of them does is in the tests that take `instep_port`.
+What only ours does is in the tests that take `instep_port` or start a `Server`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 from torch.distributed import DistStoreError, PrefixStore, QueueEmptyError, TCPStore
+
+from instep.store import Client, Server
 
 HELLO = bytes.fromhex("00cef7853c")
 SHORT = timedelta(milliseconds=100)
@@ -288,6 +290,7 @@ def test_a_clone_is_another_connection(store: TCPStore) -> None:
 PROCESS = """
 import sys
 from datetime import timedelta
+from instep.store import Client, Server
 from torch.distributed import TCPStore
 
 port, rank = int(sys.argv[1]), int(sys.argv[2])
@@ -385,3 +388,88 @@ def test_half_a_request_is_no_request(port: int, store: TCPStore) -> None:
         assert store.check(["k"]) is False
         connection.sendall(request[-1:])
         assert store.get("k") == b"value"
+
+
+def test_our_client_speaks_with_both_servers_and_sees_torchs_keys(port: int, store: TCPStore) -> None:
+    with Client("localhost", port, timeout=30) as client:
+        client.set("text", "v")
+        client.set("bytes", b"\x00\xff")
+        assert store.get("bytes") == b"\x00\xff"
+        store.set("theirs", "t")
+        assert client.get("theirs") == b"t"
+        assert client.try_get("none") is None
+        assert client.add("n", 2) == 2
+        assert store.add("n", 1) == 3
+        assert client.compare_set("c", "", "x") == b"x"
+        assert client.check(["c", "n"]) is True
+        client.multi_set({"m1": "1", "m2": b"2"})
+        client.append("m1", "+")
+        assert client.multi_get(["m2", "m1"]) == [b"2", b"1+"]
+        assert client.delete("c") is True
+        assert sorted(client.list_keys()) == sorted(store.list_keys())
+        assert client.num_keys() == store.num_keys() == 6
+        client.queue_push("q", "item")
+        assert client.queue_length("q") == 1
+        assert client.queue_pop("q") == b"item"
+        assert client.queue_pop("q", block=False) is None
+        _, _ = in_threads(lambda: client.barrier("b", 2), lambda: store.barrier("b", 2, LONG))
+
+
+def test_our_client_raises_built_in_errors_and_lives_on(port: int, store: TCPStore) -> None:
+    client = Client("127.0.0.1", port, timeout=30)
+    with pytest.raises(TimeoutError, match="never"):
+        client.get("never", timeout=0.05)
+    with pytest.raises(TimeoutError):
+        client.barrier("alone", 2, timeout=0)
+    with pytest.raises(ValueError, match="limit of 8192"):
+        client.set("k" * 8192, "")
+    with pytest.raises(ValueError, match="timeout"):
+        client.wait(["k"], timeout=-1)
+    timer = threading.Timer(0.1, lambda: store.set("late", "now"))
+    timer.start()
+    assert client.get("late") == b"now"
+    timer.join()
+    client.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        client.num_keys()
+
+
+INTERRUPTED = """
+import os, signal, threading
+from instep.store import Client, Server
+
+server = Server()
+client = Client("127.0.0.1", server.port)
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    client.get("never")
+except KeyboardInterrupt:
+    print("interrupted", client.num_keys())
+"""
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    finished = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert finished.stdout == "interrupted 0\n", finished.stderr
+
+
+def test_a_server_in_python_serves_torch_and_says_who_it_refused(wait_until: Any) -> None:  # noqa: ANN401
+    with Server() as server:
+        client_of(server.port).set("k", "v")
+        assert exchange(server.port, b"GET / HTTP/1.1\r\n\r\n") is None
+        notices: list[str] = []
+        wait_until(lambda: notices.extend(server.notices()) or notices, 10, "the notice")
+        assert "not a store client" in notices[0]
+        with pytest.raises(OSError, match=str(server.port)):
+            Server(server.port)
+        client = Client("127.0.0.1", server.port)
+    with pytest.raises(ConnectionError):
+        client.num_keys()
+    with pytest.raises(ConnectionError, match="Connection refused"):
+        Client("127.0.0.1", server.port, timeout=0.1)
+
+
+def test_the_types_of_the_extension_are_those_of_its_stub() -> None:
+    command = [sys.executable, "-m", "mypy.stubtest", "instep._native"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -7,6 +7,8 @@ line that cannot be parsed and 1 for everything else.
 from __future__ import annotations
 
 import http.server
+import json
+import re
 import shlex
 import socket
 import threading
@@ -23,7 +25,7 @@ PUPPET = Path(__file__).resolve().parent / "scripts" / "puppet.py"
 
 @dataclass(frozen=True)
 class Case:
-    """A command line that cannot work, and what the user must be told."""
+    """A command line that cannot work, and what the user must be told: the parts around ` … `, in this order."""
 
     words: str
     message: str
@@ -69,15 +71,15 @@ CASES = [
     Case("--nnodes 2 --rdzv-endpoint localhost ok.py", "--rdzv-endpoint localhost has no port"),
     Case(
         f"{C10D} no-such-host.invalid:29400 --rdzv-conf read_timeout=2 ok.py",
-        'within 2s: the name "no-such-host.invalid" does not resolve',
+        'within 2 s … "no-such-host.invalid" does not resolve',
     ),
     Case(
         f"{C10D} 127.0.0.1:{{free}} --rdzv-conf read_timeout=1,is_host=false ok.py",
-        "within 1s: 127.0.0.1:{free} refuses the connection: nothing listens on that port",
+        "within 1 s … nothing listens at 127.0.0.1:{free}",
     ),
     Case(
         "--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port {free} --rdzv-conf timeout=1 ok.py",
-        "within 1s: 127.0.0.1:{free} refuses the connection: nothing listens on that port",
+        "within 1 s … nothing listens at 127.0.0.1:{free}",
     ),
     Case("--master-addr 127.0.0.1 --master-port {occupied} ok.py", "port {occupied} is already in use"),
     Case("--nnodes 2 --master-addr 127.0.0.1 --master-port {occupied} ok.py", "port {occupied} is already in use"),
@@ -91,13 +93,13 @@ CASES = [
     Case("--local-ranks-filter first ok.py", '--local-ranks-filter "first" is not a list of local ranks'),
     Case("--python missing/python ok.py", "missing/python"),
     # A command line that cannot be parsed.
-    Case("", "the following required arguments were not provided", status=2),
-    Case("--nprocs 2 ok.py", "unexpected argument '--nprocs' found", status=2),
-    Case("--max-restarts many ok.py", "invalid value 'many' for '--max-restarts", status=2),
-    Case("--master-port 99999 ok.py", "invalid value '99999' for '--master-port", status=2),
-    Case("--numa-binding moon ok.py", "invalid value 'moon' for '--numa-binding", status=2),
-    Case("--dry-run=xml ok.py", "invalid value 'xml' for '--dry-run", status=2),
-    Case("--n 2 ok.py", "--n", status=2),
+    Case("", "no script given", status=2),
+    Case("--nprocs 2 ok.py", "--nprocs … did you mean --nproc-per-node?", status=2),
+    Case("--max-restarts many ok.py", "--max-restarts many", status=2),
+    Case("--master-port 99999 ok.py", "--master-port 99999", status=2),
+    Case("--numa-binding moon ok.py", "--numa-binding … node, socket, exclusive", status=2),
+    Case("--dry-run=xml ok.py", "--dry-run … text, json", status=2),
+    Case("--n 2 ok.py", "--n … --nnodes … --nproc-per-node", status=2),
 ]
 
 
@@ -130,10 +132,8 @@ class Desk:
         shown = running.wait(timeout).expect(status)
         errors = [line for line in shown.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, shown
-        assert message in shown.stderr[shown.stderr.index(errors[0]) :], shown
-        # The parser of options shows where its help is instead.
-        advice = "hint: " if status == 1 else "For more information, try '--help'."
-        assert sum(line.startswith(advice) for line in shown.stderr.splitlines()) == 1, shown
+        assert re.search(".*".join(map(re.escape, message.split(" … "))), told_last(shown), re.DOTALL), shown
+        assert sum(line.startswith("hint: ") for line in shown.stderr.splitlines()) == 1, shown
         for unwanted in ("panicked", "Traceback", "RUST_BACKTRACE"):
             assert unwanted not in shown.stderr, shown
         assert shown.stdout == "", shown
@@ -144,6 +144,11 @@ class Desk:
         """Only the script that was there before is there."""
         assert sorted(path.name for path in self.folder.iterdir()) == ["ok.py"]
         assert list(self.temporary.iterdir()) == []
+
+
+def told_last(shown: Result) -> str:
+    """The error and everything after it."""
+    return shown.stderr[shown.stderr.index("error: ") :]
 
 
 @pytest.fixture
@@ -185,24 +190,23 @@ def test_impossible_command_line_is_one_clear_message(case: Case, desk: Desk, po
     desk.nothing_is_left()
 
 
-def test_mistyped_option_brings_a_suggestion(desk: Desk) -> None:
-    shown = desk.refused(desk.start("--nprocs 2 ok.py"), "unexpected argument '--nprocs' found", status=2)
-    assert "--nproc-per-node" in shown.stderr, shown
-    abbreviated = desk.start("--nproc-per-nod 2 ok.py").wait(15).expect(0)
-    assert abbreviated.stdout == "a worker ran\n" * 2
+def test_shortened_option_is_understood(desk: Desk) -> None:
+    assert desk.start("--nproc-per-nod 2 ok.py").wait(15).expect(0).stdout == "a worker ran\n" * 2
 
 
-def test_run_that_cannot_begin_leaves_no_empty_summary(desk: Desk, ports: dict[str, int]) -> None:
+def test_run_that_cannot_begin_says_why_in_its_summary(desk: Desk, ports: dict[str, int]) -> None:
     words = f"--summary-json summary.json --master-port {ports['occupied']} ok.py"
     desk.refused(desk.start(words), "is already in use")
-    desk.nothing_is_left()
+    summary = json.loads((desk.folder / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert f"port {ports['occupied']} is already in use" in summary["reason"]
+    assert sorted(path.name for path in desk.folder.iterdir()) == ["ok.py", "summary.json"]
 
 
-def test_run_that_cannot_begin_keeps_the_last_summary(desk: Desk, ports: dict[str, int]) -> None:
+def test_impossible_command_line_leaves_the_last_summary_alone(desk: Desk) -> None:
     earlier = desk.folder / "summary.json"
     earlier.write_text('{"outcome": "succeeded"}\n')
-    words = f"--summary-json summary.json --master-port {ports['occupied']} ok.py"
-    desk.refused(desk.start(words), "is already in use")
+    desk.refused(desk.start("--summary-json summary.json --nnodes 2:1 ok.py"), "--nnodes 2:1")
     assert earlier.read_text() == '{"outcome": "succeeded"}\n'
 
 
@@ -210,7 +214,7 @@ def test_run_that_cannot_begin_keeps_the_last_summary(desk: Desk, ports: dict[st
     ("program", "message", "hint"),
     [
         ("./ok.py", "cannot start ./ok.py: Permission denied", "hint: make the program executable: chmod +x"),
-        ("./missing", "cannot start ./missing: No such file", "hint: check the name of the program, and PATH"),
+        ("./missing", "cannot start ./missing: ", "hint: check the name of the program, and PATH"),
     ],
 )
 def test_program_that_cannot_be_started_is_reported_once(desk: Desk, program: str, message: str, hint: str) -> None:
@@ -260,7 +264,7 @@ def test_node_that_disagrees_with_the_first_is_refused(
 ) -> None:
     meeting = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()}"
     leader = desk.start(f"{meeting} {first}", "ok.py")
-    wait_until(lambda: "waiting: " in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
+    wait_until(lambda: "instep: " in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
     desk.refused(desk.start(f"{meeting} {other}", "ok.py"), message)
     # The first node goes on: the right one can still come.
     assert leader.poll() is None, leader.stderr
@@ -271,7 +275,7 @@ def test_node_that_disagrees_with_the_first_is_refused(
 def test_second_node_with_the_same_node_rank_is_refused(desk: Desk, wait_until: WaitUntil) -> None:
     shared = f"--nnodes 3 --master-addr 127.0.0.1 --master-port {free_port()}"
     nodes = [desk.start(f"{shared} --node-rank {rank}", "ok.py") for rank in (0, 1)]
-    wait_until(lambda: "2 of 3 nodes are there" in nodes[1].stderr, 10, lambda: nodes[1].stderr)
+    wait_until(lambda: "2 of 3 " in nodes[1].stderr, 10, lambda: nodes[1].stderr)
     desk.refused(desk.start(f"{shared} --node-rank 1", "ok.py"), "node rank 1 is already taken by ")
     nodes.append(desk.start(f"{shared} --node-rank 2", "ok.py"))
     for node in nodes:
@@ -281,16 +285,15 @@ def test_second_node_with_the_same_node_rank_is_refused(desk: Desk, wait_until: 
 def test_static_and_dynamic_nodes_do_not_mix(desk: Desk, wait_until: WaitUntil) -> None:
     port = free_port()
     leader = desk.start(f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}", "ok.py")
-    wait_until(lambda: "waiting: " in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
+    wait_until(lambda: "1 of 2 " in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
     other = desk.start(f"--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port {port}", "ok.py")
     desk.refused(other, "the job was started with --rdzv-backend c10d, this node with --rdzv-backend static")
 
 
 def test_missing_nodes_are_waited_for_until_the_join_timeout(desk: Desk) -> None:
     meeting = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()}"
-    shown = desk.start(f"{meeting} --rdzv-conf join_timeout=1", "ok.py").wait(15).expect(1)
-    assert "1 of 2 nodes are there" in shown.stderr and "after 1 s" in shown.stderr, shown
-    assert shown.stdout == "", shown
+    running = desk.start(f"{meeting} --rdzv-conf join_timeout=1", "ok.py")
+    desk.refused(running, "after 1 s … 1 of 2 ")
     desk.nothing_is_left()
 
 

@@ -159,7 +159,8 @@ def lend(root: Path) -> dict[str, str]:
     """Let the chroot use this machine's network settings; give the variables that say where they are."""
     folder = root / LENT.relative_to("/")
     folder.mkdir(parents=True)
-    shutil.copy("/etc/resolv.conf", root / "etc" / "resolv.conf")
+    for name in ("resolv.conf", "hosts"):  # Docker writes both; without the second not even localhost resolves
+        shutil.copy(f"/etc/{name}", root / "etc" / name)
     for source in Path("/etc/apt/apt.conf.d").glob("*"):
         # Rules about valid dates and proxies belong to the mirror; rules about docs and cleaning do not matter here.
         if "Acquire::" in source.read_text(errors="replace"):

@@ -13,6 +13,9 @@ from conftest import Result, Runner, Running, WaitUntil
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 LAUNCHERS = ("instep", "torchrun")
+# Up to five imports of torch at once, also on a busy machine.
+TRAINED_WITHIN_S = 150.0
+pytestmark = pytest.mark.timeout(240)
 
 
 class Mixed:
@@ -59,8 +62,8 @@ def mixed(instep: Path, python: Path, tmp_path: Path, run: Runner) -> Mixed:
     return Mixed(instep, python, tmp_path, run)
 
 
-def both_end(jobs: list[Running], timeout: float) -> tuple[Result, Result]:
-    first, second = (job.wait(timeout) for job in jobs)
+def both_end(jobs: list[Running]) -> tuple[Result, Result]:
+    first, second = (job.wait(TRAINED_WITHIN_S) for job in jobs)
     return first, second
 
 
@@ -68,7 +71,7 @@ def both_end(jobs: list[Running], timeout: float) -> tuple[Result, Result]:
 def test_static_job_with_torchrun_on_one_node_trains_as_one(mixed: Mixed, first: str) -> None:
     [second] = set(LAUNCHERS) - {first}
     jobs = [mixed.static(first, 0), mixed.static(second, 1)]
-    for shown in both_end(jobs, 90):
+    for shown in both_end(jobs):
         shown.expect(0)
     seen = [json.loads((mixed.folder / f"{rank}.json").read_text()) for rank in range(4)]
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")
@@ -98,7 +101,7 @@ def test_failure_in_a_mixed_job_ends_both_sides(mixed: Mixed, wait_until: WaitUn
     order = [first, second]
     rank = order.index(failing)
     jobs = [mixed.static(launcher, node, str(rank), workers=1) for node, launcher in enumerate(order)]
-    ended = dict(zip(order, both_end(jobs, 90), strict=True))
+    ended = dict(zip(order, both_end(jobs), strict=True))
     for shown in ended.values():
         assert shown.status != 0, shown
     ours = ended["instep"].expect(1)
@@ -115,7 +118,7 @@ def test_torchrun_that_tries_to_join_our_dynamic_job_is_refused_and_we_say_so(
 ) -> None:
     ours = mixed.dynamic("instep")
     wait_until(mixed.is_served, 10, lambda: ours.stderr)
-    theirs = mixed.dynamic("torchrun").wait(60)
+    theirs = mixed.dynamic("torchrun").wait(TRAINED_WITHIN_S)
     assert theirs.status != 0, theirs
     assert "warning: " in ours.stderr, ours.stderr
     assert "Python's torchrun tried to join this c10d job" in ours.stderr, ours.stderr

@@ -47,7 +47,7 @@ class Cluster:
 
     def puppets(self, options: Sequence[str], *steps: str) -> list[Running]:
         """One launcher on each node."""
-        program = (PUPPET, self.folder, *steps)
+        program: tuple[str | Path, ...] = (PUPPET, self.folder, *steps)
         return [self.launch(node, words, *program) for node, words in zip(self.nodes, options, strict=True)]
 
     def dynamic(self, options: str, *steps: str) -> list[Running]:
@@ -168,7 +168,7 @@ def test_killed_launcher_of_another_node_can_come_back(cluster: Cluster, wait_un
     jobs = cluster.dynamic("--max-restarts 1", "ready", "@0: hold")
     ready(cluster, jobs, wait_until)
     jobs[1].send_signal(signal.SIGKILL)
-    wait_until(lambda: "1 of 2 nodes are there" in jobs[0].stderr, 10, lambda: jobs[0].stderr)
+    wait_until(lambda: jobs[0].stderr.count("1 of 2 ") == 2, 10, lambda: jobs[0].stderr)
     again = cluster.launch(cluster.nodes[1], " ".join(jobs[1].command[6:17]), *jobs[1].command[17:])
     again.wait(10).expect(0)
     jobs[0].wait(10).expect(0)
@@ -184,6 +184,7 @@ def test_killed_launcher_of_the_first_node_ends_the_others(cluster: Cluster, wai
     all_gone(jobs, wait_until)
 
 
+@pytest.mark.soak
 def test_cut_link_ends_both_nodes_with_a_clear_message(cluster: Cluster, wait_until: WaitUntil) -> None:
     jobs = cluster.dynamic("", "ready", "hold")
     ready(cluster, jobs, wait_until)
@@ -237,7 +238,7 @@ def test_node_that_comes_first_says_what_it_waits_for(cluster: Cluster, wait_unt
     first, second = cluster.nodes
     options = f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint {first.ipv4}:{PORT} --rdzv-id early"
     early = cluster.launch(second, options, PUPPET, cluster.folder, "ready")
-    reason = f"{first.ipv4}:{PORT} refuses the connection: nothing listens on that port"
+    reason = f"waiting for the first node: nothing listens at {first.ipv4}:{PORT}"
     wait_until(lambda: reason in early.stderr, 5, lambda: f"{reason!r} in\n{early.stderr}")
     assert f"asked through {second.interface} ({second.ipv4})" in early.stderr
     # As long as it takes to log in on the other machine.
@@ -254,6 +255,6 @@ def test_node_behind_a_cut_link_says_that_nobody_answers(cluster: Cluster) -> No
     cluster.network.cut_link(second)
     options = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {first.ipv4}:{PORT} --rdzv-conf read_timeout=3"
     shown = cluster.launch(second, options, PUPPET, cluster.folder).wait(15).expect(1)
-    assert re.search(rf"error: cannot reach the first node at {first.ipv4}:{PORT} within 3s: ", shown.stderr), shown
-    assert re.search(r"does not answer|cannot be reached: (No route|Network|Host)", shown.stderr), shown
+    reason = rf"error: cannot reach the first node within 3 s: {re.escape(first.ipv4)}:{PORT} "
+    assert re.search(f"{reason}(does not answer|cannot be reached: No route)", shown.stderr), shown
     assert "hint: check the network between the nodes" in shown.stderr, shown

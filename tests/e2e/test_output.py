@@ -230,7 +230,7 @@ def test_fold_shows_what_all_say_once(shell: Shell) -> None:
 
 def ranks_of(text: str) -> list[int]:
     """`0,2-3` as a list."""
-    found = []
+    found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
@@ -258,7 +258,7 @@ def test_status_line_appears_on_a_terminal_and_is_gone_at_the_end(
     terminals.append(terminal)
     shell.wait_for("0.0.ready")
     shell.wait_for("0.1.ready")
-    status = "running round 0 · world size 2 · 1 node · restarts 0/0 · up "
+    status = "running · 2 workers · 1 node · up "
     wait_until(lambda: terminal.screen()[-1].startswith(status), 5, lambda: f"{terminal.screen()}")
     assert terminal.screen()[-2] == "before", terminal.screen()
     shell.go()

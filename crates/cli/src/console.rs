@@ -23,7 +23,12 @@ pub(crate) fn print_error(text: &str) {
 
 /// Whether stderr may be coloured. Colours never carry meaning alone.
 pub(crate) fn colours() -> bool {
-    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    io::stderr().is_terminal() && !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether the terminal understands no escape sequences.
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|kind| kind == "dumb")
 }
 
 /// Text in bold or a colour, where that is wanted.
@@ -46,11 +51,10 @@ pub(crate) struct TerminalConsole {
 impl TerminalConsole {
     pub(crate) fn new(status_wanted: bool) -> TerminalConsole {
         let terminals = [io::stdout().is_terminal(), io::stderr().is_terminal()];
-        let dumb = std::env::var_os("TERM").is_none_or(|kind| kind == "dumb");
         TerminalConsole {
             terminals,
             streams_are_one: same_file(io::stdout().as_fd(), io::stderr().as_fd()),
-            show_status: status_wanted && terminals[1] && !dumb,
+            show_status: status_wanted && terminals[1] && !is_dumb(),
             drawn: None,
             mid_line: false,
         }
@@ -130,7 +134,7 @@ impl Console for TerminalConsole {
     }
 }
 
-/// "round 1 · 4 workers · 1 node · restarts 1/3 · up 0:12".
+/// "running · 4 workers · 1 node · restarts 1/3 · up 0:12".
 fn status_line(status: &Status) -> String {
     let seconds = status.uptime.as_secs();
     let clock = match seconds / 3600 {
@@ -138,17 +142,25 @@ fn status_line(status: &Status) -> String {
         hours => format!("{hours}:{:02}:{:02}", seconds / 60 % 60, seconds % 60),
     };
     let nodes = if status.nodes == 1 { "1 node".to_owned() } else { format!("{} nodes", status.nodes) };
-    let workers = match status.phase {
-        "running" if status.alive < status.workers => format!("{} of {} workers here", status.alive, status.workers),
-        _ => format!("world size {}", status.world_size),
+    let workers = match (status.phase, status.world_size) {
+        ("running", _) if status.alive < status.workers => {
+            format!("{} of {} workers here still running", status.alive, status.workers)
+        }
+        (_, 1) => "1 worker".to_owned(),
+        (_, all) => format!("{all} workers"),
     };
-    let parts = [
-        format!("{} round {}", status.phase, status.round),
-        workers,
-        nodes,
-        format!("restarts {}/{}", status.restarts, status.max_restarts),
-        format!("up {clock}"),
-    ];
+    let mut parts = vec![status.phase.to_owned()];
+    if status.world_size > 0 {
+        parts.push(workers);
+    }
+    parts.push(nodes);
+    if status.round > 0 {
+        parts.push(format!("round {}", status.round));
+    }
+    if status.max_restarts > 0 {
+        parts.push(format!("restarts {}/{}", status.restarts, status.max_restarts));
+    }
+    parts.push(format!("up {clock}"));
     parts.join(" · ")
 }
 
@@ -180,10 +192,12 @@ mod tests {
             max_restarts: 3,
             uptime: Duration::from_secs(75),
         };
-        assert_eq!(status_line(&status), "running round 1 · world size 16 · 2 nodes · restarts 1/3 · up 1:15");
+        assert_eq!(status_line(&status), "running · 16 workers · 2 nodes · round 1 · restarts 1/3 · up 1:15");
         status.alive = 6;
         status.nodes = 1;
         status.uptime = Duration::from_secs(3723);
-        assert_eq!(status_line(&status), "running round 1 · 6 of 8 workers here · 1 node · restarts 1/3 · up 1:02:03");
+        status.round = 0;
+        status.max_restarts = 0;
+        assert_eq!(status_line(&status), "running · 6 of 8 workers here still running · 1 node · up 1:02:03");
     }
 }

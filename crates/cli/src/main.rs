@@ -8,6 +8,7 @@ mod doctor;
 mod report;
 mod run;
 mod store;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -28,9 +29,10 @@ struct Cli {
 enum Command {
     /// Start a script on several processes, on one machine or many (takes torchrun's options)
     #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
+    #[command(override_usage = "instep run [OPTIONS] SCRIPT [ARGUMENTS]...", after_help = run::AFTER_HELP)]
     Run(Box<run::RunArguments>),
     /// The same with the defaults of the old torch.distributed.launch
-    #[command(hide = true, infer_long_args = true, args_override_self = true, disable_version_flag = true)]
+    #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
     Launch(Box<run::LaunchArguments>),
     /// Serve a key-value store that torch's TCPStore clients can use
     Store(store::StoreArguments),
@@ -59,7 +61,11 @@ fn main() -> ExitCode {
         guardian::stand_guard();
         return ExitCode::SUCCESS;
     }
-    let result = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return misunderstood(&error),
+    };
+    let result = match command {
         Command::Run(arguments) => run::run(*arguments),
         Command::Launch(arguments) => run::launch(*arguments),
         Command::Store(arguments) => store::serve(&arguments),
@@ -74,6 +80,18 @@ fn main() -> ExitCode {
         report::error(&error);
         ExitCode::FAILURE
     })
+}
+
+/// Help and version are printed as they are; everything else is a command line that cannot be understood.
+fn misunderstood(error: &clap::Error) -> ExitCode {
+    let subcommand = std::env::args().nth(1).unwrap_or_default();
+    match usage::explain(error, &Cli::command(), &subcommand) {
+        Some(text) => {
+            report::complain(&text);
+            ExitCode::from(2)
+        }
+        None => error.exit(),
+    }
 }
 
 fn print_completion(shell: Shell) {

@@ -11,6 +11,7 @@ use instep_launch::supervisor::Outcome;
 use crate::console::{self, paint};
 
 const RULE_WIDTH: usize = 72;
+const TIMEOUTS: &str = "--rdzv-conf join_timeout=SECONDS (c10d) or timeout=SECONDS (static)";
 
 /// An error that says what to do next.
 #[derive(Debug)]
@@ -42,13 +43,28 @@ pub(crate) fn chain(error: &dyn Error) -> String {
         let _ = write!(text, ": {error}");
         cause = error.source();
     }
-    text
+    without_error_numbers(&text)
+}
+
+/// The system's error numbers help nobody who has its words.
+fn without_error_numbers(text: &str) -> String {
+    let mut result = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(" (os error ") {
+        result.push_str(before);
+        rest = after.split_once(')').map_or("", |(_, rest)| rest);
+    }
+    result + rest
 }
 
 /// Prints an error the way all errors look: `error: what: why`, then `hint: what next`.
 pub(crate) fn error(error: &anyhow::Error) {
-    let text = chain(error.as_ref());
-    let (what, hint) = text.split_once("\nhint: ").map_or((text.as_str(), None), |(what, hint)| (what, Some(hint)));
+    complain(&chain(error.as_ref()));
+}
+
+/// Prints `what`, with its `hint:` line if it has one.
+pub(crate) fn complain(text: &str) {
+    let (what, hint) = text.split_once("\nhint: ").map_or((text, None), |(what, hint)| (what, Some(hint)));
     let mut lines = format!("{} {what}\n", paint("31;1", "error:"));
     if let Some(hint) = hint {
         lines.push_str(&format!("{} {hint}\n", paint("36", "hint:")));
@@ -58,15 +74,23 @@ pub(crate) fn error(error: &anyhow::Error) {
 
 /// Prints the report of a run that failed, the root cause first.
 pub(crate) fn failure(plan: &Plan, outcome: &Outcome) {
-    console::print_error(&render(&plan.program_name, outcome));
+    match &outcome.reason {
+        // Nothing was ever started: that is no failure of the program.
+        Some(reason) if outcome.rounds == 0 && outcome.signal.is_none() => {
+            complain(&format!("{reason}\nhint: start the same command on the other nodes, or wait longer: {TIMEOUTS}"));
+        }
+        _ => console::print_error(&render(&plan.program_name, outcome)),
+    }
 }
 
 fn render(program: &str, outcome: &Outcome) -> String {
     let rule = |letter: &str| letter.repeat(RULE_WIDTH);
-    let mut text = format!("{}\n{}\n", rule("="), paint("31;1", &format!("{program} FAILED")));
-    if let Some(reason) = &outcome.reason {
-        text.push_str(&format!("{reason}\n"));
-    }
+    let (end, reason) = match outcome.signal {
+        Some(signal) => ("STOPPED", Some(format!("the launcher received {signal} and ended its workers"))),
+        None => ("FAILED", outcome.reason.clone()),
+    };
+    let mut text = format!("{}\n{}\n", rule("="), paint("31;1", &format!("{program} {end}")));
+    text.extend(reason.map(|reason| format!("{reason}\n")));
     let root = outcome.root_cause().filter(|failure| outcome.signal.is_none() || !failure.stopped);
     if let Some(root) = root {
         text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Root cause (first failure):")));
@@ -74,7 +98,8 @@ fn render(program: &str, outcome: &Outcome) -> String {
     }
     let others: Vec<&Failure> = outcome.failures.iter().filter(|failure| Some(*failure) != root).collect();
     if !others.is_empty() {
-        text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Then:")));
+        let title = if root.is_some() { "Then:" } else { "Workers:" };
+        text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", title)));
         text.push_str(&grouped(&others));
     }
     let logs = outcome.log_directory.as_ref().map(|directory| format!("logs: {}\n", directory.display()));
@@ -89,10 +114,11 @@ fn render(program: &str, outcome: &Outcome) -> String {
 fn details(failure: &Failure) -> String {
     let signal = failure.exit.signal().map(|signal| format!(" ({signal})")).unwrap_or_default();
     let time = chrono::DateTime::from_timestamp_millis((failure.time * 1000.0) as i64).unwrap_or_default();
+    let process = if failure.pid == 0 { "never started".to_owned() } else { format!("pid: {}", failure.pid) };
     let mut rows = vec![
         ("rank", format!("{} (local_rank: {})", failure.rank, failure.local_rank)),
         ("host", failure.host.clone()),
-        ("exitcode", format!("{} (pid: {}){signal}", failure.exit.0, failure.pid)),
+        ("exitcode", format!("{} ({process}){signal}", failure.exit.0)),
         ("time", time.with_timezone(&chrono::Local).format("%Y-%m-%d_%H:%M:%S").to_string()),
     ];
     rows.extend(failure.error_file.clone().map(|path| ("error_file", path)));

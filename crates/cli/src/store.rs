@@ -25,7 +25,11 @@ pub(crate) fn serve(arguments: &StoreArguments) -> anyhow::Result<ExitCode> {
     let listening =
         if arguments.all_interfaces { instep_store::listen(port) } else { instep_store::listen_loopback(port) };
     let listeners = listening.map_err(|cause| {
-        Hinted::new(format!("cannot serve on port {port}: {cause}"), "choose another --port, or 0 for any free one")
+        let what = match cause.kind() {
+            std::io::ErrorKind::AddrInUse => format!("port {port} is already in use"),
+            _ => format!("cannot serve on port {port}: {cause}"),
+        };
+        Hinted::new(what, "choose another --port, or 0 for any free one")
     })?;
     instep_store::raise_file_limit()?;
     let (notices, heard) = mpsc::channel();

@@ -1,6 +1,7 @@
 //! One life of this node's workers: started together, ended together.
 
 use std::ffi::OsString;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,12 +11,10 @@ use nix::unistd::Pid;
 
 use crate::console::Console;
 use crate::control::Start;
-use crate::devices;
 use crate::environment;
 use crate::failure::{self, ExitStatus, Failure};
 use crate::guardian::Guardian;
-use crate::logs::{self, RunDirectory, WorkerFiles};
-use crate::numa::{self, Topology};
+use crate::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::output::Output;
 use crate::plan::Plan;
 use crate::worker::{FileLimit, Spawn, Worker};
@@ -42,14 +41,14 @@ impl Attempt {
     pub(crate) fn begin(
         plan: &Plan,
         start: Start,
-        directory: &RunDirectory,
+        logs: &AttemptDirectory,
+        guardian: &Guardian,
         file_limit: FileLimit,
         console: &dyn Console,
     ) -> std::io::Result<(Attempt, Option<Failure>)> {
         let workers = plan.job.workers;
-        let logs = directory.attempt(start.restarts, workers)?;
         let mut attempt = Attempt {
-            output: Output::new(&plan.logs, &logs, workers)?,
+            output: Output::new(&plan.logs, logs, workers)?,
             workers: Vec::with_capacity(workers),
             files: Vec::with_capacity(workers),
             host: plan.address.clone(),
@@ -62,7 +61,7 @@ impl Attempt {
             let template = plan.logs.prefix_template.as_deref();
             let prefix = logs::line_prefix(template, &plan.job.role, local_rank, rank, &crate::endpoint::host_name());
             let files = logs.worker(&plan.logs, local_rank, &prefix);
-            let started = attempt.start_worker(plan, rank, local_rank, &files, console);
+            let started = attempt.start_worker(plan, rank, local_rank, &files, guardian, console);
             attempt.files.push(files);
             match started {
                 Ok(worker) => attempt.workers.push(worker),
@@ -81,6 +80,7 @@ impl Attempt {
         rank: usize,
         local_rank: usize,
         files: &WorkerFiles,
+        guardian: &Guardian,
         console: &dyn Console,
     ) -> Result<Worker, (i32, String)> {
         let other = |cause: &dyn std::fmt::Display| (1, cause.to_string());
@@ -89,28 +89,25 @@ impl Attempt {
         let mut variables = environment::worker_variables(&plan.job, &self.start, local_rank, error_file, inherited)
             .map_err(|cause| other(&cause))?;
         variables.extend(search_path(plan).map(|path| ("PATH", path)));
-        let cpus = match plan.numa_binding {
-            None => None,
-            Some(binding) => {
-                let gpus = devices::visible_gpus();
-                let topology = Topology::read(std::path::Path::new("/sys"));
-                let allowed = devices::allowed_cpus().map_err(|cause| other(&cause))?;
-                let cpus = numa::cpus_for(binding, local_rank, &gpus, &topology, &allowed);
-                Some(cpus.map_err(|cause| other(&cause))?)
-            }
-        };
+        let cpus = plan.worker_cpus.get(local_rank).cloned();
         let command: Vec<OsString> = plan.command.iter().map(|word| fill_in(word, local_rank)).collect();
         let program = command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+        let guardian = guardian.pipe().map(|pipe| pipe.as_raw_fd());
         let (stdout, stderr) = self.output.attach(rank, local_rank, files, console).map_err(|cause| other(&cause))?;
-        Worker::start(rank, local_rank, Spawn { command, variables, cpus, file_limit: self.file_limit, stdout, stderr })
-            .map_err(|cause| {
-                let exit = match cause.kind() {
-                    std::io::ErrorKind::NotFound => EXIT_NOT_FOUND,
-                    std::io::ErrorKind::PermissionDenied => EXIT_NOT_EXECUTABLE,
-                    _ => 1,
-                };
-                (exit, format!("cannot start {program}: {cause}"))
-            })
+        let spawn = Spawn { command, variables, cpus, file_limit: self.file_limit, stdout, stderr, guardian };
+        Worker::start(rank, local_rank, spawn).map_err(|cause| {
+            let exit = match cause.kind() {
+                std::io::ErrorKind::NotFound => EXIT_NOT_FOUND,
+                std::io::ErrorKind::PermissionDenied => EXIT_NOT_EXECUTABLE,
+                _ => 1,
+            };
+            let why = match cause.kind() {
+                std::io::ErrorKind::NotFound if !program.contains('/') => "there is no such program on PATH".to_owned(),
+                std::io::ErrorKind::NotFound => "there is no such file".to_owned(),
+                _ => cause.to_string(),
+            };
+            (exit, format!("cannot start {program}: {why}"))
+        })
     }
 
     /// The workers that have ended since the last call and did not end well.
@@ -152,10 +149,8 @@ impl Attempt {
     }
 
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.
-    pub(crate) fn end(mut self, guardian: Option<&mut Guardian>, console: &mut dyn Console) {
-        if let Some(guardian) = guardian {
-            self.workers.iter().for_each(|worker| guardian.ended(worker.pid));
-        }
+    pub(crate) fn end(mut self, guardian: &mut Guardian, console: &mut dyn Console) {
+        self.workers.iter().for_each(|worker| guardian.ended(worker.pid));
         for worker in self.workers.drain(..) {
             if self.sent.is_some() {
                 worker.signal(Signal::SIGKILL);

@@ -5,7 +5,7 @@
 //! while the port stays the same.
 //!
 //! In a `static` job some nodes may be run by Python's torchrun. They announce themselves by keys in the store
-//! ([`crate::torchrun`]) instead of a connection; the coordinator answers them by keys, and then leaves the
+//! (module `torchrun`) instead of a connection; the coordinator answers them by keys, and then leaves the
 //! generations alone, since such a node keeps its connection and expects its keys to stay.
 
 use std::collections::BTreeMap;
@@ -164,8 +164,15 @@ impl Coordinator {
             host: hello.host_token == Some(self.hosting.host_token),
             foreign: false,
         };
-        self.tell(node, &FromCoordinator::Welcome {}, context);
-        self.happened(Event::Joined { node, facts }, context);
+        let now = context.now.saturating_duration_since(self.began);
+        let actions = self.membership.on(Event::Joined { node, facts }, now);
+        let refused = |action: &Action| matches!(action, Action::Refuse { node: whom, .. } if *whom == node);
+        if !actions.iter().any(refused) {
+            self.tell(node, &FromCoordinator::Welcome {}, context);
+        }
+        for action in actions {
+            self.perform(action, context);
+        }
     }
 
     fn objection(&self, hello: &Hello) -> Option<String> {

@@ -130,7 +130,7 @@ pub enum Obstacle {
         cause: String,
     },
     /// The machine answers, but nothing listens there.
-    #[error("{target} refuses the connection: nothing listens on that port (asked through {route})")]
+    #[error("nothing listens at {target}{}", via(route))]
     Refused {
         /// Who was asked.
         target: SocketAddr,
@@ -138,7 +138,7 @@ pub enum Obstacle {
         route: String,
     },
     /// No answer.
-    #[error("{target} does not answer (asked through {route}; a firewall, or the machine is down)")]
+    #[error("{target} does not answer{}: a firewall, or the machine is down", via(route))]
     Silent {
         /// Who was asked.
         target: SocketAddr,
@@ -153,6 +153,11 @@ pub enum Obstacle {
         /// What the system said.
         cause: String,
     },
+}
+
+/// Which way was tried; on this machine itself there is only one.
+fn via(route: &str) -> String {
+    if route.starts_with("lo ") { String::new() } else { format!(" (asked through {route})") }
 }
 
 impl Obstacle {

@@ -80,10 +80,19 @@ impl Failure {
     /// "rank 1 on node-b exited with code 3 (ValueError: no)".
     pub fn describe(&self) -> String {
         let because = match &self.message {
-            Some(message) => format!(" ({})", message.lines().next().unwrap_or_default()),
+            Some(message) => format!(" ({})", shortened(message.lines().next().unwrap_or_default())),
             None => String::new(),
         };
         format!("rank {} on {} {}{because}", self.rank, self.host, self.exit.describe())
+    }
+}
+
+/// The beginning of a long line: the whole of it stands in the report.
+fn shortened(line: &str) -> String {
+    const LONGEST: usize = 60;
+    match line.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line.to_owned(),
     }
 }
 
@@ -107,12 +116,17 @@ pub struct ErrorFile {
 
 /// Reads an error file; `None` if there is none or it says nothing.
 pub fn read_error_file(path: &Path) -> Option<ErrorFile> {
-    let mut text = Vec::new();
-    fs::File::open(path).ok()?.take(MAX_ERROR_FILE_BYTES).read_to_end(&mut text).ok()?;
+    let text = read_bounded(path).ok()?;
     if text.is_empty() {
         return None;
     }
     Some(parse_error_file(&text))
+}
+
+fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(MAX_ERROR_FILE_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn parse_error_file(bytes: &[u8]) -> ErrorFile {
@@ -140,7 +154,7 @@ fn parse_error_file(bytes: &[u8]) -> ErrorFile {
 /// Copies the root cause's error file to where *our* parent expects one, adding the exit code as torchrun does; a
 /// message that is plain text stays as it is.
 pub fn pass_on_error_file(from: &Path, to: &Path, exit: ExitStatus) -> std::io::Result<()> {
-    let mut root: Value = serde_json::from_slice(&fs::read(from)?)?;
+    let mut root: Value = serde_json::from_slice(&read_bounded(from)?)?;
     if let Some(Value::Object(message)) = root.get_mut("message") {
         message.insert("errorCode".to_owned(), exit.0.into());
     }

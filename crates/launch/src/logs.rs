@@ -172,6 +172,11 @@ pub struct AttemptDirectory {
 }
 
 impl AttemptDirectory {
+    /// No files: everything goes to the console.
+    pub(crate) fn nowhere() -> AttemptDirectory {
+        AttemptDirectory { path: None }
+    }
+
     /// Where the streams of one worker go.
     pub fn worker(&self, policy: &LogPolicy, local_rank: usize, prefix: &str) -> WorkerFiles {
         let shown = policy.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));

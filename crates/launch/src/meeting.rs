@@ -1,7 +1,7 @@
 //! Brings this node to its job: serves the endpoint if that is its part, and connects to the coordinator.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Sender;
@@ -29,6 +29,8 @@ pub enum MeetingError {
     PortInUse {
         /// The port.
         port: u16,
+        /// It was given as part of an endpoint.
+        endpoint: bool,
     },
     /// The port this node has to serve cannot be opened.
     #[error("cannot serve on port {port}")]
@@ -39,10 +41,8 @@ pub enum MeetingError {
         source: io::Error,
     },
     /// Nobody answers at the endpoint.
-    #[error("cannot reach the first node at {endpoint} within {timeout:?}: {obstacle}")]
+    #[error("cannot reach the first node within {} s: {obstacle}", timeout.as_secs_f64())]
     Unreachable {
-        /// Where.
-        endpoint: Endpoint,
         /// How long was tried.
         timeout: Duration,
         /// Why.
@@ -82,8 +82,11 @@ impl MeetingError {
     /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            MeetingError::PortInUse { .. } => {
+            MeetingError::PortInUse { endpoint: false, .. } => {
                 "another job may hold it: choose another --master-port, or leave it out on a single node"
+            }
+            MeetingError::PortInUse { endpoint: true, .. } => {
+                "another job may hold it: give all nodes another port in --rdzv-endpoint"
             }
             MeetingError::Listen { .. } => "choose a port above 1023 that is free",
             MeetingError::Unreachable { obstacle, .. } => obstacle.hint(),
@@ -118,7 +121,7 @@ pub(crate) struct Patience<'a> {
 pub(crate) fn attend(plan: &Plan, patience: Patience<'_>) -> Result<Attendance, MeetingError> {
     match &plan.meeting {
         Meeting::Alone => {
-            let address = plan.local_address.clone().unwrap_or_else(|| "localhost".to_owned());
+            let address = plan.local_address.clone().unwrap_or_else(this_machine);
             let listeners =
                 if is_loopback(&address) { instep_store::listen_loopback(0) } else { instep_store::listen(0) };
             host(plan, listeners?, address, None, patience)
@@ -126,19 +129,30 @@ pub(crate) fn attend(plan: &Plan, patience: Patience<'_>) -> Result<Attendance, 
         Meeting::Fixed { host: address, port } if plan.node_rank == 0 => {
             let listeners =
                 if is_loopback(address) { instep_store::listen_loopback(*port) } else { instep_store::listen(*port) };
-            host(plan, listeners.map_err(|cause| cannot_listen(*port, cause))?, address.clone(), Some(*port), patience)
+            host(
+                plan,
+                listeners.map_err(|cause| cannot_listen(plan, *port, cause))?,
+                address.clone(),
+                Some(*port),
+                patience,
+            )
         }
         Meeting::Fixed { host: address, port } => visit(plan, address, *port, patience),
         Meeting::Dynamic { host: address, port, is_host } => {
             if is_host.unwrap_or_else(|| endpoint::is_this_host(address)) {
-                match instep_store::listen(*port) {
+                let listening = if is_loopback(address) {
+                    instep_store::listen_loopback(*port)
+                } else {
+                    instep_store::listen(*port)
+                };
+                match listening {
                     Ok(listeners) => {
                         let master = plan.local_address.clone().unwrap_or_else(|| address.clone());
                         return host(plan, listeners, master, None, patience);
                     }
                     // Another launcher of this job on this machine serves already.
                     Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && *is_host != Some(true) => {}
-                    Err(cause) => return Err(cannot_listen(*port, cause)),
+                    Err(cause) => return Err(cannot_listen(plan, *port, cause)),
                 }
             }
             visit(plan, address, *port, patience)
@@ -146,13 +160,19 @@ pub(crate) fn attend(plan: &Plan, patience: Patience<'_>) -> Result<Attendance, 
     }
 }
 
+/// `localhost`, or its address where that name is not known (containers without a hosts file).
+fn this_machine() -> String {
+    let known = ("localhost", 0).to_socket_addrs().is_ok();
+    if known { "localhost" } else { "127.0.0.1" }.to_owned()
+}
+
 fn is_loopback(host: &str) -> bool {
     host.parse().map_or(host == "localhost", |address: IpAddr| address.is_loopback())
 }
 
-fn cannot_listen(port: u16, source: io::Error) -> MeetingError {
+fn cannot_listen(plan: &Plan, port: u16, source: io::Error) -> MeetingError {
     match source.kind() {
-        io::ErrorKind::AddrInUse => MeetingError::PortInUse { port },
+        io::ErrorKind::AddrInUse => MeetingError::PortInUse { port, endpoint: !plan.terms.fixed_ranks },
         _ => MeetingError::Listen { port, source },
     }
 }
@@ -199,8 +219,7 @@ fn visit(plan: &Plan, host: &str, port: u16, patience: Patience<'_>) -> Result<A
     let Patience { pause, notes } = patience;
     let connected = endpoint::connect(host, port, deadline, |wait, news| {
         if let Some(obstacle) = news {
-            let text = format!("waiting for the first node at {endpoint}: {obstacle}");
-            let _ = notes.send(Note::Progress(text));
+            let _ = notes.send(Note::Progress(format!("waiting for the first node: {obstacle}")));
         }
         interrupted = !pause(wait);
         !interrupted
@@ -208,7 +227,7 @@ fn visit(plan: &Plan, host: &str, port: u16, patience: Patience<'_>) -> Result<A
     let stream = match connected {
         Ok(stream) => stream,
         Err(_) if interrupted => return Err(MeetingError::Interrupted),
-        Err(obstacle) => return Err(MeetingError::Unreachable { endpoint, timeout: plan.connect_timeout, obstacle }),
+        Err(obstacle) => return Err(MeetingError::Unreachable { timeout: plan.connect_timeout, obstacle }),
     };
     let link = match introduce(plan, stream, None, &endpoint)? {
         Ok(link) => link,
@@ -240,7 +259,10 @@ fn introduce(
         .with_time(KEEP_ALIVE_INTERVAL)
         .with_interval(KEEP_ALIVE_INTERVAL)
         .with_retries(KEEP_ALIVE_PROBES);
-    SockRef::from(&stream).set_tcp_keepalive(&keep_alive)?;
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&keep_alive)?;
+    // Keep-alive probes are not sent while something waits to be acknowledged: this limits that wait.
+    socket.set_tcp_user_timeout(Some(KEEP_ALIVE_INTERVAL * (KEEP_ALIVE_PROBES + 1)))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
     let mut received = Vec::new();
@@ -256,10 +278,11 @@ fn introduce(
         Ok(Some((FromCoordinator::Refused { reason }, _))) => {
             Err(MeetingError::Refused { endpoint: endpoint.clone(), reason })
         }
-        _ => Ok(Err(format!(
-            "it answered \"{}\"",
-            received.iter().take(16).copied().collect::<Vec<u8>>().escape_ascii()
-        ))),
+        // torchrun's store never answers a hello: it closes the connection.
+        _ => Err(MeetingError::Stranger {
+            endpoint: endpoint.clone(),
+            what: format!("it answered \"{}\"", received.iter().take(16).copied().collect::<Vec<u8>>().escape_ascii()),
+        }),
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use crate::console::Console;
+use crate::console::{Console, Note};
 use crate::fold::{Fold, Folded, describe_ranks};
 use crate::logs::{AttemptDirectory, Destination, LogPolicy, Stream, WorkerFiles};
 use crate::terminal;
@@ -172,10 +172,13 @@ impl Output {
     fn take_in(&mut self, index: usize, bytes: &[u8], console: &mut dyn Console) {
         let capture = &mut self.captures[index];
         if let Some(file) = &mut capture.file
-            && file.write_all(bytes).is_err()
+            && let Err(cause) = file.write_all(bytes)
         {
             // The disk is full or gone: the console still has the output, and the worker must not block.
             capture.file = None;
+            let name = if capture.stream == Stream::Out { "stdout.log" } else { "stderr.log" };
+            let text = format!("{name} of rank {} is incomplete: {cause}", capture.rank);
+            console.note(Note::Warning(text));
         }
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {

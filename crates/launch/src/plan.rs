@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use instep_policy::membership::Terms;
@@ -16,7 +16,7 @@ use crate::endpoint::{self, DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint}
 use crate::environment::{self, JobFacts};
 use crate::interpreter::{self, Interpreter};
 use crate::logs::{LogBase, LogPolicy, StreamMask};
-use crate::numa::NumaBinding;
+use crate::numa::{self, NumaBinding, Topology};
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
@@ -115,8 +115,8 @@ pub struct Plan {
     pub worker_serves_store: bool,
     /// Where output goes.
     pub logs: LogPolicy,
-    /// CPU binding of workers.
-    pub numa_binding: Option<NumaBinding>,
+    /// The CPUs each worker of this node is bound to, by local rank; none without `--numa-binding`.
+    pub worker_cpus: Vec<BTreeSet<usize>>,
     /// Signals that end the job and are passed on to the workers.
     pub signals: Vec<Signal>,
     /// Between SIGTERM and SIGKILL when a peer has failed.
@@ -186,7 +186,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
 
     if default_threads.is_some() {
         let name = environment::OMP_NUM_THREADS;
-        warnings.push(format!("{name} is not set: each of the {workers} workers gets 1 thread; set it to tune this"));
+        warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
     }
     warn_about_plugins(&request, &mut warnings);
     let signals = parse_signals(&request.signals_to_handle, &mut warnings);
@@ -207,7 +207,8 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         interpreter,
         runs_python: needs_python,
         terms: Terms {
-            min_nodes,
+            // Given ranks leave no room for a smaller job.
+            min_nodes: if fixed_ranks { max_nodes } else { min_nodes },
             max_nodes,
             fixed_ranks,
             max_restarts,
@@ -229,13 +230,26 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         connect_timeout,
         worker_serves_store: !fixed_ranks && text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1"),
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
-        numa_binding: request.numa_binding,
+        worker_cpus: match request.numa_binding {
+            Some(binding) => bind_workers(binding, workers)?,
+            None => Vec::new(),
+        },
         signals,
         grace_period: GRACE_PERIOD,
         shutdown_timeout: Duration::from_secs(shutdown_seconds),
         meeting,
         warnings,
     })
+}
+
+fn bind_workers(binding: NumaBinding, workers: usize) -> Result<Vec<BTreeSet<usize>>, PlanError> {
+    let gpus = devices::visible_gpus();
+    let topology = Topology::read(Path::new("/sys"));
+    let allowed = devices::allowed_cpus().map_err(|cause| split_hint(&cause.to_string()))?;
+    (0..workers)
+        .map(|local_rank| numa::cpus_for(binding, local_rank, &gpus, &topology, &allowed))
+        .collect::<Result<_, _>>()
+        .map_err(|cause| split_hint(&cause.to_string()))
 }
 
 fn find_interpreter(
@@ -267,7 +281,7 @@ fn parse_nodes(text: &str) -> Result<(usize, usize), PlanError> {
     if min > max {
         return Err(error(
             format!("--nnodes {text}: the minimum is larger than the maximum"),
-            format!("did you mean {max}:{min}?"),
+            format!("did you mean --nnodes {max}:{min}?"),
         ));
     }
     Ok((min, max))
@@ -320,6 +334,17 @@ fn meet(
     node_rank: usize,
     warnings: &mut Vec<String>,
 ) -> Result<(Meeting, String), PlanError> {
+    const WITHOUT_EFFECT: [&str; 5] = [
+        "close_timeout",
+        "heartbeat_timeout",
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "cas_backoff_max_seconds",
+    ];
+    for key in conf.keys().filter(|key| WITHOUT_EFFECT.contains(&key.as_str())) {
+        warnings
+            .push(format!("--rdzv-conf {key} has no effect: nodes hold a connection, whose end is noticed at once"));
+    }
     const KNOWN: [&str; 12] = [
         "join_timeout",
         "last_call_timeout",
@@ -435,7 +460,7 @@ fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
     }
 }
 
-fn worker_command(request: &Request, python: &std::path::Path) -> Result<Vec<OsString>, PlanError> {
+fn worker_command(request: &Request, python: &Path) -> Result<Vec<OsString>, PlanError> {
     if request.no_python && request.module {
         return Err(error("--no-python and --module contradict each other", "leave one of them out"));
     }

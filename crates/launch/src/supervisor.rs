@@ -31,9 +31,10 @@ use crate::attempt::Attempt;
 use crate::console::{Console, Note, Status};
 use crate::control::{FromCoordinator, Start, ToCoordinator};
 use crate::failure::{Failure, root_cause};
+use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
 use crate::link::Link;
-use crate::logs::RunDirectory;
+use crate::logs::{AttemptDirectory, RunDirectory};
 use crate::meeting::{self, MeetingError, Patience};
 use crate::plan::Plan;
 use crate::worker::FileLimit;
@@ -129,8 +130,7 @@ struct Supervisor<'a> {
     plan: &'a Plan,
     console: &'a mut dyn Console,
     signals: SignalFd,
-    /// Started once there is somebody to guard: it must not delay the first worker.
-    guardian: Option<Guardian>,
+    guardian: Guardian,
     directory: RunDirectory,
     file_limit: FileLimit,
     link: Link,
@@ -150,6 +150,7 @@ struct Supervisor<'a> {
 /// Runs the plan to its end. Call it on the main thread, before any other thread exists.
 pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchError> {
     let (began, started) = (Instant::now(), SystemTime::now());
+    let guardian = Guardian::start()?;
     let file_limit = FileLimit::current()?;
     let signals = catch_signals(&plan.signals)?;
     let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
@@ -173,7 +174,7 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         plan,
         console,
         signals,
-        guardian: None,
+        guardian,
         directory,
         file_limit,
         link: attendance.link,
@@ -285,7 +286,7 @@ impl Supervisor<'_> {
             FromCoordinator::Refused { reason } => return Ok(self.order(failed(reason))),
             FromCoordinator::Waiting { reason } => {
                 if self.plan.terms.max_nodes > 1 {
-                    self.console.note(Note::Progress(format!("waiting: {reason}")));
+                    self.console.note(Note::Progress(reason));
                 }
             }
             FromCoordinator::Start(start) => self.start(start)?,
@@ -316,27 +317,31 @@ impl Supervisor<'_> {
         self.phase = Phase::Running;
         self.last_start = Some(start.clone());
         if self.plan.terms.max_nodes > 1 {
+            let ranks: Vec<usize> = (start.first_rank..start.first_rank + self.plan.job.workers).collect();
             self.console.note(Note::Progress(format!(
-                "round {}: {} nodes, {} workers; this is node {} with ranks {}-{}",
+                "round {}: {} nodes, {} workers; this is node {} with {}",
                 start.round,
                 start.group_world_size,
                 start.world_size,
                 start.group_rank,
-                start.first_rank,
-                start.first_rank + self.plan.job.workers - 1,
+                describe_ranks(&ranks),
             )));
         }
-        let begun = Attempt::begin(self.plan, start, &self.directory, self.file_limit, self.console);
-        let (attempt, failure) = begun.map_err(|source| LaunchError::Logs {
+        let unwritable = |source: io::Error| LaunchError::Logs {
             directory: self.directory.path().map(PathBuf::from).unwrap_or_default(),
             source,
-        })?;
-        if self.guardian.is_none() {
-            self.guardian = Some(Guardian::start()?);
-        }
-        if let Some(guardian) = &mut self.guardian {
-            attempt.alive_pids().into_iter().for_each(|group| guardian.started(group));
-        }
+        };
+        let logs = match self.directory.attempt(start.restarts, self.plan.job.workers) {
+            Ok(logs) => logs,
+            // At the start the user can still choose another place; a job that runs must not end for its logs.
+            Err(cause) if self.rounds == 1 => return Err(unwritable(cause)),
+            Err(cause) => {
+                self.console.note(Note::Warning(format!("no logs from now on: {cause}")));
+                AttemptDirectory::nowhere()
+            }
+        };
+        let begun = Attempt::begin(self.plan, start, &logs, &self.guardian, self.file_limit, self.console);
+        let (attempt, failure) = begun.map_err(unwritable)?;
         self.attempt = Some(attempt);
         if let Some(failure) = failure {
             self.failed(vec![failure]);
@@ -386,7 +391,7 @@ impl Supervisor<'_> {
 
     fn end_attempt(&mut self) {
         if let Some(attempt) = self.attempt.take() {
-            attempt.end(self.guardian.as_mut(), self.console);
+            attempt.end(&mut self.guardian, self.console);
         }
     }
 

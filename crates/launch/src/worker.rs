@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -38,6 +39,8 @@ pub(crate) struct Spawn {
     pub(crate) file_limit: FileLimit,
     pub(crate) stdout: Stdio,
     pub(crate) stderr: Stdio,
+    /// Where the worker registers with the guardian.
+    pub(crate) guardian: Option<RawFd>,
 }
 
 /// A started worker.
@@ -77,6 +80,10 @@ impl Worker {
                 setrlimit(Resource::RLIMIT_NOFILE, limit.soft, limit.hard)?;
                 if let Some(cpus) = &cpus {
                     nix::sched::sched_setaffinity(Pid::from_raw(0), cpus)?;
+                }
+                if let Some(guardian) = spawn.guardian {
+                    // Last, and before the program can have children. If the pipe is full, nobody reads it.
+                    let _ = nix::unistd::write(BorrowedFd::borrow_raw(guardian), &getpid().as_raw().to_ne_bytes());
                 }
                 Ok(())
             });

@@ -155,7 +155,8 @@ fn every_node_hears_of_the_failure_that_ended_the_job() {
     let server = serve(&terms);
     let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
     let mut second = Launcher::join(&server, &terms, |_| {}).welcome();
-    (first.start(), second.start());
+    first.start();
+    second.start();
     second.say(&failure(2));
     let Some(FromCoordinator::Fail { failures, .. }) = first.hear() else { panic!("expected the failure") };
     assert_eq!(failures[0].message.as_deref(), Some("ValueError: no"));

@@ -369,7 +369,7 @@ impl Membership {
         if !enough && now >= since + self.terms.join_timeout {
             self.phase = Phase::Ended;
             let limit = self.terms.join_timeout.as_secs_f64();
-            return vec![Action::Fail { reason: format!("{} after {limit} s", self.missing(ready, stopping)) }];
+            return vec![Action::Fail { reason: format!("gave up after {limit} s {}", self.missing(ready, stopping)) }];
         }
         if !enough {
             self.phase = Phase::Gathering { since, last_call: None };
@@ -400,19 +400,24 @@ impl Membership {
     }
 
     fn missing(&self, ready: usize, stopping: usize) -> String {
-        let present: Vec<String> = self.nodes.values().map(|node| describe(&node.facts)).collect();
-        let present = if present.is_empty() { "nobody".to_owned() } else { present.join(", ") };
+        let name = |node: &Node| format!("{}, pid {}", node.facts.address, node.facts.process);
+        let present: Vec<String> = self.nodes.values().map(name).collect();
         if stopping > 0 {
-            return format!("{stopping} of {} nodes are still ending their workers", ready + stopping);
+            return format!("waiting for {stopping} of {} nodes to end their workers", ready + stopping);
         }
         let needed = self.terms.min_nodes;
-        let mut text = format!("{ready} of {needed} nodes are there ({present})");
+        let more = needed.saturating_sub(ready);
+        let plural = if more == 1 { "" } else { "s" };
+        let mut text = format!("waiting for {more} more node{plural}: {ready} of {needed} are there");
+        if !present.is_empty() {
+            text.push_str(&format!(" ({})", present.join("; ")));
+        }
         if self.terms.fixed_ranks {
             let absent: Vec<String> = (0..self.terms.max_nodes)
                 .filter(|rank| !self.nodes.values().any(|node| node.facts.node_rank == *rank))
                 .map(|rank| rank.to_string())
                 .collect();
-            text.push_str(&format!("; node rank {} is missing", absent.join(", ")));
+            text.push_str(&format!("; missing: node rank {}", absent.join(", ")));
         }
         text
     }

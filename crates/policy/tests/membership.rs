@@ -167,7 +167,8 @@ fn nodes_that_never_come_are_named_when_time_is_up() {
     job.on(joined(1, "host", 1, 0), SECOND);
     job.on(joined(2, "c", 1, 2), SECOND);
     let actions = job.on(Event::Tick, 601 * SECOND);
-    let reason = "2 of 3 nodes are there (host (pid 1), c (pid 1)); node rank 1 is missing after 600 s";
+    let reason = "gave up after 600 s waiting for 1 more node: 2 of 3 are there (host, pid 1; c, pid 1); \
+                  missing: node rank 1";
     assert_eq!(actions, [Action::Fail { reason: reason.to_owned() }]);
     let refused = job.on(joined(4, "b", 1, 1), 602 * SECOND);
     assert!(matches!(refused.as_slice(), [Action::Refuse { .. }]), "{refused:?}");

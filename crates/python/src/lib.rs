@@ -1,7 +1,7 @@
 //! The private `instep._native` extension module: what Python needs of the Rust crates, and nothing of its own.
 //!
 //! Every wait happens with the interpreter released. `python/instep/store.py` is the public face and
-//! `python/instep/_native.pyi` the types; errors become Python exceptions in [`errors`] alone.
+//! `python/instep/_native.pyi` the types; errors become Python exceptions in `errors` alone.
 
 mod errors;
 mod store;

@@ -8,7 +8,6 @@
 
 use std::error::Error;
 use std::io::Read;
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
@@ -35,34 +34,30 @@ fn connect(port: u16) -> Fallible<Client> {
 }
 
 fn run(port: u16, operation: &str, connections: usize, duration: Duration) -> Fallible<f64> {
-    let start = Barrier::new(connections);
+    let clients: Vec<Client> = (0..connections).map(|_| connect(port)).collect::<Fallible<_>>()?;
+    let began = Instant::now();
     thread::scope(|scope| {
-        let mut clients = Vec::new();
-        let began = Instant::now();
-        for index in 0..connections {
-            let start = &start;
-            clients.push(scope.spawn(move || one_client(port, operation, index, start, duration)));
-        }
+        let clients = clients.into_iter().enumerate();
+        let running: Vec<_> = clients
+            .map(|(index, client)| scope.spawn(move || one_client(client, operation, index, began + duration)))
+            .collect();
         let mut operations = 0;
-        for client in clients {
+        for client in running {
             operations += client.join().map_err(|_| "a client panicked")??;
         }
         Ok(operations as f64 / began.elapsed().as_secs_f64())
     })
 }
 
-fn one_client(port: u16, operation: &str, index: usize, start: &Barrier, duration: Duration) -> Fallible<u64> {
-    let mut client = connect(port)?;
+fn one_client(mut client: Client, operation: &str, index: usize, end: Instant) -> Fallible<u64> {
     let key = format!("load/{index}");
     client.set(&key, b"0123456789abcdef")?;
     let counter = format!("counter/{index}");
-    start.wait();
-    let began = Instant::now();
     let mut operations = 0u64;
-    while began.elapsed() < duration {
+    while Instant::now() < end {
         match operation {
             "get" => drop(client.get(&key)?),
-            // SET has no answer: the check keeps one request in flight, as the other operations do.
+            // SET has no answer: reading it back keeps one request in flight, as the other operations do.
             "set" => {
                 client.set(&key, b"0123456789abcdef")?;
                 client.try_get(&key)?;

@@ -15,6 +15,8 @@ use crate::protocol::{Decoder, HELLO, Limits};
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_PROBES: u32 = 3;
+/// A companion's peer decides the fate of a job: it is asked for signs of life more often.
+const COMPANION_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -45,15 +47,15 @@ pub(crate) struct Connection {
     pub(crate) closing: bool,
 }
 
+fn keep_alive(idle: Duration, interval: Duration) -> TcpKeepalive {
+    TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(KEEP_ALIVE_PROBES)
+}
+
 impl Connection {
     pub(crate) fn new(stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
         let socket = SockRef::from(&stream);
         socket.set_tcp_nodelay(true)?;
-        let keep_alive = TcpKeepalive::new()
-            .with_time(KEEP_ALIVE_IDLE)
-            .with_interval(KEEP_ALIVE_INTERVAL)
-            .with_retries(KEEP_ALIVE_PROBES);
-        socket.set_tcp_keepalive(&keep_alive)?;
+        socket.set_tcp_keepalive(&keep_alive(KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL))?;
         Ok(Connection {
             stream,
             peer,
@@ -67,6 +69,16 @@ impl Connection {
             queued: false,
             closing: false,
         })
+    }
+
+    /// The connection is a companion's: a peer that vanished is noticed within seconds, also while something is on
+    /// its way to it.
+    pub(crate) fn become_companion(&mut self) {
+        self.role = Role::Companion;
+        let socket = SockRef::from(&self.stream);
+        // A socket that takes no options is about to report its end.
+        let _ = socket.set_tcp_keepalive(&keep_alive(COMPANION_INTERVAL, COMPANION_INTERVAL));
+        let _ = socket.set_tcp_user_timeout(Some(COMPANION_INTERVAL * (KEEP_ALIVE_PROBES + 1)));
     }
 
     /// Reads once; `None` when there is nothing to read now.

@@ -247,6 +247,10 @@ impl EventLoop {
                 return;
             };
             self.take_in(client, received);
+            // A client that expects no answer may have sent more meanwhile, and having to wake this thread slows it down.
+            if let Some(connection) = self.connections.get_mut(&client) {
+                connection.readable |= connection.output.unsent() == 0;
+            }
             self.flush(client);
             self.flush_all();
         }
@@ -315,7 +319,7 @@ impl EventLoop {
                 }
             }
             Opening::Companion => {
-                connection.role = Role::Companion;
+                connection.become_companion();
                 self.with_companion(|companion, context| companion.connected(client, peer, context));
                 self.process_companion(client, bytes)
             }

@@ -23,7 +23,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the store on `listeners` (see [`crate::listen`]), and the companion's protocol if there is one.
+    /// Serves the store on `listeners` (see [`crate::listen()`]), and the companion's protocol if there is one.
     ///
     /// `notices` is called on the server's thread. The limit on open files of the process is raised as far as it goes.
     ///

@@ -8,6 +8,7 @@
 //! 3. A client waits for at most one thing; a further `WAIT` or `BARRIER` replaces the former one.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::protocol::{Reply, Request, Violation};
 use crate::space::Space;
@@ -49,9 +50,10 @@ impl State {
         }
     }
 
-    /// Adds a client to the current generation.
+    /// Adds a client to the current generation; one that is connected already stays where it is.
     pub fn connect(&mut self, client: ClientId) {
-        if self.clients.insert(client, self.current).is_none() {
+        if let Entry::Vacant(entry) = self.clients.entry(client) {
+            entry.insert(self.current);
             self.current_space.clients += 1;
         }
     }

@@ -186,6 +186,18 @@ fn a_new_generation_sees_clean_keys_and_the_old_one_keeps_its_own() {
 }
 
 #[test]
+fn a_client_that_connects_twice_stays_in_its_generation() {
+    let mut state = State::new();
+    state.connect(A);
+    state.set(b"/k", b"old");
+    state.begin_generation();
+    state.connect(A);
+    play(&mut state, &[(A, Request::Get { key: b"/k" }, &[(A, value(b"old"))])]);
+    state.disconnect(A);
+    assert_eq!(state.client_count(), 0);
+}
+
+#[test]
 fn the_servers_own_writes_answer_waiters() {
     let mut state = state();
     state.handle(A, Request::Wait { keys: vec![b"/go"] }).unwrap();

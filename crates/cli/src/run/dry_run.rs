@@ -49,12 +49,17 @@ fn as_json(plan: &Plan) -> serde_json::Value {
 fn as_text(plan: &Plan) -> String {
     let nodes = match (plan.terms.min_nodes, plan.terms.max_nodes) {
         (1, 1) => "1".to_owned(),
-        (min, max) if min == max => format!("{max}, this is node {}", plan.node_rank),
-        (min, max) => format!("{min} to {max}"),
+        (_, max) if plan.terms.fixed_ranks => format!("{max}, this is node {}", plan.node_rank),
+        (min, max) if min == max => format!("{max}, numbered when they meet"),
+        (min, max) => format!("{min} to {max}, numbered when they meet"),
     };
     let python = match &plan.interpreter {
         Some(found) if plan.runs_python => format!("{} ({})", found.path.display(), found.chosen_because),
         _ => "none: the program is run itself".to_owned(),
+    };
+    let restarts = match plan.terms.max_restarts {
+        0 => "none".to_owned(),
+        most => format!("up to {most}"),
     };
     let words: Vec<String> = command(plan).iter().map(|word| quote(word)).collect();
     let mut rows = vec![
@@ -64,7 +69,7 @@ fn as_text(plan: &Plan) -> String {
         ("workers", format!("{} on this node", plan.job.workers)),
         ("rendezvous", meeting(plan)),
         ("job id", plan.job.run_id.clone()),
-        ("restarts", format!("up to {}", plan.terms.max_restarts)),
+        ("restarts", restarts),
     ];
     rows.extend(plan.warnings.iter().map(|warning| ("warning", warning.clone())));
     let lines: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect();

@@ -6,12 +6,17 @@ mod summary;
 
 use std::process::ExitCode;
 
-use instep_launch::{LaunchError, Plan, PlanError, plan, supervisor};
+use instep_launch::{Plan, PlanError, plan, supervisor};
 
 use crate::console::TerminalConsole;
 use crate::report::{self, Hinted};
 
 pub(crate) use options::{LaunchArguments, RunArguments};
+
+/// Below the options of `instep run --help`.
+pub(crate) const AFTER_HELP: &str = "\
+Options can also be written with underscores, shortened, or set by variables: PET_NNODES for --nnodes.
+Everything behind SCRIPT is passed on to it; ${local_rank} is filled in for each worker.";
 
 /// `instep run`.
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
@@ -55,13 +60,16 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
     }
     let ended = supervisor::run(&plan, &mut console);
     console.end_status();
-    let outcome = ended.map_err(|error| {
-        let hint = error.hint();
-        match error {
-            LaunchError::Meeting(error) => Hinted::new(report::chain(&error), hint),
-            error => Hinted::new(report::chain(&error), hint),
+    let outcome = match ended {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            let (reason, hint) = (report::chain(&error), error.hint());
+            if let Some(path) = &own.summary_json {
+                summary::write_reason(path, &plan, &reason)?;
+            }
+            return Err(Hinted::new(reason, hint).into());
         }
-    })?;
+    };
     if !outcome.success {
         report::failure(&plan, &outcome);
         summary::pass_on_error_file(&outcome);

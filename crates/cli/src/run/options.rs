@@ -2,6 +2,8 @@
 //!
 //! Values stay text here; [`instep_launch::plan`] says what they mean. `PET_*` variables give defaults, as for torchrun.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "the comments are help texts, whose brackets mean options")]
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -47,6 +49,7 @@ pub(crate) struct RunArguments {
         default_value = "1:1",
         value_name = "N|MIN:MAX",
         env = "PET_NNODES",
+        hide_env = true,
         help_heading = "Nodes and workers"
     )]
     nnodes: String,
@@ -57,6 +60,7 @@ pub(crate) struct RunArguments {
         default_value = "1",
         value_name = "N|cpu|gpu|auto",
         env = "PET_NPROC_PER_NODE",
+        hide_env = true,
         allow_negative_numbers = true,
         help_heading = "Nodes and workers"
     )]
@@ -68,12 +72,13 @@ pub(crate) struct RunArguments {
         default_value_t = 0,
         value_name = "N",
         env = "PET_NODE_RANK",
+        hide_env = true,
         allow_negative_numbers = true,
         help_heading = "Nodes and workers"
     )]
     node_rank: i64,
     /// Role of the workers
-    #[arg(long, default_value = "default", env = "PET_ROLE", help_heading = "Nodes and workers")]
+    #[arg(long, default_value = "default", env = "PET_ROLE", hide_env = true, help_heading = "Nodes and workers")]
     role: String,
     /// Restarts of all workers before the job fails
     #[arg(
@@ -82,6 +87,7 @@ pub(crate) struct RunArguments {
         default_value_t = 0,
         value_name = "N",
         env = "PET_MAX_RESTARTS",
+        hide_env = true,
         allow_negative_numbers = true,
         help_heading = "Nodes and workers"
     )]
@@ -97,6 +103,7 @@ pub(crate) struct RunArguments {
         default_value = "static",
         value_name = "NAME",
         env = "PET_RDZV_BACKEND",
+        hide_env = true,
         help_heading = "Rendezvous"
     )]
     rdzv_backend: String,
@@ -107,6 +114,7 @@ pub(crate) struct RunArguments {
         default_value = "",
         value_name = "HOST:PORT",
         env = "PET_RDZV_ENDPOINT",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Rendezvous"
     )]
@@ -118,6 +126,7 @@ pub(crate) struct RunArguments {
         default_value = "none",
         value_name = "ID",
         env = "PET_RDZV_ID",
+        hide_env = true,
         help_heading = "Rendezvous"
     )]
     rdzv_id: String,
@@ -128,6 +137,7 @@ pub(crate) struct RunArguments {
         default_value = "",
         value_name = "SETTINGS",
         env = "PET_RDZV_CONF",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Rendezvous"
     )]
@@ -139,14 +149,29 @@ pub(crate) struct RunArguments {
         default_value = "127.0.0.1",
         value_name = "HOST",
         env = "PET_MASTER_ADDR",
+        hide_env = true,
         help_heading = "Rendezvous"
     )]
     master_addr: String,
     /// Port of the first node (static rendezvous) [default: 29500, or any free one on a single node]
-    #[arg(long, alias = "master_port", value_name = "PORT", env = "PET_MASTER_PORT", help_heading = "Rendezvous")]
+    #[arg(
+        long,
+        alias = "master_port",
+        value_name = "PORT",
+        env = "PET_MASTER_PORT",
+        hide_env = true,
+        help_heading = "Rendezvous"
+    )]
     master_port: Option<u16>,
     /// Address of this node as others see it
-    #[arg(long, alias = "local_addr", value_name = "HOST", env = "PET_LOCAL_ADDR", help_heading = "Rendezvous")]
+    #[arg(
+        long,
+        alias = "local_addr",
+        value_name = "HOST",
+        env = "PET_LOCAL_ADDR",
+        hide_env = true,
+        help_heading = "Rendezvous"
+    )]
     local_addr: Option<String>,
 
     /// Run the script as a module, as python -m does
@@ -169,13 +194,29 @@ pub(crate) struct RunArguments {
     numa_binding: Option<String>,
 
     /// Directory for logs; /dev/null keeps none [default: a temporary one]
-    #[arg(long, alias = "log_dir", value_name = "DIR", env = "PET_LOG_DIR", help_heading = "Output")]
+    #[arg(long, alias = "log_dir", value_name = "DIR", env = "PET_LOG_DIR", hide_env = true, help_heading = "Output")]
     log_dir: Option<PathBuf>,
     /// Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:MASK,...
-    #[arg(short = 'r', long, default_value = "0", value_name = "MASK", env = "PET_REDIRECTS", help_heading = "Output")]
+    #[arg(
+        short = 'r',
+        long,
+        default_value = "0",
+        value_name = "MASK",
+        env = "PET_REDIRECTS",
+        hide_env = true,
+        help_heading = "Output"
+    )]
     redirects: String,
     /// Streams that go to log files and to the console
-    #[arg(short = 't', long, default_value = "0", value_name = "MASK", env = "PET_TEE", help_heading = "Output")]
+    #[arg(
+        short = 't',
+        long,
+        default_value = "0",
+        value_name = "MASK",
+        env = "PET_TEE",
+        hide_env = true,
+        help_heading = "Output"
+    )]
     tee: String,
     /// Show only these local ranks on the console
     #[arg(
@@ -184,6 +225,7 @@ pub(crate) struct RunArguments {
         default_value = "",
         value_name = "RANKS",
         env = "PET_LOCAL_RANKS_FILTER",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Output"
     )]
@@ -198,6 +240,7 @@ pub(crate) struct RunArguments {
         default_value = "",
         value_name = "TEXT",
         env = "PET_LOG_LINE_PREFIX_TEMPLATE",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Output"
     )]
@@ -209,6 +252,7 @@ pub(crate) struct RunArguments {
         default_value = "",
         value_name = "WORDS",
         env = "PET_DUPLICATE_STDOUT_FILTERS",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Output"
     )]
@@ -220,6 +264,7 @@ pub(crate) struct RunArguments {
         default_value = "",
         value_name = "WORDS",
         env = "PET_DUPLICATE_STDERR_FILTERS",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Output"
     )]
@@ -231,7 +276,7 @@ pub(crate) struct RunArguments {
     #[arg(long, alias = "summary_json", value_name = "FILE", help_heading = "Output")]
     summary_json: Option<PathBuf>,
     /// Show what would be started, and start nothing; --dry-run=json for programs
-    #[arg(long, alias = "dry_run", value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text", help_heading = "Output")]
+    #[arg(long, alias = "dry_run", value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text", hide_possible_values = true, help_heading = "Output")]
     dry_run: Option<DryRunFormat>,
 
     /// Signals that are passed on to the workers and end the job
@@ -241,6 +286,7 @@ pub(crate) struct RunArguments {
         default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         value_name = "SIGNALS",
         env = "PET_SIGNALS_TO_HANDLE",
+        hide_env = true,
         help_heading = "Ending"
     )]
     signals_to_handle: String,
@@ -250,6 +296,7 @@ pub(crate) struct RunArguments {
         alias = "shutdown_timeout",
         value_name = "SECONDS",
         env = "PET_SHUTDOWN_TIMEOUT",
+        hide_env = true,
         allow_negative_numbers = true,
         help_heading = "Ending"
     )]
@@ -265,6 +312,7 @@ pub(crate) struct RunArguments {
         default_value_t = 0.1,
         value_name = "SECONDS",
         env = "PET_MONITOR_INTERVAL",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Accepted for torchrun's sake"
     )]
@@ -279,6 +327,7 @@ pub(crate) struct RunArguments {
         default_value = "null",
         value_name = "NAME",
         env = "PET_EVENT_LOG_HANDLER",
+        hide_env = true,
         hide_default_value = true,
         help_heading = "Accepted for torchrun's sake"
     )]

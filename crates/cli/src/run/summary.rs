@@ -20,8 +20,25 @@ pub(super) fn prepare(path: &Path) -> anyhow::Result<()> {
 }
 
 pub(super) fn write(path: &Path, plan: &Plan, outcome: &Outcome) -> anyhow::Result<()> {
+    replace(path, &as_json(plan, outcome))
+}
+
+/// The summary of a run that never began: what was to be started, and why it was not.
+pub(super) fn write_reason(path: &Path, plan: &Plan, reason: &str) -> anyhow::Result<()> {
+    let summary = json!({
+        "outcome": "failed",
+        "reason": reason,
+        "program": plan.program_name,
+        "run_id": plan.job.run_id,
+        "rounds": 0,
+        "failures": [],
+    });
+    replace(path, &summary)
+}
+
+fn replace(path: &Path, summary: &Value) -> anyhow::Result<()> {
     let beside = path.with_extension("partial");
-    let text = format!("{:#}\n", as_json(plan, outcome));
+    let text = format!("{summary:#}\n");
     fs::write(&beside, text)
         .and_then(|()| fs::rename(&beside, path))
         .with_context(|| format!("write the summary to {}", path.display()))

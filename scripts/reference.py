@@ -1,0 +1,120 @@
+"""Writes docs/reference/cli.md from what `instep COMMAND --help` prints.
+
+    python3 scripts/reference.py              write it
+    python3 scripts/reference.py --check      only say whether it is fresh: exit status 1 if not
+
+The binary is target/release/instep, as `make build` leaves it; `--instep PATH` names another. The help of `instep demo`
+comes from the wheel in .venv, the same target's other product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+from pathlib import Path
+
+from project import ROOT, VENV, fail, say
+
+PAGE = ROOT / "docs" / "reference" / "cli.md"
+BINARY = ROOT / "target" / "release" / "instep"
+COLUMNS = 100
+
+HEADER = """\
+<!-- Generated from the binary's own help. After a change of options: make build && python3 scripts/reference.py -->
+
+# Command line
+
+    instep COMMAND [OPTIONS]
+
+Options of `run` and `launch` may be written with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`) and
+shortened as long as they stay unique; of an option that is given twice, the last one counts. An option wins over its
+`PET_…` variable, which wins over the default. See also [environment variables](environment.md),
+[rendezvous](rendezvous.md), [exit codes](exit-codes.md), and the [differences from torchrun](torchrun.md).
+"""
+
+# Commands in the order of the page, each with the sentence that stands above its help.
+COMMANDS = {
+    "run": "",
+    "launch": (
+        "For command lines written for `python -m torch.distributed.launch`. Takes every option of `instep run`.\n"
+        "Without `--use-env`, the script also receives `--local-rank=N` as its first argument. It adds:"
+    ),
+    "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
+    "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
+    "demo": "Needs the wheel: the demo is Python. Without torch it trains a model in plain Python.",
+    "completion": "",
+}
+
+
+def help_of(binary: Path, *command: str) -> str:
+    """Give the help of one command, as on a terminal of fixed width and with nothing set that changes defaults."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "INSTEP_", "PYTHON"))}
+    environment = clean | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "VIRTUAL_ENV": str(VENV)}
+    done = subprocess.run(
+        [binary, *command, "--help"],
+        env=environment,
+        stdin=subprocess.DEVNULL,  # a terminal there would decide the width
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        fail(f"cannot get the help of `instep {' '.join(command)}`", cause=done.stderr.strip(), hint="run `make build`")
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()) + "\n"
+
+
+def entries(text: str) -> list[str]:
+    """Split a help text into its options, each with its description."""
+    blocks: list[str] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("-") and line.startswith("  "):
+            blocks.append(line)
+        elif blocks and (not line or line.startswith("          ")):
+            blocks[-1] += f"\n{line}"
+        elif blocks:
+            blocks.append("")
+    return [block.rstrip() for block in blocks if block]
+
+
+def only_in(text: str, other: str) -> str:
+    """Give the options of `text` that `other` lacks; both must otherwise agree."""
+    known = entries(other)
+    if lost := [entry for entry in known if entry not in entries(text)]:
+        fail("`instep launch` lacks an option of `instep run`", cause=lost[0].strip())
+    return "\n".join(entry for entry in entries(text) if entry not in known) + "\n"
+
+
+def page(binary: Path) -> str:
+    """Give the whole page."""
+    sections = [HEADER, f"```text\n{help_of(binary)}```\n"]
+    run = help_of(binary, "run")
+    for command, sentence in COMMANDS.items():
+        text = run if command == "run" else help_of(binary, command)
+        if command == "launch":
+            text = only_in(text, run)
+        sections += [f"## instep {command}\n", *([f"{sentence}\n"] if sentence else []), f"```text\n{text}```\n"]
+    return "\n".join(sections)
+
+
+def main() -> None:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is stale")
+    parser.add_argument("--instep", type=Path, default=BINARY, metavar="PATH", help="the binary to ask")
+    options = parser.parse_args()
+    if not options.instep.is_file():
+        fail(f"there is no {options.instep}", hint="`make build` makes it")
+    fresh = page(options.instep.absolute())
+    name = PAGE.relative_to(ROOT)
+    if PAGE.is_file() and PAGE.read_text() == fresh:
+        say(f"{name} is fresh")
+    elif options.check:
+        fail(f"{name} is not what the binary says", hint="run `python3 scripts/reference.py` and commit the page")
+    else:
+        PAGE.write_text(fresh)
+        say(f"wrote {name}")
+
+
+if __name__ == "__main__":
+    main()

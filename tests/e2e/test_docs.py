@@ -1,0 +1,240 @@
+"""The documents say what the product does.
+
+- A code block marked `console` is run in a folder of its own, and what it shows is compared. Lines that begin with `$ `
+  are commands; `…` stands for any text within a line and, alone on a line, for any lines. A command without output
+  below it may print anything. It must end with status 0, unless the next command is `echo $?`.
+- A code block below a comment `<!-- file: NAME -->` is written to that file first, for the blocks of the same page.
+- Every `instep run` command line in any code block is understood: checked with `--dry-run`.
+- Generated and hand-kept tables are complete: options, `PET_*` variables, rendezvous settings, JSON keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Result, Runner
+
+PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
+REFERENCE = ROOT / "docs" / "reference"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+END_OF_COMMAND = "end-of-command"
+# A few seconds on an idle machine; importing torch on one that compiles at the same time takes many times that.
+SHELL_TIMEOUT_S = 150.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a console block, and the output shown below it."""
+
+    command: str
+    shown: tuple[str, ...]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def steps(block: str) -> list[Step]:
+    """Read a console block."""
+    found: list[Step] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append(Step(line.removeprefix("$ "), ()))
+        elif found:
+            found[-1] = Step(found[-1].command, (*found[-1].shown, line))
+        else:
+            raise ValueError(f"a console block begins with a command, not with {line!r}")
+    return found
+
+
+def as_pattern(shown: Iterable[str]) -> re.Pattern[str]:
+    """Turn output as shown into a pattern: `…` is any text, and any lines where it stands alone."""
+    lines = [r"(?:.*\n)*?" if line == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n" for line in shown]
+    return re.compile("".join(lines))
+
+
+def perform(script: list[Step], folder: Path, path: str, run: Runner) -> list[tuple[str, int]]:
+    """Run the commands of a block in one shell; give what each printed, and its status."""
+    # The parentheses hand the status on, for a following `echo $?`.
+    lines = [f"{step.command}\nstatus=$?; echo {END_OF_COMMAND} $status; (exit $status)" for step in script]
+    environment = {"PATH": path, "VIRTUAL_ENV": str(ROOT / ".venv"), "PYTHON_EXEC": None, "NO_COLOR": "1"}
+    command = "exec 2>&1\n" + "\n".join(lines)
+    done = run("bash", "-c", command, cwd=folder, env=environment, timeout=SHELL_TIMEOUT_S)
+    parts = re.split(rf"^{END_OF_COMMAND} (\d+)\n", done.stdout, flags=re.MULTILINE)
+    outcomes = [(parts[at], int(parts[at + 1])) for at in range(0, len(parts) - 1, 2)]
+    assert len(outcomes) == len(script), done
+    return outcomes
+
+
+CONSOLE_PAGES = [page for page in PAGES if "\n```console\n" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", CONSOLE_PAGES, ids=name_of)
+def test_console_blocks_show_what_really_happens(page: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
+    text = page.read_text()
+    for name, content in FILE.findall(text):
+        (tmp_path / name).write_text(content)
+    # This build of the binary, and the environment with torch and the wheel.
+    path = os.pathsep.join([str(instep.parent), str(ROOT / ".venv" / "bin"), os.environ["PATH"]])
+    for block in [content for kind, content in FENCE.findall(text) if kind == "console"]:
+        script = steps(block)
+        for at, (step, (printed, status)) in enumerate(zip(script, perform(script, tmp_path, path, run), strict=True)):
+            asked = at + 1 < len(script) and script[at + 1].command == "echo $?"
+            assert status == 0 or asked, f"`{step.command}` ended with {status}:\n{printed}"
+            if step.shown:
+                wanted = "\n".join(step.shown)
+                assert as_pattern(step.shown).fullmatch(printed), f"shown:\n{wanted}\n\nprinted:\n{printed}"
+
+
+def test_there_are_console_blocks() -> None:
+    assert {name_of(page) for page in CONSOLE_PAGES} >= {"README.md", "docs/concepts/store.md"}
+
+
+def code_lines(text: str) -> list[str]:
+    """The lines of all code blocks, fenced and indented, with continued lines joined and prompts removed."""
+    fenced = [content for kind, content in FENCE.findall(text) if kind in ("", "bash", "console")]
+    indented = re.findall(r"^    (\S.*)$", FENCE.sub("", text), re.MULTILINE)
+    joined = re.sub(r"\\\n\s*", "", "\n".join([*fenced, *indented]))
+    return [line.removeprefix("$ ") for line in joined.splitlines()]
+
+
+def instep_commands(text: str) -> list[list[str]]:
+    """The words of every command that is instep, without variables set before it."""
+    found = []
+    for line in code_lines(text):
+        if re.match(r"(\w+=\S+ )*instep ", line) and "COMMAND" not in line:
+            words = shlex.split(line, comments=True)
+            found.append(words[words.index("instep") + 1 :])
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if instep_commands(page.read_text())], ids=name_of)
+def test_every_command_line_is_understood(page: Path, instep: Path, python: Path) -> None:
+    known = set(re.findall(r"^  (\w+) ", help_of(instep), re.MULTILINE)) | {"launch"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    for command, *arguments in instep_commands(page.read_text()):
+        assert command in known, f"there is no `instep {command}`"
+        if command not in ("run", "launch"):
+            continue
+        # The machine that tests need not have the GPUs of the reader's.
+        arguments = [re.sub(r"^(--nproc.per.node)=gpu$", r"\1=1", argument) for argument in arguments]
+        done = subprocess.run(
+            [instep, command, "--dry-run", "--python", python, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        shown = shlex.join(["instep", command, *arguments])
+        assert done.returncode == 0, f"{shown}\n{done.stderr}"
+        wrong = [line for line in done.stdout.splitlines() if line.startswith("warning") and "OMP_NUM" not in line]
+        assert not wrong, f"{shown}\n{wrong}"
+
+
+@functools.cache
+def help_of(instep: Path, *command: str) -> str:
+    done = subprocess.run([instep, *command, "--help"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_command_line_reference_is_fresh(run: Runner, instep: Path) -> None:
+    run("python3", ROOT / "scripts" / "reference.py", "--check", "--instep", instep).expect(0)
+
+
+def test_options_named_in_the_reference_exist(instep: Path) -> None:
+    helps = [help_of(instep, command) for command in ("run", "launch", "store", "doctor")]
+    options = {option for text in helps for option in re.findall(r"--[a-z][a-z-]+", text)}
+    options |= {"--version", "--release"}  # of instep itself, of cargo
+    for page in PAGES:
+        if page.parent.name == "guides":
+            continue  # they name options of docker and of the example scripts too
+        named = re.findall(r"`[^`\n]*`", FENCE.sub("", page.read_text()))
+        written = {option for code in named for option in re.findall(r"--[a-z][a-z_-]+", code)}
+        unknown = {option.replace("_", "-") for option in written} - options
+        assert not unknown, f"{name_of(page)}: {sorted(unknown)}"
+
+
+def rust(path: str) -> str:
+    """A Rust source without its tests."""
+    return (ROOT / "crates" / path).read_text().partition("#[cfg(test)]")[0]
+
+
+def documented(page: str, pattern: str) -> set[str]:
+    """What the tables of a reference page have in their first column."""
+    rows = re.findall(r"^\| (.*?) \|", (REFERENCE / page).read_text(), re.MULTILINE)
+    return {found for row in rows for found in re.findall(f"`({pattern})`", row)}
+
+
+def test_every_variable_of_torchrun_that_is_read_is_documented() -> None:
+    sources = [path.read_text() for path in (ROOT / "crates").rglob("*.rs")]
+    read = {name for text in sources for name in re.findall(r"\bPET_[A-Z_]+\b", text)}
+    assert read, "no PET_ variable was found: has the code moved?"
+    assert documented("environment.md", "PET_[A-Z_]+") == read
+
+
+def test_every_variable_that_is_set_for_workers_is_documented() -> None:
+    named = set(re.findall(r'"([A-Z][A-Z_]+[A-Z])"', rust("launch/src/environment.rs")))
+    assert {"RANK", "MASTER_ADDR", "OMP_NUM_THREADS"} <= named
+    assert named <= documented("environment.md", "[A-Z_]+")
+
+
+def test_every_rendezvous_setting_is_documented() -> None:
+    [block] = re.findall(r"const KNOWN: \[&str; \d+\] = \[(.*?)\];", rust("launch/src/plan.rs"), re.DOTALL)
+    _, _, settings = (REFERENCE / "rendezvous.md").read_text().partition("## Settings of")
+    rows = set(re.findall(r"^\| `(\w+)` \|", settings.partition("\n## ")[0], re.MULTILINE))
+    assert rows == set(re.findall(r'"(\w+)"', block))
+
+
+def test_every_control_message_is_documented() -> None:
+    source = rust("launch/src/control.rs")
+    for enum, heading in (("ToCoordinator", "From a launcher"), ("FromCoordinator", "From the coordinator")):
+        [body] = re.findall(rf"pub enum {enum} \{{\n(.*?)^\}}", source, re.DOTALL | re.MULTILINE)
+        messages = {name.lower() for name in re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)}
+        _, _, section = (REFERENCE / "control-protocol.md").read_text().partition(f"## {heading}\n")
+        table = section.partition("\n\n`")[0]
+        assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == messages
+
+
+def keys_of_section(start: str, end: str) -> set[str]:
+    _, _, section = (REFERENCE / "summary-json.md").read_text().partition(start)
+    return set(re.findall(r"^\| `(\w+)` \|", section.partition(end)[0], re.MULTILINE))
+
+
+def test_summaries_and_dry_runs_have_the_documented_keys(
+    instep: Path, python: Path, tmp_path: Path, run: Runner
+) -> None:
+    summary = tmp_path / "summary.json"
+    run(instep, "run", "--python", python, "--summary-json", summary, "--no-python", "false").expect(1)
+    written = json.loads(summary.read_text())
+    assert written.keys() == keys_of_section("## --summary-json", "A failure:")
+    assert written["root_cause"].keys() == keys_of_section("A failure:", "## --dry-run")
+    dry: Result = run(instep, "run", "--python", python, "--dry-run=json", "train.py").expect(0)
+    assert json.loads(dry.stdout).keys() == keys_of_section("## --dry-run=json", "\0")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page: of its headings, as GitHub makes them, and those set by hand."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_sections_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", FENCE.sub("", page.read_text())):
+        path, _, anchor = target.partition("#")
+        if "://" not in path:
+            other = (page.parent / path).resolve() if path else page
+            assert anchor in anchors(other), f"{name_of(other)} has no section #{anchor}"

@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use crate::interpreter;
+use crate::interpreter::{self, Interpreter};
 use crate::numa::parse_cpu_list;
 
 /// Longest wait for the interpreter to import torch and count devices.
@@ -149,6 +149,8 @@ trait Machine {
     fn cuda_devices(&self) -> Result<usize, String>;
     fn has_gpu_device_file(&self) -> bool;
     fn has_accelerator_device_file(&self) -> bool;
+    /// Whether a plug-in could have given torch a device with a name of its own.
+    fn has_device_plugin(&self) -> bool;
     /// `None`: torch does not know a device of this name.
     fn ask(&self, device: &str) -> Result<Option<usize>, DeviceError>;
     fn python(&self) -> &Path;
@@ -178,6 +180,8 @@ fn decide(wanted: &WorkersPerNode, machine: &impl Machine) -> Result<usize, Devi
             Err(cause) => Err(DeviceError::CudaNotAvailable(cause)),
         },
         WorkersPerNode::Xpu => at_least_one("xpu", machine.ask("xpu")?),
+        // Torch takes seconds to import, and without a plug-in it cannot know the name.
+        WorkersPerNode::Device(name) if !machine.has_device_plugin() => Err(DeviceError::Unsupported(name.clone())),
         WorkersPerNode::Device(name) => at_least_one(name, machine.ask(name)?),
         WorkersPerNode::Auto => {
             let cuda = machine.cuda_devices();
@@ -216,6 +220,12 @@ impl Machine for ThisMachine<'_> {
 
     fn has_accelerator_device_file(&self) -> bool {
         ACCELERATOR_DEVICE_FILES.iter().any(|file| Path::new(file).exists())
+    }
+
+    fn has_device_plugin(&self) -> bool {
+        let python = Interpreter { path: self.python.to_owned(), chosen_because: "" };
+        // A Python that cannot describe itself may still answer the question.
+        python.inspect().map_or(true, |found| found.has_entry_points("torch.backends"))
     }
 
     fn ask(&self, device: &str) -> Result<Option<usize>, DeviceError> {
@@ -582,6 +592,9 @@ mod tests {
         }
         fn has_accelerator_device_file(&self) -> bool {
             self.device_files.1
+        }
+        fn has_device_plugin(&self) -> bool {
+            true
         }
         fn ask(&self, _: &str) -> Result<Option<usize>, DeviceError> {
             Ok(self.torch)

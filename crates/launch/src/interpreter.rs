@@ -172,6 +172,16 @@ for folder in sys.path:
 }
 
 impl Inspection {
+    /// Whether an installed package has entry points in this group, read from the packages' metadata.
+    pub fn has_entry_points(&self, group: &str) -> bool {
+        let section = format!("[{group}]");
+        let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        entries
+            .filter(|entry| entry.file_name().to_string_lossy().ends_with("-info"))
+            .filter_map(|entry| fs::read_to_string(entry.path().join("entry_points.txt")).ok())
+            .any(|text| text.lines().any(|line| line.trim() == section))
+    }
+
     /// The installed version of a package, read from its metadata (`<package>-*.dist-info`), else from its `version.py`.
     pub fn installed(&self, package: &str) -> Option<String> {
         self.folders.iter().find_map(|folder| {
@@ -390,5 +400,16 @@ mod tests {
         let error = interpreter("/bin/false").inspect().unwrap_err().to_string();
         assert!(error.contains("exit status: 1"), "{error}");
         assert_eq!(interpreter("/nonexistent/python").inspect().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn entry_points_are_found_by_their_group() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let metadata = folder.path().join("plugin-1.0.dist-info");
+        fs::create_dir(&metadata).expect("created");
+        fs::write(metadata.join("entry_points.txt"), "[console_scripts]\nx = y:z\n\n[torch.backends]\nnpu = a:b\n")
+            .expect("written");
+        let found = Inspection { version: "3.12.1".to_owned(), folders: vec![folder.path().to_owned()] };
+        assert!(found.has_entry_points("torch.backends") && !found.has_entry_points("torch.other"));
     }
 }

@@ -134,10 +134,9 @@ class Demo:
         record = self._record
         if event.kind == "started":
             record.pids[event.attempt, event.rank] = event.pid
-            started = sum(1 for attempt, _ in record.pids if attempt == event.attempt)
-            if event.attempt > record.restarts and started == self._options.ranks:
+            if event.attempt > record.restarts:
                 record.restarts = event.attempt
-                self._console.narrate(f"instep stopped the others and restarted all {started} on clean keys")
+                self._console.narrate(f"instep stopped the others and restarts all {self._options.ranks}")
         elif event.kind == "finished":
             record.losses[event.rank] = event.loss
         elif event.rank != 0:

@@ -30,6 +30,8 @@ const FIRST_LISTENER: usize = usize::MAX - 16;
 const READ_BYTES: usize = 256 << 10;
 /// Reads of one connection before others have their turn.
 const READS_PER_TURN: usize = 8;
+/// How often to look for events before sleeping; some ten microseconds in all.
+const LOOKS_BEFORE_SLEEP: usize = 32;
 const OUTPUT_PAUSE_BYTES: usize = 1 << 20;
 const COMPANION_INPUT_BYTES: usize = 1 << 20;
 const COMPANION_OUTPUT_BYTES: usize = 16 << 20;
@@ -119,8 +121,7 @@ impl EventLoop {
         self.tick();
         self.flush_all();
         while !self.stopping && !self.stop_requested.load(Ordering::Acquire) {
-            let timeout = self.timeout();
-            match self.poll.poll(&mut events, timeout) {
+            match self.wait(&mut events) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(cause) => {
@@ -131,6 +132,20 @@ impl EventLoop {
             self.turn(&events);
         }
         self.finish(&mut events);
+    }
+
+    /// Waits for events, at first awake: who asks once mostly asks again at once, and waking a sleeping thread takes
+    /// longer than the answer. Others that want the processor get it meanwhile.
+    fn wait(&mut self, events: &mut Events) -> io::Result<()> {
+        for _ in 0..LOOKS_BEFORE_SLEEP {
+            self.poll.poll(events, Some(Duration::ZERO))?;
+            if !events.is_empty() {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        let timeout = self.timeout();
+        self.poll.poll(events, timeout)
     }
 
     fn turn(&mut self, events: &Events) {

@@ -209,7 +209,7 @@ def test_demo_with_torch_survives_its_own_kill(python: Path, instep: Path, tmp_p
     assert [line.split(" (pid")[0] for line in told] == [
         "==> training a small MLP with torch on 2 CPU ranks for 20 epochs",
         "==> killing rank 1",
-        "==> instep stopped the others and restarted all 2 on clean keys",
+        "==> instep stopped the others and restarts all 2",
         "==> resumed from the snapshot at epoch 6",
         "==> done",
     ]

@@ -37,6 +37,7 @@ from normalise import Places
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 75.0
 POLL_S = 0.02
+LEFTOVER_GRACE_S = 1.5
 # Every launcher runs on so many CPUs, so that `--nproc-per-node=cpu` means the same everywhere.
 CPUS = 2
 RANK_VARIABLES = ("RANK", "GROUP_RANK", "ROLE_RANK")
@@ -219,14 +220,25 @@ def wait_for(case: Case, nodes: list[Node], out: Path) -> list[int | str]:
 
 
 def kill_workers(out: Path) -> int:
-    """Ends every process that belongs to this run, by the variable they all inherit; returns how many workers."""
+    """Ends every process that belongs to this run; returns how many workers did not end with their launcher."""
+    deadline = time.monotonic() + LEFTOVER_GRACE_S
+    while any((alive := processes(out)).values()) and time.monotonic() < deadline:
+        # The kernel ends workers whose launcher was killed, but not in the same instant.
+        time.sleep(POLL_S)
+    for process in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return sum(alive.values())
+
+
+def processes(out: Path) -> dict[int, bool]:
+    """Processes of this run, known by the variable they all inherit, and whether each is a worker."""
     mark = f"PROBE_OUT={out}".encode()
-    found = 0
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
-                found += PYTHON_HELPER not in (entry / "cmdline").read_bytes()
-                os.kill(int(entry.name), signal.SIGKILL)
+                found[int(entry.name)] = PYTHON_HELPER not in (entry / "cmdline").read_bytes()
     return found
 
 

@@ -32,6 +32,8 @@ class Difference:
     torchrun: object
     instep: object
     reason: str
+    # False where it depends on which of two processes is faster.
+    always: bool = True
 
     def covers(self, case: str, field: str, torchrun: object, instep: object) -> bool:
         return (
@@ -123,6 +125,16 @@ JUSTIFIED = [
         ANY,
         "`--event-log-handler` and `--logs-specs` name Python plugins of torchrun. They are accepted with a warning "
         "and have no effect; torchrun fails where the plugin is not installed.",
+    ),
+    Difference(
+        "first-failure-everywhere",
+        "two nodes static both fail",
+        "*",
+        ANY,
+        ANY,
+        "The first failure ends the round on all nodes at once. A rank of another node that was about to fail by "
+        "itself may be stopped before it does.",
+        always=False,
     ),
     Difference(
         "missing-script",

@@ -31,7 +31,6 @@ pub(crate) fn serve(arguments: &StoreArguments) -> anyhow::Result<ExitCode> {
         };
         Hinted::new(what, "choose another --port, or 0 for any free one")
     })?;
-    instep_store::raise_file_limit()?;
     let (notices, heard) = mpsc::channel();
     let server = Server::start(listeners, None, move |notice| {
         let _ = notices.send(notice.to_string());

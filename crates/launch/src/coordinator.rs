@@ -17,10 +17,7 @@ use instep_store::{ClientId, Companion, Context, Request};
 
 use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
 use crate::failure::Failure;
-use crate::torchrun::ForeignNodes;
-
-/// How often the store is looked at for nodes of another launcher.
-const FOREIGN_POLL: Duration = Duration::from_millis(50);
+use crate::torchrun::{self, ForeignNodes};
 
 /// What the coordinator is told by the launcher that hosts it.
 #[derive(Debug, Clone)]
@@ -268,12 +265,12 @@ impl Companion for Coordinator {
             self.happened(Event::Tick, context);
         }
         let due = self.membership.wake_at().map(|due| self.began + due);
-        let look = self.foreign.as_ref().map(|_| context.now + FOREIGN_POLL);
+        let look = self.foreign.as_ref().map(|_| context.now + torchrun::LOOK_INTERVAL);
         [due, look].into_iter().flatten().min()
     }
 
     fn refuses(&mut self, request: &Request<'_>, _peer: SocketAddr) -> Option<String> {
-        crate::torchrun::is_dynamic_rendezvous(request).then(|| {
+        torchrun::is_dynamic_rendezvous(request).then(|| {
             "Python's torchrun tried to join this c10d job; run instep on all nodes, or use --rdzv-backend static"
                 .to_owned()
         })

@@ -33,6 +33,7 @@ mod meeting;
 pub mod numa;
 mod output;
 pub mod plan;
+mod random;
 pub mod supervisor;
 mod terminal;
 mod torchrun;

@@ -6,10 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+use crate::random;
 
 /// One of a worker's two output streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -210,7 +212,7 @@ impl AttemptDirectory {
 /// A new directory `<prefix><8 random letters>` that only we can read.
 fn fresh_directory(base: &Path, prefix: &str) -> io::Result<PathBuf> {
     loop {
-        let path = base.join(format!("{prefix}{}", random_letters(8)?));
+        let path = base.join(format!("{prefix}{}", random_letters()?));
         match fs::DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             result => return result.map(|()| path),
@@ -218,11 +220,9 @@ fn fresh_directory(base: &Path, prefix: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// Letters and digits from the system's random source.
-pub(crate) fn random_letters(count: usize) -> io::Result<String> {
+fn random_letters() -> io::Result<String> {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-    let mut bytes = vec![0u8; count];
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let bytes = random::bytes::<8>()?;
     Ok(bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect())
 }
 

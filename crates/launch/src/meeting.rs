@@ -16,6 +16,7 @@ use crate::coordinator::{Coordinator, Hosting};
 use crate::endpoint::{self, Endpoint, Obstacle};
 use crate::link::Link;
 use crate::plan::{Meeting, Plan};
+use crate::random;
 use crate::torchrun::{self, Place};
 
 /// How long a launcher waits for the answer to its hello: the coordinator never blocks, so this is network time.
@@ -189,7 +190,7 @@ fn host(
         Some(listener) => listener.local_addr()?.port(),
         None => return Err(MeetingError::System(io::Error::from(io::ErrorKind::AddrNotAvailable))),
     };
-    let host_token = random_token()?;
+    let host_token = u64::from_ne_bytes(random::bytes()?);
     let hosting = Hosting {
         run_id: plan.job.run_id.clone(),
         terms: plan.terms.clone(),
@@ -324,10 +325,4 @@ fn visit_torchrun(plan: &Plan, endpoint: &Endpoint, what: String, notes: &Sender
         .name("torchrun-peer".to_owned())
         .spawn(move || torchrun::join(client, place, theirs))?;
     Ok(Link::new(OwnedFd::from(ours), Vec::new())?)
-}
-
-fn random_token() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
 }

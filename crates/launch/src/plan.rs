@@ -17,6 +17,7 @@ use crate::environment::{self, JobFacts};
 use crate::interpreter::{self, Interpreter};
 use crate::logs::{LogBase, LogPolicy, StreamMask};
 use crate::numa::{self, NumaBinding, Topology};
+use crate::random;
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
@@ -434,11 +435,8 @@ fn meet(
 }
 
 fn random_uuid() -> String {
-    let mut bytes = [0u8; 16];
-    if let Ok(mut source) = std::fs::File::open("/dev/urandom") {
-        // A job id has to be unlikely to repeat, nothing more: a failed read leaves a valid one.
-        let _ = std::io::Read::read_exact(&mut source, &mut bytes);
-    }
+    // A job id has to be unlikely to repeat, nothing more: a failed read leaves a valid one.
+    let mut bytes = random::bytes::<16>().unwrap_or_default();
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -29,7 +29,7 @@ use crate::failure::Failure;
 const EXIT_BARRIER: Duration = Duration::from_secs(300);
 
 /// How often the store is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct RoleInfo {

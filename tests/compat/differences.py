@@ -109,16 +109,6 @@ JUSTIFIED = [
         "`--signals-to-handle`. torchrun leaves them running.",
     ),
     Difference(
-        "output-in-flight",
-        "* not handled",
-        "std*",
-        ANY,
-        ANY,
-        "Output passes through the launcher. If the launcher is killed, what a worker wrote in the last milliseconds "
-        "before may not be shown.",
-        always=False,
-    ),
-    Difference(
         "no-python-path",
         "no python found on path",
         "workers.*.env.PATH",

@@ -5,7 +5,7 @@
 //! | module | part |
 //! |---|---|
 //! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`interpreter`], [`endpoint`] |
-//! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out |
+//! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out; `signals` for it |
 //! | `meeting`, `link`, [`control`] | how this node finds the job's first node and talks to it |
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
@@ -34,6 +34,7 @@ pub mod numa;
 mod output;
 pub mod plan;
 mod random;
+mod signals;
 pub mod supervisor;
 mod terminal;
 mod torchrun;

@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("instep-policy", &[]),
     // level 2
     ("instep-launch", &["instep-policy", "instep-store"]),
-    ("instep-python", &["instep-store"]),
+    ("instep-python", &["instep-collectives", "instep-store"]),
     // level 3
     ("instep", &["instep-launch", "instep-store"]),
     // development only

@@ -25,7 +25,6 @@ struct Arrival {
 
 #[repr(C, align(128))]
 struct Progress {
-    reduced: AtomicU64,
     done: AtomicU64,
     /// Operations begun and finished since the arena was made.
     entered: AtomicU64,
@@ -54,7 +53,6 @@ struct Identity {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Counter {
     Ready,
-    Reduced,
     Done,
 }
 
@@ -62,7 +60,6 @@ impl Control {
     fn counter(&self, counter: Counter) -> &AtomicU64 {
         match counter {
             Counter::Ready => &self.arrival.ready,
-            Counter::Reduced => &self.progress.reduced,
             Counter::Done => &self.progress.done,
         }
     }

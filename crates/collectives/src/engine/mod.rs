@@ -1,8 +1,9 @@
 //! One operation after the other on an arena.
 //!
-//! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it reduces, what it takes out. The engine
-//! runs the steps, one ahead: a slot is filled while the peers still work on the step before. See [`crate::arena`] for the
-//! counters. All ranks derive the same flow from the fingerprint, which they compare at the first step.
+//! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it takes out of the others' (and may put
+//! back), what it then finds in its own. The engine runs the steps, one ahead: a slot is filled while the peers still work
+//! on the step before. See [`crate::arena`] for the counters. All ranks derive the same flow from the fingerprint, which
+//! they compare at the first step.
 #![expect(unsafe_code, reason = "copies between tensors and shared memory")]
 
 mod flow;
@@ -45,6 +46,16 @@ enum Stop {
     Verdict(Verdict),
 }
 
+impl Needs {
+    fn includes(self, peer: usize) -> bool {
+        match self {
+            Needs::All => true,
+            Needs::Only(only) => only == peer,
+            Needs::Nobody => false,
+        }
+    }
+}
+
 impl From<Interrupted> for Stop {
     fn from(interrupted: Interrupted) -> Stop {
         Stop::Interrupted(interrupted)
@@ -81,12 +92,23 @@ type Move<'f> = Box<dyn FnMut(&View<'_>, usize) -> Progress + 'f>;
 /// An operation as steps.
 struct Flow<'f> {
     steps: usize,
+    /// Writes to the own slot.
     fill: Option<Move<'f>>,
-    reduce: Option<Move<'f>>,
+    /// Whose slots must be filled before `take`.
     needs: Needs,
-    drain: Option<Move<'f>>,
+    /// Works on the others' slots or memory; after it this rank is done with them.
+    take: Option<Move<'f>>,
+    /// Reads what the others have put into the own slot, when all are done.
+    collect: Option<Move<'f>>,
     /// Peers read this rank's memory: it must not return before they are done.
     lends_memory: bool,
+}
+
+impl Flow<'_> {
+    /// Meets and moves nothing.
+    fn new(steps: usize) -> Self {
+        Flow { steps, fill: None, needs: Needs::Nobody, take: None, collect: None, lends_memory: false }
+    }
 }
 
 /// What every wait of an operation needs to know.
@@ -286,7 +308,9 @@ impl Engine {
         let path = self.thresholds.path(bytes);
         let mut scratch = std::mem::take(&mut self.scratch);
         let result = {
-            let flow = if path == Path::SingleCopy && watch.call.kind != Kind::Reduce {
+            let flow = if path == Path::SingleCopy
+                && !matches!(watch.call.kind, Kind::AllReduce | Kind::Reduce | Kind::Barrier)
+            {
                 single_copy::flow(operation, &self.view(), &mut scratch)
             } else {
                 flow::flow(operation, &self.view(), path)
@@ -321,7 +345,7 @@ impl Engine {
             store(row.expects(peer), outputs[peer].bytes as u64);
             store(row.pointer(peer), inputs[peer].pointer as u64);
         }
-        let exchange = Flow { steps: 1, fill: None, reduce: None, needs: Needs::All, drain: None, lends_memory: false };
+        let exchange = Flow { needs: Needs::All, ..Flow::new(1) };
         let first = self.step;
         let fingerprint = watch.call.fingerprint(watch.sequence);
         // The sizes are read between ready and done of that step.
@@ -403,24 +427,20 @@ impl Engine {
                 }
                 self.arena.control(rank).publish(Counter::Ready, number + 2);
             }
-            let mut counter = Counter::Ready;
-            if let Some(reduce) = &mut flow.reduce {
-                self.wait_all(Counter::Ready, number + 1, watch)?;
-                self.touched = true;
-                reduce(&self.view(), step)?;
-                self.arena.control(rank).publish(Counter::Reduced, number + 1);
-                counter = Counter::Reduced;
-            }
             match flow.needs {
-                Needs::All => self.wait_all(counter, number + 1, watch)?,
-                Needs::Only(peer) if peer != rank => self.wait(peer, counter, number + 1, watch)?,
+                Needs::All => self.wait_all(Counter::Ready, number + 1, watch)?,
+                Needs::Only(peer) if peer != rank => self.wait(peer, Counter::Ready, number + 1, watch)?,
                 Needs::Only(_) | Needs::Nobody => {}
             }
-            if let Some(drain) = &mut flow.drain {
+            if let Some(take) = &mut flow.take {
                 self.touched = true;
-                drain(&self.view(), step)?;
+                take(&self.view(), step)?;
             }
             self.arena.control(rank).publish(Counter::Done, number + 1);
+            if let Some(collect) = &mut flow.collect {
+                self.wait_all(Counter::Done, number + 1, watch)?;
+                collect(&self.view(), step)?;
+            }
         }
         let end = base + flow.steps as u64;
         if flow.lends_memory {

@@ -46,24 +46,29 @@
 
 mod address;
 mod arena;
+mod bound;
 mod call;
 mod dtype;
 mod engine;
 mod error;
+mod fate;
 mod group;
 mod half;
 mod kernel;
+mod mail;
 mod operation;
 mod plan;
+mod queue;
 mod ticket;
 
 use std::fmt;
 
 pub use address::Address;
+pub use bound::{Bound, Options};
 pub use call::{Call, Kind};
 pub use dtype::{DataType, Element, Reduction};
 pub use error::{Error, Noticed};
-pub use group::{Bound, Group, Options, Reconfigured};
+pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};
 pub use ticket::{Output, Ticket};
 

@@ -21,7 +21,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg};
 
 use super::Arena;
-use crate::{Address, Error, Rank};
+use crate::{Address, Error};
 
 const MAGIC: [u8; 8] = *b"instepH1";
 const HELLO_BYTES: usize = 48;
@@ -104,7 +104,10 @@ impl Meeting<'_> {
         let own = &self.addresses[self.rank];
         for (rank, address) in self.addresses.iter().enumerate() {
             if address.memory != own.memory {
-                return Err(Error::OtherHost { rank: Rank(rank), host: address.host.clone() });
+                return Err(Error::invalid(format!(
+                    "rank {rank} runs on {}, which shares no memory with this host",
+                    address.host
+                )));
             }
         }
         if self.addresses.len() > MOST_RANKS {

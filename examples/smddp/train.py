@@ -47,7 +47,7 @@ def make_dataset(samples, seed):
     images = torch.randn(samples, 1, SIDE, SIDE, generator=generator)
     for image, place in zip(images, classes.tolist(), strict=True):
         row, column = divmod(place, 3)
-        image[0, row * SQUARE : (row + 1) * SQUARE, column * SQUARE : (column + 1) * SQUARE] += 0.5
+        image[0, row * SQUARE : (row + 1) * SQUARE, column * SQUARE : (column + 1) * SQUARE] += 1.0
     return TensorDataset(images, classes)
 
 

@@ -124,7 +124,7 @@ class Run:
     def _environment(self) -> dict[str, str]:
         """This interpreter and this package for the ranks, wherever the package lies; one thread a rank."""
         package_parent = str(Path(__file__).resolve().parents[2])
-        search_path = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+        search_path = [*filter(None, [os.environ.get("PYTHONPATH")]), package_parent]
         ours = {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": sys.executable, "PYTHONPATH": os.pathsep.join(search_path)}
         return {**os.environ, **ours}
 

@@ -3,7 +3,7 @@
     .venv/bin/python bench/ddp_step.py [--ranks 2] [--rounds 15] [--json FILE]
 
 A step is forward, backward and optimizer. Under `no_sync` DDP does the same but exchanges nothing: the difference is
-the communication that computing did not hide. Every round takes one step of each kind (instep, gloo, each with and without
+the communication that computing did not hide. A round takes one step of each kind (instep, gloo, each with and without
 `no_sync`), in turns, in the same processes; a step counts for the slowest rank, and the medians are compared.
 """
 

@@ -12,9 +12,9 @@ use crate::module;
 
 /// Below the options of `instep bench collectives --help`.
 const AFTER_COLLECTIVES: &str = "\
-Every backend gets its turn in every round, so that a busy machine disturbs all alike. A figure is the median over
-the rounds of the slowest rank's mean time of one call; results are compared with what must come out.
-Bandwidths are counted as nccl-tests counts them; ratio is the time as a multiple of the first backend's.";
+In every round each backend gets its turn, so that a busy machine disturbs all alike. A figure is the median over the \
+rounds of the slowest rank's mean time of one call. Results are compared with what must come out.
+Bandwidths are in GB/s and counted as nccl-tests counts them; ratio is the time as a multiple of the first backend's.";
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -32,7 +32,7 @@ enum Bench {
 #[derive(Debug, Args)]
 struct CollectivesArguments {
     /// Ranks to start on this machine
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = |text: &str| parse_count(text, 2, 1024))]
     nproc: u16,
     /// What to compare; nccl needs a GPU for each rank, mpi needs Open MPI
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "instep,gloo")]
@@ -50,7 +50,7 @@ struct CollectivesArguments {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "all_reduce")]
     ops: Vec<Operation>,
     /// How often each backend gets its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = |text: &str| parse_count(text, 1, 100))]
     rounds: u16,
     /// Python to run the ranks with [default: that of the active environment]
     #[arg(long, value_name = "PATH")]
@@ -67,7 +67,9 @@ enum Backend {
     Instep,
     /// Ours, as it is where ranks may not read each other's memory
     InstepArena,
+    /// torch's, for CPUs
     Gloo,
+    /// NVIDIA's, for GPUs
     Nccl,
     /// Open MPI, called directly
     Mpi,
@@ -127,6 +129,12 @@ fn unique<T: PartialEq>(values: &[T]) -> Vec<&T> {
         }
     }
     found
+}
+
+/// Reads a number from `least` to `most`.
+fn parse_count(text: &str, least: u16, most: u16) -> Result<u16, String> {
+    let number: Option<u16> = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("not a number from {least} to {most}"))
 }
 
 /// Reads `25M`.

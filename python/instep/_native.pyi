@@ -15,6 +15,7 @@ __all__ = [
     "StoreServer",
     "Ticket",
     "__version__",
+    "stop_callbacks",
 ]
 
 __version__: Final[str]
@@ -22,6 +23,9 @@ __version__: Final[str]
 # Names of element types and of reductions; operations are given the index.
 DTYPES: Final[Sequence[str]]
 REDUCTIONS: Final[Sequence[str]]
+
+def stop_callbacks() -> None:
+    """End the threads for callbacks, before the interpreter ends."""
 
 # Address and length in bytes. Whoever gives it keeps it valid until the operation has ended.
 _Memory = tuple[int, int]

@@ -63,7 +63,7 @@ class PeerLost(CollectiveError):
 class CollectiveTimeout(CollectiveError):
     """Not every rank took part in time: `ranks` had not even started. The group is aborted on every rank."""
 
-    hint = "look at what the missing ranks are doing; init_process_group(timeout=...) allows more time"
+    hint = "look at what the missing ranks are doing; init_process_group takes a longer timeout if they need it"
 
 
 class Mismatch(CollectiveError):

@@ -3,32 +3,25 @@
 //! Nothing here knows torch. Callers give the address and the length of memory that they keep valid until the operation
 //! has ended; `submit` and its kin also hold on to an object until then, so that a caller who forgets cannot crash.
 //!
-//! Every wait happens with the interpreter released. Threads of the engine take it for callbacks, so a group is never
-//! given up while it is held: see [`CollectiveGroup::shutdown`].
+//! Every wait happens with the interpreter released, and threads of the engine never take it: see [`crate::delivery`].
 #![expect(unsafe_code, reason = "memory of tensors comes as addresses")]
 
-use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Source, Target};
-use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
+use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use pyo3::{pyclass, pymethods};
 
-use crate::errors;
+use crate::{delivery, errors};
 
 /// How often a wait on the main thread looks whether a signal came.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// Address and bytes.
 type Memory = (usize, usize);
-
-thread_local! {
-    /// This thread belongs to a group and runs a callback.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Memory that is read: what an operation is given.
 fn source((address, bytes): Memory) -> Source {
@@ -214,6 +207,28 @@ impl Ticket {
         self.ticket.is_finished()
     }
 
+    /// Who sent what a finished receive received.
+    fn source(&self) -> Option<usize> {
+        self.ticket.source().map(|rank| rank.0)
+    }
+
+    /// Call this once when it has ended, on a thread for callbacks; at once if it has.
+    fn when_finished(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        if self.ticket.is_finished() {
+            return callback.call0(py).map(drop);
+        }
+        self.ticket.when_finished(move |_| {
+            delivery::deliver(Box::new(move || {
+                Python::attach(|py| {
+                    if let Err(error) = callback.call0(py) {
+                        error.write_unraisable(py, None);
+                    }
+                });
+            }));
+        });
+        Ok(())
+    }
+
     /// The exception it ended with, or None.
     fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         match self.ticket.wait(Duration::ZERO) {
@@ -257,8 +272,21 @@ impl CollectiveGroup {
         }
     }
 
-    fn ticket(&self, ticket: engine::Ticket) -> Ticket {
-        Ticket { ticket, label: Arc::clone(&self.label) }
+    /// Begins something with the interpreter released, and holds on to `keep` until it has ended.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        timeout: f64,
+        keep: Py<PyAny>,
+        begin: impl FnOnce(&Group, Duration) -> Result<engine::Ticket, Error> + Send,
+    ) -> PyResult<Ticket> {
+        let timeout = errors::duration(timeout)?;
+        let group = self.connected(py)?;
+        let result = py.detach(|| begin(&group, timeout));
+        let ticket = result.map_err(|error| errors::collectives(py, &error, &self.label))?;
+        // On a thread without the interpreter this only notes that the object can go.
+        ticket.when_finished(move |_| drop(keep));
+        Ok(Ticket { ticket, label: Arc::clone(&self.label) })
     }
 }
 
@@ -329,14 +357,54 @@ impl CollectiveGroup {
 
     /// Queue an operation. `keep` is held until it has ended.
     fn submit(&self, py: Python<'_>, operation: &Operation, timeout: f64, keep: Py<PyAny>) -> PyResult<Ticket> {
-        let timeout = errors::duration(timeout)?;
-        let group = self.connected(py)?;
         let operation = operation.get();
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
-        let result = py.detach(|| unsafe { group.submit_within(operation, timeout) });
-        let ticket = result.map_err(|error| errors::collectives(py, &error, &self.label))?;
-        drop(keep);
-        Ok(self.ticket(ticket))
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_within(operation, timeout) })
+    }
+
+    /// Queue several: one after the other, nothing in between, the time for all together.
+    fn submit_together(
+        &self,
+        py: Python<'_>,
+        operations: Vec<PyRef<'_, Operation>>,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<Ticket> {
+        let operations: Vec<engine::Operation> = operations.iter().map(|operation| operation.get()).collect();
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_together(operations, timeout) })
+    }
+
+    /// Send to one rank, whatever collectives are under way.
+    fn send(
+        &self,
+        py: Python<'_>,
+        memory: Memory,
+        to: usize,
+        tag: u64,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<Ticket> {
+        let memory = source(memory);
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.send(memory, Rank(to), tag, timeout) })
+    }
+
+    /// Receive from one rank, or from whoever sends first.
+    #[pyo3(signature = (memory, source, tag, timeout, keep))]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        memory: Memory,
+        source: Option<usize>,
+        tag: u64,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<Ticket> {
+        let memory = target(memory);
+        let from = source.map(Rank);
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.receive(memory, from, tag, timeout) })
     }
 
     /// Fail everything under way, here and on the peers. Returns at once; does nothing when there is no group.
@@ -365,26 +433,30 @@ impl CollectiveGroup {
     /// Leave the group. What is under way fails; does nothing the second time.
     fn shutdown(&self, py: Python<'_>) {
         let place = self.replace(Place::Closed);
-        give_up(py, place);
+        py.detach(|| {
+            // Another thread may be inside an operation and hold the group: it must come back before the group can go.
+            if let Place::Connected(group) = &place
+                && Arc::strong_count(group) > 1
+            {
+                group.abort();
+            }
+            drop(place);
+        });
     }
 }
 
 impl Drop for CollectiveGroup {
+    /// With the interpreter released, because dropping a group joins its threads.
     fn drop(&mut self) {
         let place = self.replace(Place::Closed);
-        Python::attach(|py| give_up(py, place));
+        Python::attach(|py| py.detach(|| drop(place)));
     }
 }
 
-/// Drops a group with the interpreter released, because that joins threads that may wait for it.
-fn give_up(py: Python<'_>, place: Place) {
-    let Place::Connected(group) = place else { return };
-    if IN_CALLBACK.get() {
-        // A thread of this group cannot wait for its own end. The one that does ends with it.
-        let _ = std::thread::Builder::new().name("instep-leave".to_owned()).spawn(move || drop(group));
-        return;
-    }
-    py.detach(|| drop(group));
+/// End the threads for callbacks, before the interpreter ends.
+#[pyfunction]
+pub(crate) fn stop_callbacks(py: Python<'_>) {
+    py.detach(delivery::stop);
 }
 
 /// A panic while the lock was held is reported by itself; the data behind it is replaced as a whole, so still good.

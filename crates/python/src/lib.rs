@@ -4,6 +4,7 @@
 //! faces and `python/instep/_native.pyi` the types; errors become Python exceptions in `errors` alone.
 
 mod collectives;
+mod delivery;
 mod errors;
 mod store;
 
@@ -15,7 +16,7 @@ mod _native {
     use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};
 
     #[pymodule_export]
-    use super::collectives::{CollectiveGroup, Operation, Ticket};
+    use super::collectives::{CollectiveGroup, Operation, Ticket, stop_callbacks};
     #[pymodule_export]
     use super::store::{StoreClient, StoreServer};
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from torch.distributed import Store
 
-from instep._native import CollectiveGroup
+from instep._native import CollectiveGroup, stop_callbacks
 from instep.errors import ConnectFailed
 
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
@@ -92,3 +92,4 @@ def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seco
 def _close_all() -> None:
     for link in list(_open):
         link.close()
+    stop_callbacks()

@@ -441,7 +441,8 @@ class Operations:
     ) -> None:
         """Return when every rank has come; otherwise name those that have not, and leave the group usable."""
         limit = timeout.timeout if isinstance(timeout, BarrierOptions) else timeout
-        monitored_barrier(self._link, self._seconds(limit), wait_all_ranks)
+        seconds = limit.total_seconds() if limit is not None else -1.0
+        monitored_barrier(self._link, self._link.seconds if seconds < 0 else seconds, wait_all_ranks)
 
     def _root(self, root: int) -> int:
         if not 0 <= root < self._link.size:

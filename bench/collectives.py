@@ -1,6 +1,6 @@
 """Collectives through torch: instep against gloo, with single copy and without, 2 and 4 ranks, in the same runs.
 
-    .venv/bin/python bench/collectives.py [--rounds 9] [--json FILE]
+    .venv/bin/python bench/collectives.py [--rounds 15] [--json FILE] [--markdown]
 
 Everything is measured by `instep bench collectives`, which lets the backends take turns; this script asks for what the
 project promises, and says of each promise whether it holds here. `instep-arena` is instep where ranks may not read each
@@ -95,11 +95,40 @@ def times_of(reports: list[dict[str, Any]]) -> dict[tuple[int, str, int, str], f
     }
 
 
+def markdown(times: dict[tuple[int, str, int, str], float]) -> str:
+    """The tables of docs/guides/which-backend.md."""
+    lines = ["| size | " + " | ".join(f"{world} ranks: instep | gloo | speed-up" for world in WORLDS) + " |"]
+    lines.append("|---" * (1 + 3 * len(WORLDS)) + "|")
+    for operation, sizes in (("", (*SMALL, *LARGE)), *((f"{name}, ", (OTHERS_BYTES,)) for name in OTHERS)):
+        for size in sizes:
+            cells = []
+            for world in WORLDS:
+                name = operation.removesuffix(", ") or "all_reduce"
+                ours, gloo = (times[world, name, size, backend] for backend in (OURS, GLOO))
+                cells += [spell_time(ours), spell_time(gloo), f"{gloo / ours:.1f}"]
+            lines.append(f"| {operation}{spell_size(size)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spell_time(time_us: float) -> str:
+    """Three digits or so, in the unit that fits."""
+    return f"{time_us:.3g} µs" if time_us < 1000 else f"{time_us / 1000:.3g} ms"
+
+
+def spell_size(size_bytes: int) -> str:
+    """25 MB, counted in powers of 1024 as everybody does."""
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
+        if size_bytes >= unit:
+            return f"{size_bytes // unit} {name}"
+    return f"{size_bytes} B"
+
+
 def main() -> int:
     """Measure, print the table, and which promises hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", action="store_true", help="also print the table of the guide")
     options = parser.parse_args()
 
     reports = []
@@ -120,6 +149,8 @@ def main() -> int:
         ratios = f"{three[2] / time_us:>9.1f}x{three[2] / three[1]:>7.1f}x"
         print(f"{world:>5} {operation:<15}{size:>12}{cells}{ratios}")
 
+    if options.markdown:
+        print(f"\n{markdown(times)}")
     print()
     verdicts = []
     for promise in promises():

@@ -86,7 +86,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert (figure.time_s, figure.algorithm_gb_s, figure.bus_gb_s) == (0.002, 2, 3)
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [(1e-6, 20_000), (3e-6, 10_000), (0.01, 3), (2.0, 2)])
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-6, 2_000), (5e-6, 1_000), (0.001, 5), (2.0, 3)])
 def test_a_batch_takes_a_moment_whatever_a_call_takes(seconds: float, calls: int) -> None:
     asked: list[int] = []
 
@@ -95,7 +95,7 @@ def test_a_batch_takes_a_moment_whatever_a_call_takes(seconds: float, calls: int
         return seconds
 
     assert calls_per_batch(measure) == calls
-    assert sum(asked) * seconds <= 0.03 + 2 * seconds, "finding out is short too"
+    assert sum(asked) * seconds <= 0.005 + 2 * seconds, "finding out is short too"
 
 
 def test_sizes_are_spelled_as_they_are_given() -> None:

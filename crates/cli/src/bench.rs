@@ -50,7 +50,7 @@ struct CollectivesArguments {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "all_reduce")]
     ops: Vec<Operation>,
     /// How often each backend gets its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = |text: &str| parse_count(text, 1, 100))]
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = |text: &str| parse_count(text, 1, 100))]
     rounds: u16,
     /// Python to run the ranks with [default: that of the active environment]
     #[arg(long, value_name = "PATH")]
@@ -187,7 +187,7 @@ mod tests {
     fn options_are_passed_on_in_one_form() {
         assert_eq!(
             words(""),
-            "--nproc 2 --backends instep,gloo --sizes 8,4096,262144,1048576,26214400,104857600 --ops all_reduce --rounds 5"
+            "--nproc 2 --backends instep,gloo --sizes 8,4096,262144,1048576,26214400,104857600 --ops all_reduce --rounds 9"
         );
         assert_eq!(
             words(

@@ -78,9 +78,6 @@ class Run:
             )
             try:
                 self._follow(process, reader)
-            except Refusal:
-                stop(process)
-                raise
             finally:
                 stop(process)
                 reader.close()

@@ -24,10 +24,11 @@ BUFFERS = 6
 # Small enough that float32 adds it up exactly over any number of ranks that fit on a machine.
 PATTERN_LENGTH = 97
 
-# One batch of calls takes about this long: enough to drown the ranks' uneven start, little enough to alternate often.
-BATCH_S = 0.03
-MOST_CALLS = 20_000
-FEWEST_CALLS = 2
+# One batch of calls takes about this long: enough to drown the ranks' uneven start, little enough to end before the
+# kernel gives the core to somebody else. On a busy machine the median batch else tells of the neighbours.
+BATCH_S = 0.005
+MOST_CALLS = 2_000
+FEWEST_CALLS = 3
 
 
 @dataclass(frozen=True)

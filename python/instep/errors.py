@@ -14,11 +14,15 @@ Ranks are those of the group in which the operation ran; the message says which 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-try:
-    from torch.distributed import DistBackendError
-except ImportError:  # no torch, or one without distributed
+if TYPE_CHECKING:
     DistBackendError = RuntimeError
+else:
+    try:
+        from torch.distributed import DistBackendError
+    except ImportError:  # no torch, or one without it
+        DistBackendError = RuntimeError
 
 __all__ = [
     "Aborted",
@@ -33,7 +37,7 @@ __all__ = [
 ]
 
 
-class CollectiveError(DistBackendError):  # type: ignore[misc]  # its base is torch's, if there is one
+class CollectiveError(DistBackendError):
     """Something went wrong in a group. The attributes are None or empty where they make no sense."""
 
     hint = ""

@@ -15,11 +15,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from torch.distributed import ProcessGroup, Store
+from torch._C._distributed_c10d import ProcessGroup, Store
+from torch.distributed import Backend
 
-from instep.backend.groups import link_of, register
+from instep import _registration
+from instep.backend.groups import link_of
 
 __all__ = ["reconfigure", "register"]
+
+
+def register(name: str = "instep") -> None:
+    """Make the backend known to torch under this name. Does nothing the second time."""
+    _registration.register(name, Backend)
 
 
 def reconfigure(
@@ -33,9 +40,9 @@ def reconfigure(
 ) -> int | None:
     """Give a group other peers, in place: whoever holds it, DDP say, goes on with the same object.
 
-    Every rank of the new group calls this with the same store and the same generation, which must be higher than the one
-    before (a new group has 0); new processes take part by making the group with `init_process_group` and calling it too.
-    What is under way is aborted first. After an error the group is not connected and can be reconfigured again.
+    Every rank of the new group calls this with the same store and the same generation, which must be higher than the
+    one before (a new group has 0). What is under way is aborted first. After an error the group is not connected and
+    can be reconfigured again.
 
     Gives the number of operations of the generation before that every surviving rank had completed, or None if nobody
     survived it. torch's own records, such as `dist.get_world_size()`, stay as they were.

@@ -4,10 +4,10 @@
 calls it directly, without torch's dispatcher in between, and callers get our `Work` as it is. It is what
 `backend="instep"` makes.
 
-**`GroupBackend`** is a `Backend` of torch in Python, which torch 2.14 and later allow. Torch keeps it in a process group
-of its own, beside the backends of other devices: `backend="cpu:instep,cuda:nccl"`. Its `Work` reaches callers inside an
-object of torch that only knows `wait()` and `get_future()`. It also is the backend registered in a `Group`; older torch
-gets a placeholder there, which nobody calls.
+**`GroupBackend`** is a `Backend` of torch in Python, which torch 2.14 and later allow. Torch keeps it in a process
+group of its own, beside the backends of other devices: `backend="cpu:instep,cuda:nccl"`. Its `Work` reaches callers
+inside an object of torch that only knows `wait()` and `get_future()`. It also is the backend registered in a `Group`;
+older torch gets a placeholder there, which nobody calls.
 
 Which of the two a group becomes is decided by `other_backends`.
 """
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import PrefixStore, ProcessGroup, Store
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
 
+from instep._registration import DEVICES, names
 from instep.backend.link import Link
 from instep.backend.operations import Operations
 from instep.errors import InvalidCall
@@ -30,7 +31,24 @@ from instep.errors import InvalidCall
 # Python can derive from torch's Backend since 2.14; before, it cannot be made from Python at all.
 HAS_BACKEND_CLASS = "rank" in (c10d.Backend.__init__.__doc__ or "")
 _CUSTOM = ProcessGroup.BackendType.CUSTOM
-DEVICES = ("cpu", "cuda")
+
+
+class CreationOptions(Protocol):
+    """What torch says about a group that it is making."""
+
+    store: Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+    global_ranks_in_group: list[int]
+
+
+class SplitOptions(Protocol):
+    """What torch says about a part of a group that it is making."""
+
+    _timeout: timedelta
+    group_name: str
 
 
 class _Member(Operations):
@@ -62,7 +80,7 @@ class _Member(Operations):
         """Fail everything under way, here and on the peers. Returns at once."""
         self._link.native.abort()
 
-    def get_error(self) -> Any:
+    def get_error(self) -> c10d.ErrorType:
         """Whether the group is aborted, in torch's terms."""
         failure = self._link.native.failure()
         if failure is None:
@@ -91,7 +109,7 @@ class _Member(Operations):
 
 if HAS_BACKEND_CLASS:
 
-    class GroupBackend(_Member, c10d.Backend):  # type: ignore[misc]  # torch does not type it
+    class GroupBackend(_Member, c10d.Backend):
         """A backend of torch, over one connection."""
 
         def __init__(self, link: Link, name: str) -> None:
@@ -104,13 +122,13 @@ if HAS_BACKEND_CLASS:
             return self._name
 
         @property
-        def options(self) -> Any:
+        def options(self) -> c10d.Backend.Options:
             """What a split of the group starts from."""
             return c10d.Backend.Options(self._name, timedelta(seconds=self._link.seconds))
 
-        def split(self, store: Store, ranks: Sequence[int], opts: Any) -> GroupBackend | None:
+        def split(self, store: Store, ranks: Sequence[int], opts: SplitOptions) -> GroupBackend | None:
             """Connect a part of this group; None on ranks that are not in it."""
-            link = self._split(store, ranks, opts._timeout, getattr(opts, "group_name", "") or "split")
+            link = self._split(store, ranks, opts._timeout, opts.group_name or "split")
             return None if link is None else GroupBackend(link, self._name)
 
         # Torch looks all of these up; one that is missing would be looked up for ever.
@@ -125,7 +143,7 @@ if HAS_BACKEND_CLASS:
         _supports_time_estimate = property(lambda _: False)
 
 
-def _registered_backend(link: Link, name: str) -> Any:
+def _registered_backend(link: Link, name: str) -> c10d.Backend:
     """What `Group` has registered for its devices."""
     if HAS_BACKEND_CLASS:
         return GroupBackend(link, name)
@@ -155,7 +173,7 @@ class Group(_Member, ProcessGroup):  # type: ignore[misc]  # torch does not type
         self,
         ranks: Sequence[int],
         timeout: timedelta | None = None,
-        opts: Any = None,
+        opts: object = None,
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
@@ -168,34 +186,31 @@ class Group(_Member, ProcessGroup):  # type: ignore[misc]  # torch does not type
         if link is None:
             return None
         group = Group(link, self._name)
-        group._set_group_name(name)
+        group._set_group_name(name)  # type: ignore[arg-type]  # a name like any other
         group._set_group_desc(group_desc or f"{self.group_desc}:split")
         return group
 
 
-def other_backends(process_group: Any, device: str) -> bool:
+def other_backends(process_group: ProcessGroup | None, device: str) -> bool:
     """Whether a group that torch is making will, or may, have backends beside ours.
 
     Torch asks for one backend per device, in the order of the configuration, and says neither for which device nor what
-    the others are; it does hand over the group so far. A `Group` would take its place and the other backends would never
-    be made, so in doubt the answer is yes. Certain are `backend="instep"` and `backend="cpu:instep"`: the first call is for
-    the CPU, nothing is registered yet, and the default backend, which is the accelerator's if there is one, is a custom one.
+    the others are; it does hand over the group so far. A `Group` would take its place and the other backends would
+    never be made, so in doubt the answer is yes. Certain are `backend="instep"` and `backend="cpu:instep"`: the first
+    call is for the CPU, nothing is registered yet, and the default backend, which is the accelerator's if there is one,
+    is a custom one.
     """
     if process_group is None:
         return False  # before 2.14 there is no choice; see `check_device`
     others = {
         name
         for name, kind in dist.Backend.backend_type_map.items()
-        if kind == _CUSTOM and name not in _ours and name not in ("fake", "threaded", "undefined")
+        if kind == _CUSTOM and name not in names and name not in ("fake", "threaded", "undefined")
     }
     return bool(others or device != "cpu" or process_group._device_types or process_group.name() != "custom")
 
 
-# The names under which we are registered.
-_ours: set[str] = set()
-
-
-def create(opts: Any, name: str) -> Any:
+def create(opts: CreationOptions, name: str) -> ProcessGroup | c10d.Backend:
     """Make what torch asks for: called by `torch.distributed` for every group that we are a backend of."""
     link = Link(
         opts.store,
@@ -222,17 +237,7 @@ def _device(store: Store) -> str:
     return "another"
 
 
-def register(name: str = "instep") -> None:
-    """Make the backend known to torch under this name. Does nothing the second time."""
-    if name in _ours:
-        return
-    _ours.add(name)
-    dist.Backend.register_backend(
-        name, lambda opts, _options: create(opts, name), extended_api=True, devices=list(DEVICES)
-    )
-
-
-def link_of(group: Any) -> Link:
+def link_of(group: object) -> Link:
     """The connection of a group made by us."""
     if isinstance(group, _Member):
         return group._link

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from instep._native import CollectiveGroup, stop_callbacks
 from instep.errors import ConnectFailed
@@ -71,7 +71,7 @@ class Link:
 def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
     """Give every rank the values of all, through a store of any kind."""
     keys = [f"{prefix}/{peer}" for peer in range(size)]
-    store.set(keys[rank], value)
+    store.set(keys[rank], value)  # type: ignore[arg-type]  # bytes are fine, torch types text only
     try:
         store.wait(keys, timedelta(seconds=seconds))
     except RuntimeError as error:
@@ -83,7 +83,7 @@ def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seco
             f"rank {rank} waited {seconds:g} s for {who} of {size} to join the group\n"
             "hint: look at the output of the missing ranks; every rank of a group must create it"
         ) from error
-    if store.has_extended_api():
+    if store.has_extended_api():  # type: ignore[attr-defined]  # torch does not type it
         return [bytes(found) for found in store.multi_get(keys)]
     return [bytes(store.get(key)) for key in keys]
 

@@ -1,7 +1,8 @@
 """What torch calls on a process group or backend, in all the forms in which it and its users call it.
 
 Torch renamed some methods in 2.13; both names are here. Options carry `timeout` (negative: the group's) and, since 2.8,
-`asyncOp`: where it is False nobody looks at the result, so the operation runs on the caller's thread and None comes back.
+`asyncOp`: where it is False nobody looks at the result, so the operation runs on the caller's thread and None comes
+back.
 Without options, a tensor may stand in place of the list of one, and `op`, `root` and `timeout` in place of the options.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Protocol, TypeVar
 
 import torch
 from torch._C._distributed_c10d import AllgatherOptions
@@ -47,6 +48,15 @@ from instep.errors import InvalidCall
 Tensor = torch.Tensor
 
 
+class Terms(Protocol):
+    """What all options of torch have."""
+
+    timeout: timedelta
+
+
+_Options = TypeVar("_Options", bound=Terms)
+
+
 def _single(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
     """The one tensor of a call."""
     if isinstance(tensors, Tensor):
@@ -74,19 +84,19 @@ class Operations:
 
     # How an operation begins.
 
-    def _begin(self, operations: list[Operation], staging: Staging, outputs: list[Tensor], opts: Any) -> Work | None:
+    def _begin(self, operations: list[Operation], staging: Staging, outputs: list[Tensor], terms: Terms) -> Work | None:
         """Run the operations, or queue them if the caller wants to go on; one after the other, nothing in between."""
         link = self._link
         link.sequence += 1
-        seconds = self._seconds(opts.timeout)
+        seconds = self._seconds(terms.timeout)
         after = staging.copy_back if staging.copies_back else None
         if len(operations) == 1:
-            if getattr(opts, "asyncOp", True):
+            if getattr(terms, "asyncOp", True):
                 return Work(link.native.submit(operations[0], seconds, staging.keep), outputs, after)
             link.native.run(operations[0], seconds)
         else:
             ticket = link.native.submit_together(operations, seconds, staging.keep)
-            if getattr(opts, "asyncOp", True):
+            if getattr(terms, "asyncOp", True):
                 return Work(ticket, outputs, after)
             ticket.wait()
         if after is not None:
@@ -110,10 +120,13 @@ class Operations:
         tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets the reduction of all ranks' tensors, in place."""
-        if not isinstance(opts, AllreduceOptions):
-            opts = _options(AllreduceOptions(), op=opts if op is None else op, timeout=timeout)
+        terms = (
+            opts
+            if isinstance(opts, AllreduceOptions)
+            else _options(AllreduceOptions(), op=opts if op is None else op, timeout=timeout)
+        )
         one = tensor if tensor is not None else _single(tensors, "all_reduce")
-        index, factor = reduction(opts.reduceOp)
+        index, factor = reduction(terms.reduceOp)
         if is_plain(one):
             # What training does all day: no detour.
             code = REDUCIBLE.get(one.dtype)
@@ -122,16 +135,16 @@ class Operations:
             operation = Operation.all_reduce(one.data_ptr(), one.nbytes, code, index, factor)
             link = self._link
             link.sequence += 1
-            if getattr(opts, "asyncOp", True):
-                return Work(link.native.submit(operation, self._seconds(opts.timeout), one), [one])
-            link.native.run(operation, self._seconds(opts.timeout))
+            if getattr(terms, "asyncOp", True):
+                return Work(link.native.submit(operation, self._seconds(terms.timeout), one), [one])
+            link.native.run(operation, self._seconds(terms.timeout))
             return None
         if one.layout is torch.sparse_coo:
-            sparse.all_reduce(self._link, one, opts.reduceOp, self._seconds(opts.timeout))
+            sparse.all_reduce(self._link, one, index, self._seconds(terms.timeout))
             return Work(None, [one])
         staging = Staging()
         operation = Operation.all_reduce(*staging.update(one), reducible(one, index), index, factor)
-        return self._begin([operation], staging, [one], opts)
+        return self._begin([operation], staging, [one], terms)
 
     def allreduce_coalesced(
         self, tensors: Sequence[Tensor], opts: AllreduceCoalescedOptions | None = None
@@ -157,15 +170,18 @@ class Operations:
         tensor: Tensor | None = None,
     ) -> Work | None:
         """The root gets the reduction of all ranks' tensors."""
-        if not isinstance(opts, ReduceOptions):
-            opts = _options(ReduceOptions(), op=op, root=opts if root is None else root, timeout=timeout)
+        terms = (
+            opts
+            if isinstance(opts, ReduceOptions)
+            else _options(ReduceOptions(), op=op, root=opts if root is None else root, timeout=timeout)
+        )
         one = tensor if tensor is not None else _single(tensors, "reduce")
-        index, factor = reduction(opts.reduceOp)
-        root = self._root(opts.rootRank)
+        index, factor = reduction(terms.reduceOp)
+        root = self._root(terms.rootRank)
         staging = Staging()
         memory = staging.update(one) if root == self._link.rank else staging.read(one)
         operation = Operation.reduce(memory, reducible(one, index), index, root, factor)
-        return self._begin([operation], staging, [one], opts)
+        return self._begin([operation], staging, [one], terms)
 
     def reduce_scatter(
         self,
@@ -179,16 +195,19 @@ class Operations:
         input: Sequence[Tensor] | None = None,  # noqa: A002  # torch's name for it
     ) -> Work | None:
         """Every rank gets the reduction of its entry of all ranks' lists."""
-        if not isinstance(opts, ReduceScatterOptions):
-            opts = _options(ReduceScatterOptions(), op=opts if op is None else op, timeout=timeout)
+        terms = (
+            opts
+            if isinstance(opts, ReduceScatterOptions)
+            else _options(ReduceScatterOptions(), op=opts if op is None else op, timeout=timeout)
+        )
         result = output if output is not None else _single(output_tensors, "reduce_scatter")
         given = _list(input if input is not None else input_tensors, "reduce_scatter")
-        index, factor = reduction(opts.reduceOp)
+        index, factor = reduction(terms.reduceOp)
         movable([result, *given])
         staging = Staging()
         inputs = [staging.read(tensor) for tensor in given]
         operation = Operation.reduce_scatter(inputs, staging.write(result), reducible(result, index), index, factor)
-        return self._begin([operation], staging, [result], opts)
+        return self._begin([operation], staging, [result], terms)
 
     def reduce_scatter_single(
         self,
@@ -228,13 +247,16 @@ class Operations:
         tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets the root's tensor."""
-        if not isinstance(opts, BroadcastOptions):
-            opts = _options(BroadcastOptions(), root=opts if root is None else root, timeout=timeout)
+        terms = (
+            opts
+            if isinstance(opts, BroadcastOptions)
+            else _options(BroadcastOptions(), root=opts if root is None else root, timeout=timeout)
+        )
         one = tensor if tensor is not None else _single(tensors, "broadcast")
-        root = self._root(opts.rootRank)
+        root = self._root(terms.rootRank)
         staging = Staging()
         memory = staging.read(one) if root == self._link.rank else staging.write(one)
-        return self._begin([Operation.broadcast(memory, movable([one]), root)], staging, [one], opts)
+        return self._begin([Operation.broadcast(memory, movable([one]), root)], staging, [one], terms)
 
     def allgather(
         self,
@@ -246,12 +268,15 @@ class Operations:
         input_tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets the tensors of all, which may differ in size."""
-        if not isinstance(opts, AllgatherOptions):
-            opts = _options(AllgatherOptions(), timeout=opts if timeout is None else timeout)
+        terms = (
+            opts
+            if isinstance(opts, AllgatherOptions)
+            else _options(AllgatherOptions(), timeout=opts if timeout is None else timeout)
+        )
         given = input_tensor if input_tensor is not None else _single(input_tensors, "all_gather")
         outputs = _list(output_tensors, "all_gather")
         staging = Staging()
-        return self._begin([self._gather_all(staging, outputs, given)], staging, list(outputs), opts)
+        return self._begin([self._gather_all(staging, outputs, given)], staging, list(outputs), terms)
 
     def allgather_coalesced(
         self,
@@ -309,16 +334,19 @@ class Operations:
         input_tensor: Tensor | None = None,
     ) -> Work | None:
         """The root gets the tensors of all."""
-        if not isinstance(opts, GatherOptions):
-            opts = _options(GatherOptions(), root=opts if root is None else root, timeout=timeout)
+        terms = (
+            opts
+            if isinstance(opts, GatherOptions)
+            else _options(GatherOptions(), root=opts if root is None else root, timeout=timeout)
+        )
         given = input_tensor if input_tensor is not None else _single(input_tensors, "gather")
         outputs = _list(output_tensors, "gather")
-        root = self._root(opts.rootRank)
+        root = self._root(terms.rootRank)
         staging = Staging()
         source = staging.read(given)
         targets = [staging.write(output) for output in outputs] if root == self._link.rank else []
         operation = Operation.gather(source, targets, movable([given, *outputs]), root)
-        return self._begin([operation], staging, list(outputs), opts)
+        return self._begin([operation], staging, list(outputs), terms)
 
     def gather_single(
         self,
@@ -350,15 +378,18 @@ class Operations:
         output_tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets its entry of the root's list."""
-        if not isinstance(opts, ScatterOptions):
-            opts = _options(ScatterOptions(), root=opts if root is None else root, timeout=timeout)
+        terms = (
+            opts
+            if isinstance(opts, ScatterOptions)
+            else _options(ScatterOptions(), root=opts if root is None else root, timeout=timeout)
+        )
         output = output_tensor if output_tensor is not None else _single(output_tensors, "scatter")
         given = _list(input_tensors, "scatter")
-        root = self._root(opts.rootRank)
+        root = self._root(terms.rootRank)
         staging = Staging()
         sources = [staging.read(tensor) for tensor in given] if root == self._link.rank else []
         operation = Operation.scatter(sources, staging.write(output), movable([output, *given]), root)
-        return self._begin([operation], staging, [output], opts)
+        return self._begin([operation], staging, [output], terms)
 
     def all_to_all_single(
         self,
@@ -371,14 +402,17 @@ class Operations:
         timeout: timedelta | None = None,
     ) -> Work | None:
         """Every rank gets its rows of all ranks' tensors; without split sizes all get as many."""
-        if not isinstance(opts, AllToAllOptions):
-            opts = _options(AllToAllOptions(), timeout=opts if timeout is None else timeout)
+        terms = (
+            opts
+            if isinstance(opts, AllToAllOptions)
+            else _options(AllToAllOptions(), timeout=opts if timeout is None else timeout)
+        )
         size = self._link.size
         staging = Staging()
         sources = rows(input, staging.read(input), input_split_sizes, size, "the input")
         targets = rows(output, staging.write(output), output_split_sizes, size, "the output")
         operation = Operation.all_to_all(sources, targets, movable([output, input]))
-        return self._begin([operation], staging, [output], opts)
+        return self._begin([operation], staging, [output], terms)
 
     def alltoall(
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: AllToAllOptions | None = None
@@ -432,9 +466,12 @@ class Operations:
         self, opts: BarrierOptions | timedelta | None = None, *, timeout: timedelta | None = None
     ) -> Work | None:
         """Done when every rank has come."""
-        if not isinstance(opts, BarrierOptions):
-            opts = _options(BarrierOptions(), timeout=opts if timeout is None else timeout)
-        return self._begin([Operation.barrier()], Staging(), [], opts)
+        terms = (
+            opts
+            if isinstance(opts, BarrierOptions)
+            else _options(BarrierOptions(), timeout=opts if timeout is None else timeout)
+        )
+        return self._begin([Operation.barrier()], Staging(), [], terms)
 
     def monitored_barrier(
         self, timeout: timedelta | BarrierOptions | None = None, wait_all_ranks: bool = False
@@ -468,13 +505,11 @@ def _pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Te
 
 
 def _options(
-    opts: Any, *, op: ReduceOp | None = None, root: int | None = None, timeout: timedelta | None = None
-) -> Any:
+    options: _Options, *, op: object = None, root: int | None = None, timeout: timedelta | None = None
+) -> _Options:
     """Fill an options object from what the caller gave instead of it."""
-    if op is not None:
-        opts.reduceOp = op
-    if root is not None:
-        opts.rootRank = root
-    if timeout is not None:
-        opts.timeout = timeout
-    return opts
+    given = {"reduceOp": op, "rootRank": root, "timeout": timeout}
+    for name, value in given.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options

@@ -7,18 +7,18 @@ if it asked for an operation in the background.
 from __future__ import annotations
 
 import torch
-from torch.distributed import ReduceOp
 
-from instep._native import Operation
+from instep._native import REDUCTIONS, Operation
 from instep.backend.link import Link
 from instep.backend.tensors import Memory, Staging, movable, parts
 from instep.errors import InvalidCall
 
 
-def all_reduce(link: Link, tensor: torch.Tensor, op: ReduceOp, seconds: float) -> None:
+def all_reduce(link: Link, tensor: torch.Tensor, reduce: int, seconds: float) -> None:
     """Replace the tensor by the coalesced sum, or average, of all ranks' tensors."""
-    if op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise InvalidCall(f"sparse tensors can be summed and averaged, not reduced by {op}")
+    name = REDUCTIONS[reduce]
+    if name not in ("SUM", "AVG"):
+        raise InvalidCall(f"{name} is not defined for sparse tensors, only SUM and AVG are")
     link.sequence += 1
     own = tensor.detach().coalesce()
     # Sizes first: of equal length on every rank if the tensors have equally many dimensions, else a mismatch by name.
@@ -36,7 +36,7 @@ def all_reduce(link: Link, tensor: torch.Tensor, op: ReduceOp, seconds: float) -
     indices = _gather(link, own.indices().cpu().t().contiguous(), counts, seconds)
     values = _gather(link, own.values().cpu().contiguous(), counts, seconds)
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    if op == ReduceOp.AVG:
+    if name == "AVG":
         total = total / link.size
     tensor.detach().copy_(total.to(tensor.device))
 

@@ -1,7 +1,7 @@
 """Tensors as the engine wants them: addresses of plain memory, and the types and reductions by number.
 
-What is no plain memory of this process (strided views, CUDA tensors, conjugated views) travels through a contiguous copy
-on the host: `Staging` makes it, remembers what must be copied back, and keeps everything alive meanwhile.
+What is no plain memory of this process (strided views, CUDA tensors, conjugated views) travels through a contiguous
+copy on the host: `Staging` makes it, remembers what must be copied back, and keeps everything alive meanwhile.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ BYTES = DTYPES.index("bytes")
 _PREMUL_SUM = REDUCTIONS.index("PREMUL_SUM")
 # The engine's number of each reduction; torch's names are the same. torch hands out `ReduceOp` objects and bare names.
 _BY_OP = {getattr(ReduceOp, name): index for index, name in enumerate(REDUCTIONS) if name != "PREMUL_SUM"}
-_PREMUL_OP = ReduceOp.RedOpType.PREMUL_SUM
 
 
-def reduction(reduce_op: ReduceOp) -> tuple[int, float]:
+def reduction(reduce_op: object) -> tuple[int, float]:
     """The engine's number of a reduction, and its factor."""
     op = getattr(reduce_op, "op", reduce_op)
     index = _BY_OP.get(op)
     if index is not None:
         return index, 1.0
-    if op == _PREMUL_OP:
-        factor = reduce_op.factor if hasattr(reduce_op, "factor") else reduce_op.__getstate__()[1]
-        return _PREMUL_SUM, float(factor)
+    if op == getattr(ReduceOp.RedOpType, "PREMUL_SUM", None):
+        return _PREMUL_SUM, float(getattr(reduce_op, "factor", 1.0))
     raise InvalidCall(f"there is no reduction {reduce_op}")
 
 

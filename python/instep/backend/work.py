@@ -15,7 +15,7 @@ from instep.errors import CollectiveError, Unfinished
 _NO_LIMIT = timedelta(0)
 
 
-class Work(TorchWork):  # type: ignore[misc]  # torch does not type it
+class Work(TorchWork):
     """An operation under way, or one that has ended if it has no ticket.
 
     `after` brings results to where the caller wants them; it is called once, on a thread of its own, when the engine is
@@ -107,7 +107,8 @@ class Work(TorchWork):  # type: ignore[misc]  # torch does not type it
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """The results as a future, which is completed on a thread for callbacks."""
         if self._future is None:
-            devices = sorted({tensor.device for tensor in self._outputs if tensor.device.type != "cpu"}, key=str)
+            found = {tensor.device for tensor in self._outputs if tensor.device.type != "cpu"}
+            devices: list[int | str | torch.device] = sorted(found, key=str)
             future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
             if self._lock is not None:
                 with self._lock:
@@ -130,4 +131,4 @@ class Work(TorchWork):  # type: ignore[misc]  # torch does not type it
         if error is None:
             self._future.set_result(self._outputs)
         else:
-            self._future.set_exception(error)
+            self._future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result

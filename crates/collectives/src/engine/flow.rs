@@ -22,11 +22,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
-            if path == Path::Small {
-                reducing.at_once(Some(*output))
-            } else {
-                reducing.by_segments(Some(*output), Needs::All, step_bytes)
-            }
+            reducing.by_segments(Some(*output), Needs::All, step_bytes)
         }
         Operation::Reduce { input, output, dtype, reduction, root } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };

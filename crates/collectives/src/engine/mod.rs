@@ -8,6 +8,7 @@
 
 mod flow;
 mod single_copy;
+mod small;
 
 use std::io;
 use std::sync::Arc;
@@ -131,6 +132,8 @@ pub(crate) struct Engine {
     /// The most a step puts into a slot, the same on every rank.
     step_bytes: usize,
     step: u64,
+    /// Every rank is known to be done with the steps before this one.
+    freed: u64,
     sequence: u64,
     scratch: Vec<u8>,
     touched: bool,
@@ -157,6 +160,7 @@ impl Engine {
             thresholds: Thresholds { small_bytes: 0, single_copy_bytes: None },
             step_bytes: arena.slot_bytes(),
             step: 0,
+            freed: 0,
             sequence: 0,
             scratch: Vec::new(),
             touched: false,
@@ -285,12 +289,14 @@ impl Engine {
         (1..world).try_for_each(|distance| self.wait((rank + distance) % world, counter, target, watch))
     }
 
-    /// Waits until nobody reads what this rank wrote for step `step - DEPTH`.
-    fn wait_free(&self, step: u64, watch: &Watch) -> Progress {
-        match (step + 1).checked_sub(DEPTH) {
-            Some(target) => self.wait_all(Counter::Done, target, watch),
-            None => Ok(()),
+    /// Waits until nobody touches any more what this rank wrote for step `step - DEPTH`.
+    fn wait_free(&mut self, step: u64, watch: &Watch) -> Progress {
+        let target = (step + 1).saturating_sub(DEPTH);
+        if target > self.freed {
+            self.wait_all(Counter::Done, target, watch)?;
+            self.freed = target;
         }
+        Ok(())
     }
 
     fn perform(&mut self, operation: &Operation, watch: &Watch) -> Progress {
@@ -306,11 +312,12 @@ impl Engine {
         }
         let bytes = watch.call.count as usize * watch.call.dtype.size();
         let path = self.thresholds.path(bytes);
+        if let (Path::Small, Operation::AllReduce { input, output, dtype, reduction }) = (path, operation) {
+            return self.all_reduce_small(*input, *output, (*dtype, *reduction), fingerprint, watch);
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
         let result = {
-            let flow = if path == Path::SingleCopy
-                && !matches!(watch.call.kind, Kind::AllReduce | Kind::Reduce | Kind::Barrier)
-            {
+            let flow = if path == Path::SingleCopy && single_copy::knows(watch.call.kind) {
                 single_copy::flow(operation, &self.view(), &mut scratch)
             } else {
                 flow::flow(operation, &self.view(), path)
@@ -345,11 +352,10 @@ impl Engine {
             store(row.expects(peer), outputs[peer].bytes as u64);
             store(row.pointer(peer), inputs[peer].pointer as u64);
         }
-        let exchange = Flow { needs: Needs::All, ..Flow::new(1) };
         let first = self.step;
         let fingerprint = watch.call.fingerprint(watch.sequence);
         // The sizes are read between ready and done of that step.
-        self.start_flow(&exchange, Some(fingerprint), watch)?;
+        self.start(Some(fingerprint), watch)?;
         let largest = self.compare_sizes(first, *dtype, watch)?;
         let pointers: Vec<u64> =
             (0..self.arena.world()).map(|peer| load(self.arena.row(peer, first).pointer(self.rank()))).collect();
@@ -387,10 +393,9 @@ impl Engine {
         Ok(largest)
     }
 
-    /// Fills the first slot, and with a fingerprint meets the peers and compares.
-    fn start_flow(&mut self, flow: &Flow<'_>, fingerprint: Option<u64>, watch: &Watch) -> Progress {
+    /// Says that the first slot is filled, and with a fingerprint meets the peers and compares.
+    fn start(&mut self, fingerprint: Option<u64>, watch: &Watch) -> Progress {
         let base = self.step;
-        debug_assert!(flow.steps >= 1);
         self.arena.control(self.rank()).publish(Counter::Ready, base + 1);
         let Some(fingerprint) = fingerprint else { return Ok(()) };
         let (rank, world) = (self.rank(), self.arena.world());
@@ -405,6 +410,8 @@ impl Engine {
                 return Err(Stop::Verdict(verdict));
             }
         }
+        // Who begins with this step is done with those before it.
+        self.freed = self.freed.max(base);
         Ok(())
     }
 
@@ -414,10 +421,11 @@ impl Engine {
         if fingerprint.is_none() {
             self.wait_free(base, watch)?;
         }
+        debug_assert!(flow.steps >= 1);
         if let Some(fill) = &mut flow.fill {
             fill(&self.view(), 0)?;
         }
-        self.start_flow(&flow, fingerprint, watch)?;
+        self.start(fingerprint, watch)?;
         for step in 0..flow.steps {
             let number = base + step as u64;
             if step + 1 < flow.steps {

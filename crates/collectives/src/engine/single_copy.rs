@@ -5,6 +5,7 @@
 
 use super::flow::with_pointers;
 use super::{Flow, Needs, Progress, Stop, View};
+use crate::Kind;
 use crate::arena::{load, remote, store};
 use crate::dtype::{DataType, Reduction};
 use crate::kernel::{self, copy};
@@ -48,7 +49,16 @@ fn publish_parts(view: &View<'_>, inputs: &[Source]) {
     }
 }
 
-/// The flow of every operation but reduce, barrier and all_to_all.
+/// Whether an operation has such a flow. The reductions that hand results back have none: through the slots they cost
+/// fewer trips to memory than the kernel's copies do.
+pub(super) fn knows(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::AllToAll
+    )
+}
+
+/// The flow of every operation that has one but all_to_all.
 pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, scratch: &'f mut Vec<u8>) -> Flow<'f> {
     let mut flow = Flow { needs: Needs::All, lends_memory: true, ..Flow::new(1) };
     match operation {

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::has_avx2;
-use super::order::by_pages;
+use super::order::Order;
 
 /// Bytes of a block: two cache lines.
 const BLOCK: usize = 128;
@@ -31,13 +31,16 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn copy_avx2(from: *const u8, to: *mut u8, bytes: usize) {
-    let copied = by_pages(bytes, 1, BLOCK, |start| {
+    let order = Order::new(bytes, 1, BLOCK, 1);
+    for index in 0..order.blocks() {
+        let start = order.start(index);
         // SAFETY: a block from `start` lies below `bytes`, the caller's promise covers it.
         unsafe {
             let block = from.add(start).cast::<[u8; BLOCK]>().read_unaligned();
             to.add(start).cast::<[u8; BLOCK]>().write_unaligned(block);
         }
-    });
+    }
+    let copied = order.blocks() * BLOCK;
     // SAFETY: what is left, less than a block.
     unsafe { ptr::copy_nonoverlapping(from.add(copied), to.add(copied), bytes - copied) };
 }

@@ -6,7 +6,7 @@
 use std::ptr;
 
 use super::has_avx2;
-use super::order::by_pages;
+use super::order::Order;
 use super::rule::{Number, Rule};
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
@@ -39,7 +39,9 @@ unsafe fn fold_avx2<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u
 #[inline(always)]
 unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
     let (first, others) = inputs.split_first().expect("a reduction has at least one input");
-    let whole = by_pages(count, size_of::<T>(), BLOCK, |start| {
+    let order = Order::new(count, size_of::<T>(), BLOCK, inputs.len());
+    for index in 0..order.blocks() {
+        let start = order.start(index);
         // SAFETY: `start + BLOCK <= count` elements are readable in every input and writable in every output.
         unsafe {
             let read = |input: &*const u8| input.cast::<T>().add(start).cast::<[T; BLOCK]>().read_unaligned();
@@ -60,8 +62,8 @@ unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut 
                 output.cast::<T>().add(start).cast::<[T; BLOCK]>().write_unaligned(result);
             }
         }
-    });
-    for at in whole..count {
+    }
+    for at in order.blocks() * BLOCK..count {
         // SAFETY: `at < count`.
         unsafe {
             let read = |input: &*const u8| R::enter(input.cast::<T>().add(at).read_unaligned(), factor);
@@ -190,7 +192,11 @@ pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
     let mut result = [f32::ZERO; HALF_BLOCK];
     let mut values = [f32::ZERO; HALF_BLOCK];
     let mut narrow = [0u16; HALF_BLOCK];
-    let mut fold_block = |start: usize, length: usize| {
+    let order = Order::new(count, 2, HALF_BLOCK, inputs.len());
+    // The last block may be shorter, or empty.
+    for index in 0..=order.blocks() {
+        let start = order.start(index);
+        let length = HALF_BLOCK.min(count - start);
         for (index, input) in inputs.iter().enumerate() {
             let mut done = 0;
             // SAFETY: `start + length <= count` elements are readable, and `values` holds `length`.
@@ -233,9 +239,5 @@ pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
                 ptr::copy_nonoverlapping(narrow.as_ptr().cast::<u8>(), to, 2 * length);
             }
         }
-    };
-    let whole = by_pages(count, 2, HALF_BLOCK, |start| fold_block(start, HALF_BLOCK));
-    if whole < count {
-        fold_block(whole, count - whole);
     }
 }

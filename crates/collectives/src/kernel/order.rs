@@ -5,27 +5,53 @@
 
 /// What the processor fetches ahead within.
 const PAGE_BYTES: usize = 4096;
-/// Pages walked side by side.
+/// Pages that are best read side by side, over all inputs.
 const PAGES: usize = 4;
 
-/// Calls `visit` with the start of every whole block of `block` elements among `count`, each once, several pages side by
-/// side. Returns how many elements that were. `element` is the size of one; blocks divide a page.
-#[inline(always)]
-pub(super) fn by_pages(count: usize, element: usize, block: usize, mut visit: impl FnMut(usize)) -> usize {
-    let page = PAGE_BYTES / element;
-    let side_by_side = count - count % (PAGES * page);
-    for first in (0..side_by_side).step_by(PAGES * page) {
-        for within in (0..page).step_by(block) {
-            for number in 0..PAGES {
-                visit(first + number * page + within);
-            }
+/// The whole blocks of a buffer, in the order in which to visit them.
+///
+/// A function of an index and no iterator over closures: a closure that is not inlined would be compiled without the
+/// vector instructions of the loop it is called from.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    blocks: usize,
+    /// Blocks that lie in groups of whole pages; the rest is visited as it lies.
+    grouped: usize,
+    /// Elements of a block.
+    block: usize,
+    /// Logarithms of the pages of a group and of the blocks of a page.
+    pages: u32,
+    blocks_of_page: u32,
+}
+
+impl Order {
+    /// Blocks of `block` among `count` elements of `element` bytes, when so many inputs are read at once. Both are powers
+    /// of two.
+    #[inline(always)]
+    pub(super) fn new(count: usize, element: usize, block: usize, inputs: usize) -> Order {
+        let pages = (PAGES / inputs.next_power_of_two()).max(1).ilog2();
+        let blocks_of_page = (PAGE_BYTES / (element * block)).max(1).ilog2();
+        let blocks = count / block;
+        let group = 1 << (pages + blocks_of_page);
+        Order { blocks, grouped: blocks - blocks % group, block, pages, blocks_of_page }
+    }
+
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Where the block that is visited at `index` starts, in elements.
+    #[inline(always)]
+    pub(super) fn start(&self, index: usize) -> usize {
+        if index >= self.grouped {
+            return index * self.block;
         }
+        let group = index >> (self.pages + self.blocks_of_page) << (self.pages + self.blocks_of_page);
+        let page = index & ((1 << self.pages) - 1);
+        let within = (index - group) >> self.pages;
+        (group + (page << self.blocks_of_page) + within) * self.block
     }
-    let whole = count - count % block;
-    for start in (side_by_side..whole).step_by(block) {
-        visit(start);
-    }
-    whole
 }
 
 #[cfg(test)]
@@ -36,12 +62,22 @@ mod tests {
     fn every_block_is_visited_once() {
         for (element, block) in [(1, 32), (2, 512), (4, 32), (8, 32), (1, 128)] {
             for count in [0, 1, block, 4096, 4 * 4096 - 1, 4 * 4096, 9 * 4096 + 3 * block + 5] {
-                let mut starts = Vec::new();
-                let whole = by_pages(count, element, block, |start| starts.push(start));
-                starts.sort_unstable();
-                assert_eq!(starts, (0..count / block).map(|number| number * block).collect::<Vec<_>>());
-                assert_eq!(whole, count / block * block);
+                for inputs in [1, 2, 3, 9] {
+                    let order = Order::new(count, element, block, inputs);
+                    let mut starts: Vec<usize> = (0..order.blocks()).map(|index| order.start(index)).collect();
+                    starts.sort_unstable();
+                    assert_eq!(starts, (0..count / block).map(|number| number * block).collect::<Vec<_>>());
+                }
             }
         }
+    }
+
+    #[test]
+    fn pages_lie_side_by_side() {
+        let order = Order::new(4 * 4096, 1, 128, 1);
+        let first: Vec<usize> = (0..6).map(|index| order.start(index)).collect();
+        assert_eq!(first, [0, 4096, 8192, 12288, 128, 4224]);
+        assert_eq!(Order::new(4096, 4, 32, 2).start(1), 1024);
+        assert_eq!(Order::new(4096, 4, 32, 4).start(1), 32);
     }
 }

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use crate::arena::Arena;
 use crate::arena::verdict::Verdict;
+use crate::streams::Alarm;
 
 /// What all parts of a group look at, and any of them can decide.
 #[derive(Clone)]
 pub(crate) enum Fate {
     /// In shared memory: all ranks see it at once.
     Arena(Arc<Arena>),
+    /// In this process: the peers must be told.
+    Streams(Arc<Alarm>),
 }
 
 impl Fate {
@@ -17,12 +20,14 @@ impl Fate {
     pub(crate) fn abort(&self, verdict: &Verdict) {
         match self {
             Fate::Arena(arena) => arena.abort(verdict),
+            Fate::Streams(alarm) => alarm.abort(verdict),
         }
     }
 
     pub(crate) fn is_aborted(&self) -> bool {
         match self {
             Fate::Arena(arena) => arena.is_aborted(),
+            Fate::Streams(alarm) => alarm.verdict().is_some(),
         }
     }
 
@@ -30,6 +35,7 @@ impl Fate {
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         match self {
             Fate::Arena(arena) => arena.verdict(),
+            Fate::Streams(alarm) => alarm.verdict().cloned(),
         }
     }
 }

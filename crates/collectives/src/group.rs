@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use crate::bound::{Bound, Met};
 use crate::dtype::{Element, Reduction};
-use crate::engine::Engine;
 use crate::mail::{Condemn, Mail};
 use crate::operation::{Operation, Source, Target};
 use crate::queue::{Job, Shared, lock};
 use crate::ticket::Ticket;
+use crate::transport::Engine;
 use crate::{Address, Error, Rank};
 
 /// Operations that can be queued; a caller who submits more waits until there is room.
@@ -67,14 +67,14 @@ impl Group {
 
     /// Goes on with these peers.
     fn take_place(&self, met: Met) -> Result<(), Error> {
-        let Met { engine, fate, mail } = met;
+        let Met { engine, mail } = met;
         let world = mail.addresses.len();
-        let (rank, ours, shared) = (mail.rank, fate.clone(), Arc::downgrade(&self.shared));
+        let (rank, fate, shared) = (mail.rank, mail.fate.clone(), Arc::downgrade(&self.shared));
         let hosts: Vec<String> = mail.addresses.iter().map(|address| address.host.clone()).collect();
         let condemn: Condemn = Arc::new(move |verdict| {
-            ours.abort(verdict);
+            fate.abort(verdict);
             let host = |rank: usize| hosts.get(rank).cloned().unwrap_or_default();
-            let error = ours.verdict().map_or(Error::Aborted { by: Rank(rank) }, |verdict| verdict.to_error(host));
+            let error = fate.verdict().map_or(Error::Aborted { by: Rank(rank) }, |verdict| verdict.to_error(host));
             if let Some(shared) = shared.upgrade() {
                 shared.fail_queue(&error);
             }
@@ -82,7 +82,7 @@ impl Group {
         });
         let mail = Arc::new(Mail::new(mail, condemn)?);
         let mut queue = lock(&self.shared.queue);
-        queue.connected(&engine, fate, mail, world);
+        queue.connected(&engine, mail, world);
         *lock(&self.shared.engine) = Some(engine);
         Ok(())
     }
@@ -105,6 +105,16 @@ impl Group {
     /// Where this rank can be met; stays the same over reconfigurations.
     pub fn address(&self) -> &Address {
         self.bound.address()
+    }
+
+    /// Whether these ranks would need a network to meet, see [`Bound::needs_network`].
+    pub fn needs_network(&self, addresses: &[Address]) -> bool {
+        self.bound.needs_network(addresses)
+    }
+
+    /// Opens a TCP port for a reconfiguration with ranks of other hosts, see [`Bound::open_to_network`].
+    pub fn open_to_network(&self) -> Result<(), Error> {
+        self.bound.open_to_network()
     }
 
     /// Whether large buffers are read straight out of the peers' memory.

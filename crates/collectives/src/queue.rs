@@ -5,11 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arena::verdict::Verdict;
-use crate::engine::Engine;
 use crate::fate::Fate;
 use crate::mail::Mail;
 use crate::operation::Operation;
 use crate::ticket::{Output, Ticket};
+use crate::transport::Engine;
 use crate::{Error, Rank};
 
 /// What a group's threads share.
@@ -61,11 +61,11 @@ impl Queue {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    pub(crate) fn connected(&mut self, engine: &Engine, fate: Fate, mail: Arc<Mail>, world: usize) {
+    pub(crate) fn connected(&mut self, engine: &Engine, mail: Arc<Mail>, world: usize) {
         self.rank = engine.rank();
         self.world = world;
         self.single_copy = engine.uses_single_copy();
-        self.fate = Some(fate);
+        self.fate = Some(engine.fate());
         self.mail = Some(mail);
         self.failure = None;
     }
@@ -110,6 +110,17 @@ impl Shared {
         for job in jobs {
             job.ticket.finish(Err(error.clone()), Output::Untouched);
         }
+        self.spread();
+    }
+
+    /// Has the engine tell the peers that the group is aborted. If it is at work, it does so itself, or whoever put it to
+    /// work does.
+    fn spread(&self) {
+        if let Ok(mut engine) = self.engine.try_lock()
+            && let Some(engine) = engine.as_mut()
+        {
+            engine.tell();
+        }
     }
 
     /// As [`Shared::fail_queue`], and messages fail, too.
@@ -150,7 +161,12 @@ impl Shared {
         if queue.waiting > 0 {
             self.changed.notify_all();
         }
+        // Somebody may have aborted the group while the engine was in our hands, and gone well.
+        let aborted = result.is_ok() && queue.fate.as_ref().is_some_and(Fate::is_aborted);
         drop(queue);
+        if aborted {
+            self.spread();
+        }
         (result, output)
     }
 

@@ -2,9 +2,9 @@
 #![expect(unsafe_code, reason = "copies to and from memory that callers vouch for")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,13 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 
 use super::link::{Link, Received, Writing};
 use super::post::{Action, Id, Limits, Place, Post, Trouble};
-use super::wire::{Frame, Hello};
+use super::wire::{Frame, Hello, verdict_from_bytes, verdict_to_bytes};
 use super::{Condemn, Setup, Shared, Task, Ways, socket_name};
 use crate::arena::remote;
 use crate::arena::verdict::Verdict;
 use crate::call::{Call, Kind};
 use crate::queue::lock;
+use crate::socket::{linger, poll_timeout, send_all};
 use crate::ticket::{Output, Ticket};
 use crate::{Error, Noticed, Rank};
 
@@ -32,6 +33,9 @@ const MOST_STRANGERS: usize = 64;
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// How long what is written may take to leave this rank when it closes.
 const GRACE: Duration = Duration::from_secs(1);
+/// And when the group is aborted: how long a peer may take to read what comes before the verdict.
+const VERDICT_GRACE: Duration = Duration::from_millis(200);
+const DEAF_FOR: Duration = Duration::from_millis(100);
 /// Bytes read out of a peer's memory between two looks at the group's fate.
 const FETCH_BYTES: usize = 16 << 20;
 /// Things read from one link before the others get their turn.
@@ -79,12 +83,14 @@ pub(super) struct Carrier {
     deadlines: BTreeSet<(Instant, Id)>,
     next_id: Id,
     held: HashMap<Id, Vec<u8>>,
+    /// Until when nobody is let in, because the last one could not be.
+    deaf_until: Option<Instant>,
 }
 
 impl Carrier {
     pub(super) fn new(setup: Setup, condemn: Condemn, shared: Arc<Shared>) -> Carrier {
         let world = setup.addresses.len();
-        Carrier {
+        let mut carrier = Carrier {
             post: Post::new(setup.rank, world, setup.single_copy, Limits::USUAL),
             links: BTreeMap::new(),
             next_link: 0,
@@ -93,10 +99,20 @@ impl Carrier {
             deadlines: BTreeSet::new(),
             next_id: 0,
             held: HashMap::new(),
+            deaf_until: None,
             setup,
             condemn,
             shared,
+        };
+        if let Ways::Network(connections) = &mut carrier.setup.ways {
+            for (peer, connection) in std::mem::take(connections).into_iter().enumerate() {
+                if let Some(connection) = connection {
+                    let key = carrier.add(Link::dialed(connection.into(), peer, 0, Vec::new(), Instant::now()));
+                    carrier.routes[peer].out = Some(key);
+                }
+            }
         }
+        carrier
     }
 
     pub(super) fn run(mut self) {
@@ -109,6 +125,7 @@ impl Carrier {
             // The peers must not wait for what will not come.
             End::Closed => (self.condemn)(&Verdict::Aborted { by: self.setup.rank }),
         };
+        self.pass_on_verdict();
         // From here on no memory of an operation is touched.
         self.links.clear();
         self.routes.clear();
@@ -298,7 +315,6 @@ impl Carrier {
     }
 
     fn dial(&self, peer: usize) -> io::Result<Link> {
-        let Ways::Host(_) = &self.setup.ways;
         let address = &self.setup.addresses[peer];
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let handle = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -363,15 +379,18 @@ impl Carrier {
     /// Waits until there is something to do; which links can be read.
     fn sleep(&mut self) -> Vec<usize> {
         let mut handles = vec![PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN)];
-        let Ways::Host(listener) = &self.setup.ways;
-        handles.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        if let Ways::Host(listener) = &self.setup.ways
+            && self.deaf_until.is_none()
+        {
+            handles.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        }
         let fixed = handles.len();
         let mut keys = Vec::with_capacity(self.links.len());
         for (key, link) in &self.links {
             let route = link.peer.map(|peer| &self.routes[peer]).filter(|route| route.out == Some(*key));
             let writes = link.has_greeting() || route.is_some_and(|route| route.writing.is_some());
             let events = if writes { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
-            handles.push(PollFd::new(link.handle(), events));
+            handles.push(PollFd::new(link.socket().as_fd(), events));
             keys.push(*key);
         }
         // An error of poll is a signal, or no memory: look again.
@@ -394,11 +413,13 @@ impl Carrier {
         if self.routes.iter().any(|route| route.dial_again || route.ending.is_some()) {
             wait = wait.min(RETRY_PAUSE);
         }
+        if let Some(until) = self.deaf_until {
+            wait = wait.min(until.saturating_duration_since(now));
+        }
         if wait == Duration::MAX {
             return PollTimeout::NONE;
         }
-        // Rounded up: a poll that ends just before a deadline would have to come again.
-        PollTimeout::try_from(wait + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
+        poll_timeout(wait)
     }
 
     /// Verdicts of others, deadlines, callers who say nothing, peers to call again.
@@ -412,6 +433,7 @@ impl Carrier {
         {
             return Err(self.time_out(id));
         }
+        self.deaf_until = self.deaf_until.filter(|until| *until > now);
         self.links.retain(|_, link| link.peer.is_some() || now.duration_since(link.opened) < HELLO_DEADLINE);
         for peer in 0..self.routes.len() {
             if std::mem::take(&mut self.routes[peer].dial_again) {
@@ -489,8 +511,16 @@ impl Carrier {
 
     fn accept(&mut self) {
         loop {
-            let Ways::Host(listener) = &self.setup.ways;
-            let Some((handle, process)) = accept_from(listener) else { return };
+            let Ways::Host(listener) = &self.setup.ways else { return };
+            let (handle, process) = match accept_from(listener) {
+                Ok(caller) => caller,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Out of descriptors, most likely: try again when some may be free.
+                    self.deaf_until = Some(Instant::now() + DEAF_FOR);
+                    return;
+                }
+            };
             let strangers = self.links.values().filter(|link| link.peer.is_none()).count();
             if strangers < MOST_STRANGERS {
                 self.add(Link::accepted(handle, process, Instant::now()));
@@ -534,6 +564,10 @@ impl Carrier {
                 self.routes[peer].ending = Some(Noticed::from_connection(&error));
                 Ok(())
             }
+            (Received::Verdict(bytes), Some(peer)) => match verdict_from_bytes(&bytes) {
+                Some(verdict) => Err(End::Failed((self.condemn)(&verdict))),
+                None => self.decide(Err(Trouble::Violation { by: peer })),
+            },
             (Received::Garbled, Some(peer)) => self.decide(Err(Trouble::Violation { by: peer })),
             // A stranger.
             _ => {
@@ -591,6 +625,25 @@ impl Carrier {
         Err(End::Failed((self.condemn)(&verdict)))
     }
 
+    /// Peers of other hosts do not see that the group is aborted: they hear why. A frame that was begun is finished first, as
+    /// long as its memory is there.
+    fn pass_on_verdict(&mut self) {
+        if let (Ways::Network(_), Some(verdict)) = (&self.setup.ways, self.setup.fate.verdict()) {
+            let bytes = verdict_frame(&verdict);
+            let until = Instant::now() + VERDICT_GRACE;
+            for route in &mut self.routes {
+                let Some(link) = route.out.and_then(|key| self.links.get_mut(&key)) else { continue };
+                let begun = route.writing.take().filter(Writing::is_begun);
+                if begun.is_none_or(|writing| link.write_rest(&writing, until)) {
+                    send_all(link.socket(), &bytes, until);
+                }
+            }
+        }
+        if let Ways::Network(_) = self.setup.ways {
+            linger(self.links.values().map(Link::socket));
+        }
+    }
+
     /// Nothing is under way: what is written goes out, and a word that no more comes.
     fn say_goodbye(&mut self) {
         let until = Instant::now() + GRACE;
@@ -611,14 +664,14 @@ impl Carrier {
                 if let Some(link) = route.out.and_then(|key| self.links.get(&key))
                     && (route.writing.is_some() || !route.queue.is_empty())
                 {
-                    handles.push(PollFd::new(link.handle(), PollFlags::POLLOUT));
+                    handles.push(PollFd::new(link.socket().as_fd(), PollFlags::POLLOUT));
                 }
             }
             if handles.is_empty() {
                 return;
             }
             let left = until.saturating_duration_since(Instant::now());
-            let _ = poll(&mut handles, PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO));
+            let _ = poll(&mut handles, poll_timeout(left));
             if handles.iter().all(|handle| {
                 handle.revents().is_some_and(|events| events.intersects(PollFlags::POLLERR | PollFlags::POLLHUP))
             }) {
@@ -629,23 +682,45 @@ impl Carrier {
 }
 
 /// The next caller who is the same user, with its process.
-fn accept_from(listener: &UnixListener) -> Option<(OwnedFd, i32)> {
+fn accept_from(listener: &UnixListener) -> io::Result<(OwnedFd, i32)> {
     loop {
-        let (stream, _) = listener.accept().ok()?;
+        let (stream, _) = listener.accept()?;
         let Ok(credentials) = getsockopt(&stream, PeerCredentials) else { continue };
         if credentials.uid() == nix::unistd::geteuid().as_raw() {
-            return Some((stream.into(), credentials.pid()));
+            return Ok((stream.into(), credentials.pid()));
         }
     }
 }
 
 /// Mail that was never used ends: who waits for this rank hears that it leaves.
 pub(super) fn decline(setup: Setup) {
-    let Ways::Host(listener) = &setup.ways;
-    while let Some((handle, _)) = accept_from(listener) {
-        let mut stream = UnixStream::from(handle);
-        let _ = stream.set_nonblocking(true);
-        // A caller that is gone needs no answer.
-        let _ = stream.write_all(&Frame::Goodbye.to_bytes());
+    let goodbye = Frame::Goodbye.to_bytes();
+    match &setup.ways {
+        Ways::Host(listener) => {
+            while let Ok((caller, _)) = accept_from(listener) {
+                // A caller that is gone needs no answer.
+                send_all(&caller, &goodbye, Instant::now());
+            }
+        }
+        Ways::Network(connections) => {
+            for connection in connections.iter().flatten() {
+                send_all(connection, &goodbye, Instant::now());
+            }
+            linger(connections.iter().flatten());
+        }
     }
+}
+
+/// The group of mail that was never used is aborted: peers that do not see it hear why.
+pub(super) fn tell(setup: &Setup) {
+    if let (Ways::Network(connections), Some(verdict)) = (&setup.ways, setup.fate.verdict()) {
+        let bytes = verdict_frame(&verdict);
+        for connection in connections.iter().flatten() {
+            send_all(connection, &bytes, Instant::now());
+        }
+    }
+}
+
+fn verdict_frame(verdict: &Verdict) -> Vec<u8> {
+    [&Frame::Verdict.to_bytes()[..], &verdict_to_bytes(verdict)].concat()
 }

@@ -6,11 +6,12 @@
 #![expect(unsafe_code, reason = "reads and writes memory that callers vouch for")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::post::Place;
 use super::wire::{FRAME_BYTES, Frame, HELLO_BYTES, Hello, VERDICT_BYTES};
+use crate::socket::{receive, send, send_rest};
 
 /// What came in.
 pub(super) enum Received {
@@ -48,21 +49,13 @@ pub(super) struct Writing {
     length: usize,
     /// Of both together.
     done: usize,
-    /// Keeps what `payload` points to, where it is not an operation's.
-    _owned: Vec<u8>,
 }
 
 impl Writing {
     /// A frame and the bytes after it, which stay valid until the writing is done or dropped.
     pub(super) fn new(frame: Frame, payload: *const u8) -> Writing {
         let length = frame.payload();
-        Writing { frame, header: frame.to_bytes(), payload, length, done: 0, _owned: Vec::new() }
-    }
-
-    /// A frame with bytes of its own.
-    pub(super) fn owning(frame: Frame, payload: Vec<u8>) -> Writing {
-        let (pointer, length) = (payload.as_ptr(), payload.len());
-        Writing { frame, header: frame.to_bytes(), payload: pointer, length, done: 0, _owned: payload }
+        Writing { frame, header: frame.to_bytes(), payload, length, done: 0 }
     }
 
     /// Whether some but not all of it is out.
@@ -96,8 +89,8 @@ impl Link {
         Link { socket, peer: Some(peer), process, opened: now, reading: Reading::HEADER, greeting }
     }
 
-    pub(super) fn handle(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
     }
 
     pub(super) fn has_greeting(&self) -> bool {
@@ -113,7 +106,6 @@ impl Link {
 
     /// The next thing that came in.
     pub(super) fn read(&mut self) -> Received {
-        let socket = self.socket.as_raw_fd();
         loop {
             let (pointer, length, done) = match &mut self.reading {
                 Reading::Hello { bytes, done } => (bytes.as_mut_ptr(), bytes.len(), done),
@@ -123,11 +115,10 @@ impl Link {
             };
             while *done < length {
                 // SAFETY: the rest of the buffer, ours or, by the promise at `expect`, that of an operation under way.
-                match unsafe { receive(socket, pointer.wrapping_add(*done), length - *done) } {
+                match unsafe { receive(&self.socket, pointer.wrapping_add(*done), length - *done) } {
                     Ok(0) => return Received::Closed(io::ErrorKind::UnexpectedEof.into()),
                     Ok(read) => *done += read,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Received::Closed(error),
                 }
             }
@@ -153,65 +144,33 @@ impl Link {
         if !self.greet()? {
             return Ok(false);
         }
-        let total = FRAME_BYTES + writing.length;
-        while writing.done < total {
-            let header = &writing.header[writing.done.min(FRAME_BYTES)..];
-            let skipped = writing.done.saturating_sub(FRAME_BYTES);
-            let parts = [
-                libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
-                libc::iovec {
-                    iov_base: writing.payload.wrapping_add(skipped).cast_mut().cast(),
-                    iov_len: writing.length - skipped,
-                },
-            ];
-            // SAFETY: both parts are readable: the header is ours, the payload valid by the promise at `Writing::new`.
-            match unsafe { send(self.socket.as_raw_fd(), &parts) } {
+        while writing.done < FRAME_BYTES + writing.length {
+            // SAFETY: the payload is valid by the promise at `Writing::new`.
+            match unsafe { send(&self.socket, &writing.header, writing.payload, writing.length, writing.done) } {
                 Ok(sent) => writing.done += sent,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(true)
+    }
+
+    /// Writes the rest of a frame that was begun, waiting for room until then; whether it went.
+    pub(super) fn write_rest(&mut self, writing: &Writing, until: Instant) -> bool {
+        // SAFETY: as in `write`.
+        unsafe { send_rest(&self.socket, &writing.header, writing.payload, writing.length, writing.done, until) }
     }
 
     /// Writes what is left of the hello; whether all is out.
     pub(super) fn greet(&mut self) -> io::Result<bool> {
         while !self.greeting.is_empty() {
-            let part =
-                [libc::iovec { iov_base: self.greeting.as_ptr().cast_mut().cast(), iov_len: self.greeting.len() }];
             // SAFETY: our own bytes.
-            match unsafe { send(self.socket.as_raw_fd(), &part) } {
+            match unsafe { send(&self.socket, &[], self.greeting.as_ptr(), self.greeting.len(), 0) } {
                 Ok(sent) => drop(self.greeting.drain(..sent)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(true)
     }
-}
-
-/// Reads what there is, at most so much.
-///
-/// # Safety
-/// `length` bytes are writable at `to`.
-unsafe fn receive(socket: i32, to: *mut u8, length: usize) -> io::Result<usize> {
-    // SAFETY: the caller's promise.
-    let read = unsafe { libc::recv(socket, to.cast(), length, libc::MSG_DONTWAIT) };
-    usize::try_from(read).map_err(|_| io::Error::last_os_error())
-}
-
-/// Writes what goes, without a signal when the peer is gone.
-///
-/// # Safety
-/// The parts are readable.
-unsafe fn send(socket: i32, parts: &[libc::iovec]) -> io::Result<usize> {
-    // SAFETY: plain old data, for which zero means none.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_ptr().cast_mut();
-    message.msg_iovlen = parts.len() as _;
-    // SAFETY: the header and the parts live on this stack, what they point to by the caller's promise.
-    let sent = unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

@@ -9,7 +9,8 @@
 //!
 //! Inside a host every rank listens on an abstract Unix socket of the generation; a connection is opened with the first
 //! message or receive between two ranks. Both may open one at the same time: each then writes to its own and reads both.
-//! Connections are separate from what collectives use, so a message that nobody wants stops nothing.
+//! Between hosts every pair has a connection for messages from the meeting on. Either way they are separate from what
+//! collectives use, so a message that nobody wants stops nothing.
 //!
 //! The thread starts with the first message or receive and is joined when the mail is dropped: with its group, or when the
 //! group gets other peers. What is under way then aborts the group; what is written is delivered.
@@ -20,6 +21,7 @@ mod post;
 mod wire;
 
 use std::collections::VecDeque;
+use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -47,6 +49,8 @@ pub(crate) type Condemn = Arc<dyn Fn(&Verdict) -> Error + Send + Sync>;
 pub(crate) enum Ways {
     /// Through sockets of this host, opened when they are needed.
     Host(UnixListener),
+    /// Through connections that are there, in the order of ranks.
+    Network(Vec<Option<TcpStream>>),
 }
 
 /// What a rank's mail has to know about its group.
@@ -185,6 +189,10 @@ impl Mail {
             inbox.failure = Some(error.clone());
             self.shared.rouse();
             self.shared.room.notify_all();
+            // Without a thread nobody else says it.
+            if let Some((setup, _)) = &*lock(&self.setup) {
+                carrier::tell(setup);
+            }
         }
     }
 

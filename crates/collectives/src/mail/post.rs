@@ -191,10 +191,6 @@ impl Post {
         self.pending.get(&id)
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.pending.is_empty()
-    }
-
     /// This rank sends. Ids grow from call to call.
     pub(crate) fn send(&mut self, id: Id, to: usize, tag: u64, bytes: usize, pointer: u64) -> Result<(), Trouble> {
         self.pending.insert(id, Pending { sends: true, peer: Some(to), tag, bytes });

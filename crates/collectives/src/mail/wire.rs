@@ -15,13 +15,12 @@
 //! ```
 //! An id is the sender's number of the message.
 
-use crate::arena::verdict::{VERDICT_WORDS, Verdict};
+pub(crate) use crate::streams::wire::{VERDICT_BYTES, verdict_from_bytes, verdict_to_bytes};
 
 const HELLO_MAGIC: [u8; 8] = *b"instepM1";
 const FRAME_MAGIC: [u8; 3] = *b"iM1";
 pub(crate) const HELLO_BYTES: usize = 40;
 pub(crate) const FRAME_BYTES: usize = 40;
-pub(crate) const VERDICT_BYTES: usize = 8 * VERDICT_WORDS;
 
 /// Who opens a connection, and to whom it thinks it speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,15 +118,6 @@ impl Frame {
     }
 }
 
-pub(crate) fn verdict_to_bytes(verdict: &Verdict) -> Vec<u8> {
-    verdict.words().iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-pub(crate) fn verdict_from_bytes(bytes: &[u8]) -> Option<Verdict> {
-    let bytes: &[u8; VERDICT_BYTES] = bytes.try_into().ok()?;
-    Verdict::from_words(std::array::from_fn(|index| word(bytes, 8 * index)))
-}
-
 fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
@@ -179,13 +169,6 @@ mod tests {
                 prop_assert_eq!(frame.to_bytes(), bytes);
             }
             prop_assert_eq!(Hello::from_bytes(&bytes), None);
-        }
-
-        #[test]
-        fn any_words_are_a_verdict_or_nothing(bytes in proptest::collection::vec(any::<u8>(), VERDICT_BYTES), kind in 0u8..6) {
-            let mut bytes = bytes;
-            bytes[..8].copy_from_slice(&u64::from(kind).to_le_bytes());
-            let _ = verdict_from_bytes(&bytes);
         }
     }
 }

@@ -35,10 +35,11 @@ def all_reduce(link: Link, tensor: torch.Tensor, reduce: int, seconds: float) ->
     counts = [int(other[-1]) for other in forms]
     indices = _gather(link, own.indices().cpu().t().contiguous(), counts, seconds)
     values = _gather(link, own.values().cpu().contiguous(), counts, seconds)
-    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
     if name == "AVG":
         total = total / link.size
-    tensor.detach().copy_(total.to(tensor.device))
+    with torch.no_grad():
+        tensor.copy_(total.to(tensor.device))
 
 
 def _shape(form: torch.Tensor) -> str:

@@ -4,7 +4,7 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`interpreter`], [`endpoint`] |
+//! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`nvidia`], [`interpreter`], [`endpoint`] |
 //! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out; `signals` for it |
 //! | `meeting`, `link`, [`control`] | how this node finds the job's first node and talks to it |
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
@@ -31,6 +31,7 @@ mod link;
 pub mod logs;
 mod meeting;
 pub mod numa;
+pub mod nvidia;
 mod output;
 pub mod plan;
 mod random;

@@ -1,9 +1,9 @@
-"""Ranks as processes, for tests: each forked from a server that has torch loaded, so that a set of them takes no second.
+"""Ranks as processes, for tests; forked from a server that has torch loaded, so that a set of them takes no second.
 
     run_ranks(2, check_all_reduce, check_broadcast)
 
-Every rank makes the default group, calls the checks one after the other with its rank and the world size, and leaves. The
-first failure of any rank fails the test with that rank's traceback; the others are ended.
+Every rank makes the default group, calls the checks one after the other with its rank and the world size, and leaves.
+The first failure of any rank fails the test with that rank's traceback; the others are ended.
 """
 
 from __future__ import annotations

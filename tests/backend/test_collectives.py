@@ -359,7 +359,7 @@ def groups_at_once(rank: int, world: int) -> None:
     assert not errors
 
 
-def waiting_releases_the_interpreter(rank: int, world: int) -> None:
+def waiting_releases_the_interpreter(rank: int, _: int) -> None:
     ticks = 0
     stop = threading.Event()
 

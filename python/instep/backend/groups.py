@@ -14,6 +14,7 @@ Which of the two a group becomes is decided by `other_backends`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -24,6 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from instep._registration import DEVICES, names
+from instep.backend import compiler, link, monitor, operations, sparse, tensors, work
 from instep.backend.link import Link
 from instep.backend.operations import Operations
 from instep.errors import InvalidCall
@@ -242,3 +244,6 @@ def link_of(group: object) -> Link:
     if isinstance(group, _Member):
         return group._link
     raise InvalidCall(f"{group} is no group of instep's\nhint: make it with backend='instep'")
+
+
+compiler.leave_alone(link, monitor, operations, sparse, tensors, work, sys.modules[__name__])

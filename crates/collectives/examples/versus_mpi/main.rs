@@ -4,7 +4,7 @@
 //! cargo build --release -p instep-collectives --example versus_mpi
 //! mpirun --oversubscribe --bind-to none -n 2 target/release/examples/versus_mpi \
 //!     [--operation all_reduce|all_gather|reduce_scatter|broadcast|all_to_all] [--single-copy BYTES|never]
-//!     [--rounds N] [--json] [BYTES ...]
+//!     [--slot BYTES] [--rounds N] [--json] [BYTES ...]
 //! ```
 //! The two take turns in rounds of a few calls. A round's figure is the mean over its calls on the slowest rank; shown are
 //! medians over the rounds. Results are checked against each other's definition before anything is timed. BYTES are those
@@ -16,6 +16,7 @@ mod mpi;
 
 use std::env;
 use std::error::Error;
+use std::ops::{Deref, DerefMut, Range};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{Address, DataType, Group, Operation, Options, Rank, Reduction, Source, Target};
@@ -83,6 +84,7 @@ impl Request {
                     let from = value()?;
                     request.options.single_copy_bytes = if from == "never" { None } else { Some(from.parse()?) };
                 }
+                "--slot" => request.options.slot_bytes = value()?.parse()?,
                 "--rounds" => request.rounds = value()?.parse::<usize>()?.max(1),
                 "--json" => request.json = true,
                 bytes => request.sizes.push(bytes.parse().map_err(|_| format!("{bytes} is no number of bytes"))?),
@@ -95,13 +97,43 @@ impl Request {
     }
 }
 
+/// Where torch puts its tensors.
+const ALIGNMENT: usize = 64;
+
+/// Numbers that start on a cache line.
+struct Aligned {
+    memory: Vec<f32>,
+    range: Range<usize>,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Aligned {
+        let memory = vec![1.0; length + ALIGNMENT / 4];
+        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        Aligned { memory, range: start..start + length }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.memory[self.range.clone()]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.memory[self.range.clone()]
+    }
+}
+
 /// The buffers of one size, shared by both engines.
 struct Buffers {
     compared: Compared,
     rank: usize,
     world: usize,
-    from: Vec<f32>,
-    to: Vec<f32>,
+    from: Aligned,
+    to: Aligned,
 }
 
 impl Buffers {
@@ -114,7 +146,7 @@ impl Buffers {
             Compared::ReduceScatter => (part * world, part),
             Compared::AllToAll => (part * world, part * world),
         };
-        Buffers { compared, rank, world, from: vec![1.0; from], to: vec![1.0; to] }
+        Buffers { compared, rank, world, from: Aligned::new(from), to: Aligned::new(to) }
     }
 
     /// What a rank has at a place of its input: small integers, whose sums are exact.

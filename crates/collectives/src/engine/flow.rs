@@ -8,7 +8,7 @@ use std::ptr;
 
 use super::{Flow, Move, Needs, View};
 use crate::dtype::{DataType, Reduction};
-use crate::kernel::{self, copy};
+use crate::kernel::{self, copy, copy_of};
 use crate::operation::{Operation, Source, Target};
 use crate::plan::{Cut, Path, compartment, segment};
 
@@ -173,6 +173,7 @@ fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) ->
             Ok(())
         }));
     } else {
+        let copy = copy_of(buffer.bytes);
         flow.take = Some(Box::new(move |view, step| {
             let range = cut.range(step);
             // SAFETY: see the top of this file.
@@ -193,6 +194,7 @@ fn gather<'f>(input: Source, outputs: Vec<Target>, needs: Needs, step_bytes: usi
         Ok(())
     });
     let take = (!outputs.is_empty()).then(|| {
+        let copy = copy_of(outputs.iter().map(|output| output.bytes).sum());
         let take: Move<'f> = Box::new(move |view, step| {
             let range = cut.range(step);
             let to = |rank: usize| outputs[rank].pointer.wrapping_add(range.start);
@@ -283,6 +285,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
     let part = move |bytes: usize, step: usize| Cut::new(bytes, 1, compartment).range(step);
     let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
     let own = inputs[view.rank];
+    let copy_out = copy_of(outputs.iter().map(|output| output.bytes).sum());
     let fill: Move<'f> = Box::new(move |view, step| {
         for peer in view.peers() {
             let range = part(inputs[peer].bytes, step);
@@ -301,7 +304,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
                 view.slot(rank, step).wrapping_add(view.rank * compartment).cast_const()
             };
             // SAFETY: see the top of this file.
-            unsafe { copy(from, output.pointer.wrapping_add(range.start), range.len()) };
+            unsafe { copy_out(from, output.pointer.wrapping_add(range.start), range.len()) };
         }
         Ok(())
     });

@@ -15,7 +15,7 @@ mod order;
 mod rule;
 
 use crate::dtype::{DataType, Reduction};
-pub(crate) use copy::copy;
+pub(crate) use copy::{copy, copy_of};
 use fold::{BF16, F16, fold, fold_half};
 use rule::{And, Average, Max, Min, Or, Premultiplied, Product, Sum, Truth, Xor};
 

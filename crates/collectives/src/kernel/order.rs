@@ -5,8 +5,10 @@
 
 /// What the processor fetches ahead within.
 const PAGE_BYTES: usize = 4096;
-/// Pages that are best read side by side, over all inputs.
+/// Pages of one input that are best read side by side.
 const PAGES: usize = 4;
+/// And of all inputs together: the processor follows a limited number of streams.
+const PAGES_OF_ALL: usize = 8;
 
 /// The whole blocks of a buffer, in the order in which to visit them.
 ///
@@ -29,7 +31,7 @@ impl Order {
     /// of two.
     #[inline(always)]
     pub(super) fn new(count: usize, element: usize, block: usize, inputs: usize) -> Order {
-        let pages = (PAGES / inputs.next_power_of_two()).max(1).ilog2();
+        let pages = (PAGES_OF_ALL / inputs.next_power_of_two()).clamp(1, PAGES).ilog2();
         let blocks_of_page = (PAGE_BYTES / (element * block)).max(1).ilog2();
         let blocks = count / block;
         let group = 1 << (pages + blocks_of_page);
@@ -78,6 +80,6 @@ mod tests {
         let first: Vec<usize> = (0..6).map(|index| order.start(index)).collect();
         assert_eq!(first, [0, 4096, 8192, 12288, 128, 4224]);
         assert_eq!(Order::new(4096, 4, 32, 2).start(1), 1024);
-        assert_eq!(Order::new(4096, 4, 32, 4).start(1), 32);
+        assert_eq!(Order::new(4096, 4, 32, 9).start(1), 32);
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 /// `MPI_IN_PLACE` of OpenMPI.
-const IN_PLACE: *const c_void = 1 as *const c_void;
+const IN_PLACE: *const c_void = std::ptr::without_provenance(1);
 
 type Handle = *const c_void;
 type Const = *const c_void;

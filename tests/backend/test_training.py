@@ -179,6 +179,7 @@ def gradients_travel_while_others_are_computed(rank: int, _: int) -> None:
 
         return future.then(note)
 
+    hook.__annotations__.clear()  # torch wants its own types there, not their names
     net.register_comm_hook(None, hook)
     for _ in range(2):  # buckets are arranged anew after the first time
         begun.clear()

@@ -229,7 +229,7 @@ class Operations:
         operations = []
         for output, given in _pairs(outputs, inputs):
             movable([output, given])
-            cut = parts(staging.read(given), self._link.size, "the input")
+            cut = parts(given, staging.read(given), output, self._link.size, "the input")
             operations.append(
                 Operation.reduce_scatter(cut, staging.write(output), reducible(output, index), index, factor)
             )
@@ -319,7 +319,7 @@ class Operations:
         operations = []
         for output, given in _pairs(outputs, inputs):
             code = movable([output, given])
-            cut = parts(staging.write(output), self._link.size, "the output")
+            cut = parts(output, staging.write(output), given, self._link.size, "the output")
             operations.append(Operation.all_gather(staging.read(given), cut, code))
         return self._begin(operations, staging, list(outputs), opts if opts is not None else AllgatherOptions())
 
@@ -364,7 +364,7 @@ class Operations:
         code = movable([input])
         if root == self._link.rank:
             code = movable([output, input])
-            targets = parts(staging.write(output), self._link.size, "the output")
+            targets = parts(output, staging.write(output), input, self._link.size, "the output")
         return self._begin([Operation.gather(source, targets, code, root)], staging, [output], opts)
 
     def scatter(

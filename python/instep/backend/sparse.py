@@ -25,7 +25,7 @@ def all_reduce(link: Link, tensor: torch.Tensor, reduce: int, seconds: float) ->
     form = torch.tensor([own.sparse_dim(), own.dense_dim(), *own.shape, own._nnz()], dtype=torch.int64)
     forms = torch.empty(link.size, form.numel(), dtype=torch.int64)
     staging = Staging()
-    cut = parts(staging.write(forms), link.size, "the sizes")
+    cut = parts(forms, staging.write(forms), form, link.size, "the sizes")
     link.native.run(Operation.all_gather(staging.read(form), cut, movable([form])), seconds)
     for rank, other in enumerate(forms):
         if not torch.equal(other[:-1], form[:-1]):

@@ -148,11 +148,17 @@ def _refuse_what_has_no_memory(tensor: torch.Tensor) -> None:
         raise InvalidCall("a tensor on the meta device has no values that could be sent")
 
 
-def parts(memory: Memory, count: int, what: str) -> list[Memory]:
-    """Cut memory into equal parts, one per rank."""
+def parts(whole: torch.Tensor, memory: Memory, each: torch.Tensor, count: int, what: str) -> list[Memory]:
+    """Cut the memory of a tensor into parts as long as `each`, one per rank."""
+    if whole.numel() != each.numel() * count:
+        raise InvalidCall(
+            f"{what} has {whole.numel()} elements, and must have {each.numel()} for each of {count} ranks"
+        )
+    return _equal(memory, count)
+
+
+def _equal(memory: Memory, count: int) -> list[Memory]:
     address, length = memory
-    if length % count:
-        raise InvalidCall(f"{what} has {length} bytes, which {count} ranks cannot share evenly")
     each = length // count
     return [(address + part * each, each) for part in range(count)]
 
@@ -163,7 +169,7 @@ def rows(tensor: torch.Tensor, memory: Memory, splits: Sequence[int], count: int
     if not splits:
         if height % count:
             raise InvalidCall(f"{what} has {height} rows, which {count} ranks cannot share evenly")
-        return parts(memory, count, what)
+        return _equal(memory, count)
     if len(splits) != count:
         raise InvalidCall(f"{what}: {len(splits)} split sizes given, there are {count} ranks")
     if sum(splits) != height or min(splits) < 0:

@@ -23,7 +23,7 @@ import unittest
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,10 @@ def serve(orders: Connection, rank: int, world: int, port: int, folder: str) -> 
             name, number = orders.recv()
         except EOFError:
             return
+        before = dict(os.environ)
         orders.send(one_test(suite, name, f"{number}", rank, world, store, folder))
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def one_test(suite: Suite, name: str, prefix: str, rank: int, world: int, store: Store, folder: str) -> tuple[str, str]:
@@ -210,16 +213,23 @@ class Ranks:
         self.number += 1
         for _, pipe in self.members:
             pipe.send((name, self.number))
-        deadline = time.monotonic() + PATIENCE
         answers: list[tuple[str, str]] = []
-        for rank, (_, pipe) in enumerate(self.members):
-            try:
-                if not pipe.poll(max(deadline - time.monotonic(), 0.01)):
-                    answers.append(("fail", f"rank {rank} has not answered in {PATIENCE} s"))
-                else:
+        left = {pipe: rank for rank, (_, pipe) in enumerate(self.members)}
+        deadline = time.monotonic() + PATIENCE
+        while left:
+            ready = wait(list(left), timeout=max(deadline - time.monotonic(), 0))
+            if not ready:
+                answers.append(("fail", f"ranks {sorted(left.values())} have not answered"))
+                break
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = left.pop(pipe)
+                try:
                     answers.append(pipe.recv())
-            except EOFError:
-                answers.append(("fail", f"rank {rank} is gone"))
+                except EOFError:
+                    answers.append(("fail", f"rank {rank} is gone"))
+                if answers[-1][0] == "fail":
+                    deadline = time.monotonic() + 2  # the others may wait for it
         for status in ("fail", "skip"):
             for answer in answers:
                 if answer[0] == status:

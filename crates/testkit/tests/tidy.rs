@@ -14,15 +14,18 @@ use serde_json::Value;
 /// decision, to be drawn in docs/architecture.md in the same commit.
 const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
+    ("instep-api", &[]),
     ("instep-collectives", &[]),
     ("instep-store", &[]),
     // level 1
+    ("instep-database", &["instep-api"]),
     ("instep-policy", &[]),
     // level 2
     ("instep-launch", &["instep-policy", "instep-store"]),
+    ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
     ("instep-python", &["instep-store"]),
     // level 3
-    ("instep", &["instep-launch", "instep-store"]),
+    ("instep", &["instep-launch", "instep-master", "instep-store"]),
     // development only
     ("instep-testkit", &[]),
 ];

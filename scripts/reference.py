@@ -41,6 +41,7 @@ COMMANDS = {
         "Without `--use-env`, the script also receives `--local-rank=N` as its first argument. It adds:"
     ),
     "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
+    "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
     "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
     "demo": "Needs the wheel: the demo is Python. Without torch it trains a model in plain Python.",
     "completion": "",

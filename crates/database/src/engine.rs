@@ -142,9 +142,18 @@ pub(crate) fn open_writer(path: &Path) -> rusqlite::Result<Connection> {
 /// Runs `work` on a connection that shows one state of the database throughout.
 pub(crate) fn in_snapshot<T>(connection: &mut Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
     let transaction = connection.transaction()?;
-    let result = work(&transaction);
+    let result = contained(|| work(&transaction));
     transaction.finish()?;
     result
+}
+
+/// Runs `work` so that a broken invariant in it fails its own caller, and not everybody whose work comes later. What it
+/// changed is rolled back like after any other failure.
+fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|cause| {
+        let text = cause.downcast_ref::<String>().map(String::as_str).or_else(|| cause.downcast_ref::<&str>().copied());
+        Err(Error::Damaged(format!("a broken invariant: {}", text.unwrap_or("of unknown kind"))))
+    })
 }
 
 fn spawn(name: &str, path: &Path, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
@@ -180,7 +189,7 @@ where
 
 fn in_savepoint<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
     connection.prepare_cached("SAVEPOINT job")?.execute([])?;
-    let outcome = work(connection);
+    let outcome = contained(|| work(connection));
     // A full disk can end the whole transaction; then there is no savepoint left, and the loop below notices.
     if !connection.is_autocommit() {
         if outcome.is_err() {
@@ -240,5 +249,52 @@ fn describe(error: &Error) -> String {
     match error {
         Error::Engine(cause) => cause.to_string(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine(folder: &tempfile::TempDir) -> Engine {
+        let path = folder.path().join("a.db");
+        let writer = open_writer(&path).unwrap();
+        let schema = "CREATE TABLE lease (name TEXT, epoch BIGINT); INSERT INTO lease VALUES ('master', 1); \
+                      CREATE TABLE things (name TEXT NOT NULL UNIQUE);";
+        writer.execute_batch(schema).unwrap();
+        Engine::start(&path, writer, 1).unwrap()
+    }
+
+    fn add(engine: &Engine, name: &'static str) -> Result<()> {
+        engine.write_blocking(move |connection| {
+            connection.execute("INSERT INTO things (name) VALUES (?)", [name])?;
+            assert_ne!(name, "panic", "as the test wants it");
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_panic_fails_its_own_write_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        add(&engine, "one").unwrap();
+        let failed = add(&engine, "panic").unwrap_err().to_string();
+        assert!(failed.contains("as the test wants it"), "{failed}");
+        add(&engine, "two").unwrap();
+        assert!(add(&engine, "two").is_err());
+        let names = engine.write_blocking(|connection| {
+            let mut statement = connection.prepare("SELECT name FROM things ORDER BY name")?;
+            let names = statement.query_map([], |row| row.get::<_, String>(0))?;
+            Ok(names.collect::<rusqlite::Result<Vec<_>>>()?)
+        });
+        assert_eq!(names.unwrap(), ["one", "two"]);
+    }
+
+    #[test]
+    fn a_closed_engine_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        engine.close();
+        assert!(matches!(add(&engine, "one"), Err(Error::Closed)));
     }
 }

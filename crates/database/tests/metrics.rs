@@ -235,3 +235,47 @@ fn files_that_are_no_databases_are_refused() {
     drop(connection);
     assert!(matches!(Database::open(&path, &opening), Err(Error::TooNew { found: 999, .. })));
 }
+
+#[test]
+fn metrics_of_batches_are_kept_and_not_given_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = open(&folder.path().join("a.db"));
+    block(async {
+        let trial = new_trial(&database, true).await;
+        let batches = json!([{"loss": 1}, {"loss": 2}]);
+        let with_batches =
+            |step, values| Report { batches: Some(batches.clone()), ..report(trial, 1, "training", step, values) };
+        database.report_metrics(with_batches(1, json!({"loss": 1.5}))).await.unwrap();
+        database.report_metrics(with_batches(2, json!({}))).await.unwrap();
+        assert!(database.report_metrics(with_batches(1, json!({}))).await.is_err());
+        let (found, _) = database.workloads(trial, true, Order::Ascending, Slice::ALL).await.unwrap();
+        let shown: Vec<_> = found.iter().map(|each| each.training.clone().unwrap().metrics.batch_metrics).collect();
+        assert_eq!(shown, [Some(batches.clone()), Some(batches)]);
+        let (hidden, _) = database.workloads(trial, false, Order::Ascending, Slice::ALL).await.unwrap();
+        assert_eq!(hidden[0].training.clone().unwrap().metrics.batch_metrics, Some(json!([])));
+    });
+}
+
+#[test]
+fn the_machine_s_groups_are_known_by_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    block(async {
+        let trial = new_trial(&database, true).await;
+        for time in 0..600 {
+            let used = Report { time: Timestamp(time), ..report(trial, 1, "cpu", 0, json!({"used": time})) };
+            database.report_metrics(used).await.unwrap();
+        }
+        let database = merged(database, &path, trial).await;
+        let found = rows(&database, trial, "cpu").await;
+        assert_eq!(found.len(), 600);
+        assert_eq!(found[599].1, json!({"used": 599}));
+        let after = database.trial(trial, NOW).await.unwrap();
+        assert_eq!((after.summary_metrics, after.total_batches_processed), (json!({}), 0));
+        // A resumed trial keeps what is known of the machine.
+        database.start_trial(trial, true, NOW).await.unwrap();
+        database.report_metrics(report(trial, 2, "training", 0, json!({"a": 1}))).await.unwrap();
+        assert_eq!(rows(&database, trial, "cpu").await.len(), 600);
+    });
+}

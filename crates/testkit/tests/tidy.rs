@@ -283,6 +283,32 @@ fn only_the_environment_module_spells_worker_variables() {
 }
 
 #[test]
+fn only_the_database_contains_sql() {
+    let mut complaints = Complaints::of("SQL only in crates/database");
+    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/database/")) {
+        for (line, text) in source.shipped_code() {
+            for word in ["\"SELECT ", "\"INSERT INTO ", "\"UPDATE ", "\"DELETE FROM ", "rusqlite::"] {
+                if text.contains(word) {
+                    complaints.add(&source.path, line, "ask crates/database for it");
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn only_http_knows_status_codes() {
+    let mut complaints = Complaints::of("status codes only in master::http");
+    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/master/src/http/")) {
+        for (line, _) in source.shipped_code().filter(|(_, text)| text.contains("StatusCode")) {
+            complaints.add(&source.path, line, "return an error; master::http::failure knows its status");
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
 fn only_the_command_line_prints() {
     let mut complaints = Complaints::of("printing only in crates/cli");
     let may_print = |path: &str| path.starts_with("crates/cli/") || path.ends_with("/build.rs");

@@ -125,10 +125,11 @@ fn append(connection: &Connection, report: &Report, values: &Map<String, Value>)
 fn store_batches(connection: &Connection, report: &Report, batches: &Value) -> Result<()> {
     let inserted = connection
         .prepare_cached(
-            "INSERT INTO metric_batches (trial_id, group_name, step, run_id, batches) VALUES (?, ?, ?, ?, ?) \
+            "INSERT INTO metric_batches (trial_id, group_name, step, run_id, reported_at, batches) \
+             VALUES (?, ?, ?, ?, ?, ?) \
              ON CONFLICT (trial_id, group_name, step) DO NOTHING",
         )?
-        .execute(params![report.trial.0, report.group, report.step, report.run.0, text_of(batches)?])?;
+        .execute(params![report.trial.0, report.group, report.step, report.run.0, report.time.0, text_of(batches)?])?;
     if inserted == 0 {
         let what = format!("batch metrics of step {} were reported before", report.step);
         return Err(Error::Invalid(what));

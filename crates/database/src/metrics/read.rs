@@ -112,15 +112,14 @@ pub(crate) fn rows(connection: &Connection, trial: TrialId, group: &str, first: 
             add(row.step, row.run, row.time, name, value);
         }
     }
-    let sql = "SELECT step, batches FROM metric_batches WHERE trial_id = ? AND group_name = ? AND step BETWEEN ? AND ?";
+    let sql = "SELECT * FROM metric_batches WHERE trial_id = ? AND group_name = ? AND step BETWEEN ? AND ?";
     let mut statement = connection.prepare_cached(sql)?;
-    let batches =
-        statement.query_map(params![trial.0, group, first, last], |row| Ok((row.get(0)?, json(row, "batches")?)))?;
-    for batch in batches {
-        let (step, batches): (i64, Value) = batch?;
-        if let Some(row) = found.get_mut(&(step, 0)) {
-            row.batches = Some(batches);
-        }
+    let mut batches = statement.query(params![trial.0, group, first, last])?;
+    while let Some(row) = batches.next()? {
+        let (step, run, time) = (row.get("step")?, row.get("run_id")?, row.get("reported_at")?);
+        // A report may bring metrics of batches and no averages.
+        let empty = || Row { step, run, time, values: Map::new(), batches: None };
+        found.entry(key(step, time)).or_insert_with(empty).batches = Some(json(row, "batches")?);
     }
     Ok(found.into_values().collect())
 }
@@ -158,7 +157,8 @@ pub(crate) fn points_of(
 /// The groups in which a trial reported.
 pub(crate) fn groups(connection: &Connection, trial: TrialId) -> Result<BTreeSet<String>> {
     let sql = "SELECT DISTINCT group_name FROM metric_series WHERE trial_id = ?1 \
-               UNION SELECT DISTINCT group_name FROM metric_tail WHERE trial_id = ?1";
+               UNION SELECT DISTINCT group_name FROM metric_tail WHERE trial_id = ?1 \
+               UNION SELECT DISTINCT group_name FROM metric_batches WHERE trial_id = ?1";
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map([trial.0], |row| row.get(0))?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)

@@ -173,6 +173,7 @@ CREATE TABLE metric_batches (
     group_name TEXT NOT NULL,
     step BIGINT NOT NULL,
     run_id BIGINT NOT NULL,
+    reported_at BIGINT NOT NULL,
     batches TEXT NOT NULL,
     PRIMARY KEY (trial_id, group_name, step)
 );

@@ -45,12 +45,26 @@ impl Call {
         text.parse().map_err(|_| Failure::invalid(format!("`{text}` in the address is not a valid number")))
     }
 
-    /// The body as JSON, whatever its `Content-Type` says; an empty one is `{}`.
+    /// The body as a JSON object, whatever its `Content-Type` says; an empty one is `{}`.
     pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        let body = if self.body.trim_ascii().is_empty() { b"{}".as_slice() } else { &self.body };
-        serde_json::from_slice(body)
-            .map_err(|error| Failure::invalid(format!("cannot read the request's body: {error}")))
+        let body = match self.body.trim_ascii() {
+            b"" => b"{}",
+            // Without this a list would be taken for the values of the fields, in their order.
+            body if !body.starts_with(b"{") => return Err(unreadable("it is not an object")),
+            body => body,
+        };
+        serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
     }
+
+    /// The body as a JSON list; an empty one is `[]`.
+    pub(crate) fn json_list<T: DeserializeOwned>(&self) -> Result<Vec<T>, Failure> {
+        let body = if self.body.trim_ascii().is_empty() { b"[]".as_slice() } else { &self.body };
+        serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
+    }
+}
+
+fn unreadable(why: &str) -> Failure {
+    Failure::invalid(format!("cannot read the request's body: {why}"))
 }
 
 /// The parameters behind the question mark, named in camelCase however they were spelled.

@@ -50,7 +50,7 @@ async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Reply, Failure> {
 
 /// A bare list of lines, as detached scripts send them.
 pub(crate) async fn append(call: Call) -> Result<Reply, Failure> {
-    let records: Vec<LogRecord> = if call.body.trim_ascii().is_empty() { Vec::new() } else { call.json()? };
+    let records = call.json_list()?;
     keep(&call, records).await
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::{
-    ComparableTrial, CompareTrialsResponse, DownsampledMetrics, MetricsStreamElement, PROFILING, Report,
-    ReportMetricsRequest, TRAINING, VALIDATION,
+    ComparableTrial, CompareTrialsResponse, DownsampledMetrics, MetricsStreamElement, Report, ReportMetricsRequest,
+    TRAINING, VALIDATION,
 };
 use instep_api::trials::WorkloadsResponse;
 use serde_json::Value;
@@ -38,14 +38,11 @@ fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Fail
     if metrics.trial_id.is_some_and(|given| given != trial && given.0 != 0) {
         return Err(Failure::invalid("the report belongs to another trial than its address"));
     }
-    let profiling = PROFILING.contains(&group.as_str());
-    let step = match metrics.steps_completed {
-        Some(step) if step.0 >= 0 => step.0,
-        Some(step) => return Err(Failure::invalid(format!("{} steps cannot have been completed", step.0))),
-        None if profiling => 0,
-        // Zero values may be left out.
-        None => 0,
-    };
+    // Zero values may be left out, and groups about the machine have no steps.
+    let step = metrics.steps_completed.unwrap_or_default().0;
+    if step < 0 {
+        return Err(Failure::invalid(format!("{step} steps cannot have been completed")));
+    }
     let reported = metrics.metrics.unwrap_or_default();
     let values = reported.avg_metrics.unwrap_or_default();
     for name in ["epoch", "epochs"] {

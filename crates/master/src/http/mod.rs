@@ -21,3 +21,6 @@ pub(crate) mod routes;
 mod trials;
 mod users;
 mod workspaces;
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ from typing import Any
 
 from conftest import Runner
 
-from .conftest import SCRIPTS, Client
+from .conftest import SCRIPTS, Client, Master
 
 Json = dict[str, Any]
 
@@ -118,19 +118,74 @@ def test_a_script_that_fails_ends_its_trial_in_error(
     assert rows(api, 1, "training") == {1: {"loss": "NaN"}}
 
 
-def test_det_lists_and_describes(run: Runner, determined: Path, settings: dict[str, str]) -> None:
-    run(determined, SCRIPTS / "singleton.py", env=settings).expect(0)
+def det(run: Runner, determined: Path, settings: dict[str, str], *commands: str) -> list[str]:
+    """Run `det` command lines that must succeed; give their outputs."""
+    words = json.dumps([command.split(" ") for command in commands])
+    done = run(determined, SCRIPTS / "det.py", words, env=settings, timeout=150).expect(0)
+    found = json.loads(done.stdout)
+    assert [(command, each["status"]) for command, each in zip(commands, found, strict=True) if each["status"]] == [], (
+        done
+    )
+    return [each["output"] for each in found]
 
-    def det(*words: str) -> str:
-        return run(determined, "-m", "determined.cli", *words, env=settings).expect(0).stdout
 
-    assert "0.38.1" in det("version")
-    assert "singleton" in det("experiment", "list")
-    assert "singleton" in det("experiment", "describe", "1", "--metrics")
-    assert "COMPLETED" in det("experiment", "list-trials", "1")
-    assert "container_path" in det("experiment", "config", "1")
-    assert "loss" in det("trial", "describe", "1", "--metrics")
-    assert "See the experiment" in det("trial", "logs", "1")
-    assert "determined" in det("user", "whoami")
-    assert "Uncategorized" in det("workspace", "list")
-    assert "admin" in det("user", "list")
+def test_det_lists_describes_and_changes(
+    run: Runner, determined: Path, settings: dict[str, str], api: Client, tmp_path: Path
+) -> None:
+    run(determined, SCRIPTS / "checkpoints.py", str(tmp_path / "storage"), "0", "40", env=settings).expect(0)
+    [checkpoint, *_] = api("GET", "/api/v1/experiments/1/checkpoints")["checkpoints"]
+    expected = {
+        "version": "0.38.1",
+        "experiment list": "checkpoints",
+        "experiment describe 1 --metrics": "COMPLETED",
+        "experiment describe 1 --json": "checkpoints",
+        "experiment list-trials 1": "COMPLETED",
+        "experiment list-checkpoints 1": checkpoint["uuid"],
+        "experiment config 1": "container_path",
+        "experiment logs 1": "initial step: 0",
+        "experiment wait 1": "",
+        "experiment label add 1 hello": "",
+        "experiment set name 1 renamed": "",
+        "experiment archive 1": "",
+        "experiment unarchive 1": "",
+        f"experiment download 1 -o {tmp_path / 'downloaded'}": "",
+        "trial describe 1 --metrics": "loss",
+        "trial logs 1 -f": "initial step: 0",
+        f"checkpoint describe {checkpoint['uuid']}": checkpoint["uuid"],
+        f"checkpoint download {checkpoint['uuid']} -o {tmp_path / 'one'}": "",
+        "workspace create lab": "lab",
+        "project create lab thesis": "thesis",
+        "experiment move 1 lab thesis": "",
+        "project list-experiments lab thesis": "renamed",
+        "user whoami": "determined",
+        "user list": "admin",
+        "master info": "0.38.1",
+    }
+    outputs = det(run, determined, settings, *expected)
+    for command, output in zip(expected, outputs, strict=True):
+        assert expected[command] in output, (command, output)
+    experiment = api("GET", "/api/v1/experiments/1")["experiment"]
+    assert (experiment["labels"], experiment["projectName"]) == (["hello"], "thesis")
+    assert (tmp_path / "one" / "folder" / "inner").read_text() == "inner"
+    det(run, determined, settings, "experiment delete 1 --yes")
+    assert api("GET", "/api/v1/experiments?limit=-1")["pagination"]["total"] == 0
+
+
+def test_det_manages_users(
+    run: Runner, determined: Path, settings: dict[str, str], api: Client, master: Master
+) -> None:
+    token = master.client.login("admin").token
+    assert token is not None
+    environment = {**settings, "DET_USER": "admin", "DET_USER_TOKEN": token}
+    commands = [
+        "user create ann --password Abcdefg1",
+        "user edit ann --display-name Ann",
+        "user deactivate ann",
+        "user activate ann",
+        "user rename ann anna",
+        "user list",
+    ]
+    *_, users = det(run, determined, environment, *commands)
+    assert "anna" in users
+    assert master.client.login("anna", "Abcdefg1")("GET", "/api/v1/me")["user"]["displayName"] == "Ann"
+    assert api("GET", "/api/v1/users/anna/by-username")["user"]["active"] is True

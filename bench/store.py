@@ -2,11 +2,12 @@
 
     .venv/bin/python bench/store.py [--json FILE] [--seconds 0.5] [--repetitions 7]
 
-Three parts; in the first two the servers take turns, and medians of the repetitions are shown:
+Four parts; in the first three the servers take turns, and medians of the repetitions are shown:
 
 1. torch's TCPStore client: get of a 16-byte value, set, add, with 1, 8 and 64 connections out of at most 4 processes;
 2. a plain client in Rust (crates/store/examples/load.rs), which costs less per request and so shows more of the server;
-3. ten thousand simultaneous connections on our server: its memory, and that it still answers.
+3. the same client with 16 requests in one write, which leaves little but the servers' own work;
+4. ten thousand simultaneous connections on our server: its memory, and that it still answers.
 
 Beside operations per second the tables show the processor time that the server spent on one operation, which a busy
 machine disturbs less. `set` has no reply, so clients run ahead of the server: a repetition ends when every connection
@@ -36,6 +37,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 OPERATIONS = ("get", "set", "add")
 CONNECTIONS = (1, 8, 64)
 PROCESSES = 4
+PIPELINE = 16
 HELD = 10_000
 VALUE = "0123456789abcdef"
 
@@ -192,10 +194,10 @@ def torch_clients(workers: list[Worker], task: Task) -> float:
     return sum(operations for operations, _ in answers) / max(seconds for _, seconds in answers)
 
 
-def plain_clients(task: Task) -> float:
+def plain_clients(task: Task, *options: str) -> float:
     """Operations per second of the Rust client, one thread per connection."""
     program = [str(TARGET / "examples" / "load"), str(task["port"]), "run"]
-    command = [*program, task["operation"], str(task["connections"]), str(task["seconds"])]
+    command = [*program, task["operation"], str(task["connections"]), str(task["seconds"]), *options]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -291,6 +293,9 @@ def main() -> None:
         for worker in workers:
             worker.process.terminate()
         rows += compare("plain client", both, seconds, repetitions, plain_clients)
+        pipelined = ("--pipeline", str(PIPELINE))
+        name = f"plain client, {PIPELINE} requests at a time"
+        rows += compare(name, both, seconds, repetitions, lambda task: plain_clients(task, *pipelined))
         held = hold_connections(both[1])
     report = json.dumps({"cores": len(os.sched_getaffinity(0)), "rows": rows, "held": held}, indent=2)
     if options.json:

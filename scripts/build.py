@@ -52,6 +52,9 @@ GLIBC = audit.OLDEST_GLIBC
 TARGET = "x86_64-unknown-linux-gnu"
 BINARY = ROOT / "target" / "release" / "instep"
 WHEEL_DATA = ROOT / "python" / "instep.data"
+# Lies beside the package in site-packages and puts one of its folders behind site-packages on Python's path: there is
+# `smdistributed`, found only where SageMaker's own is not installed. A path alone: no code runs when Python starts.
+PATH_FILE = ("instep-smddp.pth", "instep/_smddp\n")
 LOCK = REQUIREMENTS / "lock.txt"
 LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "build")]
 WHEEL_INPUTS = [
@@ -159,6 +162,7 @@ def build_wheel(bin_folder: Path) -> Path:
         replace(built, BINARY)
         shutil.rmtree(WHEEL_DATA, ignore_errors=True)
         replace(built, WHEEL_DATA / "scripts" / "instep")
+        write_path_file()
         step("wheel", "maturin build --release")
         fresh = BUILD / "wheel"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -187,6 +191,14 @@ def build_wheel(bin_folder: Path) -> Path:
     replace(wheel, DIST / wheel.name)
     stamp.write_text(inputs)
     return DIST / wheel.name
+
+
+def write_path_file() -> None:
+    """Write the `.pth` file into the wheel's data: `platlib` is where the package itself goes."""
+    name, text = PATH_FILE
+    folder = WHEEL_DATA / "platlib"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
 
 
 def replace(source: Path, destination: Path) -> None:

@@ -43,6 +43,10 @@ COMMANDS = {
     "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
     "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
     "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
+    "bench collectives": (
+        "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"
+        "is in [a guide](../guides/which-backend.md)."
+    ),
     "demo": "Needs the wheel: the demo is Python. Without torch it trains a model in plain Python.",
     "completion": "",
 }
@@ -91,7 +95,7 @@ def page(binary: Path) -> str:
     sections = [HEADER, f"```text\n{help_of(binary)}```\n"]
     run = help_of(binary, "run")
     for command, sentence in COMMANDS.items():
-        text = run if command == "run" else help_of(binary, command)
+        text = run if command == "run" else help_of(binary, *command.split())
         if command == "launch":
             text = only_in(text, run)
         sections += [f"## instep {command}\n", *([f"{sentence}\n"] if sentence else []), f"```text\n{text}```\n"]

@@ -1,6 +1,6 @@
 """Checks for the system commands that building and testing need, and installs the missing ones with apt-get.
 
-    python3 scripts/system.py build|test|soak
+    python3 scripts/system.py build|test|bench|soak
 
 Nothing is touched when nothing is missing. Without root it uses sudo; without apt-get it says what to install.
 """
@@ -18,8 +18,9 @@ from project import fail, say
 # command -> Debian package
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
 TEST = BUILD | {"ip": "iproute2"}
+BENCH = TEST | {"mpirun": "openmpi-bin"}
 SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++"}
-PURPOSES = {"build": BUILD, "test": TEST, "soak": SOAK}
+PURPOSES = {"build": BUILD, "test": TEST, "bench": BENCH, "soak": SOAK}
 
 # `ip` and friends live in folders that are not on every user's PATH.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])

@@ -1,14 +1,136 @@
-"""Types of the native extension. Its public face is `instep.store`."""
+"""Types of the native extension. Its public faces are `instep.store` and, through torch, `instep.backend`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, final
 
 from typing_extensions import Self
 
-__all__ = ["StoreClient", "StoreServer", "__version__"]
+__all__ = [
+    "DTYPES",
+    "REDUCTIONS",
+    "CollectiveGroup",
+    "Operation",
+    "StoreClient",
+    "StoreServer",
+    "Ticket",
+    "__version__",
+    "stop_callbacks",
+]
 
 __version__: Final[str]
+
+# Names of element types and of reductions; operations are given the index.
+DTYPES: Final[Sequence[str]]
+REDUCTIONS: Final[Sequence[str]]
+
+def stop_callbacks() -> None:
+    """End the threads for callbacks, before the interpreter ends."""
+
+# Address and length in bytes. Whoever gives it keeps it valid until the operation has ended.
+_Memory = tuple[int, int]
+
+@final
+class Operation:
+    """One collective operation, not yet begun."""
+
+    @staticmethod
+    def all_reduce(address: int, length: int, dtype: int, reduce: int, factor: float = 1.0) -> Operation:
+        """In place: the memory becomes the reduction of all ranks' memory."""
+
+    @staticmethod
+    def reduce(memory: _Memory, dtype: int, reduce: int, root: int, factor: float = 1.0) -> Operation:
+        """In place on the root: its memory becomes the reduction of all ranks' memory."""
+
+    @staticmethod
+    def broadcast(memory: _Memory, dtype: int, root: int) -> Operation:
+        """The memory becomes that of the root."""
+
+    @staticmethod
+    def all_gather(input: _Memory, outputs: Sequence[_Memory], dtype: int) -> Operation:
+        """The outputs become the inputs of all ranks."""
+
+    @staticmethod
+    def gather(input: _Memory, outputs: Sequence[_Memory], dtype: int, root: int) -> Operation:
+        """The root's outputs become the inputs of all ranks; elsewhere there are none."""
+
+    @staticmethod
+    def scatter(inputs: Sequence[_Memory], output: _Memory, dtype: int, root: int) -> Operation:
+        """The output becomes this rank's part of the root's inputs; elsewhere there are none."""
+
+    @staticmethod
+    def reduce_scatter(
+        inputs: Sequence[_Memory], output: _Memory, dtype: int, reduce: int, factor: float = 1.0
+    ) -> Operation:
+        """The output becomes the reduction of all ranks' inputs for this rank."""
+
+    @staticmethod
+    def all_to_all(inputs: Sequence[_Memory], outputs: Sequence[_Memory], dtype: int) -> Operation:
+        """The outputs become all ranks' inputs for this rank; lengths may differ from pair to pair."""
+
+    @staticmethod
+    def barrier() -> Operation:
+        """Done when every rank has come."""
+
+@final
+class Ticket:
+    """An operation under way."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end, at most so many seconds; raises what went wrong."""
+
+    def is_finished(self) -> bool:
+        """Whether it has ended, well or not."""
+
+    def failure(self) -> BaseException | None:
+        """The exception it ended with, or None."""
+
+    def source(self) -> int | None:
+        """Who sent what a finished receive received."""
+
+    def when_finished(self, callback: Callable[[], object]) -> None:
+        """Call this once when it has ended, on a thread for callbacks, which may wait."""
+
+@final
+class CollectiveGroup:
+    """The ranks that work together, as one of them holds them."""
+
+    def __new__(cls, *, timeout: float, label: str = "", single_copy: bool = True) -> Self: ...
+    def address(self) -> bytes:
+        """Where this rank can be met, for the other ranks."""
+
+    def connect(self, rank: int, addresses: Sequence[bytes], generation: int, timeout: float) -> int | None:
+        """Meet the other ranks, whose addresses are given in their order; a group that met others before is rebuilt."""
+
+    def run(self, operation: Operation, timeout: float) -> None:
+        """Do an operation and return when it is done; on this thread, unless others are queued."""
+
+    def submit(self, operation: Operation, timeout: float, keep: object) -> Ticket:
+        """Queue an operation. `keep` is held until it has ended."""
+
+    def submit_together(self, operations: Sequence[Operation], timeout: float, keep: object) -> Ticket:
+        """Queue several: one after the other, nothing in between, the time for all together."""
+
+    def send(self, memory: _Memory, to: int, tag: int, timeout: float, keep: object) -> Ticket:
+        """Send to one rank, whatever collectives are under way."""
+
+    def receive(self, memory: _Memory, source: int | None, tag: int, timeout: float, keep: object) -> Ticket:
+        """Receive from one rank, or from whoever sends first."""
+
+    def abort(self) -> None:
+        """Fail everything under way, here and on the peers. Returns at once; does nothing when there is no group."""
+
+    def failure(self) -> BaseException | None:
+        """Why the group is aborted, or None."""
+
+    def generation(self) -> int:
+        """The generation it was last connected at."""
+
+    def uses_single_copy(self) -> bool:
+        """Whether large buffers are read straight out of the peers' memory."""
+
+    def shutdown(self) -> None:
+        """Leave the group. What is under way fails; does nothing the second time."""
 
 @final
 class StoreServer:

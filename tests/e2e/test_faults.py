@@ -174,6 +174,25 @@ def test_signal_to_the_launcher_reaches_the_workers(launch: Launch, number: sign
     job.is_gone()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_that_is_not_handled_ends_the_launcher_after_the_output(launch: Launch, number: signal.Signals) -> None:
+    # Less than what fits into a pipe: the worker has written all of it when it sends the signal.
+    steps = ("child", "crowd 500", "complain the last words", f"betray {number.name}", "hold")
+    job = launch("--signals-to-handle SIGINT", *steps)
+    shown = job.running.wait(10).expect(-number)
+    assert shown.stdout.count("rank 0 line") == 500, shown
+    assert "the last words" in shown.stderr, shown
+    job.is_gone()
+
+
+def test_signal_that_is_ignored_does_not_end_the_launcher(launch: Launch, run: Runner) -> None:
+    # As under nohup, for a signal that is not among those to handle.
+    start = ("sh", "-c", 'trap "" USR1; exec "$@"', "ignoring", str(launch.instep), "run")
+    steps = ("betray SIGUSR1", "say still here")
+    shown = run(*start, *launch.puppet, *steps, env=launch.environment).expect(0)
+    assert "still here" in shown.stdout, shown
+
+
 def test_control_c_ends_workers_that_do_not_care_for_signals(launch: Launch) -> None:
     job = launch("--nproc-per-node 2", "child", "ready", "hold")
     job.wait_for("0.0.ready", "0.1.ready")

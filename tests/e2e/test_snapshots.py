@@ -180,6 +180,8 @@ CASES = [
     Case("help", "--help"),
     Case("help-store", "store --help"),
     Case("help-doctor", "doctor --help"),
+    Case("help-bench", "bench --help"),
+    Case("help-bench-collectives", "bench collectives --help"),
     Case("version", "--version"),
     # Command lines that cannot be understood.
     Case("error-unknown-command", "runn train.py", status=2),
@@ -188,7 +190,14 @@ CASES = [
     Case("error-ambiguous-option", "run --rdzv 2 train.py", status=2),
     Case("error-no-script", "run --nproc-per-node 2", status=2),
     Case("error-number-expected", "run --max-restarts many train.py", status=2),
+    Case("error-bench-nothing", "bench", status=2),
+    Case("error-bench-backend", "bench collectives --backends instep,mpich", status=2),
+    Case("error-bench-operation", "bench collectives --ops allreduce", status=2),
+    Case("error-bench-size", "bench collectives --sizes 8,4X", status=2),
+    Case("error-bench-one-rank", "bench collectives --nproc 1", status=2),
+    Case("error-bench-option", "bench collectives --world 4", status=2),
     # Those that cannot work.
+    Case("error-bench-no-mpi", "bench collectives --backends mpi", status=1, environment={"PATH": "/nowhere"}),
     Case("error-script-missing", "run trian.py", status=1),
     Case("error-python-missing", "run --python missing/python train.py", status=1),
     # For a word, torch is asked. One that is quick to import: the real one (see test_bad_input.py) can take a minute.

@@ -121,3 +121,9 @@ def test_native_extension_loads(installed: Path, run: Runner) -> None:
 def test_demo_runs_without_torch(installed: Path, run: Runner, tmp_path: Path) -> None:
     shown = run(installed / "instep", "demo", env=clean(HOME=str(tmp_path)), cwd=tmp_path).expect(0)
     assert shown.stdout.strip()
+
+
+def test_bench_without_torch_says_what_to_install(installed: Path, run: Runner) -> None:
+    shown = run(installed / "instep", "bench", "collectives", env=clean()).expect(1)
+    python = installed / "python"
+    assert shown.stderr == f"error: torch is not installed for {python}\nhint: {python} -m pip install torch\n"

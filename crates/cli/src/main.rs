@@ -2,10 +2,12 @@
 //!
 //! Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood.
 
+mod bench;
 mod console;
 mod demo;
 mod doctor;
 mod master;
+mod module;
 mod report;
 mod run;
 mod store;
@@ -45,6 +47,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Measure this machine: how fast backends move tensors between ranks
+    Bench(bench::BenchArguments),
     /// Train a small model on several processes, kill one, and watch the recovery
     #[command(disable_help_flag = true)]
     Demo {
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Command::Store(arguments) => store::serve(&arguments),
         Command::Master(arguments) => master::serve(arguments),
         Command::Doctor { json } => doctor::run(json),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Demo { arguments } => demo::run(arguments),
         Command::Completion { shell } => {
             print_completion(shell);
@@ -88,8 +93,9 @@ fn main() -> ExitCode {
 
 /// Help and version are printed as they are; everything else is a command line that cannot be understood.
 fn misunderstood(error: &clap::Error) -> ExitCode {
-    let subcommand = std::env::args().nth(1).unwrap_or_default();
-    match usage::explain(error, &Cli::command(), &subcommand) {
+    let program = Cli::command();
+    let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    match usage::explain(error, &program, &usage::subcommand(&program, &words)) {
         Some(text) => {
             report::complain(&text);
             ExitCode::from(2)

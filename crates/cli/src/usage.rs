@@ -3,9 +3,22 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
+/// The command that was meant, with the commands below it: `bench collectives`. Empty when the first word is none.
+pub(crate) fn subcommand(program: &Command, words: &[String]) -> String {
+    let mut names = Vec::new();
+    let mut options = program;
+    for word in words {
+        let Some(found) = options.find_subcommand(word) else { break };
+        options = found;
+        names.push(word.as_str());
+    }
+    names.join(" ")
+}
+
 /// What is wrong and what to do, as `what` and a `hint:` line; `None` where the parser's own words serve.
 pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Option<String> {
-    let options = program.find_subcommand(subcommand).unwrap_or(program);
+    let names = subcommand.split_whitespace();
+    let options = names.fold(program, |options, name| options.find_subcommand(name).unwrap_or(options));
     match error.kind() {
         ErrorKind::UnknownArgument => Some(unknown_option(error, options, subcommand)),
         ErrorKind::MissingRequiredArgument if matches!(subcommand, "run" | "launch") => {

@@ -3,11 +3,13 @@
 //! ```text
 //! "instep" version(1) { tag(1) length(2, little endian) value }*
 //! tag 1  host name, for messages        tag 3  abstract Unix socket
-//! tag 2  which memory it shares         tag 4  token a caller of that socket must know
+//! tag 2  which memory it shares         tag 4  token a caller must know
+//! tag 5  which network it is in         tag 6  an endpoint in that network (any number of them)
 //! ```
 //! Fields with other tags are skipped, so that later versions can add ways to be met.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use crate::Error;
 
@@ -16,26 +18,38 @@ const HOST: u8 = 1;
 const MEMORY: u8 = 2;
 const SOCKET: u8 = 3;
 const TOKEN: u8 = 4;
+const NETWORK: u8 = 5;
+const ENDPOINT: u8 = 6;
+
+/// The most endpoints that an address may have: a rank calls them one after the other.
+const MOST_ENDPOINTS: usize = 64;
 
 /// Where a rank can be met. Made by [`crate::Group::bind`], carried as bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     pub(crate) host: String,
-    /// Equal for two ranks that can share memory: the machine's boot and its network namespace.
+    /// Equal for two ranks that can share memory: see [`crate::arena::handshake::bind`].
     pub(crate) memory: String,
     pub(crate) socket: Vec<u8>,
     pub(crate) token: [u8; 16],
+    /// Equal for two ranks that reach each other through loopback: the machine's boot and its network namespace.
+    pub(crate) network: String,
+    /// Where it can be called over the network; empty unless it was opened to it.
+    pub(crate) endpoints: Vec<SocketAddr>,
 }
 
 impl Address {
     /// The bytes to hand to the other ranks.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let fields: [(u8, &[u8]); 4] = [
+        let endpoints: Vec<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
+        let mut fields: Vec<(u8, &[u8])> = vec![
             (HOST, self.host.as_bytes()),
             (MEMORY, self.memory.as_bytes()),
             (SOCKET, &self.socket),
             (TOKEN, &self.token),
+            (NETWORK, self.network.as_bytes()),
         ];
+        fields.extend(endpoints.iter().take(MOST_ENDPOINTS).map(|endpoint| (ENDPOINT, endpoint.as_bytes())));
         let mut bytes = MAGIC.to_vec();
         for (tag, value) in fields {
             let value = &value[..value.len().min(usize::from(u16::MAX))];
@@ -50,7 +64,8 @@ impl Address {
     pub fn from_bytes(bytes: &[u8]) -> Result<Address, Error> {
         let wrong = |what| Error::Address { what };
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(wrong("it does not start as one of this version"))?;
-        let (mut host, mut memory, mut socket, mut token) = (None, None, None, None);
+        let (mut host, mut memory, mut socket, mut token, mut network) = (None, None, None, None, None);
+        let mut endpoints = Vec::new();
         while let [tag, low, high, after @ ..] = rest {
             let length = usize::from(u16::from_le_bytes([*low, *high]));
             let (value, after) = after.split_at_checked(length).ok_or(wrong("it is cut off"))?;
@@ -61,14 +76,23 @@ impl Address {
                 MEMORY => memory = Some(text()?),
                 SOCKET => socket = Some(value.to_vec()),
                 TOKEN => token = Some(value.try_into().map_err(|_| wrong("its token has the wrong length"))?),
+                NETWORK => network = Some(text()?),
+                ENDPOINT => {
+                    let endpoint = text()?.parse().map_err(|_| wrong("an endpoint is none"))?;
+                    if endpoints.len() < MOST_ENDPOINTS {
+                        endpoints.push(endpoint);
+                    }
+                }
                 _ => {}
             }
         }
         if !rest.is_empty() {
             return Err(wrong("it is cut off"));
         }
-        match (host, memory, socket, token) {
-            (Some(host), Some(memory), Some(socket), Some(token)) => Ok(Address { host, memory, socket, token }),
+        match (host, memory, socket, token, network) {
+            (Some(host), Some(memory), Some(socket), Some(token), Some(network)) => {
+                Ok(Address { host, memory, socket, token, network, endpoints })
+            }
             _ => Err(wrong("a field is missing")),
         }
     }
@@ -82,7 +106,11 @@ impl Address {
 impl fmt::Debug for Address {
     /// Without the token, which logs need not know.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Address({} {})", self.host, String::from_utf8_lossy(&self.socket))
+        write!(formatter, "Address({}", self.host)?;
+        for endpoint in &self.endpoints {
+            write!(formatter, " {endpoint}")?;
+        }
+        write!(formatter, " {})", String::from_utf8_lossy(&self.socket))
     }
 }
 
@@ -93,7 +121,14 @@ mod tests {
     use super::*;
 
     fn sample() -> Address {
-        Address { host: "a".into(), memory: "b:1".into(), socket: b"instep-1".to_vec(), token: [7; 16] }
+        Address {
+            host: "a".into(),
+            memory: "b:1".into(),
+            socket: b"instep-1".to_vec(),
+            token: [7; 16],
+            network: "n".into(),
+            endpoints: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()],
+        }
     }
 
     #[test]
@@ -113,8 +148,9 @@ mod tests {
         }
 
         #[test]
-        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>()) {
-            let address = Address { host, token, ..sample() };
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), place: [u8; 16], port: u16) {
+            let endpoints = vec![(place, port).into(), ([1, 2, 3, 4], port).into()];
+            let address = Address { host, token, endpoints, ..sample() };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
         }
     }

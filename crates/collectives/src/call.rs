@@ -27,10 +27,14 @@ pub enum Kind {
     AllToAll,
     /// Nobody goes on before all have come.
     Barrier,
+    /// One rank gives a buffer to another.
+    Send,
+    /// One rank takes it from the other, or from whoever is first.
+    Receive,
 }
 
 impl Kind {
-    const ALL: [Kind; 9] = [
+    const ALL: [Kind; 11] = [
         Kind::AllReduce,
         Kind::Reduce,
         Kind::Broadcast,
@@ -40,6 +44,8 @@ impl Kind {
         Kind::ReduceScatter,
         Kind::AllToAll,
         Kind::Barrier,
+        Kind::Send,
+        Kind::Receive,
     ];
 
     /// As torch spells it.
@@ -54,7 +60,14 @@ impl Kind {
             Kind::ReduceScatter => "reduce_scatter",
             Kind::AllToAll => "all_to_all",
             Kind::Barrier => "barrier",
+            Kind::Send => "send",
+            Kind::Receive => "receive",
         }
+    }
+
+    /// Between two ranks, outside of the order of operations.
+    pub(crate) const fn is_message(self) -> bool {
+        matches!(self, Kind::Send | Kind::Receive)
     }
 }
 
@@ -67,9 +80,10 @@ pub struct Call {
     pub dtype: DataType,
     /// Elements of one rank's part; 0 where parts may differ.
     pub count: u64,
-    /// The root, of operations that have one.
+    /// The root, of operations that have one; of a message: the other rank, none when it may come from any.
     pub root: Option<Rank>,
     reduction: u8,
+    /// The bits of a factor; of a message: its tag.
     factor: u64,
 }
 
@@ -97,6 +111,11 @@ impl Call {
             self.factor = factor.to_bits();
         }
         Ok(self)
+    }
+
+    /// A message to or from a rank.
+    pub(crate) fn message(kind: Kind, bytes: usize, peer: Option<usize>, tag: u64) -> Call {
+        Call { root: peer.map(Rank), factor: tag, ..Call::new(kind, DataType::Bytes, bytes) }
     }
 
     /// One pair's share of an all_to_all, as its sender has it.
@@ -143,6 +162,11 @@ impl fmt::Display for Call {
         formatter.write_str(self.kind.name())?;
         match self.kind {
             Kind::Barrier => return Ok(()),
+            Kind::Send | Kind::Receive => {
+                let direction = if self.kind == Kind::Send { "to" } else { "from" };
+                let peer = self.root.map_or_else(|| "any rank".to_owned(), |peer| format!("rank {peer}"));
+                return write!(formatter, "({} bytes {direction} {peer}, tag {})", self.count, self.factor);
+            }
             Kind::AllToAll => {
                 let dtype = self.dtype.name();
                 return match (self.reduction, self.root) {
@@ -197,5 +221,9 @@ mod tests {
         let call = Call::new(Kind::Reduce, DataType::F32, 10).rooted(Rank(3)).reducing(Reduction::Average).unwrap();
         assert_eq!(call.to_string(), "reduce(10 × f32, AVG, root 3)");
         assert_eq!(Call::new(Kind::Barrier, DataType::Bytes, 0).to_string(), "barrier");
+        let send = Call::message(Kind::Send, 12, Some(3), 7);
+        assert_eq!(send.to_string(), "send(12 bytes to rank 3, tag 7)");
+        assert_eq!(Call::from_words(send.words()), Some(send));
+        assert_eq!(Call::message(Kind::Receive, 0, None, 0).to_string(), "receive(0 bytes from any rank, tag 0)");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Rank;
-use crate::call::Call;
+use crate::call::{Call, Kind};
 
 /// Why an operation, or the group, failed. Clones are cheap: every operation in flight gets the same reason.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum Error {
         what: String,
     },
     /// Two ranks called different operations at the same point; the group is aborted.
-    #[error("rank {rank} called {call} but rank {other_rank} called {other} as operation {sequence} of the group")]
+    #[error("rank {rank} called {call} but rank {other_rank} called {other}{}", place(call, *sequence))]
     Mismatch {
         /// One side.
         rank: Rank,
@@ -36,11 +36,15 @@ pub enum Error {
         other_rank: Rank,
         /// What that one called.
         other: Call,
-        /// Which operation of the group, counted from 0 since it was connected.
+        /// Which operation of the group, counted from 0 since it was connected; of messages: which of the sender's.
         sequence: u64,
     },
     /// Not every rank took part in time; the group is aborted.
-    #[error("{call} (operation {sequence}) passed its {timeout:?} on rank {noticed_by}: {}", waiting_for(missing))]
+    #[error(
+        "{call} ({} {sequence}) passed its {timeout:?} on rank {noticed_by}: {}",
+        unit(call),
+        waiting_for(call, missing)
+    )]
     Timeout {
         /// What was called.
         call: Call,
@@ -48,13 +52,16 @@ pub enum Error {
         sequence: u64,
         /// How long it was given.
         timeout: Duration,
-        /// Who had not even started it; empty when all had.
+        /// Who had not even started it; empty when all had. Of a message: who it was to come from or go to.
         missing: Vec<Rank>,
         /// Whose deadline passed first.
         noticed_by: Rank,
     },
     /// A rank is gone; the group is aborted.
-    #[error("lost rank {rank} on {host} during {call} (operation {sequence}): {noticed}, noticed by rank {noticed_by}")]
+    #[error(
+        "lost rank {rank} on {host} during {call} ({} {sequence}): {noticed}, noticed by rank {noticed_by}",
+        unit(call)
+    )]
     PeerLost {
         /// Who is gone.
         rank: Rank,
@@ -92,14 +99,6 @@ pub enum Error {
         /// Who did not come, or what was heard instead.
         what: String,
     },
-    /// A rank runs where this engine cannot reach it.
-    #[error("rank {rank} runs on {host}, which shares no memory with this host")]
-    OtherHost {
-        /// Who.
-        rank: Rank,
-        /// Where.
-        host: String,
-    },
     /// An address does not parse.
     #[error("not an address of a rank: {what}")]
     Address {
@@ -134,6 +133,42 @@ pub enum Noticed {
     ProcessEnded = 1,
     /// It gave up its membership, by dropping or reconfiguring its group.
     LeftGroup,
+    /// Its end of a connection is closed, and it did not say why.
+    ConnectionClosed,
+    /// The other end of a connection does not exist any more.
+    ConnectionReset,
+    /// Its host has not answered for a long time.
+    NoAnswer,
+    /// It sent bytes that this version does not understand.
+    Garbled,
+}
+
+impl Noticed {
+    const ALL: [Noticed; 6] = [
+        Noticed::ProcessEnded,
+        Noticed::LeftGroup,
+        Noticed::ConnectionClosed,
+        Noticed::ConnectionReset,
+        Noticed::NoAnswer,
+        Noticed::Garbled,
+    ];
+
+    pub(crate) fn from_code(code: u64) -> Option<Noticed> {
+        Noticed::ALL.into_iter().find(|noticed| *noticed as u64 == code)
+    }
+
+    /// What an error of a connection says about the peer.
+    pub(crate) fn from_connection(error: &io::Error) -> Noticed {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected => {
+                Noticed::ConnectionClosed
+            }
+            io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+                Noticed::NoAnswer
+            }
+            _ => Noticed::ConnectionReset,
+        }
+    }
 }
 
 impl fmt::Display for Noticed {
@@ -141,17 +176,31 @@ impl fmt::Display for Noticed {
         formatter.write_str(match self {
             Noticed::ProcessEnded => "its process ended",
             Noticed::LeftGroup => "it left the group",
+            Noticed::ConnectionClosed => "its connection was closed",
+            Noticed::ConnectionReset => "its connection was reset",
+            Noticed::NoAnswer => "its host does not answer",
+            Noticed::Garbled => "it sent bytes that make no sense",
         })
     }
 }
 
-fn waiting_for(missing: &[Rank]) -> String {
-    match missing {
-        [] => "every rank had started it, not all had finished".to_owned(),
-        [one] => format!("rank {one} had not started it"),
-        several => {
-            let names: Vec<String> = several.iter().map(Rank::to_string).collect();
-            format!("ranks {} had not started it", names.join(", "))
-        }
+fn unit(call: &Call) -> &'static str {
+    if call.kind.is_message() { "message" } else { "operation" }
+}
+
+fn place(call: &Call, sequence: u64) -> String {
+    if call.kind.is_message() { String::new() } else { format!(" as operation {sequence} of the group") }
+}
+
+fn waiting_for(call: &Call, missing: &[Rank]) -> String {
+    let names = match missing {
+        [] => return "every rank had started it, not all had finished".to_owned(),
+        [one] => format!("rank {one}"),
+        several => format!("ranks {}", several.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    match call.kind {
+        Kind::Send => format!("{names} had not taken it"),
+        Kind::Receive => format!("{names} had not sent it"),
+        _ => format!("{names} had not started it"),
     }
 }

@@ -4,65 +4,34 @@
 //! [`Group::run`] does one on the caller's thread unless others are queued; [`Group::submit`] queues it for the group's
 //! worker thread, which starts with the first such call. Different groups share nothing and run concurrently.
 //!
+//! [`Group::send`] and [`Group::receive`] stand beside that order: messages between two ranks with the same tag are received
+//! in the order in which they were sent, and wait for nothing else.
+//!
 //! A failure is the group's: every rank gets it, everything in flight and queued fails with it, and so does what comes
 //! later, until [`Group::reconfigure`] gives the same object new peers at a higher generation.
 //!
 //! Shutdown, when the group is dropped: what is queued or under way is aborted (the peers get that as an error), the worker
-//! is joined, then the place in the arena is given up, which peers that still wait for this rank notice. A copy of the group
-//! in a forked child is dropped without any of that: it does not speak for its parent.
+//! and the thread for messages are joined, then the place among the ranks is given up, which peers that still wait for this
+//! rank notice. A copy of the group in a forked child is dropped without any of that: it does not speak for its parent.
 #![expect(unsafe_code, reason = "callers vouch for buffers")]
 
-use std::collections::VecDeque;
-use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::arena::Arena;
-use crate::arena::handshake::{self, Meeting};
-use crate::arena::verdict::Verdict;
+use crate::bound::{Bound, Met};
 use crate::dtype::{Element, Reduction};
-use crate::engine::Engine;
+use crate::mail::{Condemn, Mail};
 use crate::operation::{Operation, Source, Target};
-use crate::ticket::{Output, Ticket};
+use crate::queue::{Job, Shared, lock};
+use crate::ticket::Ticket;
+use crate::transport::Engine;
 use crate::{Address, Error, Rank};
 
 /// Operations that can be queued; a caller who submits more waits until there is room.
 const LONGEST_QUEUE: usize = 4096;
-const SMALLEST_SLOT: usize = 64 << 10;
-
-/// How a group works. All ranks must use the same `slot_bytes`.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// How messages call this host; its own name unless given.
-    pub host: Option<String>,
-    /// How long an operation may take that does not say so itself.
-    pub timeout: Duration,
-    /// From how many bytes on peers read each other's memory, if the kernel permits it; `None`: never.
-    pub single_copy_bytes: Option<usize>,
-    /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
-    /// cache, or all of it when there are more ranks than cores.
-    pub slot_bytes: usize,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            host: None,
-            timeout: Duration::from_secs(30 * 60),
-            single_copy_bytes: Some(32 << 20),
-            slot_bytes: 1 << 20,
-        }
-    }
-}
-
-/// A rank that can be met but has not met its peers yet.
-#[derive(Debug)]
-pub struct Bound {
-    listener: UnixListener,
-    address: Address,
-    options: Options,
-}
+/// The longest time a message can be given: far, but where instants do not overflow.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What the survivors of a reconfiguration agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,57 +51,40 @@ pub struct Group {
     process: u32,
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
-    /// For the worker: there is something to do, or the group closes.
-    work: Condvar,
-    /// For callers who wait for room in the queue or for the end of what is under way.
-    changed: Condvar,
-    /// Held by whoever made the queue busy.
-    engine: Mutex<Option<Engine>>,
-}
-
-struct Queue {
-    jobs: VecDeque<Job>,
-    /// An operation is under way.
-    busy: bool,
-    closing: bool,
-    /// Callers who wait for a change.
-    waiting: usize,
-    failure: Option<Error>,
-    rank: usize,
-    world: usize,
-    generation: u64,
-    single_copy: bool,
-    /// For abort, which must not wait for the engine.
-    arena: Option<Arc<Arena>>,
-    /// Operations completed in the generation before, as this rank counts them.
-    history: Option<u64>,
-}
-
-struct Job {
-    operation: Operation,
-    timeout: Duration,
-    ticket: Ticket,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Group {
-    /// Makes this process ready to be met. The address is for the other ranks.
-    pub fn bind(options: Options) -> Result<Bound, Error> {
-        if options.slot_bytes < SMALLEST_SLOT || !options.slot_bytes.is_multiple_of(4096) {
-            return Err(Error::invalid(format!(
-                "slot_bytes is {}, it must be a multiple of 4096 and at least {SMALLEST_SLOT}",
-                options.slot_bytes
-            )));
-        }
-        let own_name = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        let host = options.host.clone().or_else(own_name).unwrap_or_else(|| "localhost".to_owned());
-        let (listener, address) = handshake::bind(host)?;
-        Ok(Bound { listener, address, options })
+    /// A rank that has met its peers.
+    pub(crate) fn new(bound: Bound, met: Met, generation: u64) -> Result<Group, Error> {
+        let group = Group {
+            shared: Arc::new(Shared::new(generation)),
+            worker: Mutex::new(None),
+            reconfiguring: Mutex::new(()),
+            bound,
+            process: std::process::id(),
+        };
+        group.take_place(met)?;
+        Ok(group)
+    }
+
+    /// Goes on with these peers.
+    fn take_place(&self, met: Met) -> Result<(), Error> {
+        let Met { engine, mail } = met;
+        let world = mail.addresses.len();
+        let (rank, fate, shared) = (mail.rank, mail.fate.clone(), Arc::downgrade(&self.shared));
+        let hosts: Vec<String> = mail.addresses.iter().map(|address| address.host.clone()).collect();
+        let condemn: Condemn = Arc::new(move |verdict| {
+            fate.abort(verdict);
+            let host = |rank: usize| hosts.get(rank).cloned().unwrap_or_default();
+            let error = fate.verdict().map_or(Error::Aborted { by: Rank(rank) }, |verdict| verdict.to_error(host));
+            if let Some(shared) = shared.upgrade() {
+                shared.fail_queue(&error);
+            }
+            error
+        });
+        let mail = Arc::new(Mail::new(mail, condemn)?);
+        let mut queue = lock(&self.shared.queue);
+        queue.connected(&engine, mail, world);
+        *lock(&self.shared.engine) = Some(engine);
+        Ok(())
     }
 
     /// This rank's number.
@@ -152,7 +104,17 @@ impl Group {
 
     /// Where this rank can be met; stays the same over reconfigurations.
     pub fn address(&self) -> &Address {
-        &self.bound.address
+        self.bound.address()
+    }
+
+    /// Whether these ranks would need a network to meet, see [`Bound::needs_network`].
+    pub fn needs_network(&self, addresses: &[Address]) -> bool {
+        self.bound.needs_network(addresses)
+    }
+
+    /// Opens a TCP port for a reconfiguration with ranks of other hosts, see [`Bound::open_to_network`].
+    pub fn open_to_network(&self) -> Result<(), Error> {
+        self.bound.open_to_network()
     }
 
     /// Whether large buffers are read straight out of the peers' memory.
@@ -179,15 +141,28 @@ impl Group {
     /// # Safety
     /// As for [`Group::submit`].
     pub unsafe fn submit_within(&self, operation: Operation, timeout: Duration) -> Result<Ticket, Error> {
+        self.queue_up(vec![operation], timeout)
+    }
+
+    /// Queues operations that happen one after the other, with nothing in between, and finish together. The time limit is
+    /// for all of them, counted from when the first starts. If one contradicts itself, none is queued.
+    ///
+    /// # Safety
+    /// As for [`Group::submit`], for all operations.
+    pub unsafe fn submit_together(&self, operations: Vec<Operation>, timeout: Duration) -> Result<Ticket, Error> {
+        self.queue_up(operations, timeout)
+    }
+
+    fn queue_up(&self, operations: Vec<Operation>, timeout: Duration) -> Result<Ticket, Error> {
         let mut queue = lock(&self.shared.queue);
-        queue.admit(&operation)?;
+        queue.admit(&operations)?;
         while queue.jobs.len() >= LONGEST_QUEUE {
             queue = self.shared.await_change(queue);
-            queue.admit(&operation)?;
+            queue.admit(&operations)?;
         }
         self.start_worker()?;
         let ticket = Ticket::new();
-        queue.jobs.push_back(Job { operation, timeout, ticket: ticket.clone() });
+        queue.jobs.push_back(Job { operations, timeout, ticket: ticket.clone() });
         self.shared.work.notify_one();
         Ok(ticket)
     }
@@ -208,7 +183,7 @@ impl Group {
     pub unsafe fn run_within(&self, operation: Operation, timeout: Duration) -> Result<(), Error> {
         {
             let mut queue = lock(&self.shared.queue);
-            queue.admit(&operation)?;
+            queue.admit(std::slice::from_ref(&operation))?;
             if queue.busy || !queue.jobs.is_empty() {
                 drop(queue);
                 // SAFETY: the caller's promise; we return when the ticket is finished.
@@ -216,7 +191,46 @@ impl Group {
             }
             queue.busy = true;
         }
-        self.shared.perform(&operation, timeout).0
+        self.shared.perform(std::slice::from_ref(&operation), timeout).0
+    }
+
+    /// Gives a buffer to another rank, which must call [`Group::receive`] with the same tag and a buffer of the same size.
+    /// To this rank itself is fine, too. A small message is finished when it is on its way, a large one when the other rank
+    /// takes it. The time limit counts from now.
+    ///
+    /// # Safety
+    /// The memory stays valid, and is not written to, until the ticket is finished.
+    pub unsafe fn send(&self, source: Source, to: Rank, tag: u64, timeout: Duration) -> Result<Ticket, Error> {
+        self.mail("to", Some(to))?.send(source, to.0, tag, timeout.min(LONGEST))
+    }
+
+    /// Takes a message of exactly this size from a rank, or from whoever is first; [`Ticket::source`] tells who it was. The
+    /// time limit counts from now.
+    ///
+    /// # Safety
+    /// The memory stays valid, and is not used otherwise, until the ticket is finished.
+    pub unsafe fn receive(
+        &self,
+        target: Target,
+        from: Option<Rank>,
+        tag: u64,
+        timeout: Duration,
+    ) -> Result<Ticket, Error> {
+        self.mail("from", from)?.receive(target, from.map(|rank| rank.0), tag, timeout.min(LONGEST))
+    }
+
+    fn mail(&self, direction: &str, peer: Option<Rank>) -> Result<Arc<Mail>, Error> {
+        let queue = lock(&self.shared.queue);
+        if let Some(failure) = &queue.failure {
+            return Err(failure.clone());
+        }
+        if let Some(peer) = peer.filter(|peer| peer.0 >= queue.world) {
+            return Err(Error::invalid(format!(
+                "a message {direction} rank {peer}: it is not one of the {} ranks",
+                queue.world
+            )));
+        }
+        queue.mail.clone().ok_or(Error::NotConnected)
     }
 
     /// Sums, averages … a vector over all ranks, in place.
@@ -276,7 +290,7 @@ impl Group {
         }
         self.bound.check(rank, addresses)?;
         self.abort();
-        let history = {
+        let (history, old_mail) = {
             let mut queue = lock(&self.shared.queue);
             // What is under way returns as soon as it looks at the verdict.
             while queue.busy {
@@ -284,17 +298,17 @@ impl Group {
             }
             let old = lock(&self.shared.engine).take();
             queue.history = old.as_ref().map(Engine::completed).or(queue.history);
-            queue.arena = None;
+            queue.fate = None;
             queue.failure = Some(Error::NotConnected);
             queue.generation = generation;
-            queue.history
+            (queue.history, queue.mail.take())
         };
-        let engine =
-            self.bound.meet(rank, addresses, generation, history, timeout.saturating_sub(started.elapsed()))?;
-        let completed_by_all = engine.agreed();
-        let mut queue = lock(&self.shared.queue);
-        queue.connected(&engine, addresses.len());
-        *lock(&self.shared.engine) = Some(engine);
+        // Ends its thread, which must not wait for the queue's lock in our hands.
+        drop(old_mail);
+        let left = timeout.saturating_sub(started.elapsed());
+        let met = self.bound.meet(rank, addresses, generation, history, left)?;
+        let completed_by_all = met.engine.agreed();
+        self.take_place(met)?;
         Ok(Reconfigured { completed_by_all })
     }
 
@@ -315,192 +329,28 @@ impl Drop for Group {
         if self.process != std::process::id() {
             return;
         }
-        {
-            let queue = lock(&self.shared.queue);
-            if queue.busy || !queue.jobs.is_empty() {
+        let mail = {
+            let mut queue = lock(&self.shared.queue);
+            let mail = queue.mail.take();
+            if queue.busy || !queue.jobs.is_empty() || mail.as_ref().is_some_and(|mail| mail.is_busy()) {
                 drop(queue);
                 self.shared.abort();
             }
-        }
+            mail
+        };
+        drop(mail);
         lock(&self.shared.queue).closing = true;
         self.shared.work.notify_one();
         if let Some(worker) = lock(&self.worker).take() {
-            // A worker that panicked has nothing more to say.
-            let _ = worker.join();
+            join(worker);
         }
     }
 }
 
-impl Bound {
-    /// Where this rank can be met.
-    pub fn address(&self) -> &Address {
-        &self.address
-    }
-
-    /// Meets the other ranks, whose addresses are given in the order of ranks. All give the same generation.
-    pub fn connect(
-        self,
-        rank: Rank,
-        addresses: &[Address],
-        generation: u64,
-        timeout: Duration,
-    ) -> Result<Group, Error> {
-        self.check(rank, addresses)?;
-        let engine = self.meet(rank, addresses, generation, None, timeout)?;
-        let mut queue = Queue {
-            jobs: VecDeque::new(),
-            busy: false,
-            closing: false,
-            waiting: 0,
-            failure: None,
-            rank: rank.0,
-            world: addresses.len(),
-            generation,
-            single_copy: false,
-            arena: None,
-            history: None,
-        };
-        queue.connected(&engine, addresses.len());
-        let shared = Shared {
-            queue: Mutex::new(queue),
-            work: Condvar::new(),
-            changed: Condvar::new(),
-            engine: Mutex::new(Some(engine)),
-        };
-        Ok(Group {
-            shared: Arc::new(shared),
-            worker: Mutex::new(None),
-            reconfiguring: Mutex::new(()),
-            bound: self,
-            process: std::process::id(),
-        })
-    }
-
-    fn check(&self, rank: Rank, addresses: &[Address]) -> Result<(), Error> {
-        match addresses.get(rank.0) {
-            None => Err(Error::invalid(format!("rank {rank} is not one of {} addresses", addresses.len()))),
-            Some(address) if *address != self.address => {
-                Err(Error::invalid(format!("the address given for rank {rank} is not the one bound here")))
-            }
-            Some(_) => Ok(()),
-        }
-    }
-
-    fn meet(
-        &self,
-        rank: Rank,
-        addresses: &[Address],
-        generation: u64,
-        history: Option<u64>,
-        timeout: Duration,
-    ) -> Result<Engine, Error> {
-        let started = Instant::now();
-        let timeout = timeout.min(Duration::from_secs(365 * 24 * 3600));
-        let meeting = Meeting {
-            listener: &self.listener,
-            rank: rank.0,
-            addresses,
-            generation,
-            slot_bytes: self.options.slot_bytes,
-            timeout,
-            deadline: started + timeout,
-        };
-        let met = meeting.hold()?;
-        let hosts = addresses.iter().map(|address| address.host.clone()).collect();
-        let left = timeout.saturating_sub(started.elapsed());
-        Engine::new(met, rank.0, hosts, self.options.single_copy_bytes, history, left)
-    }
-}
-
-impl Queue {
-    fn admit(&self, operation: &Operation) -> Result<(), Error> {
-        operation.check(self.rank, self.world)?;
-        self.failure.clone().map_or(Ok(()), Err)
-    }
-
-    fn connected(&mut self, engine: &Engine, world: usize) {
-        self.rank = engine.rank();
-        self.world = world;
-        self.single_copy = engine.uses_single_copy();
-        self.arena = Some(Arc::clone(engine.arena()));
-        self.failure = None;
-    }
-
-    /// The group is aborted: nothing queued will happen.
-    fn fail(&mut self, error: &Error) {
-        if self.failure.is_none() {
-            self.failure = Some(error.clone());
-        }
-        for job in self.jobs.drain(..) {
-            job.ticket.finish(Err(error.clone()), Output::Untouched);
-        }
-    }
-}
-
-impl Shared {
-    fn await_change<'a>(&self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        queue.waiting += 1;
-        queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        queue.waiting -= 1;
-        queue
-    }
-
-    fn abort(&self) {
-        let mut queue = lock(&self.queue);
-        let by = queue.rank;
-        if let Some(arena) = &queue.arena {
-            arena.abort(&Verdict::Aborted { by });
-        }
-        queue.fail(&Error::Aborted { by: Rank(by) });
-        self.changed.notify_all();
-    }
-
-    /// Does an operation for which the queue was made busy.
-    fn perform(&self, operation: &Operation, timeout: Duration) -> (Result<(), Error>, Output) {
-        let (result, output) = match lock(&self.engine).as_mut() {
-            None => (Err(Error::NotConnected), Output::Untouched),
-            Some(engine) => {
-                let result = engine.run(operation, timeout);
-                let output = if result.is_ok() { Output::Complete } else { engine.output() };
-                (result, output)
-            }
-        };
-        let mut queue = lock(&self.queue);
-        queue.busy = false;
-        if let Err(error) = &result {
-            queue.fail(error);
-        }
-        // Waking is a system call: only when somebody waits.
-        if !queue.jobs.is_empty() {
-            self.work.notify_one();
-        }
-        if queue.waiting > 0 {
-            self.changed.notify_all();
-        }
-        drop(queue);
-        (result, output)
-    }
-
-    /// The worker: queued operations in order, until the group is dropped.
-    fn work(&self) {
-        let mut queue = lock(&self.queue);
-        loop {
-            if queue.closing {
-                return;
-            }
-            if queue.busy || queue.jobs.is_empty() {
-                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let Some(job) = queue.jobs.pop_front() else { continue };
-            queue.busy = true;
-            if queue.waiting > 0 {
-                self.changed.notify_all();
-            }
-            drop(queue);
-            let (result, output) = self.perform(&job.operation, job.timeout);
-            job.ticket.finish(result, output);
-            queue = lock(&self.queue);
-        }
+/// Waits for the end of a thread, unless it is the one that asks: callers' functions run on it.
+pub(crate) fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != std::thread::current().id() {
+        // A thread that panicked has nothing more to say.
+        let _ = thread.join();
     }
 }

@@ -1,4 +1,4 @@
-//! Moves and reduces tensors between the ranks of a host, through shared memory.
+//! Moves and reduces tensors between ranks: through shared memory in a host, over TCP between hosts.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -11,11 +11,14 @@
 //! | `kernel` | the loops that reduce |
 //! | `arena` | the shared memory: layout, hand-over, waiting, who is alive |
 //! | `engine` | one operation after the other on an arena |
+//! | `streams` | the same over TCP, where ranks do not share memory |
+//! | `mail` | send and receive between two ranks |
 //!
 //! Promises:
 //!
 //! 1. The same bits on every rank and from run to run; the order of summation is that of the ranks.
-//! 2. Every wait has a deadline, and notices within 100 ms that a rank it needs is gone.
+//! 2. Every wait has a deadline, and notices that a rank it needs is gone: within 100 ms in a host; at once when its host
+//!    says so, within 15 s when that says nothing more.
 //! 3. Ranks that call different things get an error that names both, in every collective: none returns before all ranks
 //!    have entered it.
 //! 4. Nothing outlives the processes: the arena is an anonymous file, the socket's name is abstract.
@@ -42,28 +45,36 @@
 //! # Ok::<(), instep_collectives::Error>(())
 //! ```
 //!
-//! Not here: other hosts, CUDA, send and receive. Linux 5.3 or newer.
+//! Not here: CUDA; speed between hosts; encryption, so the network must be trusted. Linux 5.3 or newer.
 
 mod address;
 mod arena;
+mod bound;
 mod call;
 mod dtype;
 mod engine;
 mod error;
+mod fate;
 mod group;
 mod half;
 mod kernel;
+mod mail;
 mod operation;
 mod plan;
+mod queue;
+mod socket;
+mod streams;
 mod ticket;
+mod transport;
 
 use std::fmt;
 
 pub use address::Address;
+pub use bound::{Bound, Options, Transport};
 pub use call::{Call, Kind};
 pub use dtype::{DataType, Element, Reduction};
 pub use error::{Error, Noticed};
-pub use group::{Bound, Group, Options, Reconfigured};
+pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};
 pub use ticket::{Output, Ticket};
 

@@ -1,9 +1,11 @@
 //! What a caller holds while its operation is under way.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use crate::{Error, Rank};
 
 /// What an operation has done to its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,36 +26,88 @@ pub struct Ticket {
 
 #[derive(Debug)]
 struct State {
-    outcome: Mutex<Option<(Result<(), Error>, Output)>>,
+    progress: Mutex<Progress>,
     finished: Condvar,
+}
+
+#[derive(Clone, Debug)]
+struct Outcome {
+    result: Result<(), Error>,
+    output: Output,
+    source: Option<Rank>,
+}
+
+type Callback = Box<dyn FnOnce(&Result<(), Error>) + Send>;
+
+enum Progress {
+    UnderWay(Vec<Callback>),
+    Finished(Outcome),
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Progress::UnderWay(_) => formatter.write_str("UnderWay"),
+            Progress::Finished(outcome) => outcome.fmt(formatter),
+        }
+    }
 }
 
 impl Ticket {
     pub(crate) fn new() -> Ticket {
-        Ticket { state: Arc::new(State { outcome: Mutex::new(None), finished: Condvar::new() }) }
+        Ticket {
+            state: Arc::new(State { progress: Mutex::new(Progress::UnderWay(Vec::new())), finished: Condvar::new() }),
+        }
     }
 
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.state.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Only without locks: callers' functions run in here.
     pub(crate) fn finish(&self, result: Result<(), Error>, output: Output) {
-        let mut outcome = self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        if outcome.is_none() {
-            *outcome = Some((result, output));
-            self.state.finished.notify_all();
+        self.finish_from(result, output, None);
+    }
+
+    /// As [`Ticket::finish`], of something that was received from somebody.
+    pub(crate) fn finish_from(&self, result: Result<(), Error>, output: Output, source: Option<Rank>) {
+        let mut progress = self.progress();
+        let Progress::UnderWay(callbacks) = &mut *progress else { return };
+        let callbacks = std::mem::take(callbacks);
+        *progress = Progress::Finished(Outcome { result: result.clone(), output, source });
+        self.state.finished.notify_all();
+        drop(progress);
+        for callback in callbacks {
+            call(callback, &result);
         }
+    }
+
+    /// Has `callback` called once with how the operation ended: on the thread that ends it, before anything else happens
+    /// there, or right here if it has ended already. No lock of the engine is held meanwhile. A panic in it stays in it.
+    pub fn when_finished(&self, callback: impl FnOnce(&Result<(), Error>) + Send + 'static) {
+        let result = match &mut *self.progress() {
+            Progress::UnderWay(callbacks) => {
+                callbacks.push(Box::new(callback));
+                return;
+            }
+            Progress::Finished(outcome) => outcome.result.clone(),
+        };
+        callback(&result);
     }
 
     /// Waits for the end of the operation, at most so long; [`Error::Unfinished`] then, and the operation goes on.
     pub fn wait(&self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
-        let mut outcome = self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress();
         loop {
-            if let Some((result, _)) = outcome.as_ref() {
-                return result.clone();
+            if let Progress::Finished(outcome) = &*progress {
+                return outcome.result.clone();
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return Err(Error::Unfinished { waited: timeout });
             }
-            outcome = self.state.finished.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+            progress = self.state.finished.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -69,12 +123,51 @@ impl Ticket {
 
     /// Whether it has ended, well or not.
     pub fn is_finished(&self) -> bool {
-        self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        matches!(&*self.progress(), Progress::Finished(_))
     }
 
     /// What the output is once the operation has ended; [`Output::Undefined`] while it is under way.
     pub fn output(&self) -> Output {
-        let outcome = self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        outcome.as_ref().map_or(Output::Undefined, |(_, output)| *output)
+        match &*self.progress() {
+            Progress::UnderWay(_) => Output::Undefined,
+            Progress::Finished(outcome) => outcome.output,
+        }
+    }
+
+    /// Who sent what a finished [`crate::Group::receive`] received; `None` for everything else.
+    pub fn source(&self) -> Option<Rank> {
+        match &*self.progress() {
+            Progress::UnderWay(_) => None,
+            Progress::Finished(outcome) => outcome.source,
+        }
+    }
+}
+
+/// The thread that ends operations goes on whatever a callback does.
+fn call(callback: Callback, result: &Result<(), Error>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| callback(result)));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn callbacks_are_called_once_before_and_after_the_end() {
+        let ticket = Ticket::new();
+        let (sender, receiver) = channel();
+        for number in 0..2 {
+            let sender = sender.clone();
+            ticket.when_finished(move |result| sender.send((number, result.is_ok())).unwrap());
+        }
+        assert!(receiver.try_recv().is_err() && !ticket.is_finished());
+        ticket.when_finished(|_| panic!("a caller's own trouble"));
+        ticket.finish_from(Ok(()), Output::Complete, Some(Rank(3)));
+        ticket.finish(Err(Error::NotConnected), Output::Untouched);
+        ticket.when_finished(move |result| sender.send((2, result.is_ok())).unwrap());
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), [(0, true), (1, true), (2, true)]);
+        assert_eq!((ticket.source(), ticket.output()), (Some(Rank(3)), Output::Complete));
     }
 }

@@ -1,60 +1,103 @@
-//! Every operation on every number of ranks from 1 to 9, through the arena and out of the peers' memory.
+//! Every operation on every number of ranks from 1 to 9 against a naive reference: through the arena, out of the peers'
+//! memory, over TCP.
 #![expect(unsafe_code, reason = "operations are given raw memory")]
 
 mod ranks;
 
-use instep_collectives::{DataType, Error, Group, Operation, Output, Rank, Reduction, Source, Target};
-use ranks::{PATIENCE, check_operations, options, threads};
+use instep_collectives::{
+    Address, DataType, Error, Group, Operation, Options, Output, Rank, Reduction, Source, Target,
+};
+use ranks::{
+    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, every_path, introduce, streams, threads,
+};
 
-/// Nothing, one, odd numbers, and enough for several steps.
-const COUNTS: [usize; 5] = [0, 1, 17, 1003, 9001];
+/// Nothing, one, odd numbers, and enough for several steps or the path of large buffers.
+const COUNTS: [usize; 6] = [0, 1, 17, 1003, 9001, 20_011];
 
-fn check_world(world: usize, single_copy: bool) {
-    threads(world, &options(single_copy), |group| {
-        assert_eq!(group.uses_single_copy(), single_copy);
-        for dtype in [DataType::F32, DataType::BF16, DataType::I8, DataType::Complex128, DataType::Bytes] {
-            for count in COUNTS {
-                check_operations(&group, dtype, count);
+/// A sample: every type once per world and path, with reductions and lengths taking turns, so that the tests together see
+/// all of them.
+fn sample(path: usize, worlds: std::ops::RangeInclusive<usize>) {
+    for world in worlds {
+        threads(world, &every_path()[path], |group| {
+            assert_eq!(group.uses_single_copy(), path == 1);
+            for (index, dtype) in DataType::ALL.into_iter().enumerate() {
+                let turn = world * 7 + path * 5 + index * 3;
+                let count = COUNTS[turn % COUNTS.len()];
+                for next in 0..3 {
+                    let reduction = Reduction::ALL[(turn + next * 3 + index) % Reduction::ALL.len()];
+                    check_reduction(&group, dtype, reduction, count);
+                }
+                check_moves(&group, dtype, count);
+                check_all_to_all(&group, dtype, count);
             }
-        }
-    });
+            group.barrier().unwrap();
+        });
+    }
 }
 
 #[test]
 fn one_to_four_ranks_through_the_arena() {
-    (1..=4).for_each(|world| check_world(world, false));
+    sample(0, 1..=4);
 }
 
 #[test]
 fn five_to_nine_ranks_through_the_arena() {
-    (5..=9).for_each(|world| check_world(world, false));
+    sample(0, 5..=9);
 }
 
 #[test]
 fn one_to_four_ranks_out_of_the_peers_memory() {
-    (1..=4).for_each(|world| check_world(world, true));
+    sample(1, 1..=4);
 }
 
 #[test]
 fn five_to_nine_ranks_out_of_the_peers_memory() {
-    (5..=9).for_each(|world| check_world(world, true));
+    sample(1, 5..=9);
 }
 
 #[test]
-fn every_type_goes_through_an_all_reduce() {
-    threads(3, &options(true), |group| {
-        for dtype in [DataType::F64, DataType::U8, DataType::I16, DataType::I32, DataType::I64, DataType::Bool] {
-            for count in [5, 9001] {
-                check_operations(&group, dtype, count);
-            }
+fn one_to_four_ranks_over_tcp() {
+    sample(2, 2..=4);
+}
+
+#[test]
+fn five_to_nine_ranks_over_tcp() {
+    sample(2, 5..=9);
+}
+
+#[test]
+#[ignore = "the whole product takes minutes: make soak"]
+fn every_operation_type_reduction_world_length_and_path() {
+    for world in 1..=9 {
+        for options in every_path() {
+            threads(world, &options, |group| {
+                for dtype in DataType::ALL {
+                    for count in COUNTS {
+                        for reduction in Reduction::ALL {
+                            check_reduction(&group, dtype, reduction, count);
+                        }
+                        check_moves(&group, dtype, count);
+                        check_all_to_all(&group, dtype, count);
+                    }
+                }
+                group.barrier().unwrap();
+            });
         }
+    }
+}
+
+#[test]
+fn long_buffers_take_several_steps_over_tcp() {
+    threads(3, &streams(), |group| {
+        // More than a step of a reduction, and an odd number.
+        check_operations(&group, DataType::I16, 2_200_003);
     });
 }
 
 #[test]
 fn sums_have_the_same_bits_on_every_rank_and_path() {
-    let sum = |single_copy: bool, world: usize, count: usize| {
-        let results = threads(world, &options(single_copy), |group| {
+    let sum = |options: &Options, world: usize, count: usize| {
+        let results = threads(world, options, |group| {
             let mut values: Vec<f32> =
                 (0..count).map(|at| ((at * 31 + group.rank().0 * 977) as f32).sin() * 1e3).collect();
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
@@ -64,81 +107,92 @@ fn sums_have_the_same_bits_on_every_rank_and_path() {
         results[0].clone()
     };
     for world in [2, 3, 5] {
-        let arena = sum(false, world, 70_001);
-        assert_eq!(arena, sum(true, world, 70_001));
+        let [arena, single_copy, streams] = every_path().map(|options| sum(&options, world, 70_001));
+        assert_eq!(arena, single_copy);
+        assert_eq!(arena, streams);
         // Shorter buffers take other paths; an element does not depend on how many follow it.
-        assert_eq!(arena[..1000], sum(false, world, 1000));
+        for options in every_path() {
+            assert_eq!(arena[..1000], sum(&options, world, 1000));
+        }
     }
 }
 
 #[test]
 fn tickets_finish_in_order_beside_operations_of_the_caller() {
-    threads(3, &options(true), |group| {
-        let mut buffers: Vec<Vec<i64>> = (0..50).map(|round| vec![round; 3000]).collect();
-        let tickets: Vec<_> = buffers
-            .iter_mut()
-            .map(|buffer| {
-                let (input, output) = (Source::of(buffer), Target::of(buffer));
-                let operation = Operation::AllReduce { input, output, dtype: DataType::I64, reduction: Reduction::Sum };
-                // SAFETY: the buffers outlive the tickets, which are waited for below.
-                unsafe { group.submit(operation) }.unwrap()
-            })
-            .collect();
-        let mut last = [1i32];
-        group.all_reduce(&mut last, Reduction::Sum).unwrap();
-        assert_eq!(last, [3]);
-        // What was submitted before is done before.
-        assert!(tickets.iter().all(|ticket| ticket.is_finished()));
-        for (round, ticket) in tickets.iter().enumerate() {
-            ticket.wait(PATIENCE).unwrap();
-            assert_eq!(ticket.output(), Output::Complete);
-            assert!(buffers[round].iter().all(|value| *value == 3 * round as i64));
-        }
-    });
+    for options in every_path() {
+        threads(3, &options, |group| {
+            let mut buffers: Vec<Vec<i64>> = (0..50).map(|round| vec![round; 3000]).collect();
+            let tickets: Vec<_> = buffers
+                .iter_mut()
+                .map(|buffer| {
+                    let (input, output) = (Source::of(buffer), Target::of(buffer));
+                    let operation =
+                        Operation::AllReduce { input, output, dtype: DataType::I64, reduction: Reduction::Sum };
+                    // SAFETY: the buffers outlive the tickets, which are waited for below.
+                    unsafe { group.submit(operation) }.unwrap()
+                })
+                .collect();
+            let mut last = [1i32];
+            group.all_reduce(&mut last, Reduction::Sum).unwrap();
+            assert_eq!(last, [3]);
+            // What was submitted before is done before.
+            assert!(tickets.iter().all(|ticket| ticket.is_finished()));
+            for (round, ticket) in tickets.iter().enumerate() {
+                ticket.wait(PATIENCE).unwrap();
+                assert_eq!(ticket.output(), Output::Complete);
+                assert!(buffers[round].iter().all(|value| *value == 3 * round as i64));
+            }
+        });
+    }
 }
 
 #[test]
 fn two_groups_work_at_once() {
-    threads(2, &options(false), |one| {
-        let other = {
-            // The second group's addresses travel through the first.
-            let bound = Group::bind(options(false)).unwrap();
-            let mut own = bound.address().to_bytes();
-            let length = own.len();
-            own.resize(512, 0);
-            let mut all = vec![0u8; 1024];
-            one.all_gather(&own, &mut all).unwrap();
-            let addresses: Vec<_> = all
-                .chunks(512)
-                .map(|bytes| {
-                    let last = bytes.iter().rposition(|byte| *byte != 0).unwrap();
-                    instep_collectives::Address::from_bytes(&bytes[..length.max(last + 1)]).unwrap()
-                })
-                .collect();
-            bound.connect(one.rank(), &addresses, 0, PATIENCE).unwrap()
-        };
-        std::thread::scope(|scope| {
-            for group in [&one, &other] {
-                scope.spawn(move || {
-                    for round in 0..200 {
-                        let mut values = vec![round; 500];
-                        group.all_reduce(&mut values, Reduction::Sum).unwrap();
-                        assert!(values.iter().all(|value| *value == 2 * round));
-                    }
+    for options in every_path() {
+        threads(2, &options, |one| {
+            let other = {
+                // The second group's addresses travel through the first.
+                let bound = Group::bind(options.clone()).unwrap();
+                let addresses = introduce(&bound, |address| {
+                    let mut own = address.to_bytes();
+                    let length = own.len() as u16;
+                    own.resize(1022, 0);
+                    own.extend(length.to_le_bytes());
+                    let mut all = vec![0u8; 2048];
+                    one.all_gather(&own, &mut all).unwrap();
+                    let rank = |bytes: &[u8]| {
+                        let length = u16::from_le_bytes([bytes[1022], bytes[1023]]);
+                        Address::from_bytes(&bytes[..usize::from(length)]).unwrap()
+                    };
+                    all.chunks(1024).map(rank).collect()
                 });
-            }
+                bound.connect(one.rank(), &addresses, 0, PATIENCE).unwrap()
+            };
+            std::thread::scope(|scope| {
+                for group in [&one, &other] {
+                    scope.spawn(move || {
+                        for round in 0..200 {
+                            let mut values = vec![round; 500];
+                            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+                            assert!(values.iter().all(|value| *value == 2 * round));
+                        }
+                    });
+                }
+            });
         });
-    });
+    }
 }
 
 #[test]
 fn what_contradicts_itself_leaves_the_group_usable() {
-    threads(2, &options(false), |group| {
-        let mut values = [1f32; 4];
-        let refused = group.all_reduce(&mut values, Reduction::BitAnd);
-        assert!(matches!(refused, Err(Error::Unsupported { .. })));
-        assert!(matches!(group.broadcast(&mut values, Rank(2)), Err(Error::Invalid { .. })));
-        group.all_reduce(&mut values, Reduction::Sum).unwrap();
-        assert_eq!(values, [2.0; 4]);
-    });
+    for options in every_path() {
+        threads(2, &options, |group| {
+            let mut values = [1f32; 4];
+            let refused = group.all_reduce(&mut values, Reduction::BitAnd);
+            assert!(matches!(refused, Err(Error::Unsupported { .. })));
+            assert!(matches!(group.broadcast(&mut values, Rank(2)), Err(Error::Invalid { .. })));
+            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            assert_eq!(values, [2.0; 4]);
+        });
+    }
 }

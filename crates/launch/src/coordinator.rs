@@ -46,6 +46,7 @@ pub struct Coordinator {
     joined: BTreeMap<NodeId, ClientId>,
     /// Failures of the current round.
     failures: Vec<Failure>,
+    /// `None` where there are none and cannot be any.
     foreign: Option<ForeignNodes>,
 }
 
@@ -104,7 +105,7 @@ impl Coordinator {
             }
             Action::Complete => {
                 self.tell_all(&FromCoordinator::Complete {}, context);
-                if let Some(foreign) = &mut self.foreign {
+                if let Some(foreign) = &self.foreign {
                     foreign.release(context);
                 }
             }
@@ -113,7 +114,9 @@ impl Coordinator {
 
     fn start(&mut self, round: u64, restarts: u32, members: &[Member], world_size: usize, context: &mut Context<'_>) {
         self.failures.clear();
-        let mixed = self.foreign.as_ref().is_some_and(ForeignNodes::any);
+        // All places of a static job are taken by its first round: from then on no foreign node needs to be looked for.
+        self.foreign = self.foreign.take().filter(ForeignNodes::any);
+        let mixed = self.foreign.is_some();
         if round > 0 && !mixed {
             context.begin_generation();
         }
@@ -134,7 +137,7 @@ impl Coordinator {
             };
             self.tell(member.node, &FromCoordinator::Start(start), context);
         }
-        if let Some(foreign) = self.foreign.as_mut().filter(|foreign| foreign.any()) {
+        if let Some(foreign) = &mut self.foreign {
             foreign.assign(members, world_size, context);
         }
     }

@@ -4,8 +4,8 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`interpreter`], [`endpoint`] |
-//! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out |
+//! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`nvidia`], [`interpreter`], [`endpoint`] |
+//! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out; `signals` for it |
 //! | `meeting`, `link`, [`control`] | how this node finds the job's first node and talks to it |
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
@@ -31,9 +31,11 @@ mod link;
 pub mod logs;
 mod meeting;
 pub mod numa;
+pub mod nvidia;
 mod output;
 pub mod plan;
 mod random;
+mod signals;
 pub mod supervisor;
 mod terminal;
 mod torchrun;

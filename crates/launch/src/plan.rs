@@ -17,6 +17,7 @@ use crate::environment::{self, JobFacts};
 use crate::interpreter::{self, Interpreter};
 use crate::logs::{LogBase, LogPolicy, StreamMask};
 use crate::numa::{self, NumaBinding, Topology};
+use crate::nvidia;
 use crate::random;
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
@@ -244,7 +245,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
 }
 
 fn bind_workers(binding: NumaBinding, workers: usize) -> Result<Vec<BTreeSet<usize>>, PlanError> {
-    let gpus = devices::visible_gpus();
+    let gpus = nvidia::visible_gpus();
     let topology = Topology::read(Path::new("/sys"));
     let allowed = devices::allowed_cpus().map_err(|cause| split_hint(&cause.to_string()))?;
     (0..workers)

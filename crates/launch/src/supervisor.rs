@@ -16,15 +16,13 @@
 //! the guardian.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime};
 
 use instep_store::Server;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::attempt::Attempt;
@@ -37,6 +35,7 @@ use crate::link::Link;
 use crate::logs::{AttemptDirectory, RunDirectory};
 use crate::meeting::{self, MeetingError, Patience};
 use crate::plan::Plan;
+use crate::signals::Signals;
 use crate::worker::FileLimit;
 
 /// How long a worker that SIGKILL did not end is waited for: it may hang in the kernel.
@@ -129,7 +128,7 @@ enum Next {
 struct Supervisor<'a> {
     plan: &'a Plan,
     console: &'a mut dyn Console,
-    signals: SignalFd,
+    signals: Signals,
     guardian: Guardian,
     directory: RunDirectory,
     file_limit: FileLimit,
@@ -152,7 +151,7 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
     let (began, started) = (Instant::now(), SystemTime::now());
     let guardian = Guardian::start()?;
     let file_limit = FileLimit::current()?;
-    let signals = catch_signals(&plan.signals)?;
+    let signals = Signals::catch(&plan.signals)?;
     let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
         let directory = match &plan.logs.base {
             crate::logs::LogBase::Directory(path) => path.clone(),
@@ -165,11 +164,17 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         for note in notes.try_iter() {
             console.note(note);
         }
-        let mut sources = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        !matches!(poll(&mut sources, poll_timeout(wait)), Ok(count) if count > 0)
+        !matches!(poll(&mut signals.sources(), poll_timeout(wait)), Ok(count) if count > 0)
     };
     let attendance = meeting::attend(plan, Patience { pause: &mut pause, notes: sender })
-        .inspect_err(|_| directory.remove_if_empty())?;
+        .inspect_err(|_| directory.remove_if_empty());
+    let attendance = match attendance {
+        Err(MeetingError::Interrupted) => {
+            signals.end()?;
+            return Err(MeetingError::Interrupted.into());
+        }
+        other => other?,
+    };
     let mut supervisor = Supervisor {
         plan,
         console,
@@ -210,8 +215,10 @@ impl Supervisor<'_> {
             if let Some(end) = self.check_workers() {
                 return Ok(end);
             }
-            self.wait()?;
-            if let Some(signal) = self.next_signal()?
+            if self.wait()? {
+                return self.die();
+            }
+            if let Some(signal) = self.signals.next()?
                 && let Some(end) = self.signalled(signal)
             {
                 return Ok(end);
@@ -219,8 +226,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Sleeps until something happens, and moves output meanwhile.
-    fn wait(&mut self) -> io::Result<()> {
+    /// Sleeps until something happens, and moves output meanwhile; true if a signal wants to end the launcher.
+    fn wait(&mut self) -> io::Result<bool> {
         for note in self.notes.try_iter() {
             self.console.note(note);
         }
@@ -237,7 +244,7 @@ impl Supervisor<'_> {
         due = output.and_then(|output| output.wake_at()).map_or(due, |wake| due.min(wake));
 
         let write = if self.link.wants_to_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
-        let mut sources = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let mut sources = Vec::from(self.signals.sources());
         if !self.link.is_closed() {
             sources.push(PollFd::new(self.link.source(), PollFlags::POLLIN | write));
         }
@@ -257,6 +264,7 @@ impl Supervisor<'_> {
             .filter(|(_, source)| source.any().unwrap_or(false))
             .map(|(index, _)| index)
             .collect();
+        let ends = sources[1].any().unwrap_or(false);
         drop(sources);
         self.link.flush();
         if let Some(attempt) = &mut self.attempt {
@@ -265,19 +273,18 @@ impl Supervisor<'_> {
             }
             attempt.output.tick(self.console);
         }
-        Ok(())
+        Ok(ends)
     }
 
-    fn next_signal(&mut self) -> io::Result<Option<Signal>> {
-        while let Some(info) = self.signals.read_signal()? {
-            let signal = i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
-            match signal {
-                // Exits are looked for in every turn of the loop.
-                Some(Signal::SIGCHLD) | None => {}
-                Some(signal) => return Ok(Some(signal)),
-            }
+    /// A signal that is not to be handled ends the launcher: its workers first, and what they have written is shown.
+    fn die(&mut self) -> Result<Next, LaunchError> {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.signal(Signal::SIGKILL);
         }
-        Ok(None)
+        self.end_attempt();
+        self.directory.remove_if_empty();
+        self.signals.end()?;
+        Ok(failed("a signal ended the launcher".to_owned()))
     }
 
     fn heard(&mut self, message: FromCoordinator) -> Result<Option<Next>, LaunchError> {
@@ -529,14 +536,6 @@ impl Supervisor<'_> {
 
 fn failed(reason: String) -> Next {
     Next::End { success: false, reason: Some(reason), signal: None }
-}
-
-/// From here on these signals arrive as data, in every thread.
-fn catch_signals(handled: &[Signal]) -> io::Result<SignalFd> {
-    let mut mask: SigSet = handled.iter().copied().collect();
-    mask.add(Signal::SIGCHLD);
-    mask.thread_block()?;
-    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
 fn poll_timeout(wait: Duration) -> PollTimeout {

@@ -130,16 +130,14 @@ impl ForeignNodes {
 
     /// Counts one of our nodes as done, where foreign ones will look.
     pub(crate) fn count_ours(&mut self, context: &mut Context<'_>) {
-        if self.any() && context.add(&self.key("agent/terminal_state/num_members"), 1).is_ok() {
+        if context.add(&self.key("agent/terminal_state/num_members"), 1).is_ok() {
             self.ours_done += 1;
         }
     }
 
     /// Everyone is done: foreign nodes may leave.
-    pub(crate) fn release(&mut self, context: &mut Context<'_>) {
-        if self.any() {
-            context.set(&self.key("agent/terminal_state/last_member"), b"<val_ignored>");
-        }
+    pub(crate) fn release(&self, context: &mut Context<'_>) {
+        context.set(&self.key("agent/terminal_state/last_member"), b"<val_ignored>");
     }
 }
 

@@ -227,3 +227,26 @@ fn a_static_job_is_shared_with_torchrun() {
     foreign.set("job/torchelastic/agent/terminal_state/last_member", b"1").expect("set");
     assert_eq!(first.hear(), Some(FromCoordinator::Complete {}));
 }
+
+#[test]
+fn a_static_job_of_our_nodes_does_not_look_for_torchrun_after_its_start() {
+    let terms = terms(2, 1, true);
+    let server = serve(&terms);
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let second = |hello: &mut Hello| hello.node_rank = 1;
+    let mut lost = Launcher::join(&server, &terms, second).welcome();
+    assert_eq!((first.start().round, lost.start().round), (0, 0));
+    drop(lost);
+    assert!(matches!(first.hear(), Some(FromCoordinator::Stop { .. })));
+    first.say(&ToCoordinator::Stopped {});
+
+    let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
+    let info = br#"{"role": "default", "rank": 1, "local_world_size": 2}"#;
+    foreign.set("job/torchelastic/role_info/1", info).expect("set");
+    // Long enough to be noticed several times over, if anybody looked.
+    foreign.set_timeout(Duration::from_millis(300));
+    assert!(foreign.get("job/torchelastic/assigned_ranks/1").is_err());
+
+    let mut replacement = Launcher::join(&server, &terms, second).welcome();
+    assert_eq!((first.start().round, replacement.start().round), (1, 1));
+}

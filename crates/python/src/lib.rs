@@ -1,20 +1,32 @@
 //! The private `instep._native` extension module: what Python needs of the Rust crates, and nothing of its own.
 //!
-//! Every wait happens with the interpreter released. `python/instep/store.py` is the public face and
-//! `python/instep/_native.pyi` the types; errors become Python exceptions in `errors` alone.
+//! Every wait happens with the interpreter released. `python/instep/store.py` and `python/instep/backend` are the public
+//! faces and `python/instep/_native.pyi` the types; errors become Python exceptions in `errors` alone.
 
+mod collectives;
+mod delivery;
 mod errors;
 mod store;
 
 use pyo3::pymodule;
 
-/// The private native part of instep; use `instep.store`.
+/// The private native part of instep; use `instep.store`, or `torch.distributed` with `backend="instep"`.
 #[pymodule]
 mod _native {
+    use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};
+
+    #[pymodule_export]
+    use super::collectives::{CollectiveGroup, Operation, Ticket, stop_callbacks};
     #[pymodule_export]
     use super::store::{StoreClient, StoreServer};
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("DTYPES", super::collectives::data_type_names())?;
+        module.add("REDUCTIONS", super::collectives::reduction_names())
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use instep_store::{Client, Error, Key, Server, listen, listen_loopback};
 use pyo3::prelude::{
@@ -106,7 +105,7 @@ impl StoreClient {
         timeout: Option<f64>,
         call: impl FnOnce(&mut Client) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let timeout = timeout.map(duration).transpose()?;
+        let timeout = timeout.map(errors::duration).transpose()?;
         let result = py.detach(|| {
             let mut guard = lock(&self.client);
             let client = guard.as_mut()?;
@@ -129,7 +128,7 @@ impl StoreClient {
     #[new]
     #[pyo3(signature = (host, port, *, timeout=300.0))]
     fn new(py: Python<'_>, host: &str, port: u16, timeout: f64) -> PyResult<StoreClient> {
-        let timeout = duration(timeout)?;
+        let timeout = errors::duration(timeout)?;
         let raised = Arc::new(Mutex::new(None));
         let slot = raised.clone();
         // Ctrl-C must end a wait, and only the interpreter knows about it.
@@ -152,7 +151,7 @@ impl StoreClient {
 
     #[setter]
     fn set_timeout(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        let timeout = duration(seconds)?;
+        let timeout = errors::duration(seconds)?;
         py.detach(|| {
             let mut guard = lock(&self.client);
             guard.as_mut().map(|client| client.set_timeout(timeout))
@@ -304,11 +303,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn named(keys: &[PyBackedStr]) -> Vec<Key> {
     keys.iter().map(Key::from).collect()
-}
-
-fn duration(seconds: f64) -> PyResult<Duration> {
-    if seconds == f64::INFINITY {
-        return Ok(Duration::MAX);
-    }
-    Duration::try_from_secs_f64(seconds).map_err(|_| errors::timeout(seconds))
 }

@@ -294,6 +294,18 @@ fn a_flood_of_pipelined_requests_is_answered_as_fast_as_it_is_read() {
 }
 
 #[test]
+fn a_long_stream_of_sets_is_carried_out_in_order_and_what_follows_is_answered() {
+    let store = Store::start();
+    let mut client = store.client();
+    for round in 0..20 {
+        for number in 0..500 {
+            client.set("key", format!("{round}/{number}").as_bytes()).expect("set");
+        }
+        assert_eq!(client.get("key").expect("get"), format!("{round}/499").as_bytes());
+    }
+}
+
+#[test]
 fn large_values_pass_whole() {
     let store = Store::start();
     let mut client = store.client();

@@ -23,7 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // level 2
     ("instep-launch", &["instep-policy", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
-    ("instep-python", &["instep-store"]),
+    ("instep-python", &["instep-collectives", "instep-store"]),
     // level 3
     ("instep", &["instep-launch", "instep-master", "instep-store"]),
     // development only

@@ -15,6 +15,7 @@ A step may begin with the ranks and the attempts it is for: `1: exit 3`, `1@0: e
     say TEXT            print a line
     complain TEXT       print a line on standard error
     crowd N             print N lines of 100 characters
+    betray SIGNAL       send the signal to the launcher
     die SIGNAL          send the signal to itself
     exit CODE           end
     hold                stay for ever; so that nothing is left if a test goes wrong, that is two minutes, then exit 99
@@ -109,6 +110,10 @@ class Puppet:
     def do_crowd(self, count: str) -> None:
         for number in range(int(count)):
             sys.stdout.write(f"rank {self.rank} line {number} ".ljust(99, "x") + "\n")
+
+    def do_betray(self, name: str) -> None:
+        sys.stdout.flush()
+        os.kill(os.getppid(), signal.Signals[name])
 
     def do_die(self, name: str) -> None:
         os.kill(os.getpid(), signal.Signals[name])

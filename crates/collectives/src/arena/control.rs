@@ -15,17 +15,24 @@ pub(crate) struct Control {
     identity: Identity,
 }
 
+/// Words that travel with the counter itself.
+pub(crate) const CARRIED_WORDS: usize = 2;
+
+/// The first cache line is all that peers read of a call on a few bytes that is like their own.
 #[repr(C, align(128))]
 struct Arrival {
     ready: AtomicU64,
     /// Of the operation whose first step uses this buffer.
     fingerprints: [AtomicU64; DEPTH as usize],
+    /// Its input, if that is so small.
+    carried: [[AtomicU64; CARRIED_WORDS]; DEPTH as usize],
+    /// Keeps the calls off the line.
+    _rest_of_line: u64,
     calls: [[AtomicU64; CALL_WORDS]; DEPTH as usize],
 }
 
 #[repr(C, align(128))]
 struct Progress {
-    reduced: AtomicU64,
     done: AtomicU64,
     /// Operations begun and finished since the arena was made.
     entered: AtomicU64,
@@ -54,7 +61,6 @@ struct Identity {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Counter {
     Ready,
-    Reduced,
     Done,
 }
 
@@ -62,7 +68,6 @@ impl Control {
     fn counter(&self, counter: Counter) -> &AtomicU64 {
         match counter {
             Counter::Ready => &self.arrival.ready,
-            Counter::Reduced => &self.progress.reduced,
             Counter::Done => &self.progress.done,
         }
     }
@@ -75,10 +80,9 @@ impl Control {
     /// Moves a counter of this rank and wakes who sleeps on it.
     #[inline]
     pub(crate) fn publish(&self, counter: Counter, value: u64) {
-        self.counter(counter).store(value, Ordering::Release);
-        // Either a sleeper sees the counter or we see the sleeper.
-        fence(Ordering::SeqCst);
-        if self.sleep.sleepers.load(Ordering::Relaxed) > 0 {
+        // Either a sleeper sees the counter or we see the sleeper: both sides write first, then read, in one order.
+        self.counter(counter).store(value, Ordering::SeqCst);
+        if self.sleep.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake();
         }
     }
@@ -108,6 +112,21 @@ impl Control {
         }
         self.arrival.fingerprints[buffer].store(fingerprint, Ordering::Relaxed);
         self.progress.entered.store(sequence + 1, Ordering::Release);
+    }
+
+    /// Puts a small input beside the counter, before `ready` says so.
+    #[inline]
+    pub(crate) fn carry(&self, step: u64, words: [u64; CARRIED_WORDS]) {
+        for (place, word) in self.arrival.carried[(step % DEPTH) as usize].iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// A small input, once `ready` says that it is there.
+    #[inline]
+    pub(crate) fn carried(&self, step: u64) -> [u64; CARRIED_WORDS] {
+        let places = &self.arrival.carried[(step % DEPTH) as usize];
+        std::array::from_fn(|index| places[index].load(Ordering::Relaxed))
     }
 
     #[inline]

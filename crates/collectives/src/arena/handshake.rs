@@ -21,7 +21,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg};
 
 use super::Arena;
-use crate::{Address, Error, Rank};
+use crate::{Address, Error};
 
 const MAGIC: [u8; 8] = *b"instepH1";
 const HELLO_BYTES: usize = 48;
@@ -68,6 +68,9 @@ impl Hello {
 }
 
 /// Opens the socket where this process can be met as rank 0.
+///
+/// Two ranks share memory when they run under the same kernel, meet at abstract sockets (network namespace), mean the same
+/// process by a number (process namespace), and are the same user.
 pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
     let mut token = [0; 16];
     let mut name = [0; 8];
@@ -75,13 +78,19 @@ pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
     fill(&mut token).and_then(|()| fill(&mut name)).map_err(|error| Error::system("read /dev/urandom", error))?;
     let socket = format!("instep-{}-{:016x}", std::process::id(), u64::from_le_bytes(name)).into_bytes();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let memory = format!("{}/{}", boot.trim(), namespace.display());
+    let namespace = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    let network = format!("{}/{}", boot.trim(), namespace("net").display());
+    let memory = format!("{network}/{}/{}", namespace("pid").display(), nix::unistd::geteuid());
     let listener = SocketAddr::from_abstract_name(&socket)
         .and_then(|address| UnixListener::bind_addr(&address))
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| Error::system("listen on a Unix socket", error))?;
-    Ok((listener, Address { host, memory, socket, token }))
+    Ok((listener, Address { host, memory, socket, token, network, endpoints: Vec::new() }))
+}
+
+/// Whether these ranks can meet here.
+pub(crate) fn can_share(addresses: &[Address]) -> bool {
+    addresses.len() <= MOST_RANKS && addresses.windows(2).all(|pair| pair[0].memory == pair[1].memory)
 }
 
 /// A meeting of ranks, as one of them sees it.
@@ -99,17 +108,8 @@ pub(crate) struct Meeting<'a> {
 pub(crate) type Met = (Arena, Vec<OwnedFd>);
 
 impl Meeting<'_> {
-    /// Comes together with the other ranks.
+    /// Comes together with the other ranks, which [`can_share`] memory.
     pub(crate) fn hold(&self) -> Result<Met, Error> {
-        let own = &self.addresses[self.rank];
-        for (rank, address) in self.addresses.iter().enumerate() {
-            if address.memory != own.memory {
-                return Err(Error::OtherHost { rank: Rank(rank), host: address.host.clone() });
-            }
-        }
-        if self.addresses.len() > MOST_RANKS {
-            return Err(Error::invalid(format!("{} ranks in one host, at most {MOST_RANKS}", self.addresses.len())));
-        }
         if self.rank == 0 { self.invite() } else { self.visit() }
     }
 

@@ -10,9 +10,11 @@
 //! moves its counters forward with release stores and waits for those of others with acquire loads:
 //!
 //! 1. `ready > s`: its slot for step `s` is filled (and at the first step of an operation: its fingerprint is written).
-//! 2. `reduced > s`: its segment of step `s` is reduced.
-//! 3. `done > s`: it reads nothing of step `s` any more.
-//! 4. Slot `s % 2` of a rank is written for step `s` only when every rank's `done > s - 2`.
+//! 2. Between a rank's `ready > s` and its own `done > s` a peer may read that rank's slot for step `s`, and write to the
+//!    part of it that the operation gives to this peer alone.
+//! 3. `done > s`: it touches no other rank's slot or memory for step `s` any more.
+//! 4. A rank reads what others put into its slot for step `s` when every rank's `done > s`, and writes it for step `s`
+//!    itself only when every rank's `done > s - 2`.
 //!
 //! The file is anonymous (memfd), sealed against resizing, and gone with the last process that maps it.
 #![expect(unsafe_code, reason = "maps memory that other processes write to")]
@@ -42,9 +44,6 @@ pub(crate) const DEPTH: u64 = 2;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"instepA1");
 const PAGE: usize = 4096;
-/// Words of a row besides the three per peer: this rank's input and output.
-const ROW_EXTRA: usize = 2;
-
 #[repr(C)]
 struct Header {
     magic: u64,
@@ -69,7 +68,7 @@ impl Layout {
         (self.controls() + self.world * size_of::<Control>()).next_multiple_of(PAGE)
     }
     const fn row_words(self) -> usize {
-        3 * self.world + ROW_EXTRA
+        3 * self.world
     }
     const fn slots(self) -> usize {
         (self.rows() + self.world * DEPTH as usize * self.row_words() * 8).next_multiple_of(PAGE)
@@ -211,10 +210,6 @@ impl Row<'_> {
     /// Where in this rank's memory lies what it has for `peer`.
     pub(crate) fn pointer(&self, peer: usize) -> &AtomicU64 {
         self.at(2, peer)
-    }
-    /// Where this rank's result lies.
-    pub(crate) fn output(&self) -> &AtomicU64 {
-        &self.words[3 * self.world]
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{Error, Noticed, Rank};
 
 /// Ranks that can be named as missing; a time-out names the first ones.
 const MISSING: usize = 64;
-pub(super) const VERDICT_WORDS: usize = 8 + 2 * CALL_WORDS + MISSING;
+pub(crate) const VERDICT_WORDS: usize = 8 + 2 * CALL_WORDS + MISSING;
 
 const NONE: u32 = 0;
 const BEING_WRITTEN: u32 = 1;
@@ -28,7 +28,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    fn words(&self) -> [u64; VERDICT_WORDS] {
+    pub(crate) fn words(&self) -> [u64; VERDICT_WORDS] {
         let mut words = [0; VERDICT_WORDS];
         let put_call = |words: &mut [u64], at: usize, call: &Call| {
             words[8 + at * CALL_WORDS..][..CALL_WORDS].copy_from_slice(&call.words());
@@ -57,7 +57,7 @@ impl Verdict {
         words
     }
 
-    fn from_words(words: [u64; VERDICT_WORDS]) -> Option<Verdict> {
+    pub(crate) fn from_words(words: [u64; VERDICT_WORDS]) -> Option<Verdict> {
         let call = |at: usize| {
             let words = words[8 + at * CALL_WORDS..][..CALL_WORDS].try_into().ok()?;
             Call::from_words(words)
@@ -71,11 +71,7 @@ impl Verdict {
                 Verdict::Timeout { call: call(0)?, sequence, timeout: Duration::from_nanos(words[4]), missing, by }
             }
             3 => {
-                let noticed = match words[4] {
-                    1 => Noticed::ProcessEnded,
-                    2 => Noticed::LeftGroup,
-                    _ => return None,
-                };
+                let noticed = Noticed::from_code(words[4])?;
                 Verdict::Lost { rank, call: call(0)?, sequence, noticed, by }
             }
             4 => Verdict::Aborted { by },

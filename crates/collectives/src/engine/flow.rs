@@ -4,23 +4,13 @@
 //! destination (`scatter`, `reduce_scatter`, `all_to_all`).
 
 use std::ops::Range;
+use std::ptr;
 
 use super::{Flow, Move, Needs, View};
 use crate::dtype::{DataType, Reduction};
-use crate::kernel;
+use crate::kernel::{self, copy, copy_of};
 use crate::operation::{Operation, Source, Target};
 use crate::plan::{Cut, Path, compartment, segment};
-
-/// Copies unless both are the same memory.
-///
-/// # Safety
-/// `bytes` are readable at `from` and writable at `to`; the two are equal or do not overlap.
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    if bytes > 0 && !std::ptr::eq(from, to) {
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
-    }
-}
 
 // SAFETY (of every block below): source and target ranges come from cuts of the sizes that `Operation::check` compared,
 // whose memory the caller of `Engine::run` vouches for. Slots hold `step_bytes`: a step or `world` compartments fit,
@@ -32,11 +22,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
-            if path == Path::Small {
-                reducing.at_once(Some(*output))
-            } else {
-                reducing.by_segments(Some(*output), Needs::All, step_bytes)
-            }
+            reducing.by_segments(Some(*output), Needs::All, step_bytes)
         }
         Operation::Reduce { input, output, dtype, reduction, root } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
@@ -45,8 +31,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
             if path == Path::Small {
                 reducing.at_once(output)
             } else {
-                let needs = if is_root { Needs::All } else { Needs::Nobody };
-                reducing.by_segments(output, needs, step_bytes)
+                reducing.by_segments(output, Needs::Only(root.0), step_bytes)
             }
         }
         Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, step_bytes),
@@ -63,9 +48,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
         Operation::ReduceScatter { inputs, output, dtype, reduction } => {
             reduce_scatter(inputs.clone(), *output, *dtype, *reduction, compartment(step_bytes, view.world))
         }
-        Operation::Barrier => {
-            Flow { steps: 1, fill: None, reduce: None, needs: Needs::Nobody, drain: None, lends_memory: false }
-        }
+        Operation::Barrier => Flow::new(1),
         Operation::AllToAll { .. } => unreachable!("the engine exchanges sizes first"),
     }
 }
@@ -87,28 +70,26 @@ impl Reducing {
             unsafe { copy(input.pointer, view.slot(view.rank, step), input.bytes) };
             Ok(())
         });
-        let drain = output.map(|output| {
-            let drain: Move<'f> = Box::new(move |view, step| {
-                with_pointers(
-                    view.world,
-                    |rank| view.slot(rank, step).cast_const(),
-                    |inputs| {
-                        // SAFETY: see the top of this file.
-                        unsafe {
-                            kernel::reduce(dtype, reduction, inputs, output.pointer, output.bytes / dtype.size())
-                        };
-                    },
-                );
+        let take = output.map(|output| {
+            let take: Move<'f> = Box::new(move |view, step| {
+                let slots = (0..view.world).map(|rank| view.slot(rank, step).cast_const());
+                with_pointers(ptr::null(), slots, |inputs| {
+                    let count = output.bytes / dtype.size();
+                    // SAFETY: see the top of this file.
+                    unsafe { kernel::reduce(dtype, reduction, inputs, &[output.pointer], count) };
+                });
                 Ok(())
             });
-            drain
+            take
         });
-        let needs = if drain.is_some() { Needs::All } else { Needs::Nobody };
-        Flow { steps: 1, fill: Some(fill), reduce: None, needs, drain, lends_memory: false }
+        let needs = if take.is_some() { Needs::All } else { Needs::Nobody };
+        Flow { fill: Some(fill), take, needs, ..Flow::new(1) }
     }
 
-    /// Each rank reduces its segment of a step into its own slot, where the others fetch it.
-    fn by_segments<'f>(self, output: Option<Target>, needs: Needs, step_bytes: usize) -> Flow<'f> {
+    /// Each rank reduces its segment of a step, and puts the result back into the slots of those who want it: their lines
+    /// are in its cache, and come back to their owner in one trip. A result in a slot of its own would cost everybody
+    /// another trip for every line, and its writer one more to call the lines back.
+    fn by_segments<'f>(self, output: Option<Target>, wanted_by: Needs, step_bytes: usize) -> Flow<'f> {
         let Reducing { input, dtype, reduction } = self;
         let size = dtype.size();
         let cut = Cut::new(input.bytes / size, size, step_bytes);
@@ -118,78 +99,72 @@ impl Reducing {
             range.start * size..range.end * size
         };
         let start = move |step: usize| cut.range(step).start * size;
+        // What lies before and after the own segment of a step.
+        let others = move |view: &View<'_>, step: usize| -> [Range<usize>; 2] {
+            let own = piece(view, step, view.rank);
+            [0..own.start, own.end..cut.range(step).len() * size]
+        };
         let fill: Move<'f> = Box::new(move |view, step| {
-            let own = view.slot(view.rank, step);
             // The own segment is read where it is.
-            for peer in view.peers() {
-                let piece = piece(view, step, peer);
-                let from = input.pointer.wrapping_add(start(step) + piece.start);
+            for part in others(view, step) {
+                let from = input.pointer.wrapping_add(start(step) + part.start);
                 // SAFETY: see the top of this file.
-                unsafe { copy(from, own.add(piece.start), piece.len()) };
+                unsafe { copy(from, view.slot(view.rank, step).add(part.start), part.len()) };
             }
             Ok(())
         });
-        let reduce: Move<'f> = Box::new(move |view, step| {
+        let take: Move<'f> = Box::new(move |view, step| {
             let piece = piece(view, step, view.rank);
-            let own = view.slot(view.rank, step).wrapping_add(piece.start);
             let at = start(step) + piece.start;
-            let result = output.map_or(own, |output| output.pointer.wrapping_add(at));
-            let pointer = |rank: usize| {
-                if rank == view.rank {
-                    input.pointer.wrapping_add(at)
-                } else {
-                    view.slot(rank, step).wrapping_add(piece.start).cast_const()
-                }
-            };
-            with_pointers(view.world, pointer, |inputs| {
-                // SAFETY: see the top of this file; nobody but this rank touches its own segment of its own slot.
-                unsafe {
-                    kernel::reduce(dtype, reduction, inputs, result, piece.len() / size);
-                    copy(result, own, piece.len());
-                }
+            let slot = |rank: usize| view.slot(rank, step).wrapping_add(piece.start);
+            let pointer =
+                |rank: usize| if rank == view.rank { input.pointer.wrapping_add(at) } else { slot(rank).cast_const() };
+            let own = output.map(|output| output.pointer.wrapping_add(at));
+            let wanted = view.peers().filter(|peer| wanted_by.includes(*peer)).map(slot);
+            with_pointers(ptr::null_mut(), own.into_iter().chain(wanted), |outputs| {
+                with_pointers(ptr::null(), (0..view.world).map(pointer), |inputs| {
+                    // SAFETY: see the top of this file; nobody but this rank touches its segment of any slot until it
+                    // says that it is done.
+                    unsafe { kernel::reduce(dtype, reduction, inputs, outputs, piece.len() / size) };
+                });
             });
             Ok(())
         });
-        let drain = output.map(|output| {
-            let drain: Move<'f> = Box::new(move |view, step| {
-                for peer in view.peers() {
-                    let piece = piece(view, step, peer);
-                    let to = output.pointer.wrapping_add(start(step) + piece.start);
+        let collect = output.map(|output| {
+            let collect: Move<'f> = Box::new(move |view, step| {
+                for part in others(view, step) {
+                    let to = output.pointer.wrapping_add(start(step) + part.start);
                     // SAFETY: see the top of this file.
-                    unsafe { copy(view.slot(peer, step).add(piece.start), to, piece.len()) };
+                    unsafe { copy(view.slot(view.rank, step).add(part.start), to, part.len()) };
                 }
                 Ok(())
             });
-            drain
+            collect
         });
-        Flow { steps: cut.steps(), fill: Some(fill), reduce: Some(reduce), needs, drain, lends_memory: false }
+        Flow { fill: Some(fill), needs: Needs::All, take: Some(take), collect, ..Flow::new(cut.steps()) }
     }
 }
 
-/// Collects one pointer per rank, without a heap for the usual numbers of ranks.
-pub(super) fn with_pointers(world: usize, pointer: impl Fn(usize) -> *const u8, then: impl FnOnce(&[*const u8])) {
+/// Collects pointers, without a heap for the usual numbers of ranks.
+pub(super) fn with_pointers<P: Copy>(none: P, pointers: impl Iterator<Item = P>, then: impl FnOnce(&[P])) {
     const USUAL: usize = 64;
-    if world <= USUAL {
-        let mut pointers = [std::ptr::null(); USUAL];
-        for (rank, place) in pointers[..world].iter_mut().enumerate() {
-            *place = pointer(rank);
+    let mut few = [none; USUAL];
+    let mut many = Vec::new();
+    let mut count = 0;
+    for pointer in pointers {
+        match few.get_mut(count) {
+            Some(place) => *place = pointer,
+            None if many.is_empty() => many = [&few[..], &[pointer]].concat(),
+            None => many.push(pointer),
         }
-        then(&pointers[..world]);
-    } else {
-        then(&(0..world).map(pointer).collect::<Vec<_>>());
+        count += 1;
     }
+    then(if many.is_empty() { &few[..count] } else { &many });
 }
 
 fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) -> Flow<'f> {
     let cut = Cut::new(buffer.bytes, 1, step_bytes);
-    let mut flow = Flow {
-        steps: cut.steps(),
-        fill: None,
-        reduce: None,
-        needs: Needs::Only(root),
-        drain: None,
-        lends_memory: false,
-    };
+    let mut flow = Flow { needs: Needs::Only(root), ..Flow::new(cut.steps()) };
     if rank == root {
         flow.fill = Some(Box::new(move |view, step| {
             let range = cut.range(step);
@@ -198,7 +173,8 @@ fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) ->
             Ok(())
         }));
     } else {
-        flow.drain = Some(Box::new(move |view, step| {
+        let copy = copy_of(buffer.bytes);
+        flow.take = Some(Box::new(move |view, step| {
             let range = cut.range(step);
             // SAFETY: see the top of this file.
             unsafe { copy(view.slot(root, step), buffer.pointer.wrapping_add(range.start), range.len()) };
@@ -217,8 +193,9 @@ fn gather<'f>(input: Source, outputs: Vec<Target>, needs: Needs, step_bytes: usi
         unsafe { copy(input.pointer.wrapping_add(range.start), view.slot(view.rank, step), range.len()) };
         Ok(())
     });
-    let drain = (!outputs.is_empty()).then(|| {
-        let drain: Move<'f> = Box::new(move |view, step| {
+    let take = (!outputs.is_empty()).then(|| {
+        let copy = copy_of(outputs.iter().map(|output| output.bytes).sum());
+        let take: Move<'f> = Box::new(move |view, step| {
             let range = cut.range(step);
             let to = |rank: usize| outputs[rank].pointer.wrapping_add(range.start);
             // SAFETY: see the top of this file.
@@ -230,9 +207,9 @@ fn gather<'f>(input: Source, outputs: Vec<Target>, needs: Needs, step_bytes: usi
             }
             Ok(())
         });
-        drain
+        take
     });
-    Flow { steps: cut.steps(), fill: Some(fill), reduce: None, needs, drain, lends_memory: false }
+    Flow { fill: Some(fill), needs, take, ..Flow::new(cut.steps()) }
 }
 
 fn scatter<'f>(inputs: Vec<Source>, output: Target, root: usize, compartment: usize) -> Flow<'f> {
@@ -250,7 +227,7 @@ fn scatter<'f>(inputs: Vec<Source>, output: Target, root: usize, compartment: us
         });
         fill
     });
-    let drain: Move<'f> = Box::new(move |view, step| {
+    let take: Move<'f> = Box::new(move |view, step| {
         let range = cut.range(step);
         let from = own.map_or_else(
             || view.slot(root, step).wrapping_add(view.rank * compartment).cast_const(),
@@ -260,7 +237,7 @@ fn scatter<'f>(inputs: Vec<Source>, output: Target, root: usize, compartment: us
         unsafe { copy(from, output.pointer.wrapping_add(range.start), range.len()) };
         Ok(())
     });
-    Flow { steps: cut.steps(), fill, reduce: None, needs: Needs::Only(root), drain: Some(drain), lends_memory: false }
+    Flow { fill, needs: Needs::Only(root), take: Some(take), ..Flow::new(cut.steps()) }
 }
 
 fn reduce_scatter<'f>(
@@ -283,7 +260,7 @@ fn reduce_scatter<'f>(
         }
         Ok(())
     });
-    let drain: Move<'f> = Box::new(move |view, step| {
+    let take: Move<'f> = Box::new(move |view, step| {
         let range = cut.range(step);
         let pointer = |rank: usize| {
             if rank == view.rank {
@@ -292,15 +269,14 @@ fn reduce_scatter<'f>(
                 view.slot(rank, step).wrapping_add(view.rank * compartment).cast_const()
             }
         };
-        with_pointers(view.world, pointer, |pointers| {
+        with_pointers(ptr::null(), (0..view.world).map(pointer), |pointers| {
             let to = output.pointer.wrapping_add(range.start * size);
             // SAFETY: see the top of this file.
-            unsafe { kernel::reduce(dtype, reduction, pointers, to, range.len()) };
+            unsafe { kernel::reduce(dtype, reduction, pointers, &[to], range.len()) };
         });
         Ok(())
     });
-    let (fill, drain) = (Some(fill), Some(drain));
-    Flow { steps: cut.steps(), fill, reduce: None, needs: Needs::All, drain, lends_memory: false }
+    Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(cut.steps()) }
 }
 
 /// `largest` is the most that any pair of ranks exchanges: it gives the number of steps.
@@ -309,6 +285,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
     let part = move |bytes: usize, step: usize| Cut::new(bytes, 1, compartment).range(step);
     let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
     let own = inputs[view.rank];
+    let copy_out = copy_of(outputs.iter().map(|output| output.bytes).sum());
     let fill: Move<'f> = Box::new(move |view, step| {
         for peer in view.peers() {
             let range = part(inputs[peer].bytes, step);
@@ -318,7 +295,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
         }
         Ok(())
     });
-    let drain: Move<'f> = Box::new(move |view, step| {
+    let take: Move<'f> = Box::new(move |view, step| {
         for (rank, output) in outputs.iter().enumerate() {
             let range = part(output.bytes, step);
             let from = if rank == view.rank {
@@ -327,12 +304,12 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
                 view.slot(rank, step).wrapping_add(view.rank * compartment).cast_const()
             };
             // SAFETY: see the top of this file.
-            unsafe { copy(from, output.pointer.wrapping_add(range.start), range.len()) };
+            unsafe { copy_out(from, output.pointer.wrapping_add(range.start), range.len()) };
         }
         Ok(())
     });
     let steps = Cut::new(largest, 1, compartment).steps();
-    Flow { steps, fill: Some(fill), reduce: None, needs: Needs::All, drain: Some(drain), lends_memory: false }
+    Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(steps) }
 }
 
 /// A copy of the inputs, if an output lies in the same memory.

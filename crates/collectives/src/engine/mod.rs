@@ -1,12 +1,14 @@
 //! One operation after the other on an arena.
 //!
-//! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it reduces, what it takes out. The engine
-//! runs the steps, one ahead: a slot is filled while the peers still work on the step before. See [`crate::arena`] for the
-//! counters. All ranks derive the same flow from the fingerprint, which they compare at the first step.
+//! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it takes out of the others' (and may put
+//! back), what it then finds in its own. The engine runs the steps, one ahead: a slot is filled while the peers still work
+//! on the step before. See [`crate::arena`] for the counters. All ranks derive the same flow from the fingerprint, which
+//! they compare at the first step.
 #![expect(unsafe_code, reason = "copies between tensors and shared memory")]
 
 mod flow;
 mod single_copy;
+mod small;
 
 use std::io;
 use std::sync::Arc;
@@ -45,6 +47,16 @@ enum Stop {
     Verdict(Verdict),
 }
 
+impl Needs {
+    fn includes(self, peer: usize) -> bool {
+        match self {
+            Needs::All => true,
+            Needs::Only(only) => only == peer,
+            Needs::Nobody => false,
+        }
+    }
+}
+
 impl From<Interrupted> for Stop {
     fn from(interrupted: Interrupted) -> Stop {
         Stop::Interrupted(interrupted)
@@ -81,12 +93,23 @@ type Move<'f> = Box<dyn FnMut(&View<'_>, usize) -> Progress + 'f>;
 /// An operation as steps.
 struct Flow<'f> {
     steps: usize,
+    /// Writes to the own slot.
     fill: Option<Move<'f>>,
-    reduce: Option<Move<'f>>,
+    /// Whose slots must be filled before `take`.
     needs: Needs,
-    drain: Option<Move<'f>>,
+    /// Works on the others' slots or memory; after it this rank is done with them.
+    take: Option<Move<'f>>,
+    /// Reads what the others have put into the own slot, when all are done.
+    collect: Option<Move<'f>>,
     /// Peers read this rank's memory: it must not return before they are done.
     lends_memory: bool,
+}
+
+impl Flow<'_> {
+    /// Meets and moves nothing.
+    fn new(steps: usize) -> Self {
+        Flow { steps, fill: None, needs: Needs::Nobody, take: None, collect: None, lends_memory: false }
+    }
 }
 
 /// What every wait of an operation needs to know.
@@ -109,6 +132,8 @@ pub(crate) struct Engine {
     /// The most a step puts into a slot, the same on every rank.
     step_bytes: usize,
     step: u64,
+    /// Every rank is known to be done with the steps before this one.
+    freed: u64,
     sequence: u64,
     scratch: Vec<u8>,
     touched: bool,
@@ -135,6 +160,7 @@ impl Engine {
             thresholds: Thresholds { small_bytes: 0, single_copy_bytes: None },
             step_bytes: arena.slot_bytes(),
             step: 0,
+            freed: 0,
             sequence: 0,
             scratch: Vec::new(),
             touched: false,
@@ -263,12 +289,14 @@ impl Engine {
         (1..world).try_for_each(|distance| self.wait((rank + distance) % world, counter, target, watch))
     }
 
-    /// Waits until nobody reads what this rank wrote for step `step - DEPTH`.
-    fn wait_free(&self, step: u64, watch: &Watch) -> Progress {
-        match (step + 1).checked_sub(DEPTH) {
-            Some(target) => self.wait_all(Counter::Done, target, watch),
-            None => Ok(()),
+    /// Waits until nobody touches any more what this rank wrote for step `step - DEPTH`.
+    fn wait_free(&mut self, step: u64, watch: &Watch) -> Progress {
+        let target = (step + 1).saturating_sub(DEPTH);
+        if target > self.freed {
+            self.wait_all(Counter::Done, target, watch)?;
+            self.freed = target;
         }
+        Ok(())
     }
 
     fn perform(&mut self, operation: &Operation, watch: &Watch) -> Progress {
@@ -284,9 +312,12 @@ impl Engine {
         }
         let bytes = watch.call.count as usize * watch.call.dtype.size();
         let path = self.thresholds.path(bytes);
+        if let (Path::Small, Operation::AllReduce { input, output, dtype, reduction }) = (path, operation) {
+            return self.all_reduce_small(*input, *output, (*dtype, *reduction), fingerprint, watch);
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
         let result = {
-            let flow = if path == Path::SingleCopy && watch.call.kind != Kind::Reduce {
+            let flow = if path == Path::SingleCopy && single_copy::knows(watch.call.kind) {
                 single_copy::flow(operation, &self.view(), &mut scratch)
             } else {
                 flow::flow(operation, &self.view(), path)
@@ -321,11 +352,10 @@ impl Engine {
             store(row.expects(peer), outputs[peer].bytes as u64);
             store(row.pointer(peer), inputs[peer].pointer as u64);
         }
-        let exchange = Flow { steps: 1, fill: None, reduce: None, needs: Needs::All, drain: None, lends_memory: false };
         let first = self.step;
         let fingerprint = watch.call.fingerprint(watch.sequence);
         // The sizes are read between ready and done of that step.
-        self.start_flow(&exchange, Some(fingerprint), watch)?;
+        self.start(Some(fingerprint), watch)?;
         let largest = self.compare_sizes(first, *dtype, watch)?;
         let pointers: Vec<u64> =
             (0..self.arena.world()).map(|peer| load(self.arena.row(peer, first).pointer(self.rank()))).collect();
@@ -363,10 +393,9 @@ impl Engine {
         Ok(largest)
     }
 
-    /// Fills the first slot, and with a fingerprint meets the peers and compares.
-    fn start_flow(&mut self, flow: &Flow<'_>, fingerprint: Option<u64>, watch: &Watch) -> Progress {
+    /// Says that the first slot is filled, and with a fingerprint meets the peers and compares.
+    fn start(&mut self, fingerprint: Option<u64>, watch: &Watch) -> Progress {
         let base = self.step;
-        debug_assert!(flow.steps >= 1);
         self.arena.control(self.rank()).publish(Counter::Ready, base + 1);
         let Some(fingerprint) = fingerprint else { return Ok(()) };
         let (rank, world) = (self.rank(), self.arena.world());
@@ -381,6 +410,8 @@ impl Engine {
                 return Err(Stop::Verdict(verdict));
             }
         }
+        // Who begins with this step is done with those before it.
+        self.freed = self.freed.max(base);
         Ok(())
     }
 
@@ -390,10 +421,11 @@ impl Engine {
         if fingerprint.is_none() {
             self.wait_free(base, watch)?;
         }
+        debug_assert!(flow.steps >= 1);
         if let Some(fill) = &mut flow.fill {
             fill(&self.view(), 0)?;
         }
-        self.start_flow(&flow, fingerprint, watch)?;
+        self.start(fingerprint, watch)?;
         for step in 0..flow.steps {
             let number = base + step as u64;
             if step + 1 < flow.steps {
@@ -403,24 +435,20 @@ impl Engine {
                 }
                 self.arena.control(rank).publish(Counter::Ready, number + 2);
             }
-            let mut counter = Counter::Ready;
-            if let Some(reduce) = &mut flow.reduce {
-                self.wait_all(Counter::Ready, number + 1, watch)?;
-                self.touched = true;
-                reduce(&self.view(), step)?;
-                self.arena.control(rank).publish(Counter::Reduced, number + 1);
-                counter = Counter::Reduced;
-            }
             match flow.needs {
-                Needs::All => self.wait_all(counter, number + 1, watch)?,
-                Needs::Only(peer) if peer != rank => self.wait(peer, counter, number + 1, watch)?,
+                Needs::All => self.wait_all(Counter::Ready, number + 1, watch)?,
+                Needs::Only(peer) if peer != rank => self.wait(peer, Counter::Ready, number + 1, watch)?,
                 Needs::Only(_) | Needs::Nobody => {}
             }
-            if let Some(drain) = &mut flow.drain {
+            if let Some(take) = &mut flow.take {
                 self.touched = true;
-                drain(&self.view(), step)?;
+                take(&self.view(), step)?;
             }
             self.arena.control(rank).publish(Counter::Done, number + 1);
+            if let Some(collect) = &mut flow.collect {
+                self.wait_all(Counter::Done, number + 1, watch)?;
+                collect(&self.view(), step)?;
+            }
         }
         let end = base + flow.steps as u64;
         if flow.lends_memory {

@@ -3,18 +3,17 @@
 //! Every rank publishes where its data lies in its row of the arena, and returns only when nobody reads it any more. The
 //! results are the same bits as through the slots.
 
-use super::flow::{copy, with_pointers};
+use super::flow::with_pointers;
 use super::{Flow, Needs, Progress, Stop, View};
+use crate::Kind;
 use crate::arena::{load, remote, store};
 use crate::dtype::{DataType, Reduction};
-use crate::kernel;
+use crate::kernel::{self, copy};
 use crate::operation::{Operation, Source, Target};
-use crate::plan::{Cut, segment};
+use crate::plan::Cut;
 
 /// Bytes of peers' memory on the way through the private cache, over all peers.
 const SCRATCH_BYTES: usize = 512 << 10;
-/// Bytes between two meetings: the results of a round are fetched while they are in the shared cache.
-const ROUND_BYTES: usize = 8 << 20;
 
 // SAFETY (of every block below): local ranges come from cuts of sizes that `Operation::check` compared, whose memory the
 // caller of `Engine::run` vouches for. Remote ranges are the peers', of the same sizes by the fingerprint; the kernel
@@ -50,20 +49,24 @@ fn publish_parts(view: &View<'_>, inputs: &[Source]) {
     }
 }
 
-/// The flow of every operation but reduce, barrier and all_to_all.
+/// Whether an operation has such a flow. The reductions that hand results back have none: through the slots they cost
+/// fewer trips to memory than the kernel's copies do.
+pub(super) fn knows(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::AllToAll
+    )
+}
+
+/// The flow of every operation that has one but all_to_all.
 pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, scratch: &'f mut Vec<u8>) -> Flow<'f> {
-    let mut flow = Flow { steps: 1, fill: None, reduce: None, needs: Needs::All, drain: None, lends_memory: true };
+    let mut flow = Flow { needs: Needs::All, lends_memory: true, ..Flow::new(1) };
     match operation {
-        Operation::AllReduce { input, output, dtype, reduction } => {
-            publish_same(view, input.pointer);
-            store(view.arena.row(view.rank, view.base).output(), output.pointer as u64);
-            return all_reduce(*input, *output, *dtype, *reduction, view.world, scratch);
-        }
         Operation::ReduceScatter { inputs, output, dtype, reduction } => {
             publish_parts(view, inputs);
             let (inputs, output) = (inputs.clone(), *output);
             let (dtype, reduction) = (*dtype, *reduction);
-            flow.drain = Some(Box::new(move |view, _| {
+            flow.take = Some(Box::new(move |view, _| {
                 let count = output.bytes / dtype.size();
                 let own = inputs[view.rank].pointer;
                 let from = |peer| pointer_of(view, peer);
@@ -76,21 +79,21 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, scratch: &'f mut 
             flow.needs = Needs::Only(root);
             if view.rank != root {
                 // SAFETY: see the top of this file.
-                flow.drain = Some(Box::new(move |view, _| unsafe {
+                flow.take = Some(Box::new(move |view, _| unsafe {
                     fetch(view, root, pointer_of(view, root), buffer.pointer, buffer.bytes)
                 }));
             }
         }
         Operation::AllGather { input, outputs, .. } => {
             publish_same(view, input.pointer);
-            flow.drain = Some(Box::new(collect(*input, outputs.clone())));
+            flow.take = Some(Box::new(collect(*input, outputs.clone())));
         }
         Operation::Gather { input, outputs, root, .. } => {
             publish_same(view, input.pointer);
             flow.needs = Needs::Nobody;
             if view.rank == root.0 {
                 flow.needs = Needs::All;
-                flow.drain = Some(Box::new(collect(*input, outputs.clone())));
+                flow.take = Some(Box::new(collect(*input, outputs.clone())));
             }
         }
         Operation::Scatter { inputs, output, root, .. } => {
@@ -101,7 +104,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, scratch: &'f mut 
                 publish_parts(view, inputs);
             }
             // SAFETY: see the top of this file.
-            flow.drain = Some(Box::new(move |view, _| unsafe {
+            flow.take = Some(Box::new(move |view, _| unsafe {
                 match own {
                     Some(own) => copy(own.pointer, output.pointer, output.bytes),
                     None => fetch(view, root, pointer_of(view, root), output.pointer, output.bytes)?,
@@ -109,7 +112,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, scratch: &'f mut 
                 Ok(())
             }));
         }
-        Operation::Reduce { .. } | Operation::Barrier | Operation::AllToAll { .. } => {
+        Operation::AllReduce { .. } | Operation::Reduce { .. } | Operation::Barrier | Operation::AllToAll { .. } => {
             unreachable!("the engine takes these through the arena")
         }
     }
@@ -133,8 +136,8 @@ fn collect(input: Source, outputs: Vec<Target>) -> impl FnMut(&View<'_>, usize) 
 /// The sizes are exchanged already; `pointers` say where each peer has what is for this rank.
 pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], pointers: Vec<u64>) -> Flow<'f> {
     let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
-    let mut flow = Flow { steps: 1, fill: None, reduce: None, needs: Needs::All, drain: None, lends_memory: true };
-    flow.drain = Some(Box::new(move |view, _| {
+    let mut flow = Flow { needs: Needs::All, lends_memory: true, ..Flow::new(1) };
+    flow.take = Some(Box::new(move |view, _| {
         // SAFETY: see the top of this file.
         unsafe {
             copy(inputs[view.rank].pointer, outputs[view.rank].pointer, outputs[view.rank].bytes);
@@ -145,47 +148,6 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], pointers: Ve
         Ok(())
     }));
     flow
-}
-
-/// In rounds: each rank reduces its segment out of everybody's input into its own output, then fetches the others'.
-fn all_reduce<'f>(
-    input: Source,
-    output: Target,
-    dtype: DataType,
-    reduction: Reduction,
-    world: usize,
-    scratch: &'f mut Vec<u8>,
-) -> Flow<'f> {
-    let size = dtype.size();
-    let cut = Cut::new(input.bytes / size, size, ROUND_BYTES);
-    // Where a rank's segment of a round lies in the whole buffer, in bytes, and how many elements it has.
-    let piece = move |step: usize, rank: usize| {
-        let round = cut.range(step);
-        let segment = segment(round.len(), size, world, rank);
-        ((round.start + segment.start) * size, segment.len())
-    };
-    Flow {
-        steps: cut.steps(),
-        fill: None,
-        reduce: Some(Box::new(move |view, step| {
-            let (start, count) = piece(step, view.rank);
-            let from = |peer| pointer_of(view, peer) + start as u64;
-            let own = input.pointer.wrapping_add(start);
-            let to = output.pointer.wrapping_add(start);
-            reduce_remote(view, &from, own, to, count, (dtype, reduction), scratch)
-        })),
-        needs: Needs::All,
-        drain: Some(Box::new(move |view, step| {
-            for peer in view.peers() {
-                let (start, count) = piece(step, peer);
-                let from = load(view.arena.row(peer, view.base).output()) + start as u64;
-                // SAFETY: see the top of this file.
-                unsafe { fetch(view, peer, from, output.pointer.wrapping_add(start), count * size) }?;
-            }
-            Ok(())
-        })),
-        lends_memory: true,
-    }
 }
 
 /// Reduces `count` elements of all ranks into `to`, through the scratch.
@@ -214,9 +176,9 @@ fn reduce_remote(
         let pointer = |rank: usize| {
             if rank == view.rank { own.wrapping_add(start) } else { lanes.wrapping_add(rank * lane).cast_const() }
         };
-        with_pointers(view.world, pointer, |inputs| {
+        with_pointers(std::ptr::null(), (0..view.world).map(pointer), |inputs| {
             // SAFETY: see the top of this file.
-            unsafe { kernel::reduce(dtype, reduction, inputs, to.wrapping_add(start), range.len()) };
+            unsafe { kernel::reduce(dtype, reduction, inputs, &[to.wrapping_add(start)], range.len()) };
         });
     }
     Ok(())

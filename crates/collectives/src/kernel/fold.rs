@@ -1,85 +1,78 @@
-//! The loops: a block of every input is folded into a block on the stack, then written once.
+//! The loops: a block of every input is folded in registers, then written to every output.
 //!
-//! The block on the stack is what lets the compiler vectorise without asking whether output and inputs overlap.
+//! A block is read whole before anything of it is written, which lets the compiler vectorise without asking whether
+//! outputs and inputs overlap.
 
-use std::mem::MaybeUninit;
 use std::ptr;
 
+use super::has_avx2;
+use super::order::Order;
 use super::rule::{Number, Rule};
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-/// Bytes of a block: the block of the result and those of a few inputs fit the first-level cache together.
-const BLOCK_BYTES: usize = 2048;
-/// Elements of a block of half-precision numbers.
+/// Elements of a block: at most half of the vector registers, leaving the others for what is added.
+const BLOCK: usize = 32;
+/// Elements of a block of half-precision numbers, which is kept in the first-level cache.
 const HALF_BLOCK: usize = 512;
-
-/// Whether the AVX2 + F16C loops can run here.
-fn has_avx2() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
 
 /// Folds numbers in their own precision.
 ///
 /// # Safety
 /// As for [`super::reduce`], with `count` elements of `T`.
-pub(super) unsafe fn fold<T: Copy, R: Rule<T>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+pub(super) unsafe fn fold<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: the processor has the features; the rest is the caller's promise.
-        return unsafe { fold_avx2::<T, R>(inputs, output, count, factor) };
+        return unsafe { fold_avx2::<T, R>(inputs, outputs, count, factor) };
     }
     // SAFETY: the caller's promise.
-    unsafe { fold_plain::<T, R>(inputs, output, count, factor) }
+    unsafe { fold_plain::<T, R>(inputs, outputs, count, factor) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_avx2<T: Copy, R: Rule<T>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+unsafe fn fold_avx2<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
     // SAFETY: the caller's promise.
-    unsafe { fold_plain::<T, R>(inputs, output, count, factor) }
+    unsafe { fold_plain::<T, R>(inputs, outputs, count, factor) }
 }
 
 #[inline(always)]
-unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
-    let block_length = BLOCK_BYTES / size_of::<T>();
-    let mut storage = MaybeUninit::<[u64; BLOCK_BYTES / 8]>::uninit();
-    let block = storage.as_mut_ptr().cast::<T>();
-    let mut start = 0;
-    while start < count {
-        let length = block_length.min(count - start);
-        for (index, input) in inputs.iter().enumerate() {
-            let input = input.cast::<T>();
-            // SAFETY: `start + length <= count` elements are readable; the block holds `length`, and all of it is written
-            // by the first input before a later one reads it. Its alignment of 8 suits every number.
-            unsafe {
-                let input = input.add(start);
-                if index == 0 {
-                    for at in 0..length {
-                        block.add(at).write(R::enter(input.add(at).read_unaligned(), factor));
-                    }
-                } else {
-                    for at in 0..length {
-                        let value = R::enter(input.add(at).read_unaligned(), factor);
-                        block.add(at).write(R::combine(block.add(at).read(), value));
-                    }
+unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
+    let (first, others) = inputs.split_first().expect("a reduction has at least one input");
+    let order = Order::new(count, size_of::<T>(), BLOCK, inputs.len());
+    for index in 0..order.blocks() {
+        let start = order.start(index);
+        // SAFETY: `start + BLOCK <= count` elements are readable in every input and writable in every output.
+        unsafe {
+            let read = |input: &*const u8| input.cast::<T>().add(start).cast::<[T; BLOCK]>().read_unaligned();
+            let mut result = read(first);
+            for value in &mut result {
+                *value = R::enter(*value, factor);
+            }
+            for input in others {
+                let values = read(input);
+                for (so_far, value) in result.iter_mut().zip(values) {
+                    *so_far = R::combine(*so_far, R::enter(value, factor));
                 }
             }
-        }
-        // SAFETY: as above; the output is writable for `count` elements and is not the block.
-        unsafe {
-            for at in 0..length {
-                block.add(at).write(R::leave(block.add(at).read(), inputs.len()));
+            for value in &mut result {
+                *value = R::leave(*value, inputs.len());
             }
-            ptr::copy_nonoverlapping(block.cast::<u8>(), output.cast::<T>().add(start).cast(), length * size_of::<T>());
+            for output in outputs {
+                output.cast::<T>().add(start).cast::<[T; BLOCK]>().write_unaligned(result);
+            }
         }
-        start += length;
+    }
+    for at in order.blocks() * BLOCK..count {
+        // SAFETY: `at < count`.
+        unsafe {
+            let read = |input: &*const u8| R::enter(input.cast::<T>().add(at).read_unaligned(), factor);
+            let result = others.iter().fold(read(first), |so_far, input| R::combine(so_far, read(input)));
+            let result = R::leave(result, inputs.len());
+            for output in outputs {
+                output.cast::<T>().add(at).write_unaligned(result);
+            }
+        }
     }
 }
 
@@ -169,38 +162,40 @@ impl Half for BF16 {
 /// As for [`super::reduce`], with `count` 16-bit elements.
 pub(super) unsafe fn fold_half<H: Half, R: Rule<f32>>(
     inputs: &[*const u8],
-    output: *mut u8,
+    outputs: &[*mut u8],
     count: usize,
     factor: f64,
 ) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: the processor has the features; the rest is the caller's promise.
-        return unsafe { fold_half_avx2::<H, R>(inputs, output, count, factor) };
+        return unsafe { fold_half_avx2::<H, R>(inputs, outputs, count, factor) };
     }
     // SAFETY: the caller's promise.
-    unsafe { fold_half_plain::<H, R, false>(inputs, output, count, factor) }
+    unsafe { fold_half_plain::<H, R, false>(inputs, outputs, count, factor) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_half_avx2<H: Half, R: Rule<f32>>(inputs: &[*const u8], output: *mut u8, count: usize, factor: f64) {
+unsafe fn fold_half_avx2<H: Half, R: Rule<f32>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
     // SAFETY: the caller's promise.
-    unsafe { fold_half_plain::<H, R, true>(inputs, output, count, factor) }
+    unsafe { fold_half_plain::<H, R, true>(inputs, outputs, count, factor) }
 }
 
 #[inline(always)]
 pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
     inputs: &[*const u8],
-    output: *mut u8,
+    outputs: &[*mut u8],
     count: usize,
     factor: f64,
 ) {
     let mut result = [f32::ZERO; HALF_BLOCK];
     let mut values = [f32::ZERO; HALF_BLOCK];
     let mut narrow = [0u16; HALF_BLOCK];
-    let mut start = 0;
-    while start < count {
+    let order = Order::new(count, 2, HALF_BLOCK, inputs.len());
+    // The last block may be shorter, or empty.
+    for index in 0..=order.blocks() {
+        let start = order.start(index);
         let length = HALF_BLOCK.min(count - start);
         for (index, input) in inputs.iter().enumerate() {
             let mut done = 0;
@@ -237,10 +232,12 @@ pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
         for (narrow, value) in narrow[..length].iter_mut().zip(&result).skip(done) {
             *narrow = H::narrow(*value);
         }
-        // SAFETY: the output is writable for `count` elements and is not on this stack frame.
-        unsafe {
-            ptr::copy_nonoverlapping(narrow.as_ptr().cast::<u8>(), output.cast::<u16>().add(start).cast(), 2 * length);
+        for output in outputs {
+            // SAFETY: the output is writable for `count` elements and is not on this stack frame.
+            unsafe {
+                let to = output.cast::<u16>().add(start).cast();
+                ptr::copy_nonoverlapping(narrow.as_ptr().cast::<u8>(), to, 2 * length);
+            }
         }
-        start += length;
     }
 }

@@ -4,41 +4,45 @@
 //! number of inputs, so any cut of a buffer, any processor and any host gives the same bits (`canonical` in the design;
 //! inside a host there is no faster `layout` order). No multiply-add is ever fused.
 //!
-//! The loops are plain Rust over blocks that stay in the first-level cache, compiled twice: for the baseline processor and
-//! for AVX2 + F16C, chosen at run time. Pointers need no alignment, and the output may be exactly one of the inputs.
+//! The loops are plain Rust over blocks that stay in registers, compiled twice: for the baseline processor and
+//! for AVX2 + F16C, chosen at run time. (Wider vectors gain nothing: memory is the limit.) Pointers need no alignment,
+//! and an output may be exactly one of the inputs.
 #![expect(unsafe_code, reason = "reads and writes tensors through raw pointers")]
 
+mod copy;
 mod fold;
+mod order;
 mod rule;
 
 use crate::dtype::{DataType, Reduction};
+pub(crate) use copy::{copy, copy_of};
 use fold::{BF16, F16, fold, fold_half};
 use rule::{And, Average, Max, Min, Or, Premultiplied, Product, Sum, Truth, Xor};
 
-/// Reduces `inputs[0][..count]`, `inputs[1][..count]` … into `output[..count]`.
+/// Reduces `inputs[0][..count]`, `inputs[1][..count]` … into `outputs[0][..count]`, `outputs[1][..count]` …, all the same.
 ///
 /// The caller has asked [`Reduction::check`] before.
 ///
 /// # Safety
-/// Every input is readable and the output writable for `count` elements; nobody writes to an input meanwhile. The output
-/// is equal to an input or overlaps none.
+/// Every input is readable and every output writable for `count` elements; nobody else touches an output or writes to an
+/// input meanwhile. An output is equal to an input or overlaps none, and overlaps no other output.
 pub(crate) unsafe fn reduce(
     dtype: DataType,
     reduction: Reduction,
     inputs: &[*const u8],
-    output: *mut u8,
+    outputs: &[*mut u8],
     count: usize,
 ) {
     macro_rules! numbers {
         ($fold:ident, $number:ty, $count:expr) => {
             match reduction {
-                Reduction::Sum => $fold::<$number, Sum>(inputs, output, $count, 0.0),
-                Reduction::Average => $fold::<$number, Average>(inputs, output, $count, 0.0),
-                Reduction::Product => $fold::<$number, Product>(inputs, output, $count, 0.0),
-                Reduction::Min => $fold::<$number, Min>(inputs, output, $count, 0.0),
-                Reduction::Max => $fold::<$number, Max>(inputs, output, $count, 0.0),
+                Reduction::Sum => $fold::<$number, Sum>(inputs, outputs, $count, 0.0),
+                Reduction::Average => $fold::<$number, Average>(inputs, outputs, $count, 0.0),
+                Reduction::Product => $fold::<$number, Product>(inputs, outputs, $count, 0.0),
+                Reduction::Min => $fold::<$number, Min>(inputs, outputs, $count, 0.0),
+                Reduction::Max => $fold::<$number, Max>(inputs, outputs, $count, 0.0),
                 Reduction::PremultipliedSum(factor) => {
-                    $fold::<$number, Premultiplied>(inputs, output, $count, factor);
+                    $fold::<$number, Premultiplied>(inputs, outputs, $count, factor);
                 }
                 Reduction::BitAnd | Reduction::BitOr | Reduction::BitXor => refused(dtype, reduction),
             }
@@ -47,14 +51,14 @@ pub(crate) unsafe fn reduce(
     macro_rules! integers {
         ($number:ty) => {
             match reduction {
-                Reduction::Sum => fold::<$number, Sum>(inputs, output, count, 0.0),
-                Reduction::Average => fold::<$number, Average>(inputs, output, count, 0.0),
-                Reduction::Product => fold::<$number, Product>(inputs, output, count, 0.0),
-                Reduction::Min => fold::<$number, Min>(inputs, output, count, 0.0),
-                Reduction::Max => fold::<$number, Max>(inputs, output, count, 0.0),
-                Reduction::BitAnd => fold::<$number, And>(inputs, output, count, 0.0),
-                Reduction::BitOr => fold::<$number, Or>(inputs, output, count, 0.0),
-                Reduction::BitXor => fold::<$number, Xor>(inputs, output, count, 0.0),
+                Reduction::Sum => fold::<$number, Sum>(inputs, outputs, count, 0.0),
+                Reduction::Average => fold::<$number, Average>(inputs, outputs, count, 0.0),
+                Reduction::Product => fold::<$number, Product>(inputs, outputs, count, 0.0),
+                Reduction::Min => fold::<$number, Min>(inputs, outputs, count, 0.0),
+                Reduction::Max => fold::<$number, Max>(inputs, outputs, count, 0.0),
+                Reduction::BitAnd => fold::<$number, And>(inputs, outputs, count, 0.0),
+                Reduction::BitOr => fold::<$number, Or>(inputs, outputs, count, 0.0),
+                Reduction::BitXor => fold::<$number, Xor>(inputs, outputs, count, 0.0),
                 Reduction::PremultipliedSum(_) => refused(dtype, reduction),
             }
         };
@@ -74,13 +78,25 @@ pub(crate) unsafe fn reduce(
             DataType::I32 => integers!(i32),
             DataType::I64 => integers!(i64),
             DataType::Bool => match reduction {
-                Reduction::Sum | Reduction::Max | Reduction::BitOr => fold::<Truth, Or>(inputs, output, count, 0.0),
-                Reduction::Min | Reduction::BitAnd => fold::<Truth, And>(inputs, output, count, 0.0),
-                Reduction::BitXor => fold::<Truth, Xor>(inputs, output, count, 0.0),
+                Reduction::Sum | Reduction::Max | Reduction::BitOr => fold::<Truth, Or>(inputs, outputs, count, 0.0),
+                Reduction::Min | Reduction::BitAnd => fold::<Truth, And>(inputs, outputs, count, 0.0),
+                Reduction::BitXor => fold::<Truth, Xor>(inputs, outputs, count, 0.0),
                 Reduction::Average | Reduction::Product | Reduction::PremultipliedSum(_) => refused(dtype, reduction),
             },
             DataType::Bytes => refused(dtype, reduction),
         }
+    }
+}
+
+/// Whether the AVX2 + F16C loops can run here.
+fn has_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
     }
 }
 

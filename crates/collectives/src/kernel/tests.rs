@@ -8,10 +8,13 @@ use super::*;
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 fn run(dtype: DataType, reduction: Reduction, inputs: &[Vec<u8>]) -> Vec<u8> {
-    let mut output = vec![0u8; inputs[0].len()];
+    let mut outputs = [(); 2].map(|()| vec![0u8; inputs[0].len()]);
     let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
-    // SAFETY: all have the same length, and the output is a vector of its own.
-    unsafe { reduce(dtype, reduction, &pointers, output.as_mut_ptr(), inputs[0].len() / dtype.size()) };
+    let results = outputs.each_mut().map(|output| output.as_mut_ptr());
+    // SAFETY: all have the same length, and the outputs are vectors of their own.
+    unsafe { reduce(dtype, reduction, &pointers, &results, inputs[0].len() / dtype.size()) };
+    let [output, other] = outputs;
+    assert_eq!(output, other);
     output
 }
 
@@ -167,7 +170,7 @@ fn the_output_may_be_an_input_and_nothing_need_be_aligned() {
         unsafe {
             let pointers: Vec<*mut u8> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr().add(1)).collect();
             let inputs: Vec<*const u8> = pointers.iter().map(|pointer| pointer.cast_const()).collect();
-            reduce(DataType::F32, Reduction::Sum, &inputs, pointers[place], 777);
+            reduce(DataType::F32, Reduction::Sum, &inputs, &[pointers[place]], 777);
         }
         for at in 0..777 {
             let found = f32::from_ne_bytes(buffers[place][1 + 4 * at..][..4].try_into().unwrap());
@@ -185,15 +188,15 @@ fn half_precision_has_the_same_bits_with_and_without_f16c() {
     let mut chosen = vec![0u16; all.len()];
     // SAFETY: four vectors of the same length.
     unsafe {
-        fold_half_plain::<F16, Sum, false>(&inputs, plain.as_mut_ptr().cast(), all.len(), 0.0);
-        fold_half::<F16, Sum>(&inputs, chosen.as_mut_ptr().cast(), all.len(), 0.0);
+        fold_half_plain::<F16, Sum, false>(&inputs, &[plain.as_mut_ptr().cast()], all.len(), 0.0);
+        fold_half::<F16, Sum>(&inputs, &[chosen.as_mut_ptr().cast()], all.len(), 0.0);
     }
     let bytes = |halves: &[u16]| halves.iter().flat_map(|half| half.to_ne_bytes()).collect::<Vec<u8>>();
     assert!(same(DataType::F16, &bytes(&plain), &bytes(&chosen)));
     // SAFETY: as above.
     unsafe {
-        fold_half_plain::<BF16, Average, false>(&inputs, plain.as_mut_ptr().cast(), all.len(), 0.0);
-        fold_half::<BF16, Average>(&inputs, chosen.as_mut_ptr().cast(), all.len(), 0.0);
+        fold_half_plain::<BF16, Average, false>(&inputs, &[plain.as_mut_ptr().cast()], all.len(), 0.0);
+        fold_half::<BF16, Average>(&inputs, &[chosen.as_mut_ptr().cast()], all.len(), 0.0);
     }
     assert!(same(DataType::BF16, &bytes(&plain), &bytes(&chosen)));
 }

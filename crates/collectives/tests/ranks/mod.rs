@@ -7,7 +7,9 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use instep_collectives::{DataType, Group, Operation, Options, Rank, Reduction, Source, Target};
+use instep_collectives::{
+    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Source, Target, Transport,
+};
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -21,6 +23,26 @@ pub fn options(single_copy: bool) -> Options {
     }
 }
 
+/// Over TCP, also here.
+pub fn streams() -> Options {
+    Options { timeout: PATIENCE, transport: Transport::Streams, ..Options::default() }
+}
+
+/// Everything that bytes can travel through.
+pub fn every_path() -> [Options; 3] {
+    [options(false), options(true), streams()]
+}
+
+/// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.
+pub fn introduce(place: &Bound, exchange: impl Fn(Address) -> Vec<Address>) -> Vec<Address> {
+    let addresses = exchange(place.address().clone());
+    if !place.needs_network(&addresses) {
+        return addresses;
+    }
+    place.open_to_network().unwrap();
+    exchange(place.address().clone())
+}
+
 /// Runs `rank` on one thread per rank of a connected group, and returns what they return in the order of ranks.
 pub fn threads<T: Send>(world: usize, options: &Options, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let addresses = Mutex::new(vec![None; world]);
@@ -31,9 +53,13 @@ pub fn threads<T: Send>(world: usize, options: &Options, rank: impl Fn(Group) ->
             .map(|number| {
                 scope.spawn(move || {
                     let place = Group::bind(options.clone()).unwrap();
-                    addresses.lock().unwrap()[number] = Some(place.address().clone());
-                    bound.wait();
-                    let all: Vec<_> = addresses.lock().unwrap().iter().flatten().cloned().collect();
+                    let all = introduce(&place, |address| {
+                        addresses.lock().unwrap()[number] = Some(address);
+                        bound.wait();
+                        let all = addresses.lock().unwrap().iter().flatten().cloned().collect();
+                        bound.wait();
+                        all
+                    });
                     rank(place.connect(Rank(number), &all, 0, PATIENCE).unwrap())
                 })
             })
@@ -44,43 +70,88 @@ pub fn threads<T: Send>(world: usize, options: &Options, rank: impl Fn(Group) ->
 
 /// A small number that every type can hold, different from rank to rank and place to place.
 fn value(rank: usize, at: usize) -> i64 {
-    ((rank * 7 + at * 3) % 5) as i64
+    ((rank * 7 + at * 3) % PERIOD) as i64
 }
 
-fn encode(dtype: DataType, value: i64) -> Vec<u8> {
+/// After so many places values repeat, so that long buffers need not be computed one by one.
+const PERIOD: usize = 5;
+
+fn repeated(count: usize, one: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+    let period: Vec<u8> = (0..PERIOD).flat_map(&one).collect();
+    let length = one(0).len() * count;
+    let mut bytes = period.repeat(count.div_ceil(PERIOD));
+    bytes.truncate(length);
+    bytes
+}
+
+/// The bits of a positive number as a float of 16 bits with so many in the fraction, rounded to nearest, ties to even.
+fn short_float(value: f32, fraction_bits: i32, bias: i32) -> u16 {
+    if value == 0.0 {
+        return 0;
+    }
+    let value = f64::from(value);
+    let exponent = value.log2().floor() as i32;
+    let unit = f64::from(exponent - fraction_bits).exp2();
+    let mantissa = (value / unit).round_ties_even() as u32;
+    // A mantissa that was rounded up to the next power of two carries into the exponent.
+    (((exponent + bias - 1) as u32) << fraction_bits).wrapping_add(mantissa) as u16
+}
+
+fn encode(dtype: DataType, value: f32) -> Vec<u8> {
     match dtype {
-        DataType::F64 => (value as f64).to_ne_bytes().to_vec(),
-        DataType::F32 => (value as f32).to_ne_bytes().to_vec(),
-        // The numbers of these tests have few bits: the upper half of an f32 is exact.
-        DataType::BF16 => ((value as f32).to_bits() >> 16).to_ne_bytes()[..2].to_vec(),
-        DataType::I8 | DataType::U8 | DataType::Bytes => vec![value as u8],
-        DataType::I16 => (value as i16).to_ne_bytes().to_vec(),
+        DataType::F64 => f64::from(value).to_ne_bytes().to_vec(),
+        DataType::F32 => value.to_ne_bytes().to_vec(),
+        DataType::F16 => short_float(value, 10, 15).to_ne_bytes().to_vec(),
+        DataType::BF16 => short_float(value, 7, 127).to_ne_bytes().to_vec(),
+        DataType::I8 | DataType::U8 | DataType::Bytes => vec![value as i64 as u8],
+        DataType::I16 => (value as i64 as i16).to_ne_bytes().to_vec(),
         DataType::I32 => (value as i32).to_ne_bytes().to_vec(),
-        DataType::I64 => value.to_ne_bytes().to_vec(),
-        DataType::Complex128 => [(value as f64).to_ne_bytes(), (-value as f64).to_ne_bytes()].concat(),
-        DataType::Bool => vec![u8::from(value % 2 == 1)],
-        DataType::F16 | DataType::Complex64 => unreachable!("left to the tests of the kernels"),
+        DataType::I64 => (value as i64).to_ne_bytes().to_vec(),
+        DataType::Complex64 => [value.to_ne_bytes(), (-value).to_ne_bytes()].concat(),
+        DataType::Complex128 => [f64::from(value).to_ne_bytes(), f64::from(-value).to_ne_bytes()].concat(),
+        DataType::Bool => vec![u8::from(value as i64 % 2 == 1)],
     }
 }
 
 fn buffer(dtype: DataType, count: usize, value: impl Fn(usize) -> i64) -> Vec<u8> {
-    (0..count).flat_map(|at| encode(dtype, value(at))).collect()
+    repeated(count, |at| encode(dtype, value(at) as f32))
 }
 
 fn input(dtype: DataType, rank: usize, count: usize) -> Vec<u8> {
     buffer(dtype, count, |at| value(rank, at))
 }
 
+/// What the values of all ranks become, by the book.
 fn reduced(dtype: DataType, reduction: Reduction, world: usize, count: usize, offset: usize) -> Vec<u8> {
-    buffer(dtype, count, |at| {
-        let values = (0..world).map(|rank| value(rank, at + offset));
-        match reduction {
-            Reduction::Sum => values.sum(),
-            Reduction::Max => values.max().unwrap(),
-            Reduction::BitXor => values.fold(0, |a, b| a ^ b),
-            other => unreachable!("{}", other.name()),
-        }
-    })
+    let truth = dtype == DataType::Bool;
+    let one = |at: usize| -> Vec<u8> {
+        let values: Vec<i64> = (0..world)
+            .map(|rank| value(rank, at + offset))
+            .map(|value| if truth { value % 2 } else { value })
+            .collect();
+        let sum: i64 = values.iter().sum();
+        let whole = match reduction {
+            Reduction::Sum if truth => i64::from(sum > 0),
+            Reduction::Sum => sum,
+            Reduction::Average if [DataType::F64, DataType::Complex128].contains(&dtype) => {
+                let average = sum as f64 / world as f64;
+                let parts = if dtype == DataType::F64 { vec![average] } else { vec![average, -average] };
+                return parts.into_iter().flat_map(f64::to_ne_bytes).collect();
+            }
+            Reduction::Average if dtype.name().starts_with(['i', 'u']) => sum / world as i64,
+            Reduction::Average => return encode(dtype, sum as f32 / world as f32),
+            // Integers wrap around; halves stay exact while the product has few bits.
+            Reduction::Product => values.iter().product(),
+            Reduction::Min => *values.iter().min().unwrap(),
+            Reduction::Max => *values.iter().max().unwrap(),
+            Reduction::BitAnd => values.iter().copied().reduce(|a, b| a & b).unwrap(),
+            Reduction::BitOr => values.iter().copied().reduce(|a, b| a | b).unwrap(),
+            Reduction::BitXor => values.iter().copied().reduce(|a, b| a ^ b).unwrap(),
+            Reduction::PremultipliedSum(factor) => return encode(dtype, sum as f32 * factor as f32),
+        };
+        encode(dtype, whole as f32)
+    };
+    repeated(count, one)
 }
 
 fn source(bytes: &[u8]) -> Source {
@@ -96,56 +167,57 @@ fn run(group: &Group, operation: Operation) {
     unsafe { group.run(operation) }.unwrap();
 }
 
-/// Every operation on this type and length, in place and out of place, compared with what it must give.
+/// Every operation on this type and length with some reductions, in place and out of place, compared with what it must give.
 pub fn check_operations(group: &Group, dtype: DataType, count: usize) {
-    check_reductions(group, dtype, count);
+    for reduction in [Reduction::Sum, Reduction::Max, Reduction::BitXor] {
+        check_reduction(group, dtype, reduction, count);
+    }
     check_moves(group, dtype, count);
     check_all_to_all(group, dtype, count);
     group.barrier().unwrap();
 }
 
-fn check_reductions(group: &Group, dtype: DataType, count: usize) {
-    let (rank, world) = (group.rank().0, group.world_size());
-    let root = Rank(count % world);
-    let what = |name: &str| format!("{name} of {count} {} on rank {rank} of {world}", dtype.name());
-    for reduction in [Reduction::Sum, Reduction::Max, Reduction::BitXor] {
-        // The reference adds numbers; a sum of truth values is no number.
-        if reduction.check(dtype).is_err() || (dtype == DataType::Bool && reduction == Reduction::Sum) {
-            continue;
-        }
-        if reduction == Reduction::Max && dtype == DataType::Bool {
-            continue;
-        }
-        let own = input(dtype, rank, count);
-        let expected = reduced(dtype, reduction, world, count, 0);
-        let mut output = vec![0xee; own.len()];
-        run(group, Operation::AllReduce { input: source(&own), output: target(&mut output), dtype, reduction });
-        assert!(output == expected, "{}", what("all_reduce"));
-
-        let mut both = own.clone();
-        let place = target(&mut both);
-        run(group, Operation::AllReduce { input: source(&both), output: place, dtype, reduction });
-        assert!(both == expected, "{}", what("all_reduce in place"));
-
-        let mut output = vec![0xee; own.len()];
-        run(group, Operation::Reduce { input: source(&own), output: target(&mut output), dtype, reduction, root });
-        let expected_here = if rank == root.0 { expected } else { vec![0xee; own.len()] };
-        assert!(output == expected_here, "{}", what("reduce"));
-
-        let mut all = input(dtype, rank, count * world);
-        let expected = reduced(dtype, reduction, world, count, rank * count);
-        let mut part = vec![0xee; own.len()];
-        let inputs = source(&all).split(world);
-        run(group, Operation::ReduceScatter { inputs: inputs.clone(), output: target(&mut part), dtype, reduction });
-        assert!(part == expected, "{}", what("reduce_scatter"));
-
-        let output = target(&mut all).split(world)[rank];
-        run(group, Operation::ReduceScatter { inputs, output, dtype, reduction });
-        assert!(all[rank * own.len()..][..own.len()] == expected, "{}", what("reduce_scatter in place"));
+/// Every operation that reduces, if the type has this reduction.
+pub fn check_reduction(group: &Group, dtype: DataType, reduction: Reduction, count: usize) {
+    if reduction.check(dtype).is_ok() {
+        check_reductions(group, dtype, reduction, count);
     }
 }
 
-fn check_moves(group: &Group, dtype: DataType, count: usize) {
+fn check_reductions(group: &Group, dtype: DataType, reduction: Reduction, count: usize) {
+    let (rank, world) = (group.rank().0, group.world_size());
+    let root = Rank(count % world);
+    let what =
+        |name: &str| format!("{name} of {count} {} with {} on rank {rank} of {world}", dtype.name(), reduction.name());
+    let own = input(dtype, rank, count);
+    let expected = reduced(dtype, reduction, world, count, 0);
+    let mut output = vec![0xee; own.len()];
+    run(group, Operation::AllReduce { input: source(&own), output: target(&mut output), dtype, reduction });
+    assert!(output == expected, "{}", what("all_reduce"));
+
+    let mut both = own.clone();
+    let place = target(&mut both);
+    run(group, Operation::AllReduce { input: source(&both), output: place, dtype, reduction });
+    assert!(both == expected, "{}", what("all_reduce in place"));
+
+    let mut output = vec![0xee; own.len()];
+    run(group, Operation::Reduce { input: source(&own), output: target(&mut output), dtype, reduction, root });
+    let expected_here = if rank == root.0 { expected } else { vec![0xee; own.len()] };
+    assert!(output == expected_here, "{}", what("reduce"));
+
+    let mut all = input(dtype, rank, count * world);
+    let expected = reduced(dtype, reduction, world, count, rank * count);
+    let mut part = vec![0xee; own.len()];
+    let inputs = source(&all).split(world);
+    run(group, Operation::ReduceScatter { inputs: inputs.clone(), output: target(&mut part), dtype, reduction });
+    assert!(part == expected, "{}", what("reduce_scatter"));
+
+    let output = target(&mut all).split(world)[rank];
+    run(group, Operation::ReduceScatter { inputs, output, dtype, reduction });
+    assert!(all[rank * own.len()..][..own.len()] == expected, "{}", what("reduce_scatter in place"));
+}
+
+pub fn check_moves(group: &Group, dtype: DataType, count: usize) {
     let (rank, world) = (group.rank().0, group.world_size());
     let root = Rank(count % world);
     let what = |name: &str| format!("{name} of {count} {} on rank {rank} of {world}", dtype.name());
@@ -181,7 +253,7 @@ fn check_moves(group: &Group, dtype: DataType, count: usize) {
 /// How many elements one rank has for another.
 type Size<'a> = &'a dyn Fn(usize, usize) -> usize;
 
-fn check_all_to_all(group: &Group, dtype: DataType, count: usize) {
+pub fn check_all_to_all(group: &Group, dtype: DataType, count: usize) {
     let (rank, world) = (group.rank().0, group.world_size());
     // Rank a has for rank b: the number of a, as often as the pair says.
     let even = |_: usize, _: usize| count;

@@ -1,0 +1,199 @@
+//! `instep bench`: measures this machine with the programs that ship inside the wheel.
+//!
+//! Options are understood here and passed on in one canonical form; measuring needs torch, so Python does it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::module;
+
+/// Below the options of `instep bench collectives --help`.
+const AFTER_COLLECTIVES: &str = "\
+In every round each backend gets its turn, so that a busy machine disturbs all alike. A figure is the median over the \
+rounds of the slowest rank's mean time of one call. Results are compared with what must come out.
+Bandwidths are in GB/s and counted as nccl-tests counts them; ratio is the time as a multiple of the first backend's.";
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    #[command(subcommand)]
+    what: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Time the collectives of several backends side by side
+    #[command(after_help = AFTER_COLLECTIVES)]
+    Collectives(CollectivesArguments),
+}
+
+#[derive(Debug, Args)]
+struct CollectivesArguments {
+    /// Ranks to start on this machine
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = |text: &str| parse_count(text, 2, 1024))]
+    nproc: u16,
+    /// What to compare; nccl needs a GPU for each rank, mpi needs Open MPI
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "instep,gloo")]
+    backends: Vec<Backend>,
+    /// Sizes in bytes; K, M and G are powers of 1024
+    #[arg(
+        long,
+        value_name = "SIZE,...",
+        value_delimiter = ',',
+        default_value = "8,4K,256K,1M,25M,100M",
+        value_parser = parse_size
+    )]
+    sizes: Vec<u64>,
+    /// Operations
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "all_reduce")]
+    ops: Vec<Operation>,
+    /// How often each backend gets its turn
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = |text: &str| parse_count(text, 1, 100))]
+    rounds: u16,
+    /// Python to run the ranks with [default: that of the active environment]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Who can take part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    /// Ours
+    Instep,
+    /// Ours, as it is where ranks may not read each other's memory
+    InstepArena,
+    /// torch's, for CPUs
+    Gloo,
+    /// NVIDIA's, for GPUs
+    Nccl,
+    /// Open MPI, called directly
+    Mpi,
+}
+
+/// What can be timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Operation {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+}
+
+/// Replaces this process by the measuring program.
+pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
+    let Bench::Collectives(options) = &arguments.what;
+    let words = canonical(options).into_iter().map(OsString::from);
+    module::execute("instep.bench", "instep bench collectives", options.python.as_deref(), words)
+}
+
+/// The options as `python/instep/bench/__main__.py` takes them.
+fn canonical(options: &CollectivesArguments) -> Vec<String> {
+    let sizes: Vec<String> = unique(&options.sizes).into_iter().map(u64::to_string).collect();
+    let mut words: Vec<String> = [
+        ("--nproc", options.nproc.to_string()),
+        ("--backends", names(&options.backends)),
+        ("--sizes", sizes.join(",")),
+        ("--ops", names(&options.ops)),
+        ("--rounds", options.rounds.to_string()),
+    ]
+    .into_iter()
+    .flat_map(|(option, value)| [option.to_owned(), value])
+    .collect();
+    if options.json {
+        words.push("--json".to_owned());
+    }
+    words
+}
+
+fn names<T: ValueEnum + PartialEq>(values: &[T]) -> String {
+    let spelled = unique(values).into_iter().filter_map(ValueEnum::to_possible_value);
+    spelled.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(",")
+}
+
+/// Each value once, in the order in which they were given.
+fn unique<T: PartialEq>(values: &[T]) -> Vec<&T> {
+    let mut found: Vec<&T> = Vec::new();
+    for value in values {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
+/// Reads a number from `least` to `most`.
+fn parse_count(text: &str, least: u16, most: u16) -> Result<u16, String> {
+    let number: Option<u16> = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("not a number from {least} to {most}"))
+}
+
+/// Reads `25M`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "K" | "KB" | "KIB" => 1 << 10,
+        "M" | "MB" | "MIB" => 1 << 20,
+        "G" | "GB" | "GIB" => 1 << 30,
+        other => return Err(format!("{other} is no unit, K, M and G are")),
+    };
+    let number: u64 = digits.parse().map_err(|_| "not a size".to_owned())?;
+    match number.checked_mul(unit) {
+        Some(0) => Err("there is nothing to send".to_owned()),
+        // Element counts are 32 bit in MPI.
+        Some(bytes) if bytes <= 4 << 30 => Ok(bytes),
+        _ => Err("larger than 4G".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: CollectivesArguments,
+    }
+
+    fn words(line: &str) -> String {
+        let parsed = Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace())).expect("understood");
+        canonical(&parsed.options).join(" ")
+    }
+
+    #[test]
+    fn sizes_are_bytes_with_powers_of_1024() {
+        for (text, bytes) in [("8", 8), ("4K", 4096), ("4kib", 4096), ("25M", 26_214_400), ("1G", 1 << 30)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "4X", "0", "0K", "-8", "4.5M", "5G", "99999999999999999999", "8 K", "ÄK"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn options_are_passed_on_in_one_form() {
+        assert_eq!(
+            words(""),
+            "--nproc 2 --backends instep,gloo --sizes 8,4096,262144,1048576,26214400,104857600 --ops all_reduce --rounds 9"
+        );
+        assert_eq!(
+            words(
+                "--nproc 4 --backends gloo,instep-arena,gloo --sizes 1M,1024K --ops all_to_all,reduce --rounds 2 --json"
+            ),
+            "--nproc 4 --backends gloo,instep-arena --sizes 1048576 --ops all_to_all,reduce --rounds 2 --json"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! What workers and nodes need to reach each other: loopback, free ports, a host name that others can use.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+
+use super::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
+
+/// Ports that c10d and static rendezvous use where the user names none.
+const DEFAULT_PORTS: [u16; 2] = [29400, 29500];
+
+pub(super) fn loopback() -> Check {
+    let binds = |address: IpAddr| TcpListener::bind(SocketAddr::new(address, 0)).map(drop);
+    judge_loopback(binds(Ipv4Addr::LOCALHOST.into()), binds(Ipv6Addr::LOCALHOST.into()))
+}
+
+pub(super) fn judge_loopback(version_4: io::Result<()>, version_6: io::Result<()>) -> Check {
+    match (version_4, version_6) {
+        (Ok(()), Ok(())) => ok("loopback", "127.0.0.1 and ::1"),
+        (Ok(()), Err(_)) => ok("loopback", "127.0.0.1 (no IPv6)"),
+        (Err(error), Ok(())) => warning(
+            "loopback",
+            format!("::1 only; 127.0.0.1: {error}"),
+            "torch's default master address is 127.0.0.1: bring up the lo interface with its IPv4 address",
+        ),
+        (Err(error), Err(_)) => problem(
+            "loopback",
+            format!("no port can be bound: {error}"),
+            "bring up the lo interface: ip link set lo up",
+        ),
+    }
+}
+
+pub(super) fn default_ports() -> Check {
+    let busy = DEFAULT_PORTS.iter().filter(|&&port| {
+        let any = |address: IpAddr| TcpListener::bind(SocketAddr::new(address, port)).map(drop);
+        // Dual-stack where there is IPv6, as the store listens.
+        let bound = any(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => Err(error),
+            _ => any(Ipv4Addr::UNSPECIFIED.into()),
+        });
+        bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    });
+    judge_default_ports(&busy.map(|&port| (port, holder(port))).collect::<Vec<_>>())
+}
+
+pub(super) fn judge_default_ports(busy: &[(u16, Option<String>)]) -> Check {
+    const NAME: &str = "default ports";
+    if busy.is_empty() {
+        return ok(NAME, DEFAULT_PORTS.map(|port| port.to_string()).join(" and ") + " are free");
+    }
+    let busy: Vec<String> = busy
+        .iter()
+        .map(|(port, holder)| match holder {
+            Some(holder) => format!("{port} is held by {holder}"),
+            None => format!("{port} is in use (perhaps by another user's job)"),
+        })
+        .collect();
+    warning(
+        NAME,
+        busy.join(", "),
+        "only jobs over several nodes use them; give those another --rdzv-endpoint HOST:PORT",
+    )
+}
+
+/// The process that listens on a port, as far as this user may see.
+fn holder(port: u16) -> Option<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| read_text(table).unwrap_or_default());
+    let socket = format!("socket:[{}]", tables.iter().find_map(|table| listening_inode(table, port))?);
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        // Not `self` and its like: the number is wanted.
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let mut files = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
+        files.find(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket.as_str()))?;
+        let name = read_text(entry.path().join("comm")).unwrap_or_default();
+        Some(format!("{name} (pid {pid})"))
+    })
+}
+
+/// Finds a listening socket in the kernel's table: `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode`.
+fn listening_inode(table: &str, port: u16) -> Option<&str> {
+    let ending = format!(":{port:04X}");
+    table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1)?.ends_with(&ending) && *fields.get(3)? == "0A").then_some(())?;
+        fields.get(9).copied()
+    })
+}
+
+/// `None`: the resolver did not answer in time.
+pub(super) fn judge_host_name(host: &str, addresses: Option<io::Result<Vec<IpAddr>>>) -> Check {
+    const NAME: &str = "host name";
+    let hint = "jobs on this machine alone are fine; over several nodes give --local-addr, or mend /etc/hosts or DNS";
+    match addresses {
+        None => {
+            let finding = format!("{host}: no answer from the resolver within {} s", RESOLVE_TIMEOUT.as_secs());
+            warning(NAME, finding, hint)
+        }
+        Some(Err(error)) => warning(NAME, format!("{host} does not resolve: {error}"), hint),
+        Some(Ok(mut addresses)) => {
+            addresses.dedup();
+            let text = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            // Peers are told the first address that resolves, and 127.0.1.1 means themselves.
+            match addresses.first() {
+                None => warning(NAME, format!("{host} resolves to no address"), hint),
+                Some(first) if first.is_loopback() => {
+                    warning(NAME, format!("{host} resolves to {text}, which other nodes cannot reach"), hint)
+                }
+                Some(_) => ok(NAME, format!("{host} resolves to {text}")),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_port_is_named() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(holder(port).unwrap().ends_with(&format!("(pid {})", std::process::id())));
+        drop(listener);
+        let table = "  sl  local_address rem_address   st\n 0: 0100007F:72D8 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1";
+        assert_eq!(listening_inode(table, 29400), Some("4711"));
+        assert_eq!(listening_inode(table, 29500), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! A rank before it has met its peers, and how it meets them.
+//!
+//! Ranks exchange their addresses through whatever the caller has. When all of them share memory they meet in an arena.
+//! Otherwise each opens a port ([`Bound::needs_network`], [`Bound::open_to_network`]) and they exchange addresses once more:
+//! nobody listens on the network who need not.
+
+use std::os::unix::net::UnixListener;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::arena::handshake;
+use crate::group::Group;
+use crate::mail::{self, Setup, Ways};
+use crate::streams::network::{self, Network};
+use crate::streams::{self, meeting};
+use crate::transport::Engine;
+use crate::{Address, Error, Rank, engine};
+
+const SMALLEST_SLOT: usize = 64 << 10;
+
+/// How a group works. All ranks must use the same `slot_bytes`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How messages call this host; its own name unless given.
+    pub host: Option<String>,
+    /// How long an operation may take that does not say so itself.
+    pub timeout: Duration,
+    /// From how many bytes on peers read each other's memory, if the kernel permits it; `None`: never.
+    pub single_copy_bytes: Option<usize>,
+    /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
+    /// cache, or all of it when there are more ranks than cores.
+    pub slot_bytes: usize,
+    /// What the bytes travel through.
+    pub transport: Transport,
+    /// The network interfaces to be reached at (`"eth0"`, or several with commas between), all unless given.
+    pub interface: Option<String>,
+}
+
+/// What the bytes of a group travel through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Shared memory if all ranks share it, TCP otherwise.
+    #[default]
+    Automatic,
+    /// TCP also inside a host; if one rank says so, all use it.
+    Streams,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            host: None,
+            timeout: Duration::from_secs(30 * 60),
+            single_copy_bytes: Some(32 << 20),
+            slot_bytes: 1 << 20,
+            transport: Transport::Automatic,
+            interface: None,
+        }
+    }
+}
+
+/// A rank that can be met but has not met its peers yet.
+#[derive(Debug)]
+pub struct Bound {
+    listener: UnixListener,
+    /// As it is without a network.
+    near: Address,
+    /// The open port, and the address with it.
+    network: OnceLock<(Network, Address)>,
+    pub(crate) options: Options,
+}
+
+/// What a rank has once it has met its peers.
+pub(crate) struct Met {
+    pub(crate) engine: Engine,
+    pub(crate) mail: Setup,
+}
+
+impl Group {
+    /// Makes this process ready to be met. The address is for the other ranks.
+    pub fn bind(options: Options) -> Result<Bound, Error> {
+        if options.slot_bytes < SMALLEST_SLOT || !options.slot_bytes.is_multiple_of(4096) {
+            return Err(Error::invalid(format!(
+                "slot_bytes is {}, it must be a multiple of 4096 and at least {SMALLEST_SLOT}",
+                options.slot_bytes
+            )));
+        }
+        let own_name = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let host = options.host.clone().or_else(own_name).unwrap_or_else(|| "localhost".to_owned());
+        let (listener, mut near) = handshake::bind(host)?;
+        if options.transport == Transport::Streams {
+            // Memory that nobody else has: every rank draws the same conclusion from the addresses.
+            near.memory = format!("{}/{}", near.memory, String::from_utf8_lossy(&near.socket));
+        }
+        Ok(Bound { listener, near, network: OnceLock::new(), options })
+    }
+}
+
+impl Bound {
+    /// Where this rank can be met.
+    pub fn address(&self) -> &Address {
+        self.network.get().map_or(&self.near, |(_, address)| address)
+    }
+
+    /// Whether these ranks need a network to meet. All ranks get the same answer for the same addresses.
+    pub fn needs_network(&self, addresses: &[Address]) -> bool {
+        !handshake::can_share(addresses)
+    }
+
+    /// Opens a TCP port for the other ranks, unless it is open already. The address is another one then.
+    pub fn open_to_network(&self) -> Result<(), Error> {
+        if self.network.get().is_none() {
+            let network = network::open(self.options.interface.as_deref())?;
+            let address = Address { endpoints: network.endpoints.clone(), ..self.near.clone() };
+            // Of two threads that do this at once, one opens the port that counts.
+            let _ = self.network.set((network, address));
+        }
+        Ok(())
+    }
+
+    /// Meets the other ranks, whose addresses are given in the order of ranks. All give the same generation.
+    pub fn connect(
+        self,
+        rank: Rank,
+        addresses: &[Address],
+        generation: u64,
+        timeout: Duration,
+    ) -> Result<Group, Error> {
+        self.check(rank, addresses)?;
+        let met = self.meet(rank, addresses, generation, None, timeout)?;
+        Group::new(self, met, generation)
+    }
+
+    pub(crate) fn check(&self, rank: Rank, addresses: &[Address]) -> Result<(), Error> {
+        match addresses.get(rank.0) {
+            None => Err(Error::invalid(format!("rank {rank} is not one of {} addresses", addresses.len()))),
+            Some(address) if address != self.address() => {
+                Err(Error::invalid(format!("the address given for rank {rank} is not the one bound here")))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn meet(
+        &self,
+        rank: Rank,
+        addresses: &[Address],
+        generation: u64,
+        history: Option<u64>,
+        timeout: Duration,
+    ) -> Result<Met, Error> {
+        let started = Instant::now();
+        let timeout = timeout.min(Duration::from_secs(365 * 24 * 3600));
+        let deadline = started + timeout;
+        let hosts = addresses.iter().map(|address| address.host.clone()).collect();
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let (engine, ways) = if self.needs_network(addresses) {
+            let Some((Network { listener, .. }, _)) = self.network.get() else {
+                let other = addresses.iter().enumerate().find(|(_, address)| address.memory != self.near.memory);
+                let (other, host) = other.map_or((rank.0, self.near.host()), |(rank, other)| (rank, other.host()));
+                return Err(Error::invalid(format!(
+                    "rank {other} on {host} shares no memory with rank {rank} on {}, and the network is not open
+hint:                      call open_to_network on every rank and exchange the addresses again",
+                    self.near.host()
+                )));
+            };
+            let rank = rank.0;
+            let meeting = meeting::Meeting { listener, rank, addresses, generation, timeout, deadline };
+            let meeting::Connections { collectives, mail } = meeting.hold()?;
+            let engine = streams::Engine::new(collectives, rank, generation, hosts, history, left())?;
+            (Engine::Streams(Box::new(engine)), Ways::Network(mail))
+        } else {
+            let meeting = handshake::Meeting {
+                listener: &self.listener,
+                rank: rank.0,
+                addresses,
+                generation,
+                slot_bytes: self.options.slot_bytes,
+                timeout,
+                deadline,
+            };
+            // Before the meeting: after it, peers may want to send.
+            let ways = Ways::Host(mail::listen(&self.near, generation)?);
+            let met = meeting.hold()?;
+            let single_copy_bytes = self.options.single_copy_bytes;
+            let engine = engine::Engine::new(met, rank.0, hosts, single_copy_bytes, history, left())?;
+            (Engine::Arena(Box::new(engine)), ways)
+        };
+        let mail = Setup {
+            rank: rank.0,
+            addresses: addresses.to_vec(),
+            generation,
+            ways,
+            fate: engine.fate(),
+            single_copy: engine.uses_single_copy(),
+        };
+        Ok(Met { engine, mail })
+    }
+}

@@ -1,0 +1,147 @@
+//! Reading and writing sockets without waiting, from and to memory that callers vouch for.
+#![expect(unsafe_code, reason = "system calls on raw memory")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// How long what is written may take to reach the other hosts before a connection is closed.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Reads what there is, at most so much; 0 at the end.
+///
+/// # Safety
+/// `length` bytes are writable at `to`.
+pub(crate) unsafe fn receive(socket: &impl AsRawFd, to: *mut u8, length: usize) -> io::Result<usize> {
+    loop {
+        // SAFETY: the caller's promise.
+        let read = unsafe { libc::recv(socket.as_raw_fd(), to.cast(), length, libc::MSG_DONTWAIT) };
+        match usize::try_from(read) {
+            Ok(read) => return Ok(read),
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
+
+/// What would be read next, without taking it.
+pub(crate) fn peek(socket: &impl AsRawFd, to: &mut [u8]) -> usize {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: the slice is writable for its length.
+    let read = unsafe { libc::recv(socket.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), flags) };
+    usize::try_from(read).unwrap_or(0)
+}
+
+/// Writes what goes of a header and the bytes after it, of which `done` are out; without a signal when the peer is gone.
+///
+/// # Safety
+/// `length` bytes are readable at `payload`.
+pub(crate) unsafe fn send(
+    socket: &impl AsRawFd,
+    header: &[u8],
+    payload: *const u8,
+    length: usize,
+    done: usize,
+) -> io::Result<usize> {
+    let header_left = &header[done.min(header.len())..];
+    let skipped = done.saturating_sub(header.len());
+    let parts = [
+        libc::iovec { iov_base: header_left.as_ptr().cast_mut().cast(), iov_len: header_left.len() },
+        libc::iovec { iov_base: payload.wrapping_add(skipped).cast_mut().cast(), iov_len: length - skipped },
+    ];
+    // SAFETY: plain old data, for which zero means none.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_ptr().cast_mut();
+    message.msg_iovlen = parts.len() as _;
+    loop {
+        // SAFETY: the message and its parts live on this stack; the header is borrowed, the payload the caller's promise.
+        let sent =
+            unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        match usize::try_from(sent) {
+            Ok(sent) => return Ok(sent),
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
+
+/// Writes all of this, waiting for room until then; whether it went.
+pub(crate) fn send_all(socket: &(impl AsRawFd + AsFd), bytes: &[u8], until: Instant) -> bool {
+    // SAFETY: the slice is readable for its length.
+    unsafe { send_rest(socket, &[], bytes.as_ptr(), bytes.len(), 0, until) }
+}
+
+/// Writes the rest of a header and the bytes after it, waiting for room until then; whether it went.
+///
+/// # Safety
+/// As for [`send`].
+pub(crate) unsafe fn send_rest(
+    socket: &(impl AsRawFd + AsFd),
+    header: &[u8],
+    payload: *const u8,
+    length: usize,
+    mut done: usize,
+    until: Instant,
+) -> bool {
+    while done < header.len() + length {
+        // SAFETY: the caller's promise.
+        match unsafe { send(socket, header, payload, length, done) } {
+            Ok(sent) => done += sent,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return false;
+                }
+                let mut handles = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+                let _ = poll(&mut handles, poll_timeout(left));
+            }
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Waits a little until the other hosts have what is written: closing a connection with unread bytes in it would take back
+/// what is still on its way.
+pub(crate) fn linger<'a, S: AsRawFd + 'a>(sockets: impl Iterator<Item = &'a S> + Clone) {
+    let until = Instant::now() + LINGER;
+    let unsent = |socket: &S| {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: asks for a number, which lies on this stack.
+        let status = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        status == 0 && bytes > 0 && !is_closed(socket)
+    };
+    while sockets.clone().any(unsent) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a TCP connection is over for both sides, after a reset for example.
+fn is_closed(socket: &impl AsRawFd) -> bool {
+    /// In the kernel's `tcp_states.h`; the state is the first byte of what `TCP_INFO` gives.
+    const TCP_CLOSE: u8 = 7;
+    let mut state = 0u8;
+    let mut length: libc::socklen_t = 1;
+    // SAFETY: the kernel writes at most as many bytes as the length says, to this stack.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut state).cast(),
+            &raw mut length,
+        )
+    };
+    status == 0 && state == TCP_CLOSE
+}
+
+/// Rounded up: a poll that ends just before a deadline would have to come again.
+pub(crate) fn poll_timeout(wait: Duration) -> PollTimeout {
+    PollTimeout::try_from(wait.saturating_add(Duration::from_micros(999))).unwrap_or(PollTimeout::MAX)
+}

@@ -1,0 +1,296 @@
+//! Collectives over TCP between any two ranks: plain, correct, and the same bits as through shared memory.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | `network` | where a rank can be reached |
+//! | `meeting` | every pair of ranks gets its connections |
+//! | `wire` | what ranks say to each other, as bytes |
+//! | `exchange` | a message to every peer and one from every peer, all at once |
+//! | `moves` | the operations as exchanges |
+//!
+//! An operation is a number of *exchanges*. In the first one every rank hears from every other, also where there is nothing
+//! to move, and compares what they call: none returns before all have entered. Buffers are cut into steps, so that the
+//! memory beside them is bounded. All of it happens on the thread of the caller.
+//!
+//! A rank that finds out that the group cannot go on sends the verdict to all peers before anything else, so that they tell
+//! the same story. A message that was begun is finished first, which is why messages are not long.
+#![expect(unsafe_code, reason = "copies and reduces memory that callers vouch for")]
+
+mod exchange;
+pub(crate) mod meeting;
+mod moves;
+pub(crate) mod network;
+pub(crate) mod wire;
+
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use self::exchange::Stop;
+use self::wire::{Header, Kind, VERDICT_BYTES};
+use crate::arena::verdict::Verdict;
+use crate::call::{CALL_WORDS, Call};
+use crate::operation::{Operation, Source, Target};
+use crate::socket::{linger, send_all, send_rest};
+use crate::ticket::Output;
+use crate::{DataType, Error, Rank};
+
+/// The longest time an operation can be given: far, but where instants do not overflow.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Operations of the engine itself before the caller's first.
+const OWN_OPERATIONS: u64 = 1;
+/// How long a peer may take to read what comes before a verdict.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Why the group is aborted, and something that wakes whoever waits in this process.
+pub(crate) struct Alarm {
+    verdict: OnceLock<Verdict>,
+    wake: EventFd,
+}
+
+impl Alarm {
+    pub(crate) fn new() -> Result<Alarm, Error> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake =
+            EventFd::from_value_and_flags(0, flags).map_err(|error| Error::system("create an event handle", error))?;
+        Ok(Alarm { verdict: OnceLock::new(), wake })
+    }
+
+    /// Aborts the group for this reason, unless it is aborted already. Nobody reads the event: it stays.
+    pub(crate) fn abort(&self, verdict: &Verdict) {
+        if self.verdict.set(verdict.clone()).is_ok() {
+            let _ = self.wake.write(1);
+        }
+    }
+
+    pub(crate) fn verdict(&self) -> Option<&Verdict> {
+        self.verdict.get()
+    }
+}
+
+/// What every exchange of an operation needs to know.
+struct Watch {
+    call: Call,
+    sequence: u64,
+    /// Which operation of the caller, without the engine's own at the start.
+    shown: u64,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+/// The connection to one rank.
+struct Peer {
+    socket: TcpStream,
+    /// A message that is not all out: its header, where the rest is, and how much is done.
+    unsent: Option<Unsent>,
+    /// Has sent a part of the operation under way.
+    entered: bool,
+    /// Its end is closed, and there is nothing left to learn from it.
+    hung_up: bool,
+}
+
+struct Unsent {
+    header: [u8; wire::HEADER_BYTES],
+    payload: *const u8,
+    length: usize,
+    done: usize,
+}
+
+// SAFETY: the pointer is used only during the call that gave it, by the thread that holds the engine.
+unsafe impl Send for Unsent {}
+
+/// A rank's place among the others.
+pub(crate) struct Engine {
+    rank: usize,
+    generation: u64,
+    hosts: Vec<String>,
+    alarm: Arc<Alarm>,
+    /// In the order of ranks; none for this one.
+    peers: Vec<Option<Peer>>,
+    sequence: u64,
+    scratch: Vec<u8>,
+    touched: bool,
+    /// The verdict is on its way to the peers.
+    told: bool,
+    /// Who made it: a forked child has a copy, which must not speak for its parent.
+    process: u32,
+    agreed: Option<u64>,
+}
+
+impl Engine {
+    /// Takes the place, and exchanges with the others what they remember.
+    pub(crate) fn new(
+        connections: Vec<Option<TcpStream>>,
+        rank: usize,
+        generation: u64,
+        hosts: Vec<String>,
+        history: Option<u64>,
+        timeout: Duration,
+    ) -> Result<Engine, Error> {
+        let mut peers = Vec::with_capacity(connections.len());
+        for connection in connections {
+            peers.push(match connection {
+                None => None,
+                Some(socket) => {
+                    meeting::tune(&socket).map_err(|error| Error::system("tune a connection", error))?;
+                    Some(Peer { socket, unsent: None, entered: false, hung_up: false })
+                }
+            });
+        }
+        let world = peers.len();
+        let mut engine = Engine {
+            rank,
+            generation,
+            hosts,
+            alarm: Arc::new(Alarm::new()?),
+            peers,
+            sequence: 0,
+            scratch: Vec::new(),
+            touched: false,
+            told: false,
+            process: std::process::id(),
+            agreed: None,
+        };
+        let own = [history.map_or(0, |completed| completed as i64 + 1)];
+        let mut all = vec![0i64; world];
+        let (input, outputs) = (Source::of(&own), Target::of(&mut all).split(world));
+        engine.run(&Operation::AllGather { input, outputs, dtype: DataType::I64 }, timeout)?;
+        engine.agreed = all.into_iter().filter(|completed| *completed > 0).map(|completed| completed as u64 - 1).min();
+        Ok(engine)
+    }
+
+    pub(crate) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Operations completed since the group was connected.
+    pub(crate) fn completed(&self) -> u64 {
+        self.sequence.saturating_sub(OWN_OPERATIONS)
+    }
+
+    pub(crate) fn agreed(&self) -> Option<u64> {
+        self.agreed
+    }
+
+    /// What the last operation that failed did to its output.
+    pub(crate) fn output(&self) -> Output {
+        if self.touched { Output::Undefined } else { Output::Untouched }
+    }
+
+    /// Runs an operation whose buffers are valid until it returns. After an error the group is aborted, except for an
+    /// operation that contradicts itself, of which nothing was sent.
+    pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
+        self.touched = false;
+        let call = operation.check(self.rank, self.world())?;
+        let timeout = timeout.min(LONGEST);
+        let (sequence, shown) = (self.sequence, self.completed());
+        let watch = Watch { call, sequence, shown, timeout, deadline: Instant::now() + timeout };
+        self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
+        let result = match self.alarm.verdict() {
+            Some(_) => Err(Stop::Aborted),
+            None => self.perform(operation, &watch),
+        };
+        match result {
+            Ok(()) => {
+                self.sequence += 1;
+                Ok(())
+            }
+            Err(stop) => Err(self.failed(stop, &watch)),
+        }
+    }
+
+    fn failed(&mut self, stop: Stop, watch: &Watch) -> Error {
+        let by = self.rank;
+        let &Watch { call, shown: sequence, timeout, .. } = watch;
+        let verdict = match stop {
+            Stop::Aborted => None,
+            Stop::Verdict(verdict) => Some(verdict),
+            Stop::Lost(rank, noticed) => Some(Verdict::Lost { rank, call, sequence, noticed, by }),
+            Stop::Deadline => {
+                let absent = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
+                let missing = (0..self.world()).filter(absent).collect();
+                Some(Verdict::Timeout { call, sequence, timeout, missing, by })
+            }
+        };
+        if let Some(verdict) = verdict {
+            self.alarm.abort(&verdict);
+        }
+        self.tell();
+        let host = |rank: usize| self.hosts.get(rank).cloned().unwrap_or_default();
+        self.alarm.verdict().map_or(Error::Aborted { by: Rank(by) }, |verdict| verdict.to_error(host))
+    }
+
+    fn header(&self, kind: Kind, length: usize) -> Header {
+        Header {
+            kind,
+            generation: self.generation,
+            sequence: self.sequence,
+            step: 0,
+            call: [0; CALL_WORDS],
+            total: 0,
+            length: length as u64,
+        }
+    }
+
+    /// Sends the verdict to all peers, if there is one and it is not sent yet.
+    pub(crate) fn tell(&mut self) {
+        let Some(verdict) = self.alarm.verdict() else { return };
+        if std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        let mut bytes = self.header(Kind::Verdict, VERDICT_BYTES).to_bytes().to_vec();
+        bytes.extend(wire::verdict_to_bytes(verdict));
+        // One limit for all: peers that do not read cost this much once.
+        let until = Instant::now() + GRACE;
+        for peer in self.peers.iter_mut().flatten() {
+            let whole = peer.unsent.take().is_none_or(|rest| {
+                // SAFETY: told from inside the operation that gave the payload; between operations nothing is unsent.
+                unsafe { send_rest(&peer.socket, &rest.header, rest.payload, rest.length, rest.done, until) }
+            });
+            if whole {
+                send_all(&peer.socket, &bytes, until);
+            }
+            let _ = peer.socket.shutdown(Shutdown::Write);
+        }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, world) = (self.rank, self.world());
+        (1..world).map(move |distance| (rank + distance) % world)
+    }
+}
+
+impl Drop for Engine {
+    /// Peers that still need this rank learn at once that it will not come.
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        self.tell();
+        if !self.told {
+            let goodbye = self.header(Kind::Goodbye, 0).to_bytes();
+            for peer in self.peers.iter().flatten() {
+                send_all(&peer.socket, &goodbye, Instant::now());
+                let _ = peer.socket.shutdown(Shutdown::Write);
+            }
+        }
+        linger(self.peers.iter().flatten().map(|peer| &peer.socket));
+    }
+}
+
+impl Alarm {
+    fn handle(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}

@@ -1,0 +1,219 @@
+//! What ranks say to each other over the network, as bytes; all numbers are little endian.
+//!
+//! ```text
+//! caller → called   magic(8) token of the called(16) generation(8) world(4) rank(4) purpose(4) 0(4)
+//! called → caller   magic(8) token of the caller(16) length(4) text       no text: welcome; else why not
+//! caller → called   magic(8)                                              this connection is the one
+//!
+//! message           magic(4) kind(4) generation(8) sequence(8) step(8) call(24) total(8) length(8), then the bytes
+//! ```
+//! The tokens are in the addresses, which only members have: a stranger is not let in, and a caller notices when somebody
+//! else answers at an address that the other rank believes to be its own. Nothing is encrypted.
+
+use crate::arena::verdict::{VERDICT_WORDS, Verdict};
+use crate::call::CALL_WORDS;
+
+const HELLO_MAGIC: [u8; 8] = *b"instepS1";
+const ANSWER_MAGIC: [u8; 8] = *b"instepW1";
+pub(crate) const CONFIRMATION: [u8; 8] = *b"instepC1";
+const MESSAGE_MAGIC: u32 = u32::from_le_bytes(*b"iS01");
+pub(crate) const HELLO_BYTES: usize = 48;
+pub(crate) const ANSWER_BYTES: usize = 28;
+pub(crate) const HEADER_BYTES: usize = 72;
+pub(crate) const VERDICT_BYTES: usize = 8 * VERDICT_WORDS;
+/// The longest text of a refusal.
+pub(crate) const LONGEST_TEXT: usize = 1024;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Purpose {
+    Collectives = 0,
+    Mail,
+}
+
+impl Purpose {
+    pub(crate) const ALL: [Purpose; 2] = [Purpose::Collectives, Purpose::Mail];
+}
+
+/// Who opens a connection, to whom, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Of the rank that is called.
+    pub(crate) token: [u8; 16],
+    pub(crate) generation: u64,
+    pub(crate) world: u32,
+    /// Of the caller.
+    pub(crate) rank: u32,
+    pub(crate) purpose: Purpose,
+}
+
+impl Hello {
+    pub(crate) fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&HELLO_MAGIC);
+        bytes[8..24].copy_from_slice(&self.token);
+        bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.world.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[40..44].copy_from_slice(&(self.purpose as u32).to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Hello> {
+        let purpose = word(bytes, 40);
+        let hello = Hello {
+            token: std::array::from_fn(|index| bytes[8 + index]),
+            generation: word(bytes, 24),
+            world: word(bytes, 32) as u32,
+            rank: (word(bytes, 32) >> 32) as u32,
+            purpose: Purpose::ALL.into_iter().find(|known| *known as u64 == purpose)?,
+        };
+        (bytes[..8] == HELLO_MAGIC).then_some(hello)
+    }
+}
+
+/// The start of an answer to a caller with this token: welcome, or a refusal of so many bytes.
+pub(crate) fn answer(token: [u8; 16], text: &str) -> Vec<u8> {
+    let text = &text.as_bytes()[..text.len().min(LONGEST_TEXT)];
+    [&ANSWER_MAGIC[..], &token, &(text.len() as u32).to_le_bytes(), text].concat()
+}
+
+/// How long the text of an answer is; `None` if it is not for the caller with this token.
+pub(crate) fn answer_length(bytes: &[u8; ANSWER_BYTES], token: [u8; 16]) -> Option<usize> {
+    let length = u32::from_le_bytes(std::array::from_fn(|index| bytes[24 + index])) as usize;
+    (bytes[..8] == ANSWER_MAGIC && bytes[8..24] == token && length <= LONGEST_TEXT).then_some(length)
+}
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// A piece of an operation.
+    Data = 1,
+    /// The group is aborted; the words follow.
+    Verdict,
+    /// The rank leaves the group.
+    Goodbye,
+}
+
+/// What stands before the bytes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    pub(crate) generation: u64,
+    /// Which operation.
+    pub(crate) sequence: u64,
+    /// Which exchange of it.
+    pub(crate) step: u64,
+    pub(crate) call: [u64; CALL_WORDS],
+    /// All bytes of this operation from the sender to the receiver, where the call does not say it.
+    pub(crate) total: u64,
+    /// Bytes that follow.
+    pub(crate) length: u64,
+}
+
+impl Header {
+    pub(crate) fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let kinds = u64::from(MESSAGE_MAGIC) | (self.kind as u64) << 32;
+        let [one, two, three] = self.call;
+        let words = [kinds, self.generation, self.sequence, self.step, one, two, three, self.total, self.length];
+        let mut bytes = [0; HEADER_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+        let kinds = word(bytes, 0);
+        let kind = match kinds >> 32 {
+            1 => Kind::Data,
+            2 => Kind::Verdict,
+            3 => Kind::Goodbye,
+            _ => return None,
+        };
+        (kinds as u32 == MESSAGE_MAGIC).then(|| Header {
+            kind,
+            generation: word(bytes, 8),
+            sequence: word(bytes, 16),
+            step: word(bytes, 24),
+            call: std::array::from_fn(|index| word(bytes, 32 + 8 * index)),
+            total: word(bytes, 56),
+            length: word(bytes, 64),
+        })
+    }
+}
+
+pub(crate) fn verdict_to_bytes(verdict: &Verdict) -> Vec<u8> {
+    verdict.words().iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+pub(crate) fn verdict_from_bytes(bytes: &[u8]) -> Option<Verdict> {
+    let bytes: &[u8; VERDICT_BYTES] = bytes.try_into().ok()?;
+    Verdict::from_words(std::array::from_fn(|index| word(bytes, 8 * index)))
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn headers_survive_the_network(
+            kind in prop_oneof![Just(Kind::Data), Just(Kind::Verdict), Just(Kind::Goodbye)],
+            numbers: [u64; 5],
+            call: [u64; 3],
+        ) {
+            let [generation, sequence, step, total, length] = numbers;
+            let header = Header { kind, generation, sequence, step, call, total, length };
+            prop_assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
+        }
+
+        #[test]
+        fn hellos_and_answers_survive_the_network(token: [u8; 16], generation: u64, world: u32, rank: u32, mail: bool) {
+            let hello = Hello { token, generation, world, rank, purpose: Purpose::ALL[usize::from(mail)] };
+            prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
+            let bytes = answer(token, "no");
+            let start = bytes[..ANSWER_BYTES].try_into().unwrap();
+            prop_assert_eq!(answer_length(start, token), Some(2));
+            prop_assert_eq!(answer_length(start, [token[0].wrapping_add(1); 16]), None);
+        }
+
+        #[test]
+        fn any_bytes_are_what_they_say_or_nothing(mut bytes in proptest::array::uniform32(any::<u8>()), marked: bool) {
+            if marked {
+                bytes[..4].copy_from_slice(&MESSAGE_MAGIC.to_le_bytes());
+                bytes[5..8].fill(0);
+            }
+            let mut header = [0; HEADER_BYTES];
+            header[..32].copy_from_slice(&bytes);
+            if let Some(found) = Header::from_bytes(&header) {
+                prop_assert_eq!(found.to_bytes(), header);
+            }
+            let mut hello = [0; HELLO_BYTES];
+            hello[..32].copy_from_slice(&bytes);
+            prop_assert_eq!(Hello::from_bytes(&hello), None);
+            prop_assert_eq!(answer_length(&header[..ANSWER_BYTES].try_into().unwrap(), [1; 16]), None);
+        }
+
+        #[test]
+        fn any_words_are_a_verdict_or_nothing(
+            bytes in proptest::collection::vec(any::<u8>(), VERDICT_BYTES),
+            kind in 0u8..6,
+        ) {
+            let mut bytes = bytes;
+            bytes[..8].copy_from_slice(&u64::from(kind).to_le_bytes());
+            if let Some(verdict) = verdict_from_bytes(&bytes) {
+                // Errors are made of verdicts whatever is in them.
+                let _ = verdict.to_error(|_| String::new()).to_string();
+            }
+        }
+    }
+}

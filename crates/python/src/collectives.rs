@@ -1,0 +1,465 @@
+//! The collectives engine as Python classes: memory comes as addresses, what goes wrong as exceptions.
+//!
+//! Nothing here knows torch. Callers give the address and the length of memory that they keep valid until the operation
+//! has ended; `submit` and its kin also hold on to an object until then, so that a caller who forgets cannot crash.
+//!
+//! Every wait happens with the interpreter released, and threads of the engine never take it: see [`crate::delivery`].
+#![expect(unsafe_code, reason = "memory of tensors comes as addresses")]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use instep_collectives::{self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Source, Target};
+use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyBytes;
+use pyo3::{pyclass, pymethods};
+
+use crate::{delivery, errors};
+
+/// How often a wait on the main thread looks whether a signal came.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// Address and bytes.
+type Memory = (usize, usize);
+
+/// Memory that is read: what an operation is given.
+fn source((address, bytes): Memory) -> Source {
+    Source::new(std::ptr::with_exposed_provenance(address), bytes)
+}
+
+fn target((address, bytes): Memory) -> Target {
+    Target::new(std::ptr::with_exposed_provenance_mut(address), bytes)
+}
+
+fn sources(memory: Vec<Memory>) -> Vec<Source> {
+    memory.into_iter().map(source).collect()
+}
+
+fn targets(memory: Vec<Memory>) -> Vec<Target> {
+    memory.into_iter().map(target).collect()
+}
+
+/// The type with this index in `DTYPES`.
+fn data_type(index: usize) -> PyResult<DataType> {
+    DataType::ALL.get(index).copied().ok_or_else(|| errors::no_such("element type", index))
+}
+
+/// The reduction with this index in `REDUCTIONS`.
+fn reduction(index: usize, factor: f64) -> PyResult<Reduction> {
+    match Reduction::ALL.get(index) {
+        Some(Reduction::PremultipliedSum(_)) => Ok(Reduction::PremultipliedSum(factor)),
+        Some(other) => Ok(*other),
+        None => Err(errors::no_such("reduction", index)),
+    }
+}
+
+/// Names of the element types; an operation is given the index.
+pub(crate) fn data_type_names() -> [&'static str; DataType::ALL.len()] {
+    DataType::ALL.map(DataType::name)
+}
+
+/// Names of the reductions; an operation is given the index.
+pub(crate) fn reduction_names() -> [&'static str; Reduction::ALL.len()] {
+    Reduction::ALL.map(Reduction::name)
+}
+
+/// One collective operation, not yet begun.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Operation(Mutex<engine::Operation>);
+
+impl Operation {
+    fn new(operation: engine::Operation) -> Operation {
+        Operation(Mutex::new(operation))
+    }
+
+    fn get(&self) -> engine::Operation {
+        lock(&self.0).clone()
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// In place: the memory becomes the reduction of all ranks' memory.
+    #[staticmethod]
+    #[pyo3(signature = (address, length, dtype, reduce, factor=1.0))]
+    fn all_reduce(address: usize, length: usize, dtype: usize, reduce: usize, factor: f64) -> PyResult<Operation> {
+        let memory = (address, length);
+        Ok(Operation::new(engine::Operation::AllReduce {
+            input: source(memory),
+            output: target(memory),
+            dtype: data_type(dtype)?,
+            reduction: reduction(reduce, factor)?,
+        }))
+    }
+
+    /// In place on the root: its memory becomes the reduction of all ranks' memory.
+    #[staticmethod]
+    #[pyo3(signature = (memory, dtype, reduce, root, factor=1.0))]
+    fn reduce(memory: Memory, dtype: usize, reduce: usize, root: usize, factor: f64) -> PyResult<Operation> {
+        Ok(Operation::new(engine::Operation::Reduce {
+            input: source(memory),
+            output: target(memory),
+            dtype: data_type(dtype)?,
+            reduction: reduction(reduce, factor)?,
+            root: Rank(root),
+        }))
+    }
+
+    /// The memory becomes that of the root.
+    #[staticmethod]
+    fn broadcast(memory: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
+        let dtype = data_type(dtype)?;
+        Ok(Operation::new(engine::Operation::Broadcast { buffer: target(memory), dtype, root: Rank(root) }))
+    }
+
+    /// The outputs become the inputs of all ranks.
+    #[staticmethod]
+    fn all_gather(input: Memory, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
+        let dtype = data_type(dtype)?;
+        Ok(Operation::new(engine::Operation::AllGather { input: source(input), outputs: targets(outputs), dtype }))
+    }
+
+    /// The root's outputs become the inputs of all ranks; elsewhere there are none.
+    #[staticmethod]
+    fn gather(input: Memory, outputs: Vec<Memory>, dtype: usize, root: usize) -> PyResult<Operation> {
+        Ok(Operation::new(engine::Operation::Gather {
+            input: source(input),
+            outputs: targets(outputs),
+            dtype: data_type(dtype)?,
+            root: Rank(root),
+        }))
+    }
+
+    /// The output becomes this rank's part of the root's inputs; elsewhere there are none.
+    #[staticmethod]
+    fn scatter(inputs: Vec<Memory>, output: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
+        Ok(Operation::new(engine::Operation::Scatter {
+            inputs: sources(inputs),
+            output: target(output),
+            dtype: data_type(dtype)?,
+            root: Rank(root),
+        }))
+    }
+
+    /// The output becomes the reduction of all ranks' inputs for this rank.
+    #[staticmethod]
+    #[pyo3(signature = (inputs, output, dtype, reduce, factor=1.0))]
+    fn reduce_scatter(
+        inputs: Vec<Memory>,
+        output: Memory,
+        dtype: usize,
+        reduce: usize,
+        factor: f64,
+    ) -> PyResult<Operation> {
+        Ok(Operation::new(engine::Operation::ReduceScatter {
+            inputs: sources(inputs),
+            output: target(output),
+            dtype: data_type(dtype)?,
+            reduction: reduction(reduce, factor)?,
+        }))
+    }
+
+    /// The outputs become all ranks' inputs for this rank; lengths may differ from pair to pair.
+    #[staticmethod]
+    fn all_to_all(inputs: Vec<Memory>, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
+        let dtype = data_type(dtype)?;
+        Ok(Operation::new(engine::Operation::AllToAll { inputs: sources(inputs), outputs: targets(outputs), dtype }))
+    }
+
+    /// Done when every rank has come.
+    #[staticmethod]
+    fn barrier() -> Operation {
+        Operation::new(engine::Operation::Barrier)
+    }
+}
+
+/// An operation under way.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Ticket {
+    ticket: engine::Ticket,
+    /// What errors say about the group.
+    label: Arc<str>,
+}
+
+#[pymethods]
+impl Ticket {
+    /// Wait for the end, at most so many seconds; raises what went wrong.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = timeout.map_or(Ok(Duration::MAX), errors::duration)?;
+        let started = Instant::now();
+        loop {
+            let left = limit.saturating_sub(started.elapsed());
+            match py.detach(|| self.ticket.wait(left.min(SIGNALS_EVERY))) {
+                Ok(()) => return Ok(()),
+                Err(Error::Unfinished { .. }) if left > SIGNALS_EVERY => py.check_signals()?,
+                Err(Error::Unfinished { .. }) => {
+                    return Err(errors::collectives(py, &Error::Unfinished { waited: limit }, &self.label));
+                }
+                Err(error) => return Err(errors::collectives(py, &error, &self.label)),
+            }
+        }
+    }
+
+    /// Whether it has ended, well or not.
+    fn is_finished(&self) -> bool {
+        self.ticket.is_finished()
+    }
+
+    /// Who sent what a finished receive received.
+    fn source(&self) -> Option<usize> {
+        self.ticket.source().map(|rank| rank.0)
+    }
+
+    /// Call this once when it has ended, on a thread for callbacks; at once if it has.
+    fn when_finished(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        if self.ticket.is_finished() {
+            return callback.call0(py).map(drop);
+        }
+        self.ticket.when_finished(move |_| {
+            delivery::deliver(Box::new(move || {
+                Python::attach(|py| {
+                    if let Err(error) = callback.call0(py) {
+                        error.write_unraisable(py, None);
+                    }
+                });
+            }));
+        });
+        Ok(())
+    }
+
+    /// The exception it ended with, or None.
+    fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        match self.ticket.wait(Duration::ZERO) {
+            Ok(()) | Err(Error::Unfinished { .. }) => None,
+            Err(error) => Some(errors::collectives(py, &error, &self.label).into_value(py).into_any()),
+        }
+    }
+}
+
+/// The ranks that work together, as one of them holds them.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct CollectiveGroup {
+    place: RwLock<Place>,
+    label: Arc<str>,
+}
+
+enum Place {
+    Bound(engine::Bound),
+    Connected(Arc<Group>),
+    /// After `shutdown`, or when connecting failed.
+    Closed,
+}
+
+impl CollectiveGroup {
+    fn connected(&self, py: Python<'_>) -> PyResult<Arc<Group>> {
+        match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
+            Place::Connected(group) => Ok(Arc::clone(group)),
+            _ => Err(errors::closed_group(py, &self.label)),
+        }
+    }
+
+    fn replace(&self, place: Place) -> Place {
+        std::mem::replace(&mut *self.place.write().unwrap_or_else(PoisonError::into_inner), place)
+    }
+
+    fn address_of(&self, py: Python<'_>) -> PyResult<Address> {
+        match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
+            Place::Bound(bound) => Ok(bound.address().clone()),
+            Place::Connected(group) => Ok(group.address().clone()),
+            Place::Closed => Err(errors::closed_group(py, &self.label)),
+        }
+    }
+
+    /// Begins something with the interpreter released, and holds on to `keep` until it has ended.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        timeout: f64,
+        keep: Py<PyAny>,
+        begin: impl FnOnce(&Group, Duration) -> Result<engine::Ticket, Error> + Send,
+    ) -> PyResult<Ticket> {
+        let timeout = errors::duration(timeout)?;
+        let group = self.connected(py)?;
+        let result = py.detach(|| begin(&group, timeout));
+        let ticket = result.map_err(|error| errors::collectives(py, &error, &self.label))?;
+        // On a thread without the interpreter this only notes that the object can go.
+        ticket.when_finished(move |_| drop(keep));
+        Ok(Ticket { ticket, label: Arc::clone(&self.label) })
+    }
+}
+
+#[pymethods]
+impl CollectiveGroup {
+    /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory.
+    #[new]
+    #[pyo3(signature = (*, timeout, label="", single_copy=true))]
+    fn new(py: Python<'_>, timeout: f64, label: &str, single_copy: bool) -> PyResult<CollectiveGroup> {
+        let mut options = Options { timeout: errors::duration(timeout)?, ..Options::default() };
+        if !single_copy {
+            options.single_copy_bytes = None;
+        }
+        let bound = Group::bind(options).map_err(|error| errors::collectives(py, &error, label))?;
+        Ok(CollectiveGroup { place: RwLock::new(Place::Bound(bound)), label: label.into() })
+    }
+
+    /// Where this rank can be met, for the other ranks.
+    fn address<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.address_of(py)?.to_bytes()))
+    }
+
+    /// Meet the other ranks, whose addresses are given in the order of ranks; a group that has met its peers gets others.
+    ///
+    /// Gives how many operations of the generation before every survivor completed, None if nobody survived it.
+    fn connect(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        addresses: Vec<PyBackedBytes>,
+        generation: u64,
+        timeout: f64,
+    ) -> PyResult<Option<u64>> {
+        let timeout = errors::duration(timeout)?;
+        let addresses: Result<Vec<Address>, Error> = addresses.iter().map(|bytes| Address::from_bytes(bytes)).collect();
+        let addresses = addresses.map_err(|error| errors::collectives(py, &error, &self.label))?;
+        let outcome = match self.replace(Place::Closed) {
+            Place::Closed => return Err(errors::closed_group(py, &self.label)),
+            Place::Bound(bound) => {
+                let result = py.detach(|| bound.connect(Rank(rank), &addresses, generation, timeout));
+                result.map(|group| (Arc::new(group), None))
+            }
+            Place::Connected(group) => {
+                // Back at once: others may abort, and see that it is being rebuilt.
+                self.replace(Place::Connected(Arc::clone(&group)));
+                let result = py.detach(|| group.reconfigure(Rank(rank), &addresses, generation, timeout));
+                result.map(|agreed| (group, agreed.completed_by_all))
+            }
+        };
+        match outcome {
+            Ok((group, completed_by_all)) => {
+                self.replace(Place::Connected(group));
+                Ok(completed_by_all)
+            }
+            Err(error) => Err(errors::collectives(py, &error, &self.label)),
+        }
+    }
+
+    /// Do an operation and return when it is done; on this thread, unless others are queued.
+    fn run(&self, py: Python<'_>, operation: &Operation, timeout: f64) -> PyResult<()> {
+        let timeout = errors::duration(timeout)?;
+        let group = self.connected(py)?;
+        let operation = operation.get();
+        // SAFETY: the caller keeps the memory valid until this returns.
+        let result = py.detach(|| unsafe { group.run_within(operation, timeout) });
+        result.map_err(|error| errors::collectives(py, &error, &self.label))
+    }
+
+    /// Queue an operation. `keep` is held until it has ended.
+    fn submit(&self, py: Python<'_>, operation: &Operation, timeout: f64, keep: Py<PyAny>) -> PyResult<Ticket> {
+        let operation = operation.get();
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_within(operation, timeout) })
+    }
+
+    /// Queue several: one after the other, nothing in between, the time for all together.
+    fn submit_together(
+        &self,
+        py: Python<'_>,
+        operations: Vec<PyRef<'_, Operation>>,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<Ticket> {
+        let operations: Vec<engine::Operation> = operations.iter().map(|operation| operation.get()).collect();
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_together(operations, timeout) })
+    }
+
+    /// Send to one rank, whatever collectives are under way.
+    fn send(
+        &self,
+        py: Python<'_>,
+        memory: Memory,
+        to: usize,
+        tag: u64,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<Ticket> {
+        let memory = source(memory);
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.send(memory, Rank(to), tag, timeout) })
+    }
+
+    /// Receive from one rank, or from whoever sends first.
+    #[pyo3(signature = (memory, source, tag, timeout, keep))]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        memory: Memory,
+        source: Option<usize>,
+        tag: u64,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<Ticket> {
+        let memory = target(memory);
+        let from = source.map(Rank);
+        // SAFETY: what is kept keeps the memory valid until the ticket is finished.
+        self.begin(py, timeout, keep, move |group, timeout| unsafe { group.receive(memory, from, tag, timeout) })
+    }
+
+    /// Fail everything under way, here and on the peers. Returns at once; does nothing when there is no group.
+    fn abort(&self, py: Python<'_>) {
+        if let Ok(group) = self.connected(py) {
+            py.detach(|| group.abort());
+        }
+    }
+
+    /// Why the group is aborted, as an exception, or None.
+    fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let error = self.connected(py).ok()?.failure()?;
+        Some(errors::collectives(py, &error, &self.label).into_value(py).into_any())
+    }
+
+    /// The generation it was last connected at.
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.connected(py)?.generation())
+    }
+
+    /// Whether large buffers are read straight out of the peers' memory.
+    fn uses_single_copy(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.connected(py)?.uses_single_copy())
+    }
+
+    /// Leave the group. What is under way fails; does nothing the second time.
+    fn shutdown(&self, py: Python<'_>) {
+        let place = self.replace(Place::Closed);
+        py.detach(|| {
+            // Another thread may be inside an operation and hold the group: it must come back before the group can go.
+            if let Place::Connected(group) = &place
+                && Arc::strong_count(group) > 1
+            {
+                group.abort();
+            }
+            drop(place);
+        });
+    }
+}
+
+impl Drop for CollectiveGroup {
+    /// With the interpreter released, because dropping a group joins its threads.
+    fn drop(&mut self) {
+        let place = self.replace(Place::Closed);
+        Python::attach(|py| py.detach(|| drop(place)));
+    }
+}
+
+/// End the threads for callbacks, before the interpreter ends.
+#[pyfunction]
+pub(crate) fn stop_callbacks(py: Python<'_>) {
+    py.detach(delivery::stop);
+}
+
+/// A panic while the lock was held is reported by itself; the data behind it is replaced as a whole, so still good.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

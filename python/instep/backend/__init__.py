@@ -1,0 +1,52 @@
+"""`torch.distributed` on instep's collectives: `init_process_group(backend="instep")`.
+
+With torch 2.14 and later there is nothing to import; older torch needs `import instep` before.
+
+    torch.distributed.init_process_group(backend="instep")
+    cpu_group = torch.distributed.new_group(backend="instep")             # beside others
+    torch.distributed.init_process_group(backend="cpu:instep,cuda:nccl")  # torch 2.14 and later
+
+Environment, read whenever a group is made:
+
+    INSTEP_SINGLE_COPY=0     large tensors go through shared memory also where ranks may read each other's memory
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch._C._distributed_c10d import ProcessGroup, Store
+from torch.distributed import Backend
+
+from instep import _registration
+from instep.backend.groups import link_of
+
+__all__ = ["reconfigure", "register"]
+
+
+def register(name: str = "instep") -> None:
+    """Make the backend known to torch under this name. Does nothing the second time."""
+    _registration.register(name, Backend)
+
+
+def reconfigure(
+    group: ProcessGroup,
+    store: Store,
+    rank: int,
+    world_size: int,
+    generation: int,
+    *,
+    timeout: timedelta | None = None,
+) -> int | None:
+    """Give a group other peers, in place: whoever holds it, DDP say, goes on with the same object.
+
+    Every rank of the new group calls this with the same store and the same generation, which must be higher than the
+    one before (a new group has 0). What is under way is aborted first. After an error the group is not connected and
+    can be reconfigured again.
+
+    Gives the number of operations of the generation before that every surviving rank had completed, or None if nobody
+    survived it. torch's own records, such as `dist.get_world_size()`, stay as they were.
+    """
+    link = link_of(group)
+    seconds = timeout.total_seconds() if timeout is not None else link.seconds
+    return link.reconfigure(store, rank, world_size, generation, seconds)

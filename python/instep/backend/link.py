@@ -1,0 +1,95 @@
+"""This rank's connection with the other ranks of one group: how they meet, and how the group is rebuilt.
+
+The engine only knows addresses. They are exchanged through the c10d store that torch gives to every group, under keys
+that name the attempt and the generation, so that what a dead attempt left behind in the store is never read:
+
+    instep/<restarts>/<generation>/<rank>          address of a rank
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from instep._native import CollectiveGroup, stop_callbacks
+from instep.errors import ConnectFailed
+
+# Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
+_open: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+class Link:
+    """The connection of one group."""
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, *, name: str, global_ranks: Sequence[int]
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        # Which ranks of the job these are; empty for the default group, which has all.
+        self.global_ranks = list(global_ranks)
+        # How long an operation may take that does not say so itself.
+        self.seconds = timeout.total_seconds()
+        # Collectives called so far.
+        self.sequence = 0
+        self.generation = 0
+        # Monitored barriers called so far.
+        self.monitored = 0
+        # The default group's ranks are the job's; elsewhere messages must say whom they mean.
+        label = f"group {name!r}: ranks {', '.join(map(str, global_ranks))} of the job" if global_ranks else ""
+        self.native = CollectiveGroup(
+            timeout=self.seconds, label=label, single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0"
+        )
+        self._meet(self.seconds)
+        _open.add(self)
+
+    def _meet(self, seconds: float) -> int | None:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"instep/{attempt}/{self.generation}"
+        addresses = exchange(self.store, prefix, self.rank, self.size, self.native.address(), seconds)
+        return self.native.connect(self.rank, addresses, self.generation, seconds)
+
+    def reconfigure(self, store: Store, rank: int, size: int, generation: int, seconds: float) -> int | None:
+        """Give the group other peers; see `instep.backend.reconfigure`."""
+        self.native.abort()
+        self.store, self.rank, self.size, self.generation = store, rank, size, generation
+        self.sequence = 0
+        return self._meet(seconds)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.native.shutdown()
+        _open.discard(self)
+
+
+def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+    """Give every rank the values of all, through a store of any kind."""
+    keys = [f"{prefix}/{peer}" for peer in range(size)]
+    store.set(keys[rank], value)  # type: ignore[arg-type]  # bytes are fine, torch types text only
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError as error:
+        missing = [peer for peer, key in enumerate(keys) if not store.check([key])]
+        if not missing:
+            raise
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        raise ConnectFailed(
+            f"rank {rank} waited {seconds:g} s for {who} of {size} to join the group\n"
+            "hint: look at the output of the missing ranks; every rank of a group must create it"
+        ) from error
+    if store.has_extended_api():  # type: ignore[attr-defined]  # torch does not type it
+        return [bytes(found) for found in store.multi_get(keys)]
+    return [bytes(store.get(key)) for key in keys]
+
+
+@atexit.register
+def _close_all() -> None:
+    for link in list(_open):
+        link.close()
+    stop_callbacks()

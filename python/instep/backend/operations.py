@@ -1,0 +1,515 @@
+"""What torch calls on a process group or backend, in all the forms in which it and its users call it.
+
+Torch renamed some methods in 2.13; both names are here. Options carry `timeout` (negative: the group's) and, since 2.8,
+`asyncOp`: where it is False nobody looks at the result, so the operation runs on the caller's thread and None comes
+back.
+Without options, a tensor may stand in place of the list of one, and `op`, `root` and `timeout` in place of the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import torch
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from instep._native import Operation
+from instep.backend import sparse
+from instep.backend.link import Link
+from instep.backend.monitor import monitored_barrier
+from instep.backend.tensors import (
+    REDUCIBLE,
+    Memory,
+    Staging,
+    is_plain,
+    movable,
+    parts,
+    reducible,
+    reduction,
+    rows,
+)
+from instep.backend.work import Work
+from instep.errors import InvalidCall
+
+Tensor = torch.Tensor
+
+
+class Terms(Protocol):
+    """What all options of torch have."""
+
+    timeout: timedelta
+
+
+_Options = TypeVar("_Options", bound=Terms)
+
+
+def _single(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
+    """The one tensor of a call."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise InvalidCall(f"{what} takes one tensor, not {len(tensors)}")
+    return tensors[0]
+
+
+def _list(tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]], what: str) -> Sequence[Tensor]:
+    """The one list of tensors of a call, which may stand in a list of its own or be missing."""
+    if not tensors:
+        return []
+    if isinstance(tensors[0], Tensor):
+        return tensors  # type: ignore[return-value]
+    if len(tensors) != 1:
+        raise InvalidCall(f"{what} takes one list of tensors, not {len(tensors)}")
+    return tensors[0]
+
+
+class Operations:
+    """The collectives of a group, over its `Link`; for subclasses that also derive from a class of torch."""
+
+    _link: Link
+
+    # How an operation begins.
+
+    def _begin(self, operations: list[Operation], staging: Staging, outputs: list[Tensor], terms: Terms) -> Work | None:
+        """Run the operations, or queue them if the caller wants to go on; one after the other, nothing in between."""
+        link = self._link
+        link.sequence += 1
+        seconds = self._seconds(terms.timeout)
+        after = staging.copy_back if staging.copies_back else None
+        if len(operations) == 1:
+            if getattr(terms, "asyncOp", True):
+                return Work(link.native.submit(operations[0], seconds, staging.keep), outputs, after)
+            link.native.run(operations[0], seconds)
+        else:
+            ticket = link.native.submit_together(operations, seconds, staging.keep)
+            if getattr(terms, "asyncOp", True):
+                return Work(ticket, outputs, after)
+            ticket.wait()
+        if after is not None:
+            after()
+        return None
+
+    def _seconds(self, timeout: timedelta | None) -> float:
+        """How long an operation may take."""
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        return seconds if seconds > 0 else self._link.seconds
+
+    # Reductions.
+
+    def allreduce(
+        self,
+        tensors: Tensor | Sequence[Tensor] = (),
+        opts: AllreduceOptions | ReduceOp | None = None,
+        timeout: timedelta | None = None,
+        *,
+        op: ReduceOp | None = None,
+        tensor: Tensor | None = None,
+    ) -> Work | None:
+        """Every rank gets the reduction of all ranks' tensors, in place."""
+        terms = (
+            opts
+            if isinstance(opts, AllreduceOptions)
+            else _options(AllreduceOptions(), op=opts if op is None else op, timeout=timeout)
+        )
+        one = tensor if tensor is not None else _single(tensors, "all_reduce")
+        index, factor = reduction(terms.reduceOp)
+        if is_plain(one):
+            # What training does all day: no detour.
+            code = REDUCIBLE.get(one.dtype)
+            if code is None:
+                code = reducible(one, index)
+            operation = Operation.all_reduce(one.data_ptr(), one.nbytes, code, index, factor)
+            link = self._link
+            link.sequence += 1
+            if getattr(terms, "asyncOp", True):
+                return Work(link.native.submit(operation, self._seconds(terms.timeout), one), [one])
+            link.native.run(operation, self._seconds(terms.timeout))
+            return None
+        if one.layout is torch.sparse_coo:
+            sparse.all_reduce(self._link, one, index, self._seconds(terms.timeout))
+            return Work(None, [one])
+        staging = Staging()
+        operation = Operation.all_reduce(*staging.update(one), reducible(one, index), index, factor)
+        return self._begin([operation], staging, [one], terms)
+
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: AllreduceCoalescedOptions | None = None
+    ) -> Work | None:
+        """As `allreduce`, of several tensors at once."""
+        if opts is None:
+            opts = AllreduceCoalescedOptions()
+        index, factor = reduction(opts.reduceOp)
+        staging = Staging()
+        operations = [
+            Operation.all_reduce(*staging.update(tensor), reducible(tensor, index), index, factor) for tensor in tensors
+        ]
+        return self._begin(operations, staging, list(tensors), opts)
+
+    def reduce(
+        self,
+        tensors: Tensor | Sequence[Tensor] = (),
+        opts: ReduceOptions | int | None = None,
+        op: ReduceOp | None = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+        tensor: Tensor | None = None,
+    ) -> Work | None:
+        """The root gets the reduction of all ranks' tensors."""
+        terms = (
+            opts
+            if isinstance(opts, ReduceOptions)
+            else _options(ReduceOptions(), op=op, root=opts if root is None else root, timeout=timeout)
+        )
+        one = tensor if tensor is not None else _single(tensors, "reduce")
+        index, factor = reduction(terms.reduceOp)
+        root = self._root(terms.rootRank)
+        staging = Staging()
+        memory = staging.update(one) if root == self._link.rank else staging.read(one)
+        operation = Operation.reduce(memory, reducible(one, index), index, root, factor)
+        return self._begin([operation], staging, [one], terms)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Tensor | Sequence[Tensor] = (),
+        input_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]] = (),
+        opts: ReduceScatterOptions | ReduceOp | None = None,
+        timeout: timedelta | None = None,
+        *,
+        op: ReduceOp | None = None,
+        output: Tensor | None = None,
+        input: Sequence[Tensor] | None = None,  # noqa: A002  # torch's name for it
+    ) -> Work | None:
+        """Every rank gets the reduction of its entry of all ranks' lists."""
+        terms = (
+            opts
+            if isinstance(opts, ReduceScatterOptions)
+            else _options(ReduceScatterOptions(), op=opts if op is None else op, timeout=timeout)
+        )
+        result = output if output is not None else _single(output_tensors, "reduce_scatter")
+        given = _list(input if input is not None else input_tensors, "reduce_scatter")
+        index, factor = reduction(terms.reduceOp)
+        movable([result, *given])
+        staging = Staging()
+        inputs = [staging.read(tensor) for tensor in given]
+        operation = Operation.reduce_scatter(inputs, staging.write(result), reducible(result, index), index, factor)
+        return self._begin([operation], staging, [result], terms)
+
+    def reduce_scatter_single(
+        self,
+        outputTensor: Tensor,  # torch's names
+        inputTensor: Tensor,
+        opts: ReduceScatterOptions | None = None,
+    ) -> Work | None:
+        """Every rank gets the reduction of its part of all ranks' tensors."""
+        return self.reduce_scatter_single_coalesced([outputTensor], [inputTensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: ReduceScatterOptions | None = None
+    ) -> Work | None:
+        """As `reduce_scatter_single`, of several tensors at once."""
+        if opts is None:
+            opts = ReduceScatterOptions()
+        index, factor = reduction(opts.reduceOp)
+        staging = Staging()
+        operations = []
+        for output, given in _pairs(outputs, inputs):
+            movable([output, given])
+            cut = parts(given, staging.read(given), output, self._link.size, "the input")
+            operations.append(
+                Operation.reduce_scatter(cut, staging.write(output), reducible(output, index), index, factor)
+            )
+        return self._begin(operations, staging, list(outputs), opts)
+
+    # Moves.
+
+    def broadcast(
+        self,
+        tensors: Tensor | Sequence[Tensor] = (),
+        opts: BroadcastOptions | int | None = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+        tensor: Tensor | None = None,
+    ) -> Work | None:
+        """Every rank gets the root's tensor."""
+        terms = (
+            opts
+            if isinstance(opts, BroadcastOptions)
+            else _options(BroadcastOptions(), root=opts if root is None else root, timeout=timeout)
+        )
+        one = tensor if tensor is not None else _single(tensors, "broadcast")
+        root = self._root(terms.rootRank)
+        staging = Staging()
+        memory = staging.read(one) if root == self._link.rank else staging.write(one)
+        return self._begin([Operation.broadcast(memory, movable([one]), root)], staging, [one], terms)
+
+    def allgather(
+        self,
+        output_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]] = (),
+        input_tensors: Tensor | Sequence[Tensor] = (),
+        opts: AllgatherOptions | timedelta | None = None,
+        *,
+        timeout: timedelta | None = None,
+        input_tensor: Tensor | None = None,
+    ) -> Work | None:
+        """Every rank gets the tensors of all, which may differ in size."""
+        terms = (
+            opts
+            if isinstance(opts, AllgatherOptions)
+            else _options(AllgatherOptions(), timeout=opts if timeout is None else timeout)
+        )
+        given = input_tensor if input_tensor is not None else _single(input_tensors, "all_gather")
+        outputs = _list(output_tensors, "all_gather")
+        staging = Staging()
+        return self._begin([self._gather_all(staging, outputs, given)], staging, list(outputs), terms)
+
+    def allgather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Tensor]],
+        input_list: Sequence[Tensor],
+        opts: AllgatherOptions | None = None,
+    ) -> Work | None:
+        """As `allgather`, of several tensors at once; `output_lists[rank][i]` is that rank's `input_list[i]`."""
+        staging = Staging()
+        operations = [
+            self._gather_all(staging, [outputs[place] for outputs in output_lists], given)
+            for place, given in enumerate(input_list)
+        ]
+        flat = [tensor for outputs in output_lists for tensor in outputs]
+        return self._begin(operations, staging, flat, opts if opts is not None else AllgatherOptions())
+
+    def _gather_all(self, staging: Staging, outputs: Sequence[Tensor], given: Tensor) -> Operation:
+        code = movable([given, *outputs])
+        source = staging.read(given)
+        targets = [staging.write(output) for output in outputs]
+        if any(length != source[1] for _, length in targets) and len(targets) == self._link.size:
+            # Every rank sees the same sizes, so every rank comes to this conclusion.
+            return Operation.all_to_all([source] * self._link.size, targets, code)
+        return Operation.all_gather(source, targets, code)
+
+    def all_gather_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002  # torch's name for it
+        opts: AllgatherOptions | None = None,
+    ) -> Work | None:
+        """Every rank gets the tensors of all, one after the other in one tensor."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllgatherOptions | None = None
+    ) -> Work | None:
+        """As `all_gather_single`, of several tensors at once."""
+        staging = Staging()
+        operations = []
+        for output, given in _pairs(outputs, inputs):
+            code = movable([output, given])
+            cut = parts(output, staging.write(output), given, self._link.size, "the output")
+            operations.append(Operation.all_gather(staging.read(given), cut, code))
+        return self._begin(operations, staging, list(outputs), opts if opts is not None else AllgatherOptions())
+
+    def gather(
+        self,
+        output_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]] = (),
+        input_tensors: Tensor | Sequence[Tensor] = (),
+        opts: GatherOptions | int | None = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+        input_tensor: Tensor | None = None,
+    ) -> Work | None:
+        """The root gets the tensors of all."""
+        terms = (
+            opts
+            if isinstance(opts, GatherOptions)
+            else _options(GatherOptions(), root=opts if root is None else root, timeout=timeout)
+        )
+        given = input_tensor if input_tensor is not None else _single(input_tensors, "gather")
+        outputs = _list(output_tensors, "gather")
+        root = self._root(terms.rootRank)
+        staging = Staging()
+        source = staging.read(given)
+        targets = [staging.write(output) for output in outputs] if root == self._link.rank else []
+        operation = Operation.gather(source, targets, movable([given, *outputs]), root)
+        return self._begin([operation], staging, list(outputs), terms)
+
+    def gather_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002  # torch's name for it
+        opts: GatherOptions | None = None,
+    ) -> Work | None:
+        """The root gets the tensors of all, one after the other in one tensor."""
+        if opts is None:
+            opts = GatherOptions()
+        root = self._root(opts.rootRank)
+        staging = Staging()
+        source = staging.read(input)
+        targets: list[Memory] = []
+        code = movable([input])
+        if root == self._link.rank:
+            code = movable([output, input])
+            targets = parts(output, staging.write(output), input, self._link.size, "the output")
+        return self._begin([Operation.gather(source, targets, code, root)], staging, [output], opts)
+
+    def scatter(
+        self,
+        output_tensors: Tensor | Sequence[Tensor] = (),
+        input_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]] = (),
+        opts: ScatterOptions | int | None = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+        output_tensor: Tensor | None = None,
+    ) -> Work | None:
+        """Every rank gets its entry of the root's list."""
+        terms = (
+            opts
+            if isinstance(opts, ScatterOptions)
+            else _options(ScatterOptions(), root=opts if root is None else root, timeout=timeout)
+        )
+        output = output_tensor if output_tensor is not None else _single(output_tensors, "scatter")
+        given = _list(input_tensors, "scatter")
+        root = self._root(terms.rootRank)
+        staging = Staging()
+        sources = [staging.read(tensor) for tensor in given] if root == self._link.rank else []
+        operation = Operation.scatter(sources, staging.write(output), movable([output, *given]), root)
+        return self._begin([operation], staging, [output], terms)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002  # torch's name for it
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: AllToAllOptions | timedelta | None = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> Work | None:
+        """Every rank gets its rows of all ranks' tensors; without split sizes all get as many."""
+        terms = (
+            opts
+            if isinstance(opts, AllToAllOptions)
+            else _options(AllToAllOptions(), timeout=opts if timeout is None else timeout)
+        )
+        size = self._link.size
+        staging = Staging()
+        sources = rows(input, staging.read(input), input_split_sizes, size, "the input")
+        targets = rows(output, staging.write(output), output_split_sizes, size, "the output")
+        operation = Operation.all_to_all(sources, targets, movable([output, input]))
+        return self._begin([operation], staging, [output], terms)
+
+    def alltoall(
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: AllToAllOptions | None = None
+    ) -> Work | None:
+        """Every rank gets its entry of all ranks' lists; sizes may differ from pair to pair."""
+        staging = Staging()
+        sources = [staging.read(tensor) for tensor in input_tensors]
+        targets = [staging.write(tensor) for tensor in output_tensors]
+        code = movable([*input_tensors, *output_tensors])
+        operation = Operation.all_to_all(sources, targets, code)
+        return self._begin([operation], staging, list(output_tensors), opts if opts is not None else AllToAllOptions())
+
+    # One to one.
+
+    def send(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        dstRank: int,  # torch's names
+        tag: int = 0,
+    ) -> Work:
+        """Send a tensor to one rank."""
+        one = _single(tensors, "send")
+        staging = Staging()
+        memory = staging.read(one)
+        link = self._link
+        return Work(link.native.send(memory, dstRank, tag, link.seconds, staging.keep), [one])
+
+    def recv(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        srcRank: int,
+        tag: int = 0,
+    ) -> Work:
+        """Receive a tensor from one rank."""
+        return self._receive(_single(tensors, "recv"), srcRank, tag)
+
+    def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
+        """Receive a tensor from whoever sends first; `source_rank()` of the result says who."""
+        return self._receive(_single(tensors, "recv"), None, tag)
+
+    def _receive(self, one: Tensor, source: int | None, tag: int) -> Work:
+        staging = Staging()
+        memory = staging.write(one)
+        link = self._link
+        ticket = link.native.receive(memory, source, tag, link.seconds, staging.keep)
+        return Work(ticket, [one], staging.copy_back if staging.copies_back else None)
+
+    # Barriers.
+
+    def barrier(
+        self, opts: BarrierOptions | timedelta | None = None, *, timeout: timedelta | None = None
+    ) -> Work | None:
+        """Done when every rank has come."""
+        terms = (
+            opts
+            if isinstance(opts, BarrierOptions)
+            else _options(BarrierOptions(), timeout=opts if timeout is None else timeout)
+        )
+        return self._begin([Operation.barrier()], Staging(), [], terms)
+
+    def monitored_barrier(
+        self, timeout: timedelta | BarrierOptions | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return when every rank has come; otherwise name those that have not, and leave the group usable."""
+        limit = timeout.timeout if isinstance(timeout, BarrierOptions) else timeout
+        seconds = limit.total_seconds() if limit is not None else -1.0
+        monitored_barrier(self._link, self._link.seconds if seconds < 0 else seconds, wait_all_ranks)
+
+    def _root(self, root: int) -> int:
+        if not 0 <= root < self._link.size:
+            raise InvalidCall(f"root {root} is not one of the {self._link.size} ranks of the group")
+        return root
+
+    # The names before torch 2.13, and those that C++ asks for.
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    gather_into_tensor = gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+    recvAnysource = recv_anysource
+    monitoredBarrier = monitored_barrier
+
+
+def _pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    if len(outputs) != len(inputs):
+        raise InvalidCall(f"{len(outputs)} outputs and {len(inputs)} inputs were given, they must be as many")
+    return list(zip(outputs, inputs, strict=True))
+
+
+def _options(
+    options: _Options, *, op: object = None, root: int | None = None, timeout: timedelta | None = None
+) -> _Options:
+    """Fill an options object from what the caller gave instead of it."""
+    given = {"reduceOp": op, "rootRank": root, "timeout": timeout}
+    for name, value in given.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options

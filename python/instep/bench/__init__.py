@@ -1,0 +1,6 @@
+"""`instep bench collectives`: how fast backends move tensors between the ranks of this machine, side by side.
+
+`__main__` starts the ranks (with `instep run`, or `mpirun` where MPI takes part) and shows what they report; `rank` is
+what they run; `contender` and `mpi` make one call of a backend; `case` holds what is computed and not measured: buffer
+sizes, expected results, bandwidth factors; `table` is the result on paper. Only the ranks import torch.
+"""

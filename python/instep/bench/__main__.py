@@ -1,0 +1,282 @@
+"""Starts the ranks of `instep bench collectives`, follows their reports and shows the figures.
+
+The `instep` binary parses the options, names itself in INSTEP_BINARY and becomes this module, which therefore takes
+its arguments in one canonical form only. Figures go to stdout, talk to stderr.
+Exit status: 0 when everything was measured and right, 1 when something was not, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from instep import _binary
+from instep.bench import table
+from instep.bench.case import BUFFERS, Case, Figure, spell_size
+from instep.bench.reports import Reader, Refusal
+
+# Between two reports lies one round at most. Importing torch in many ranks at once comes before the first.
+SILENCE_S = 300.0
+STOP_TIMEOUT_S = 10.0
+POLL_INTERVAL_S = 0.2
+# More would only scroll the reason away.
+OUTPUT_LINES = 40
+
+
+class Progress:
+    """One line on a terminal's stderr that says where the run is; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if self._on:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Make room for what is printed next."""
+        self.show("")
+
+
+class Run:
+    """One run: the ranks, their reports, what is known so far."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._backends: list[str] = options.backends.split(",")
+        self._progress = Progress()
+        self._figures: list[Figure] = []
+        self._unable: list[dict[str, Any]] = []
+        self._torch = ""
+        # The case whose figures are coming in: of rank 0, one report a backend.
+        self._case = Case("", options.nproc, 0)
+        self._calls: dict[str, int] = {}
+        self._pending: list[Figure] = []
+        self._shown_operation = ""
+
+    def carry_out(self) -> None:
+        """Start the ranks and follow them to their end; Refusal when that is not a good one."""
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            reader = Reader(self._folder)
+            self._progress.show(f"starting {self._options.nproc} ranks")
+            process = subprocess.Popen(
+                self._command(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+            try:
+                self._follow(process, reader)
+            finally:
+                stop(process)
+                reader.close()
+                self._progress.clear()
+            if process.returncode != 0:
+                output.seek(0)
+                said = output.read().strip().splitlines()[-OUTPUT_LINES:]
+                raise Refusal(
+                    "\n".join([f"the ranks ended with status {process.returncode}; they said:", *said]),
+                    "`instep doctor` says what this machine has",
+                )
+
+    def _follow(self, process: subprocess.Popen[bytes], reader: Reader) -> None:
+        heard = time.monotonic()
+        ended = False
+        while not ended:
+            # Asked before reading: what a rank wrote before its end is then read in this turn.
+            ended = process.poll() is not None
+            for report in reader.new_reports(0 if ended else POLL_INTERVAL_S):
+                heard = time.monotonic()
+                self._on(report)
+            if time.monotonic() - heard > SILENCE_S:
+                raise Refusal(
+                    f"no rank has reported anything for {SILENCE_S:.0f} s",
+                    "a smaller --sizes or fewer ranks may show which backend hangs",
+                )
+
+    def _command(self) -> list[str]:
+        options = self._options
+        module = ["-m", "instep.bench.rank", "--folder", str(self._folder), "--rounds", str(options.rounds)]
+        module += ["--backends", options.backends, "--ops", options.ops, "--sizes", options.sizes]
+        if "mpi" not in self._backends:
+            launcher = os.environ.get("INSTEP_BINARY") or str(_binary.find())
+            return [launcher, "run", "--standalone", f"--nproc-per-node={options.nproc}", "--no-status", *module]
+        # More ranks than cores are welcome here, and none is tied to a core that another backend would want.
+        command = ["mpirun", "-np", str(options.nproc), "--oversubscribe", "--bind-to", "none"]
+        if os.geteuid() == 0:
+            command.append("--allow-run-as-root")
+        return [*command, sys.executable, *module]
+
+    def _environment(self) -> dict[str, str]:
+        """This interpreter and this package for the ranks, wherever the package lies; one thread a rank."""
+        package_parent = str(Path(__file__).resolve().parents[2])
+        search_path = [*filter(None, [os.environ.get("PYTHONPATH")]), package_parent]
+        ours = {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": sys.executable, "PYTHONPATH": os.pathsep.join(search_path)}
+        return {**os.environ, **ours}
+
+    def _on(self, report: dict[str, Any]) -> None:
+        match report["kind"]:
+            case "start":
+                self._torch = report["torch"]
+                self._begin()
+            case "round":
+                where = f"{report['operation']} {spell_size(report['bytes'])}"
+                self._progress.show(f"{where}: round {report['number'] + 1} of {self._options.rounds}")
+            case "unable":
+                self._unable.append({name: report[name] for name in ("operation", "backend", "reason")})
+            case "case":
+                self._case = Case(report["operation"], self._options.nproc, report["count"])
+                self._calls = report["calls"]
+                self._pending = []
+            case "times":
+                backend = report["backend"]
+                self._pending.append(Figure(self._case, backend, tuple(report["rounds_s"]), self._calls[backend]))
+            case "done":
+                self._figures += self._pending
+                self._show_line()
+            case "error":
+                raise Refusal(report["message"], report["hint"])
+
+    def _begin(self) -> None:
+        if not self._options.json:
+            cores = len(os.sched_getaffinity(0))
+            self._print(
+                f"{self._options.nproc} ranks on {cores} cores, float32, torch {self._torch}; "
+                f"medians of {self._options.rounds} rounds; bandwidths in GB/s"
+            )
+
+    def _show_line(self) -> None:
+        if self._options.json or not self._pending:
+            return
+        if self._case.operation != self._shown_operation:
+            self._shown_operation = self._case.operation
+            self._print("", *table.headings(self._case.operation, self._backends))
+        self._print(table.line(self._backends, self._pending))
+
+    def _print(self, *lines: str) -> None:
+        self._progress.clear()
+        sys.stdout.write("".join(f"{text}\n" for text in lines))
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """Print what is left to say."""
+        if self._options.json:
+            self._print(json.dumps(self.as_json(), indent=2))
+            return
+        for unable in self._unable:
+            self._print("", f"{unable['backend']} has no {unable['operation']}: {unable['reason']}")
+
+    def as_json(self) -> dict[str, object]:
+        """Everything, for programs."""
+        return {
+            "world_size": self._options.nproc,
+            "cores": len(os.sched_getaffinity(0)),
+            "torch": self._torch,
+            "dtype": "float32",
+            "backends": self._backends,
+            "rounds": self._options.rounds,
+            "results": [figure.as_json() for figure in self._figures],
+            "unable": self._unable,
+        }
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher, which ends its ranks, if it still runs."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def refuse_what_cannot_work(options: argparse.Namespace) -> None:
+    """Find what is missing before any rank is started."""
+    backends = options.backends.split(",")
+    if importlib.util.find_spec("torch") is None:
+        raise Refusal(f"torch is not installed for {sys.executable}", f"{sys.executable} -m pip install torch")
+    if "mpi" in backends and shutil.which("mpirun") is None:
+        raise Refusal("mpi needs `mpirun`, which is not on PATH", "install Open MPI, or leave mpi out of --backends")
+    if "nccl" in backends and (gpus := gpu_count()) < options.nproc:
+        hint = f"--nproc {gpus}, or leave nccl out of --backends" if gpus >= 2 else "leave nccl out of --backends"
+        raise Refusal(f"nccl needs a GPU for every rank: {options.nproc} ranks, this machine shows {gpus} GPUs", hint)
+    largest = max(map(int, options.sizes.split(",")))
+    needed = largest * BUFFERS * options.nproc
+    if (free := available_memory()) is not None and needed > free:
+        raise Refusal(
+            f"{options.nproc} ranks with buffers of {spell_size(largest)} need about {needed >> 20} MiB of memory, "
+            f"{free >> 20} MiB are free",
+            "a smaller --sizes, or fewer ranks with --nproc",
+        )
+
+
+def gpu_count() -> int:
+    """GPUs that the driver shows to this process; 0 without a driver. CUDA_VISIBLE_DEVICES counts."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the kernel does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    values = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return int(values[0]) * 1024 if values else None
+
+
+def parse_options() -> argparse.Namespace:
+    """Read what the binary passes on; it has checked all of it."""
+    parser = argparse.ArgumentParser(prog="instep bench collectives")
+    parser.add_argument("--nproc", type=int, required=True)
+    parser.add_argument("--backends", required=True)
+    parser.add_argument("--sizes", required=True)
+    parser.add_argument("--ops", required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the benchmark; return its exit status."""
+    options = parse_options()
+    # A terminated benchmark must take its ranks along: turn SIGTERM into an ordinary unwinding.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        refuse_what_cannot_work(options)
+        with tempfile.TemporaryDirectory(prefix="instep-bench-") as folder:
+            run = Run(options, Path(folder))
+            run.carry_out()
+            run.finish()
+    except KeyboardInterrupt:
+        return 130
+    except Refusal as refusal:
+        sys.stderr.write(f"error: {refusal}\nhint: {refusal.hint}\n")
+        return 1
+    except _binary.BinaryNotFoundError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn limits_and_offsets_mean_what_they_mean_in_determined() {
-        let cases: &[((i64, i64, Option<i64>), std::ops::Range<usize>)] = &[
+        let cases = [
             ((0, 0, Some(100)), 0..100),
             ((0, 0, None), 0..250),
             ((0, -1, Some(100)), 0..250),
@@ -86,7 +86,7 @@ mod tests {
             ((-10, 3, None), 240..243),
             ((999, 10, None), 250..250),
         ];
-        for ((offset, limit, default_limit), expected) in cases.iter().cloned() {
+        for ((offset, limit, default_limit), expected) in cases {
             let (range, page) = Slice { offset, limit, default_limit }.of(250);
             assert_eq!(range, expected);
             assert_eq!((page.start_index, page.end_index, page.total), (range.start as i64, range.end as i64, 250));

@@ -26,9 +26,9 @@ const READERS: usize = 3;
 const STATEMENTS: usize = 128;
 
 /// Runs inside the transaction, or without one if none could be begun; what it returns runs after the commit, and is
-/// told whether that worked.
+/// told why that failed, if it did.
 type WriteJob = Box<dyn FnOnce(Option<&Connection>) -> Completion + Send>;
-type Completion = Box<dyn FnOnce(std::result::Result<(), &str>) + Send>;
+type Completion = Box<dyn FnOnce(Option<&str>) + Send>;
 type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
 
 /// The threads and the ways to them.
@@ -175,10 +175,10 @@ where
     let (reply, answer) = oneshot::channel();
     let job: WriteJob = Box::new(move |connection| {
         let outcome = connection.map_or(Err(Error::Closed), |connection| in_savepoint(connection, work));
-        Box::new(move |committed| {
-            let outcome = match committed {
-                Ok(()) => outcome,
-                Err(why) => Err(Error::NotDurable(why.to_owned())),
+        Box::new(move |failure| {
+            let outcome = match failure {
+                None => outcome,
+                Some(why) => Err(Error::NotDurable(why.to_owned())),
             };
             // Nobody listens any more when the request was given up; what was written stays.
             let _ = reply.send(outcome);
@@ -209,9 +209,9 @@ fn write_loop(connection: &Connection, mut jobs: mpsc::Receiver<WriteJob>, epoch
             // Without this the next transaction could not begin; if it fails too, the next one says so.
             let _ = connection.execute_batch("ROLLBACK");
         }
-        let outcome = outcome.map_err(|error| describe(&error));
+        let failure = outcome.err().map(|error| describe(&error));
         for completion in completions {
-            completion(outcome.as_ref().map(|()| ()).map_err(String::as_str));
+            completion(failure.as_deref());
         }
     }
 }

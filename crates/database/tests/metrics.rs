@@ -1,4 +1,5 @@
 //! Metrics in the database: runs, roll-back, joining of reports, merging, charts.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
 use std::path::Path;
 

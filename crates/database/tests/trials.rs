@@ -1,4 +1,5 @@
 //! Trials in the database: states, silence, storage, deletion.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
 use instep_api::identifiers::UserId;
 use instep_api::pages::{Order, Slice};

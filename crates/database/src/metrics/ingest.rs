@@ -36,13 +36,13 @@ fn store(connection: &Connection, report: &Report) -> Result<()> {
     if earlier_run_step.is_some_and(|step| step >= report.step) {
         rollback::roll_back(connection, report)?;
     }
-    let known = known_values(connection, report)?;
-    let row = joined(known.as_ref(), &report.values)?;
+    let known = known(connection, report)?;
+    let added = joined(&known.values, &report.values)?;
     if let Some(batches) = &report.batches {
         store_batches(connection, report, batches)?;
     }
-    if let Some(row) = &row {
-        put_row(connection, report, row)?;
+    if !added.is_empty() {
+        put_row(connection, report, known.tail_row, added)?;
     }
     if report.step > total_batches {
         connection
@@ -50,7 +50,7 @@ fn store(connection: &Connection, report: &Report) -> Result<()> {
             .execute([report.step, trial.0])?;
     }
     if report.group == VALIDATION {
-        let mut values = known.unwrap_or_default();
+        let mut values = known.values;
         values.extend(report.values.clone());
         let validation = validation::Validation { step: report.step, time: report.time.0, values };
         validation::note(connection, trial, &validation)?;
@@ -58,28 +58,34 @@ fn store(connection: &Connection, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// What is known of this group at this step.
-fn known_values(connection: &Connection, report: &Report) -> Result<Option<Map<String, Value>>> {
-    let chunked: Option<i64> = connection
-        .prepare_cached("SELECT last_chunked_step FROM metric_groups WHERE trial_id = ? AND group_name = ?")?
-        .query_row(params![report.trial.0, report.group], |row| row.get(0))
-        .optional()?;
-    if chunked.is_some_and(|step| step >= report.step) {
-        let row = read::row_at(connection, report.trial, &report.group, report.step)?;
-        return Ok(row.map(|row| row.values));
-    }
-    let rows = read::tail_between(connection, report.trial, &report.group, report.step, report.step, -1)?;
-    Ok(rows.into_iter().map(|row| row.values).reduce(|mut all, more| {
-        all.extend(more);
-        all
-    }))
+/// What is known of a group at a step.
+struct Known {
+    /// In chunks and tail together.
+    values: Map<String, Value>,
+    /// The tail's row of the step; there is one at most.
+    tail_row: Option<read::TailRow>,
 }
 
-/// What a report adds to what is known of its step; `None` if nothing. A key must not change its value.
-fn joined(known: Option<&Map<String, Value>>, reported: &Map<String, Value>) -> Result<Option<Map<String, Value>>> {
+fn known(connection: &Connection, report: &Report) -> Result<Known> {
+    let (trial, group, step) = (report.trial, report.group.as_str(), report.step);
+    let tail_row = read::tail_between(connection, trial, group, step, step, 1)?.pop();
+    let chunked: Option<i64> = connection
+        .prepare_cached("SELECT last_chunked_step FROM metric_groups WHERE trial_id = ? AND group_name = ?")?
+        .query_row(params![trial.0, group], |row| row.get(0))
+        .optional()?;
+    let values = if chunked.is_some_and(|chunked| chunked >= step) {
+        read::row_at(connection, trial, group, step)?.map(|row| row.values)
+    } else {
+        tail_row.as_ref().map(|row| row.values.clone())
+    };
+    Ok(Known { values: values.unwrap_or_default(), tail_row })
+}
+
+/// What a report adds to what is known of its step. A key must not change its value.
+fn joined(known: &Map<String, Value>, reported: &Map<String, Value>) -> Result<Map<String, Value>> {
     let mut added = Map::new();
     for (name, value) in reported {
-        match known.and_then(|known| known.get(name)) {
+        match known.get(name) {
             None => {
                 added.insert(name.clone(), value.clone());
             }
@@ -90,7 +96,7 @@ fn joined(known: Option<&Map<String, Value>>, reported: &Map<String, Value>) -> 
             }
         }
     }
-    Ok(Some(added).filter(|added| !added.is_empty()))
+    Ok(added)
 }
 
 /// Whether two values are the same, however the number is written.
@@ -103,11 +109,15 @@ fn same(one: &Value, other: &Value) -> bool {
 }
 
 /// Adds to the tail's row of the step, or makes one. A changed row is a new one, so that its id names its content.
-fn put_row(connection: &Connection, report: &Report, added: &Map<String, Value>) -> Result<()> {
-    let here = read::tail_between(connection, report.trial, &report.group, report.step, report.step, 1)?.pop();
-    let Some(mut row) = here else { return append(connection, report, added) };
+fn put_row(
+    connection: &Connection,
+    report: &Report,
+    tail_row: Option<read::TailRow>,
+    added: Map<String, Value>,
+) -> Result<()> {
+    let Some(mut row) = tail_row else { return append(connection, report, &added) };
     connection.prepare_cached("DELETE FROM metric_tail WHERE id = ?")?.execute([row.id])?;
-    row.values.extend(added.clone());
+    row.values.extend(added);
     append(connection, report, &row.values)
 }
 
@@ -147,12 +157,12 @@ mod tests {
     fn reports_of_a_step_are_joined_and_contradictions_refused() {
         let object = |value: Value| value.as_object().unwrap().clone();
         let known = object(json!({"loss": 1, "nan": "NaN", "name": "x"}));
-        let joining = |reported: Value| joined(Some(&known), &object(reported));
-        assert_eq!(joining(json!({"loss": 1.0, "nan": "NaN", "name": "x"})).unwrap(), None);
-        assert_eq!(joining(json!({"loss": 1, "other": 2})).unwrap(), Some(object(json!({"other": 2}))));
+        let joining = |reported: Value| joined(&known, &object(reported));
+        assert_eq!(joining(json!({"loss": 1.0, "nan": "NaN", "name": "x"})).unwrap(), Map::new());
+        assert_eq!(joining(json!({"loss": 1, "other": 2})).unwrap(), object(json!({"other": 2})));
         let refused = joining(json!({"loss": 2})).unwrap_err().to_string();
         assert_eq!(refused, "overwriting existing metric keys is not supported, conflicting key: loss");
         assert!(joining(json!({"name": 1})).is_err());
-        assert_eq!(joined(None, &known).unwrap(), Some(known));
+        assert_eq!(joined(&Map::new(), &known).unwrap(), known);
     }
 }

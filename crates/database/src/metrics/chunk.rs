@@ -2,17 +2,20 @@
 //!
 //! ```text
 //! chunk    = version (1 byte, = 1) · zstd(body)
-//! body     = count · kinds · steps · runs · times · words · texts
+//! body     = layout (1 byte) · count · kinds · steps · runs · times · words · texts
 //! count    = varint
 //! kinds    = a byte a point: 0 float, 1 integer, 2 anything else
 //! steps    = varint of zigzag of the change of the change from the point before
 //! runs     = varint of zigzag of the change
 //! times    = like steps, microseconds
-//! words    = bits of the float or integer, exclusive-or with those before, all highest bytes first, then the next …
+//! words    = bits of the float or integer. Layout 0: exclusive-or with those before, all highest bytes first, then all
+//!            next ones …; layout 1: as they are, little-endian
 //! texts    = for each point of kind 2: length (varint) · JSON
 //! ```
 //!
-//! Neighbours are alike, so most bytes become zero or equal, and zstd removes what is left. Decoding distrusts every
+//! Neighbours are alike, so most bytes become zero or equal, and zstd removes what is left. Values that come back
+//! exactly, such as numbers with two decimals, pack better as they are: both layouts are tried and the smaller is kept.
+//! (`examples/pack.rs` measures it.) Decoding distrusts every
 //! byte: it fails, and never panics or allocates more than the content can hold.
 
 use serde_json::{Number, Value};
@@ -120,9 +123,23 @@ pub enum DecodeError {
     Damaged,
 }
 
+/// How the words of a chunk lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Planes = 0,
+    Plain = 1,
+}
+
 /// Packs points, in their order.
 pub fn encode(points: &[Point]) -> Vec<u8> {
-    let mut body = Vec::with_capacity(points.len() * 6 + 16);
+    let planes = encode_with(points, Layout::Planes);
+    let plain = encode_with(points, Layout::Plain);
+    if plain.len() < planes.len() { plain } else { planes }
+}
+
+fn encode_with(points: &[Point], layout: Layout) -> Vec<u8> {
+    let mut body = Vec::with_capacity(points.len() * 16 + 16);
+    body.push(layout as u8);
     put_varint(&mut body, points.len() as u64);
     body.extend(points.iter().map(|point| match point.value {
         Datum::Float(_) => 0,
@@ -136,7 +153,7 @@ pub fn encode(points: &[Point]) -> Vec<u8> {
         before = point.run;
     }
     put_changes_of_changes(&mut body, points.iter().map(|point| point.time));
-    put_words(&mut body, points);
+    put_words(&mut body, points, layout);
     for point in points {
         if let Datum::Json(text) = &point.value {
             put_varint(&mut body, text.len() as u64);
@@ -149,20 +166,21 @@ pub fn encode(points: &[Point]) -> Vec<u8> {
     chunk
 }
 
-fn put_words(body: &mut Vec<u8>, points: &[Point]) {
-    let mut words = Vec::with_capacity(points.len());
-    let mut before = 0;
-    for point in points {
-        let word = match point.value {
-            Datum::Float(float) => float.to_bits(),
-            Datum::Integer(whole) => whole.cast_unsigned(),
-            Datum::Json(_) => continue,
-        };
-        words.push(word ^ before);
-        before = word;
-    }
-    for plane in (0..8).rev() {
-        body.extend(words.iter().map(|word| (word >> (8 * plane)) as u8));
+fn put_words(body: &mut Vec<u8>, points: &[Point], layout: Layout) {
+    let words = points.iter().filter_map(|point| match point.value {
+        Datum::Float(float) => Some(float.to_bits()),
+        Datum::Integer(whole) => Some(whole.cast_unsigned()),
+        Datum::Json(_) => None,
+    });
+    match layout {
+        Layout::Plain => body.extend(words.flat_map(u64::to_le_bytes)),
+        Layout::Planes => {
+            let changes: Vec<u64> =
+                words.scan(0, |before, word| Some(std::mem::replace(before, word) ^ word)).collect();
+            for plane in (0..8).rev() {
+                body.extend(changes.iter().map(|change| (change >> (8 * plane)) as u8));
+            }
+        }
     }
 }
 
@@ -183,6 +201,11 @@ pub fn decode(chunk: &[u8]) -> Result<Vec<Point>, DecodeError> {
     }
     let body = decompress(packed)?;
     let mut rest = body.as_slice();
+    let layout = match take(&mut rest, 1)?[0] {
+        0 => Layout::Planes,
+        1 => Layout::Plain,
+        _ => return Err(DecodeError::Damaged),
+    };
     let count = usize::try_from(take_varint(&mut rest)?).map_err(|_| DecodeError::Damaged)?;
     // Every point has at least its kind, so a count beyond the content is damage, and no reason to allocate.
     let kinds = take(&mut rest, count)?;
@@ -194,7 +217,7 @@ pub fn decode(chunk: &[u8]) -> Result<Vec<Point>, DecodeError> {
         runs.push(before);
     }
     let times = take_changes_of_changes(&mut rest, count)?;
-    let mut words = take_words(&mut rest, kinds.iter().filter(|kind| **kind < 2).count())?.into_iter();
+    let mut words = take_words(&mut rest, kinds.iter().filter(|kind| **kind < 2).count(), layout)?.into_iter();
     let mut points = Vec::with_capacity(count);
     for index in 0..count {
         let value = match kinds[index] {
@@ -228,13 +251,17 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], DecodeError> 
     Ok(taken)
 }
 
-fn take_words(rest: &mut &[u8], count: usize) -> Result<Vec<u64>, DecodeError> {
-    let planes = take(rest, count.checked_mul(8).ok_or(DecodeError::Damaged)?)?;
+fn take_words(rest: &mut &[u8], count: usize, layout: Layout) -> Result<Vec<u64>, DecodeError> {
+    let bytes = take(rest, count.checked_mul(8).ok_or(DecodeError::Damaged)?)?;
+    if layout == Layout::Plain {
+        let word = |word: &[u8; 8]| u64::from_le_bytes(*word);
+        return Ok(bytes.as_chunks().0.iter().map(word).collect());
+    }
     let mut before = 0u64;
     let mut words = Vec::with_capacity(count);
     for index in 0..count {
-        let word = (0..8).fold(0u64, |word, plane| word << 8 | u64::from(planes[plane * count + index]));
-        before ^= word;
+        let change = (0..8).fold(0u64, |change, plane| change << 8 | u64::from(bytes[plane * count + index]));
+        before ^= change;
         words.push(before);
     }
     Ok(words)

@@ -5,7 +5,7 @@
 //!
 //! Invariants, cited by the tests:
 //!
-//! 1. A write is answered when it is on disk: WAL, `synchronous = FULL`, and the answer after the commit ([`engine`]).
+//! 1. A write is answered when it is on disk: WAL, `synchronous = FULL`, and the answer after the commit (`engine`).
 //! 2. One process decides: a lock on a file beside the database keeps a second one out, and the lease row's epoch,
 //!    checked in every writing transaction, refuses one that was replaced without noticing.
 //! 3. A point of a metric is stored once: in the tail or in one chunk, moved between them in one transaction.

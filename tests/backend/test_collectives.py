@@ -159,6 +159,9 @@ def sparse_tensors(rank: int, world: int) -> None:
     dist.all_reduce(tensor)
     same(tensor.to_dense(), dense)
     assert tensor.is_coalesced()
+    single = torch.eye(world)[rank].reshape(1, world, 1).to_sparse()  # one entry on each rank
+    dist.all_reduce(single)
+    same(single.to_dense(), torch.ones(1, world, 1))
     nothing = torch.sparse_coo_tensor(
         torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (3, 3), check_invariants=True
     )

@@ -159,8 +159,8 @@ impl Bound {
                 let other = addresses.iter().enumerate().find(|(_, address)| address.memory != self.near.memory);
                 let (other, host) = other.map_or((rank.0, self.near.host()), |(rank, other)| (rank, other.host()));
                 return Err(Error::invalid(format!(
-                    "rank {other} on {host} shares no memory with rank {rank} on {}, and the network is not open
-hint:                      call open_to_network on every rank and exchange the addresses again",
+                    "rank {other} on {host} shares no memory with rank {rank} on {}, and the network is not open\nhint: \
+                     call open_to_network on every rank and exchange the addresses again",
                     self.near.host()
                 )));
             };

@@ -67,6 +67,10 @@ mod streams;
 mod ticket;
 mod transport;
 
+/// Everything that reads bytes from outside, for the fuzzers.
+#[doc(hidden)]
+pub mod untrusted;
+
 use std::fmt;
 
 pub use address::Address;

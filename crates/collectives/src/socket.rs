@@ -107,17 +107,20 @@ pub(crate) unsafe fn send_rest(
     true
 }
 
-/// Waits a little until the other hosts have what is written: closing a connection with unread bytes in it would take back
-/// what is still on its way.
+/// Before connections are closed: waits a little for the other host to have what is written where something is unread here.
+/// Closing with unread bytes resets a connection, which would take back what is still on its way.
 pub(crate) fn linger<'a, S: AsRawFd + 'a>(sockets: impl Iterator<Item = &'a S> + Clone) {
     let until = Instant::now() + LINGER;
-    let unsent = |socket: &S| {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: asks for a number, which lies on this stack.
-        let status = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-        status == 0 && bytes > 0 && !is_closed(socket)
+    let at_risk = |socket: &S| {
+        let waits = |kind: libc::Ioctl| {
+            let mut bytes: libc::c_int = 0;
+            // SAFETY: asks for a number, which lies on this stack.
+            let status = unsafe { libc::ioctl(socket.as_raw_fd(), kind, &raw mut bytes) };
+            status == 0 && bytes > 0
+        };
+        waits(libc::FIONREAD) && waits(libc::TIOCOUTQ) && !is_closed(socket)
     };
-    while sockets.clone().any(unsent) && Instant::now() < until {
+    while sockets.clone().any(at_risk) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

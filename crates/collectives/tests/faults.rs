@@ -1,19 +1,21 @@
 //! What users see when ranks disagree, come late, leave, or are rebuilt.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 #![expect(unsafe_code, reason = "operations are given raw memory")]
 
 mod ranks;
 
 use std::fs;
 use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    Address, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
+    Address, Bound, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
-use ranks::{PATIENCE, options, threads};
+use ranks::{PATIENCE, options, streams, threads};
 
 /// A call that one rank makes otherwise than the rest.
 type Call = fn(&Group) -> Result<(), Error>;
@@ -59,8 +61,8 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
         ),
     ];
     for (most, odd, one_side, other_side) in cases {
-        for world in [2, 3] {
-            let errors = threads(world, &options(true), |group| {
+        for (world, options) in [(2, options(true)), (3, options(true)), (2, streams()), (3, streams())] {
+            let errors = threads(world, &options, |group| {
                 all_reduce(&group).unwrap();
                 let call = if group.rank() == Rank(1) { odd } else { most };
                 let error = call(&group).unwrap_err();
@@ -70,7 +72,9 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
                 error.to_string()
             });
             for error in errors {
-                assert!(error.contains(one_side) && error.contains(other_side), "{error}");
+                // Over TCP a rank compares what it exchanges itself.
+                let of_own_pair = error.contains("(11 × bytes from rank 2)") && other_side.contains("(11 × bytes");
+                assert!(error.contains(one_side) && (error.contains(other_side) || of_own_pair), "{error}");
                 assert!(error.contains("rank 1"), "{error}");
             }
         }
@@ -79,154 +83,171 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
 
 #[test]
 fn a_time_out_names_who_had_not_come() {
-    let late = Options { timeout: Duration::from_millis(150), ..options(false) };
-    let over = Barrier::new(4);
-    let errors = threads(4, &late, |group| {
-        let here = ![1, 3].contains(&group.rank().0);
-        let error = here.then(|| all_reduce(&group).unwrap_err());
-        over.wait();
-        // Who comes late hears the same.
-        error.unwrap_or_else(|| all_reduce(&group).unwrap_err())
-    });
-    for error in errors {
-        let Error::Timeout { missing, sequence: 0, timeout, .. } = &error else { panic!("{error}") };
-        assert_eq!(missing, &[Rank(1), Rank(3)]);
-        assert_eq!(*timeout, Duration::from_millis(150));
-        assert!(error.to_string().contains("all_reduce(100 × f32, SUM)"), "{error}");
-        assert!(error.to_string().contains("ranks 1, 3 had not started it"), "{error}");
+    for options in [options(false), streams()] {
+        let late = Options { timeout: Duration::from_millis(150), ..options.clone() };
+        let over = Barrier::new(4);
+        let errors = threads(4, &late, |group| {
+            let here = ![1, 3].contains(&group.rank().0);
+            let error = here.then(|| all_reduce(&group).unwrap_err());
+            over.wait();
+            // Who comes late hears the same.
+            error.unwrap_or_else(|| all_reduce(&group).unwrap_err())
+        });
+        for error in errors {
+            let Error::Timeout { missing, sequence: 0, timeout, .. } = &error else { panic!("{error}") };
+            assert_eq!(missing, &[Rank(1), Rank(3)]);
+            assert_eq!(*timeout, Duration::from_millis(150));
+            assert!(error.to_string().contains("all_reduce(100 × f32, SUM)"), "{error}");
+            assert!(error.to_string().contains("ranks 1, 3 had not started it"), "{error}");
+        }
     }
 }
 
 #[test]
 fn a_rank_that_leaves_is_named_at_once() {
-    let errors = threads(3, &Options { host: Some("node7".into()), ..options(false) }, |group| {
-        group.barrier().unwrap();
-        if group.rank() == Rank(2) {
-            return None;
+    for options in [options(false), streams()] {
+        let errors = threads(3, &Options { host: Some("node7".into()), ..options.clone() }, |group| {
+            group.barrier().unwrap();
+            if group.rank() == Rank(2) {
+                return None;
+            }
+            let started = Instant::now();
+            let error = all_reduce(&group).unwrap_err();
+            assert!(started.elapsed() < Duration::from_secs(5));
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            let Error::PeerLost { rank, host, sequence, noticed, .. } = error else { panic!("{error}") };
+            assert_eq!((rank, host.as_str(), sequence, noticed), (Rank(2), "node7", 1, Noticed::LeftGroup));
         }
-        let started = Instant::now();
-        let error = all_reduce(&group).unwrap_err();
-        assert!(started.elapsed() < Duration::from_secs(5));
-        Some(error)
-    });
-    for error in errors.into_iter().flatten() {
-        let Error::PeerLost { rank, host, sequence, noticed, .. } = error else { panic!("{error}") };
-        assert_eq!((rank, host.as_str(), sequence, noticed), (Rank(2), "node7", 1, Noticed::LeftGroup));
     }
 }
 
 #[test]
 fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
-    for round in 0..20 {
-        let root = Rank(round % 4);
-        threads(4, &options(round % 2 == 0), |group| {
-            // Long enough for several steps: the root is through before the others are.
-            let mut values = vec![group.rank().0 as u8; 200_000];
-            group.broadcast(&mut values, root).unwrap();
-            assert!(values.iter().all(|value| *value == root.0 as u8));
-        });
+    for options in [options(false), streams()] {
+        for round in 0..20 {
+            let root = Rank(round % 4);
+            threads(4, &options, |group| {
+                // Long enough for several steps: the root is through before the others are.
+                let mut values = vec![group.rank().0 as u8; 200_000];
+                group.broadcast(&mut values, root).unwrap();
+                assert!(values.iter().all(|value| *value == root.0 as u8));
+            });
+        }
     }
 }
 
 #[test]
 fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
-    let started = Barrier::new(2);
-    let over = Barrier::new(2);
-    threads(2, &options(false), |group| {
-        if group.rank() == Rank(1) {
+    for options in [options(false), streams()] {
+        let started = Barrier::new(2);
+        let over = Barrier::new(2);
+        threads(2, &options, |group| {
+            if group.rank() == Rank(1) {
+                started.wait();
+                over.wait();
+                let error = all_reduce(&group).unwrap_err();
+                assert!(matches!(error, Error::Aborted { by: Rank(0) }), "{error}");
+                return;
+            }
+            let mut values = [0u8; 64];
+            let operation =
+                Operation::Broadcast { buffer: Target::of(&mut values), dtype: DataType::U8, root: Rank(1) };
+            // SAFETY: the buffer outlives both tickets.
+            let tickets = [0, 1].map(|_| unsafe { group.submit(operation.clone()) }.unwrap());
             started.wait();
+            assert!(matches!(tickets[0].wait(Duration::from_millis(30)), Err(Error::Unfinished { .. })));
+            let asked = Instant::now();
+            group.abort();
+            assert!(asked.elapsed() < Duration::from_secs(1));
+            for ticket in &tickets {
+                let error = ticket.wait(PATIENCE).unwrap_err();
+                assert!(matches!(error, Error::Aborted { by: Rank(0) }), "{error}");
+                assert_eq!(ticket.output(), Output::Untouched);
+            }
+            // SAFETY: as above.
+            assert!(unsafe { group.submit(operation) }.is_err());
             over.wait();
-            let error = all_reduce(&group).unwrap_err();
-            assert!(matches!(error, Error::Aborted { by: Rank(0) }), "{error}");
-            return;
-        }
-        let mut values = [0u8; 64];
-        let operation = Operation::Broadcast { buffer: Target::of(&mut values), dtype: DataType::U8, root: Rank(1) };
-        // SAFETY: the buffer outlives both tickets.
-        let tickets = [0, 1].map(|_| unsafe { group.submit(operation.clone()) }.unwrap());
-        started.wait();
-        assert!(matches!(tickets[0].wait(Duration::from_millis(30)), Err(Error::Unfinished { .. })));
-        let asked = Instant::now();
-        group.abort();
-        assert!(asked.elapsed() < Duration::from_secs(1));
-        for ticket in &tickets {
-            let error = ticket.wait(PATIENCE).unwrap_err();
-            assert!(matches!(error, Error::Aborted { by: Rank(0) }), "{error}");
-            assert_eq!(ticket.output(), Output::Untouched);
-        }
-        // SAFETY: as above.
-        assert!(unsafe { group.submit(operation) }.is_err());
-        over.wait();
-    });
+        });
+    }
 }
 
 #[test]
 fn dropping_a_group_ends_what_is_queued() {
-    threads(2, &options(false), |group| {
-        if group.rank() == Rank(0) {
-            // SAFETY: no memory is involved.
-            let ticket = unsafe { group.submit(Operation::Barrier) }.unwrap();
-            drop(group);
-            assert!(ticket.wait(PATIENCE).is_err());
-        }
-    });
+    for options in [options(false), streams()] {
+        threads(2, &options, |group| {
+            if group.rank() == Rank(0) {
+                // SAFETY: no memory is involved.
+                let ticket = unsafe { group.submit(Operation::Barrier) }.unwrap();
+                drop(group);
+                assert!(ticket.wait(PATIENCE).is_err());
+            }
+        });
+    }
 }
 
 #[test]
 fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
-    threads(2, &options(false), |group| {
-        // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
-        unsafe { group.submit(Operation::Barrier) }.unwrap().wait(PATIENCE).unwrap();
-        if group.rank() == Rank(0) {
-            // SAFETY: the child only drops its copy of the group and goes.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                drop(group);
-                // SAFETY: ends the child without touching what it shares with its parent.
-                unsafe { libc::_exit(0) };
+    for options in [options(false), streams()] {
+        threads(2, &options, |group| {
+            // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
+            unsafe { group.submit(Operation::Barrier) }.unwrap().wait(PATIENCE).unwrap();
+            if group.rank() == Rank(0) {
+                // SAFETY: the child only drops its copy of the group and goes.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    drop(group);
+                    // SAFETY: ends the child without touching what it shares with its parent.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = 0;
+                // SAFETY: waits for our own child; the status lies on this stack.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0);
             }
-            let mut status = 0;
-            // SAFETY: waits for our own child; the status lies on this stack.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0);
-        }
-        all_reduce(&group).unwrap();
-    });
+            all_reduce(&group).unwrap();
+        });
+    }
 }
 
-fn descriptors_and_mappings() -> (usize, usize) {
+/// What a process has open: descriptors, mappings of arenas, threads.
+fn holdings() -> (usize, usize, usize) {
     let maps = fs::read_to_string("/proc/self/maps").expect("/proc is there");
     let arenas = maps.lines().filter(|line| line.contains("instep-collectives")).count();
-    let handles = fs::read_dir("/proc/self/fd")
-        .expect("/proc is there")
-        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
-        .filter(|target| {
-            target.to_string_lossy().contains("memfd:instep") || target.to_string_lossy().contains("pidfd")
-        })
-        .count();
-    (handles, arenas)
+    let count = |folder: &str| fs::read_dir(folder).expect("/proc is there").count();
+    (count("/proc/self/fd"), arenas, count("/proc/self/task"))
 }
 
-#[test]
-fn two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past() {
-    // Alone in a process: other tests of this file make groups, too.
-    if std::env::var_os("ALONE").is_none() {
-        let name = "two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past";
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = again.args(["--exact", name]).env("ALONE", "1").output().unwrap();
-        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{text}");
-        return;
+fn resident_kilobytes() -> usize {
+    let status = fs::read_to_string("/proc/self/status").expect("/proc is there");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("the kernel says so");
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Runs one test of this file alone in a process: other tests make groups, too. Whether this is that process.
+fn alone(name: &str) -> bool {
+    if std::env::var_os("ALONE").is_some() {
+        return true;
     }
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = again.args(["--exact", name]).env("ALONE", "1").output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}");
+    false
+}
+
+fn reconfigure(options: &Options, times: u64) {
+    let before = holdings();
     let meet = Barrier::new(3);
     let addresses = std::sync::Mutex::new(vec![None::<Address>; 3]);
-    let early = std::sync::Mutex::new((0, 0));
-    threads(3, &options(true), |group| {
+    let early = std::sync::Mutex::new(((0, 0, 0), 0));
+    threads(3, options, |group| {
         let number = group.rank().0;
         addresses.lock().unwrap()[number] = Some(group.address().clone());
         meet.wait();
         let all: Vec<Address> = addresses.lock().unwrap().iter().flatten().cloned().collect();
-        for generation in 1..=200u64 {
+        for generation in 1..=times {
             // Rank 0 moves from one to the next; every fourth time somebody calls an operation alone before.
             let order: Vec<usize> = (0..3).map(|place| (place + generation as usize) % 3).collect();
             let peers: Vec<Address> = order.iter().map(|member| all[*member].clone()).collect();
@@ -243,19 +264,97 @@ fn two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past() {
             let mut values = vec![place.0 as i32; 10_000];
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
             assert!(values.iter().all(|value| *value == 3));
+            // Messages, too, so that there are threads and connections to leak.
+            let (next, previous) = (Rank((place.0 + 1) % 3), Rank((place.0 + 2) % 3));
+            let (sent, mut received) = ([place.0 as u8], [9u8]);
+            // SAFETY: the buffers outlive the tickets.
+            let tickets = unsafe {
+                [
+                    group.send(Source::of(&sent), next, 0, PATIENCE).unwrap(),
+                    group.receive(Target::of(&mut received), Some(previous), 0, PATIENCE).unwrap(),
+                ]
+            };
+            tickets.iter().for_each(|ticket| ticket.wait(PATIENCE).unwrap());
+            assert_eq!(received, [previous.0 as u8]);
             group.barrier().unwrap();
-            if number == 0 && generation == 10 {
-                *early.lock().unwrap() = descriptors_and_mappings();
+            meet.wait();
+            if number == 0 && generation == times / 5 {
+                *early.lock().unwrap() = (holdings(), resident_kilobytes());
             }
             meet.wait();
         }
         if number == 0 {
-            assert_eq!(descriptors_and_mappings(), *early.lock().unwrap());
+            let (holdings_then, resident_then) = *early.lock().unwrap();
+            assert_eq!(holdings(), holdings_then);
+            let grown = resident_kilobytes().saturating_sub(resident_then);
+            assert!(grown < 4096, "{grown} kB more than after a fifth of the reconfigurations");
         }
         meet.wait();
-        assert!(group.reconfigure(Rank(0), &all, 200, PATIENCE).is_err(), "a generation comes once");
+        assert!(group.reconfigure(Rank(0), &all, times, PATIENCE).is_err(), "a generation comes once");
     });
-    assert_eq!(descriptors_and_mappings(), (0, 0));
+    assert_eq!(holdings(), before);
+}
+
+#[test]
+fn two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past() {
+    if alone("two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past") {
+        reconfigure(&options(true), 200);
+    }
+}
+
+#[test]
+fn a_thousand_reconfigurations_over_tcp_leak_nothing_either() {
+    if alone("a_thousand_reconfigurations_over_tcp_leak_nothing_either") {
+        reconfigure(&streams(), 1000);
+    }
+}
+
+#[test]
+fn a_group_in_a_host_takes_in_ranks_over_the_network() {
+    let exchange = Exchange::new(2);
+    threads(2, &options(false), |group| {
+        let rank = group.rank();
+        all_reduce(&group).unwrap();
+        // As if the others were elsewhere: nobody has the memory of the first generation any more.
+        let elsewhere = Group::bind(streams()).unwrap();
+        let all = exchange.gather(rank.0, elsewhere.address().clone());
+        assert!(group.needs_network(&all));
+        let mixed =
+            |own: &Address| exchange.gather(rank.0, if rank.0 == 0 { own } else { elsewhere.address() }.clone());
+        let addresses = mixed(group.address());
+        if rank.0 == 0 {
+            let error = group.reconfigure(rank, &addresses, 1, PATIENCE).unwrap_err().to_string();
+            assert!(error.contains("the network is not open\nhint: call open_to_network"), "{error}");
+            group.open_to_network().unwrap();
+            let addresses = mixed(group.address());
+            group.reconfigure(rank, &addresses, 2, PATIENCE).unwrap();
+            all_reduce(&group).unwrap();
+        } else {
+            elsewhere.open_to_network().unwrap();
+            let addresses = mixed(group.address());
+            all_reduce(&elsewhere.connect(rank, &addresses, 2, PATIENCE).unwrap()).unwrap();
+        }
+    });
+}
+
+/// Gives the addresses of all ranks for the own one.
+struct Exchange {
+    addresses: std::sync::Mutex<Vec<Option<Address>>>,
+    all: Barrier,
+}
+
+impl Exchange {
+    fn new(world: usize) -> Exchange {
+        Exchange { addresses: std::sync::Mutex::new(vec![None; world]), all: Barrier::new(world) }
+    }
+
+    fn gather(&self, rank: usize, own: Address) -> Vec<Address> {
+        self.addresses.lock().unwrap()[rank] = Some(own);
+        self.all.wait();
+        let all = self.addresses.lock().unwrap().iter().flatten().cloned().collect();
+        self.all.wait();
+        all
+    }
 }
 
 #[test]
@@ -300,4 +399,102 @@ fn a_meeting_that_fails_says_who_did_not_come() {
             assert!(error.contains("rank 1, 3 did not come"), "{error}");
         }
     });
+}
+
+#[test]
+fn strangers_and_other_generations_do_not_disturb_a_meeting_over_tcp() {
+    let places: Vec<Bound> = (0..3).map(|_| Group::bind(streams()).unwrap()).collect();
+    places.iter().for_each(|place| place.open_to_network().unwrap());
+    let [zero, one, stale] = places.try_into().unwrap();
+    let port = port_of(zero.address());
+    let strangers: Vec<TcpStream> = (0..100)
+        .map(|number| {
+            let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            // Some say nothing, some a little, some a lot.
+            let _ = stranger.write_all(&vec![0x55; [0, 7, 48, 5000][number % 4]]);
+            stranger
+        })
+        .collect();
+    let addresses = [zero.address().clone(), one.address().clone()];
+    let other = [zero.address().clone(), stale.address().clone()];
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(move || stale.connect(Rank(1), &other, 6, PATIENCE).err().unwrap().to_string());
+        let first = scope.spawn(|| zero.connect(Rank(0), &addresses, 7, PATIENCE).unwrap());
+        let error = refused.join().unwrap();
+        assert!(error.contains("rank 0 is at generation 7, rank 1 at 6"), "{error}");
+        let second = one.connect(Rank(1), &addresses, 7, PATIENCE).unwrap();
+        let first = first.join().unwrap();
+        let other_side = scope.spawn(move || {
+            all_reduce(&first).unwrap();
+            first
+        });
+        all_reduce(&second).unwrap();
+        let first = other_side.join().unwrap();
+        // Nor do they disturb a group that works.
+        let mut late = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        late.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let other_side = scope.spawn(move || all_reduce(&first).unwrap());
+        all_reduce(&second).unwrap();
+        other_side.join().unwrap();
+    });
+    drop(strangers);
+}
+
+/// The port that an address names beside loopback.
+fn port_of(address: &Address) -> u16 {
+    let text = format!("{address:?}");
+    text.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn somebody_elses_listener_at_a_listed_address_is_passed_over() {
+    // Two hosts with the same address on a bridge: the first endpoint of rank 0 is answered by somebody who stays silent,
+    // the second by somebody who talks nonsense, the third is nobody's, the last is right.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let loud = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let places: Vec<Bound> = (0..2).map(|_| Group::bind(streams()).unwrap()).collect();
+    places.iter().for_each(|place| place.open_to_network().unwrap());
+    let honest: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    // Endpoints are fields with tag 6, before which others can be put.
+    let wrong: Vec<u8> = [silent.local_addr().unwrap(), loud.local_addr().unwrap(), nobody]
+        .iter()
+        .flat_map(|endpoint| {
+            let text = endpoint.to_string();
+            [&[6, text.len() as u8, 0], text.as_bytes()].concat()
+        })
+        .collect();
+    let bytes = honest[0].to_bytes();
+    let deceived = Address::from_bytes(&[&bytes[..7], &wrong, &bytes[7..]].concat()).unwrap();
+    let seen_by_one = vec![deceived, honest[1].clone()];
+    let [zero, one] = places.try_into().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut caller, _) = loud.accept().unwrap();
+            let _ = caller.write_all(&[b'x'; 100]);
+        });
+        let other = scope.spawn(|| all_reduce(&zero.connect(Rank(0), &honest, 0, PATIENCE).unwrap()));
+        all_reduce(&one.connect(Rank(1), &seen_by_one, 0, PATIENCE).unwrap()).unwrap();
+        other.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_meeting_over_tcp_that_fails_says_who_did_not_come() {
+    let places: Vec<Bound> = (0..3).map(|_| Group::bind(streams()).unwrap()).collect();
+    places.iter().for_each(|place| place.open_to_network().unwrap());
+    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    let place = places.into_iter().next().unwrap();
+    let error = place.connect(Rank(0), &addresses, 0, Duration::from_millis(100)).err().unwrap().to_string();
+    assert!(error.contains("rank 1, 2 did not come"), "{error}");
+}
+
+#[test]
+fn a_rank_without_a_network_is_told_to_open_it() {
+    let places: Vec<Bound> = (0..2).map(|_| Group::bind(streams()).unwrap()).collect();
+    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    assert!(places[0].needs_network(&addresses));
+    let place = places.into_iter().next().unwrap();
+    let error = place.connect(Rank(0), &addresses, 0, PATIENCE).err().unwrap().to_string();
+    assert!(error.contains("rank 1 on ") && error.contains("hint: call open_to_network on every rank"), "{error}");
 }

@@ -30,7 +30,7 @@ fn sample(path: usize, worlds: std::ops::RangeInclusive<usize>) {
                 check_moves(&group, dtype, count);
                 check_all_to_all(&group, dtype, count);
             }
-            group.barrier().unwrap();
+            group.barrier().expect("nobody has left");
         });
     }
 }

@@ -10,10 +10,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use instep_collectives::{Address, DataType, Error, Group, Noticed, Rank, Reduction};
-use ranks::{PATIENCE, check_operations, options};
+use instep_collectives::{Address, DataType, Error, Group, Operation, Rank, Reduction, Target};
+use ranks::{PATIENCE, check_operations, every_path, introduce};
+
+/// Places in [`every_path`].
+const ARENA: usize = 0;
+const SINGLE_COPY: usize = 1;
+const STREAMS: usize = 2;
 
 /// Processes of this test program, each a rank; they speak in lines of capitals.
 struct Ranks {
@@ -21,13 +26,17 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn start(world: usize, job: &str, single_copy: bool) -> Ranks {
+    /// `path` is one of [`every_path`].
+    fn start(world: usize, job: &str, path: usize) -> Ranks {
         let mut processes = Vec::new();
         for rank in 0..world {
             let mut process = Command::new(env::current_exe().unwrap())
                 .args(["--exact", "a_rank", "--nocapture"])
-                .envs([("JOB", job), ("SINGLE_COPY", if single_copy { "1" } else { "0" })])
-                .envs([("NUMBER", rank.to_string()), ("RANKS", world.to_string())])
+                .env("JOB", job)
+                .envs(
+                    [("NUMBER", rank), ("RANKS", world), ("PATH_NUMBER", path)]
+                        .map(|(name, value)| (name, value.to_string())),
+                )
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -45,9 +54,11 @@ impl Ranks {
             processes.push((process, input, receiver));
         }
         let mut ranks = Ranks { processes };
-        let addresses: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "ADDRESS ")).collect();
-        for (_, input, _) in &mut ranks.processes {
-            writeln!(input, "{}", addresses.join(" ")).unwrap();
+        for _ in 0..if path == STREAMS { 2 } else { 1 } {
+            let addresses: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "ADDRESS ")).collect();
+            for (_, input, _) in &mut ranks.processes {
+                writeln!(input, "{}", addresses.join(" ")).unwrap();
+            }
         }
         ranks
     }
@@ -78,20 +89,14 @@ fn a_rank() {
     if job == "hidden table" {
         hide_memory();
     }
-    let bound = Group::bind(options(number("SINGLE_COPY") == 1)).unwrap();
-    let bytes = bound.address().to_bytes();
-    let hexadecimal: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("\nADDRESS {hexadecimal}");
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    let addresses: Vec<Address> = line
-        .split_whitespace()
-        .map(|text| {
-            let bytes: Vec<u8> =
-                (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect();
-            Address::from_bytes(&bytes).unwrap()
-        })
-        .collect();
+    let bound = Group::bind(every_path()[number("PATH_NUMBER")].clone()).unwrap();
+    let addresses = introduce(&bound, |address| {
+        let hexadecimal: String = address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("\nADDRESS {hexadecimal}");
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        line.split_whitespace().map(parse_address).collect()
+    });
     assert_eq!(addresses.len(), world);
     let group = bound.connect(Rank(rank), &addresses, 3, PATIENCE).unwrap();
     match job.as_str() {
@@ -110,9 +115,7 @@ fn a_rank() {
                 let result = group.all_reduce(&mut values, Reduction::Max);
                 if let Err(error) = result {
                     let at = now_us();
-                    let Error::PeerLost { rank, noticed: Noticed::ProcessEnded, .. } = error else {
-                        panic!("{error}");
-                    };
+                    let Error::PeerLost { rank, .. } = error else { panic!("{error}") };
                     println!("\nLOST {at} {rank} {error}");
                     break;
                 }
@@ -133,8 +136,33 @@ fn a_rank() {
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
             println!("\nREBUILT {}", values[0]);
         }
+        "leave" => {
+            group.barrier().unwrap();
+            if rank == 1 {
+                println!("\nDONE");
+                std::process::exit(3);
+            }
+            let mut byte = [0u8];
+            // SAFETY: the buffer outlives the ticket.
+            let ticket = unsafe { group.receive(Target::of(&mut byte), None, 0, PATIENCE) }.unwrap();
+            println!("\nDONE {}", ticket.wait(PATIENCE).unwrap_err());
+        }
+        "stop" => {
+            group.barrier().unwrap();
+            println!("\nREADY");
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).unwrap();
+            let limit = Duration::from_millis(300);
+            // SAFETY: no memory is involved.
+            println!("\nDONE {}", unsafe { group.run_within(Operation::Barrier, limit) }.unwrap_err());
+        }
         other => panic!("no job {other}"),
     }
+}
+
+fn parse_address(text: &str) -> Address {
+    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap();
+    Address::from_bytes(&(0..text.len() / 2).map(byte).collect::<Vec<u8>>()).unwrap()
 }
 
 /// From now on nobody can read this process's memory, and this thread nobody else's.
@@ -154,7 +182,7 @@ fn hide_memory() {
 
 #[test]
 fn where_the_kernel_forbids_reading_peers_the_results_are_the_same() {
-    let mut ranks = Ranks::start(3, "hidden table", true);
+    let mut ranks = Ranks::start(3, "hidden table", SINGLE_COPY);
     for rank in 0..3 {
         assert_eq!(ranks.hear(rank, "DONE "), "false");
     }
@@ -162,14 +190,14 @@ fn where_the_kernel_forbids_reading_peers_the_results_are_the_same() {
 }
 
 #[test]
-fn processes_get_the_same_results_on_both_paths() {
+fn processes_get_the_same_results_on_every_path() {
     for world in [2, 3, 5] {
-        for single_copy in [false, true] {
-            let mut ranks = Ranks::start(world, "table", single_copy);
+        for path in [ARENA, SINGLE_COPY, STREAMS] {
+            let mut ranks = Ranks::start(world, "table", path);
             let used: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "DONE ")).collect();
             // Whether the kernel permits it is not ours to say, but the ranks must agree.
             assert!(used.iter().all(|answer| *answer == used[0]));
-            assert!(single_copy || used[0] == "false");
+            assert!(path == SINGLE_COPY || used[0] == "false");
             ranks.finish();
         }
     }
@@ -185,8 +213,10 @@ fn leftovers() -> Vec<String> {
 
 #[test]
 fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
-    for (world, killed, single_copy) in [(2, 1, true), (3, 0, false), (4, 2, true), (4, 3, false)] {
-        let mut ranks = Ranks::start(world, "reduce", single_copy);
+    let cases =
+        [(2, 1, SINGLE_COPY), (3, 0, ARENA), (4, 2, SINGLE_COPY), (4, 3, ARENA), (2, 0, STREAMS), (4, 1, STREAMS)];
+    for (world, killed, path) in cases {
+        let mut ranks = Ranks::start(world, "reduce", path);
         for rank in 0..world {
             ranks.hear(rank, "LOOPING");
         }
@@ -200,7 +230,8 @@ fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
             assert_eq!(words.next().unwrap(), killed.to_string());
             let message = words.next().unwrap();
             assert!(message.contains("all_reduce(2000000 × f32, MAX)"), "{message}");
-            assert!(message.contains("its process ended"), "{message}");
+            let how = if path == STREAMS { "its connection was " } else { "its process ended" };
+            assert!(message.contains(how), "{message}");
             // 100 ms are promised to ranks that get to run; these share their cores with other tests.
             let took = Duration::from_micros((heard_at - killed_at) as u64);
             assert!(took < Duration::from_millis(600), "rank {rank} took {took:?}");
@@ -214,4 +245,55 @@ fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
         ranks.finish();
     }
     assert_eq!(leftovers(), Vec::<String>::new());
+}
+
+#[test]
+fn a_process_that_exits_fails_a_receive_from_anybody() {
+    for path in [ARENA, STREAMS] {
+        let mut ranks = Ranks::start(3, "leave", path);
+        for rank in [0, 2] {
+            let error = ranks.hear(rank, "DONE ");
+            assert!(error.contains("lost rank 1 on "), "{error}");
+            assert!(error.contains("receive(1 bytes from any rank, tag 0)"), "{error}");
+        }
+        ranks.finish();
+    }
+}
+
+/// Waits until every thread of a process stands still.
+fn await_stop(process: i32) {
+    let deadline = Instant::now() + PATIENCE;
+    let stands = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    };
+    while !fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten().all(stands) {
+        assert!(Instant::now() < deadline, "process {process} does not stop");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_stopped_process_is_named_when_the_time_is_over() {
+    for path in [ARENA, STREAMS] {
+        let mut ranks = Ranks::start(3, "stop", path);
+        for rank in 0..3 {
+            ranks.hear(rank, "READY");
+        }
+        let stopped = nix::unistd::Pid::from_raw(ranks.processes[1].0.id() as i32);
+        nix::sys::signal::kill(stopped, nix::sys::signal::Signal::SIGSTOP).unwrap();
+        await_stop(stopped.as_raw());
+        for rank in [0, 2, 1] {
+            writeln!(ranks.processes[rank].1).unwrap();
+        }
+        for rank in [0, 2] {
+            let error = ranks.hear(rank, "DONE ");
+            assert!(error.contains("rank 1 had not started it"), "{error}");
+        }
+        // It hears the same when it comes back.
+        nix::sys::signal::kill(stopped, nix::sys::signal::Signal::SIGCONT).unwrap();
+        let error = ranks.hear(1, "DONE ");
+        assert!(error.contains("rank 1 had not started it"), "{error}");
+        ranks.finish();
+    }
 }

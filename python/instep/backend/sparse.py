@@ -6,6 +6,8 @@ if it asked for an operation in the background.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from instep._native import REDUCTIONS, Operation
@@ -52,7 +54,7 @@ def _gather(link: Link, own: torch.Tensor, counts: list[int], seconds: float) ->
     gathered = own.new_empty((sum(counts), *own.shape[1:]))
     staging = Staging()
     address, _ = staging.write(gathered)
-    row = own.stride(0) * own.element_size() if own.dim() else own.element_size()
+    row = math.prod(own.shape[1:]) * own.element_size()
     targets: list[Memory] = []
     for count in counts:
         targets.append((address, count * row))

@@ -18,7 +18,7 @@
 mod carrier;
 mod link;
 mod post;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::VecDeque;
 use std::net::TcpStream;

@@ -544,3 +544,6 @@ impl Post {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

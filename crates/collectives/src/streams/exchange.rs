@@ -72,6 +72,8 @@ impl Room {
 /// What comes from one peer.
 struct Coming {
     room: Room,
+    /// All bytes that go to the same peer, where the call does not say it.
+    sends: usize,
     header: [u8; HEADER_BYTES],
     /// The header is there and fits.
     checked: bool,
@@ -106,7 +108,8 @@ impl Engine {
                     sequence: watch.sequence,
                     step,
                     call: watch.call.words(),
-                    total: out.total as u64,
+                    sends: out.total as u64,
+                    expects: into(peer).map_or(0, |room| room.total as u64),
                     length: out.length as u64,
                 };
                 let (payload, length) = (out.pointer, out.length);
@@ -116,7 +119,8 @@ impl Engine {
         let mut coming: Vec<Option<Coming>> = (0..self.world())
             .map(|peer| {
                 let room = into(peer).filter(|_| peer != rank)?;
-                Some(Coming { room, header: [0; HEADER_BYTES], checked: false, done: 0 })
+                let sends = out(peer).map_or(0, |out| out.total);
+                Some(Coming { room, sends, header: [0; HEADER_BYTES], checked: false, done: 0 })
             })
             .collect();
         loop {
@@ -147,7 +151,7 @@ impl Engine {
                     link.unsent = None;
                     let noticed = Noticed::from_connection(&error);
                     // It may have said why it went.
-                    return Err(self.last_words(peer).unwrap_or(Stop::Lost(peer, noticed)));
+                    return Err(self.last_words(peer, 0).unwrap_or(Stop::Lost(peer, noticed)));
                 }
             }
         }
@@ -196,21 +200,32 @@ impl Engine {
             link.entered = true;
         }
         let theirs = Call::from_words(header.call).ok_or_else(garbled)?;
-        let element = watch.call.dtype.size() as u64;
-        let (call, other) = if theirs != watch.call {
-            (theirs, watch.call)
-        } else if header.total != coming.room.total as u64 {
-            (
-                theirs.sending(header.total / element, Rank(self.rank)),
-                watch.call.expecting(coming.room.total as u64 / element, Rank(peer)),
-            )
-        } else if header.step != step || header.length != coming.room.length as u64 {
-            return Err(garbled());
-        } else {
-            return Ok(());
+        let (sequence, element) = (watch.shown, watch.call.dtype.size() as u64);
+        let mismatch = |rank: usize, call: Call, other_rank: usize, other: Call| {
+            // It may have found out, or given up, and said so behind these bytes.
+            let skipped = usize::try_from(header.length).unwrap_or(usize::MAX);
+            let own = Stop::Verdict(Verdict::Mismatch { rank, call, other_rank, other, sequence });
+            Err(self.last_words(peer, skipped).unwrap_or(own))
         };
-        let (rank, other_rank, sequence) = (peer, self.rank, watch.shown);
-        Err(Stop::Verdict(Verdict::Mismatch { rank, call, other_rank, other, sequence }))
+        // What one rank sends to another is compared by both.
+        let pair = |from: usize, to: usize, sent: u64, expected: u64| {
+            let sending = watch.call.sending(sent / element, Rank(to));
+            mismatch(from, sending, to, watch.call.expecting(expected / element, Rank(from)))
+        };
+        if theirs != watch.call {
+            return mismatch(peer, theirs, self.rank, watch.call);
+        }
+        let (sends, expects) = (coming.sends as u64, coming.room.total as u64);
+        if header.sends != expects {
+            return pair(peer, self.rank, header.sends, expects);
+        }
+        if step == 0 && header.expects != sends {
+            return pair(self.rank, peer, sends, header.expects);
+        }
+        if header.step != step || header.length != coming.room.length as u64 {
+            return Err(garbled());
+        }
+        Ok(())
     }
 
     /// The words that follow the header of a verdict; their sender has them ready.
@@ -237,18 +252,46 @@ impl Engine {
         wire::verdict_from_bytes(&bytes).map_or(Stop::Lost(peer, Noticed::Garbled), Stop::Verdict)
     }
 
-    /// The verdict or goodbye of a peer that goes, if that is the next thing it said.
-    fn last_words(&self, peer: usize) -> Option<Stop> {
+    /// A verdict that a peer sent after its part of an operation that went well here, and that it gave up itself.
+    pub(super) fn overhear(&self, watch: &Watch) -> Progress {
+        for peer in self.peers() {
+            let Some((header, words)) = self.next_words(peer) else { continue };
+            if header.kind == Kind::Verdict
+                && header.sequence <= watch.sequence
+                && let Some(verdict) = words
+            {
+                return Err(Stop::Verdict(verdict));
+            }
+        }
+        Ok(())
+    }
+
+    /// The verdict or goodbye of a peer that goes, if that is what follows the next `skipped` bytes.
+    fn last_words(&self, peer: usize, mut skipped: usize) -> Option<Stop> {
+        let link = self.peers[peer].as_ref()?;
+        let mut rest = [0; 4096];
+        while skipped > 0 {
+            // SAFETY: our own bytes.
+            match unsafe { receive(&link.socket, rest.as_mut_ptr(), skipped.min(rest.len())) } {
+                Ok(read) if read > 0 => skipped -= read,
+                _ => return None,
+            }
+        }
+        match self.next_words(peer)? {
+            (Header { kind: Kind::Goodbye, .. }, _) => Some(Stop::Lost(peer, Noticed::LeftGroup)),
+            (_, verdict) => verdict.map(Stop::Verdict),
+        }
+    }
+
+    /// What a peer says next, and the verdict if it is one, without taking it.
+    fn next_words(&self, peer: usize) -> Option<(Header, Option<Verdict>)> {
         let link = self.peers[peer].as_ref()?;
         let mut bytes = [0; HEADER_BYTES + VERDICT_BYTES];
         let found = peek(&link.socket, &mut bytes);
         let (header, words) = bytes.split_at(HEADER_BYTES);
         let header = Header::from_bytes(header.try_into().ok()?).filter(|_| found >= HEADER_BYTES)?;
-        match header.kind {
-            Kind::Verdict if found == bytes.len() => wire::verdict_from_bytes(words).map(Stop::Verdict),
-            Kind::Goodbye => Some(Stop::Lost(peer, Noticed::LeftGroup)),
-            Kind::Verdict | Kind::Data => None,
-        }
+        let whole = header.kind == Kind::Verdict && found == bytes.len();
+        Some((header, whole.then(|| wire::verdict_from_bytes(words)).flatten()))
     }
 
     /// Waits until something moves, or something is wrong.
@@ -285,7 +328,7 @@ impl Engine {
         let hung_up: Vec<usize> =
             handles.iter().zip(settled).filter(|(handle, _)| moved(handle)).filter_map(|(_, peer)| peer).collect();
         for peer in hung_up {
-            if let Some(Stop::Verdict(verdict)) = self.last_words(peer) {
+            if let Some(Stop::Verdict(verdict)) = self.last_words(peer, 0) {
                 return Err(Stop::Verdict(verdict));
             }
             // Whoever needs it finds out.

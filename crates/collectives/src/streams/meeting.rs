@@ -133,7 +133,11 @@ impl Meeting<'_> {
         loop {
             let missing = state.missing();
             if missing.is_empty() {
-                return Ok(state.found);
+                let found = state.found;
+                for socket in found.collectives.iter().chain(&found.mail).flatten() {
+                    tune(socket).map_err(|error| Error::system("tune a connection", error))?;
+                }
+                return Ok(found);
             }
             if Instant::now() >= self.deadline {
                 let names: Vec<String> = missing.iter().map(usize::to_string).collect();
@@ -282,9 +286,9 @@ impl State<'_> {
         if hello.token != own.token || peer >= meeting.addresses.len() || peer <= meeting.rank {
             return None;
         }
-        let token = meeting.addresses[peer].token;
         let say = |text: &str| {
-            // A new connection has room for so little.
+            // A new connection has room for so little. Who is refused may be no member: its token is not known here.
+            let token = if text.is_empty() { meeting.addresses[peer].token } else { own.token };
             let bytes = wire::answer(token, text);
             crate::socket::send_all(&caller.socket, &bytes, Instant::now())
         };
@@ -368,10 +372,11 @@ impl State<'_> {
                 return Progress::Refused(String::from_utf8_lossy(&answer.bytes[ANSWER_BYTES..]).into_owned());
             }
             let start: &[u8; ANSWER_BYTES] = answer.bytes[..].try_into().expect("that many were gathered");
-            match wire::answer_length(start, self.meeting.addresses[self.meeting.rank].token) {
-                None => return Progress::Over,
-                Some(0) => return Progress::Done,
-                Some(length) => answer.bytes.resize(ANSWER_BYTES + length, 0),
+            let [own, called] = [self.meeting.rank, call.peer].map(|rank| self.meeting.addresses[rank].token);
+            match (wire::answer_length(start, own), wire::answer_length(start, called)) {
+                (Some(0), _) => return Progress::Done,
+                (_, Some(length @ 1..)) => answer.bytes.resize(ANSWER_BYTES + length, 0),
+                _ => return Progress::Over,
             }
         }
     }
@@ -388,7 +393,7 @@ fn dial(endpoint: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Sends at once what is written, and notices when the other host does not answer any more.
-pub(crate) fn tune(socket: &TcpStream) -> io::Result<()> {
+fn tune(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let socket = SockRef::from(socket);
     let keepalive =

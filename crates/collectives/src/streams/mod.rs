@@ -130,16 +130,8 @@ impl Engine {
         history: Option<u64>,
         timeout: Duration,
     ) -> Result<Engine, Error> {
-        let mut peers = Vec::with_capacity(connections.len());
-        for connection in connections {
-            peers.push(match connection {
-                None => None,
-                Some(socket) => {
-                    meeting::tune(&socket).map_err(|error| Error::system("tune a connection", error))?;
-                    Some(Peer { socket, unsent: None, entered: false, hung_up: false })
-                }
-            });
-        }
+        let peer = |socket| Peer { socket, unsent: None, entered: false, hung_up: false };
+        let peers: Vec<Option<Peer>> = connections.into_iter().map(|connection| connection.map(peer)).collect();
         let world = peers.len();
         let mut engine = Engine {
             rank,
@@ -199,7 +191,8 @@ impl Engine {
         self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
         let result = match self.alarm.verdict() {
             Some(_) => Err(Stop::Aborted),
-            None => self.perform(operation, &watch),
+            // Others may have given up an operation after they had sent all their parts of it.
+            None => self.perform(operation, &watch).and_then(|()| self.overhear(&watch)),
         };
         match result {
             Ok(()) => {
@@ -238,7 +231,8 @@ impl Engine {
             sequence: self.sequence,
             step: 0,
             call: [0; CALL_WORDS],
-            total: 0,
+            sends: 0,
+            expects: 0,
             length: length as u64,
         }
     }

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! caller → called   magic(8) token of the called(16) generation(8) world(4) rank(4) purpose(4) 0(4)
-//! called → caller   magic(8) token of the caller(16) length(4) text       no text: welcome; else why not
+//! called → caller   magic(8) token of the caller(16) 0(4)                 welcome
+//!                   magic(8) token of the called(16) length(4) text       why not
 //! caller → called   magic(8)                                              this connection is the one
 //!
-//! message           magic(4) kind(4) generation(8) sequence(8) step(8) call(24) total(8) length(8), then the bytes
+//! message           magic(4) kind(4) generation(8) sequence(8) step(8) call(24) sends(8) expects(8) length(8), then the bytes
 //! ```
 //! The tokens are in the addresses, which only members have: a stranger is not let in, and a caller notices when somebody
 //! else answers at an address that the other rank believes to be its own. Nothing is encrypted.
@@ -19,7 +20,7 @@ pub(crate) const CONFIRMATION: [u8; 8] = *b"instepC1";
 const MESSAGE_MAGIC: u32 = u32::from_le_bytes(*b"iS01");
 pub(crate) const HELLO_BYTES: usize = 48;
 pub(crate) const ANSWER_BYTES: usize = 28;
-pub(crate) const HEADER_BYTES: usize = 72;
+pub(crate) const HEADER_BYTES: usize = 80;
 pub(crate) const VERDICT_BYTES: usize = 8 * VERDICT_WORDS;
 /// The longest text of a refusal.
 pub(crate) const LONGEST_TEXT: usize = 1024;
@@ -73,13 +74,13 @@ impl Hello {
     }
 }
 
-/// The start of an answer to a caller with this token: welcome, or a refusal of so many bytes.
+/// An answer: welcome with the caller's token, or a refusal with that of the called.
 pub(crate) fn answer(token: [u8; 16], text: &str) -> Vec<u8> {
     let text = &text.as_bytes()[..text.len().min(LONGEST_TEXT)];
     [&ANSWER_MAGIC[..], &token, &(text.len() as u32).to_le_bytes(), text].concat()
 }
 
-/// How long the text of an answer is; `None` if it is not for the caller with this token.
+/// How long the text of an answer with this token is; `None` if it is none.
 pub(crate) fn answer_length(bytes: &[u8; ANSWER_BYTES], token: [u8; 16]) -> Option<usize> {
     let length = u32::from_le_bytes(std::array::from_fn(|index| bytes[24 + index])) as usize;
     (bytes[..8] == ANSWER_MAGIC && bytes[8..24] == token && length <= LONGEST_TEXT).then_some(length)
@@ -108,7 +109,9 @@ pub(crate) struct Header {
     pub(crate) step: u64,
     pub(crate) call: [u64; CALL_WORDS],
     /// All bytes of this operation from the sender to the receiver, where the call does not say it.
-    pub(crate) total: u64,
+    pub(crate) sends: u64,
+    /// And all that the sender expects from the receiver.
+    pub(crate) expects: u64,
     /// Bytes that follow.
     pub(crate) length: u64,
 }
@@ -117,7 +120,8 @@ impl Header {
     pub(crate) fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let kinds = u64::from(MESSAGE_MAGIC) | (self.kind as u64) << 32;
         let [one, two, three] = self.call;
-        let words = [kinds, self.generation, self.sequence, self.step, one, two, three, self.total, self.length];
+        let words =
+            [kinds, self.generation, self.sequence, self.step, one, two, three, self.sends, self.expects, self.length];
         let mut bytes = [0; HEADER_BYTES];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -139,8 +143,9 @@ impl Header {
             sequence: word(bytes, 16),
             step: word(bytes, 24),
             call: std::array::from_fn(|index| word(bytes, 32 + 8 * index)),
-            total: word(bytes, 56),
-            length: word(bytes, 64),
+            sends: word(bytes, 56),
+            expects: word(bytes, 64),
+            length: word(bytes, 72),
         })
     }
 }
@@ -168,11 +173,11 @@ mod tests {
         #[test]
         fn headers_survive_the_network(
             kind in prop_oneof![Just(Kind::Data), Just(Kind::Verdict), Just(Kind::Goodbye)],
-            numbers: [u64; 5],
+            numbers: [u64; 6],
             call: [u64; 3],
         ) {
-            let [generation, sequence, step, total, length] = numbers;
-            let header = Header { kind, generation, sequence, step, call, total, length };
+            let [generation, sequence, step, sends, expects, length] = numbers;
+            let header = Header { kind, generation, sequence, step, call, sends, expects, length };
             prop_assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
         }
 

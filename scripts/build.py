@@ -3,6 +3,7 @@
     python3 scripts/build.py             target/release/instep, dist/*.whl, .venv   (`make build`)
     python3 scripts/build.py wheel       target/release/instep, dist/*.whl          (`make wheel`)
     python3 scripts/build.py venv        .venv with torch and the test tools, without instep
+    python3 scripts/build.py determined  build/determined, where the detached tests find Determined's client
     python3 scripts/build.py lock        requirements/lock.txt from the other requirements (`make lock`)
 
 How: a private environment with uv, maturin and zig is made once per machine. Cargo compiles with zig as C compiler and
@@ -233,6 +234,25 @@ def install_locked(bin_folder: Path) -> None:
     stamp.write_text(wanted)
 
 
+def install_determined(bin_folder: Path) -> None:
+    """Make build/determined with the unmodified `determined` package, for the detached tests."""
+    folder = BUILD / "determined"
+    stamp = folder / "requirements.stamp"
+    sources = [REQUIREMENTS / "determined.txt", REQUIREMENTS / "torch.txt"]
+    wanted = digest(sources, sys.version)
+    if stamped(stamp, wanted):
+        return
+    step("determined", "installing determined's client into build/determined")
+    environment = uv_environment()
+    python = folder / "bin" / "python"
+    say_lines(
+        [bin_folder / "uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder], environment
+    )
+    say_lines([bin_folder / "uv", "pip", "install", "--python", python, "--requirement", sources[0]], environment)
+    subprocess.run([python, "-m", "compileall", "-qq", "-j", "0", folder / "lib"], check=False)
+    stamp.write_text(wanted)
+
+
 def say_lines(command: list[str | Path], environment: dict[str, str]) -> None:
     """Run uv beside cargo, its lines marked so that the two can be told apart; RuntimeError when it fails."""
     with subprocess.Popen(
@@ -355,11 +375,21 @@ def main(arguments: list[str]) -> None:
                 except RuntimeError as error:
                     fail_if_any([error])
                 made = ".venv"
+            case "determined":
+                try:
+                    install_determined(bin_folder)
+                except RuntimeError as error:
+                    fail("cannot install determined's client", cause=str(error), hint="check that PyPI can be reached")
+                made = "build/determined"
             case "lock":
                 lock(bin_folder)
                 made = str(LOCK.relative_to(ROOT))
             case _:
-                fail(f"there is no build command `{command}`", hint="one of: build, wheel, venv, lock", status=2)
+                fail(
+                    f"there is no build command `{command}`",
+                    hint="one of: build, wheel, venv, determined, lock",
+                    status=2,
+                )
     step("ready", f"{made} ({time.monotonic() - started:.1f} s)")
 
 

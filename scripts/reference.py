@@ -41,6 +41,7 @@ COMMANDS = {
         "Without `--use-env`, the script also receives `--local-rank=N` as its first argument. It adds:"
     ),
     "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
+    "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
     "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
     "bench collectives": (
         "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"

@@ -133,8 +133,15 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
     build = Stage("build", [sys.executable, "scripts/build.py", "build"], "see the lines above")
     if arguments:
         return [build, Stage("pytest", [*pytest, *arguments], hint, show_totals=True)]
-    suites = [name for name in ("backend", "e2e", "compat") if any((ROOT / "tests" / name).glob("test_*.py"))]
-    return [build, *(Stage(f"tests/{name}", [*pytest, f"tests/{name}"], hint, show_totals=True) for name in suites)]
+    client = Stage("determined", [sys.executable, "scripts/build.py", "determined"], "see the lines above")
+    suites = [
+        name for name in ("backend", "e2e", "compat", "detached") if any((ROOT / "tests" / name).glob("test_*.py"))
+    ]
+    return [
+        build,
+        client,
+        *(Stage(f"tests/{name}", [*pytest, f"tests/{name}"], hint, show_totals=True) for name in suites),
+    ]
 
 
 def stages_of(command: str, arguments: list[str]) -> list[Stage]:

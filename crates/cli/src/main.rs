@@ -6,6 +6,7 @@ mod bench;
 mod console;
 mod demo;
 mod doctor;
+mod master;
 mod module;
 mod report;
 mod run;
@@ -38,6 +39,8 @@ enum Command {
     Launch(Box<run::LaunchArguments>),
     /// Serve a key-value store that torch's TCPStore clients can use
     Store(store::StoreArguments),
+    /// Record what training reports: serve Determined's REST API from one database file
+    Master(master::MasterArguments),
     /// Say what this machine has and what is missing
     Doctor {
         /// Print JSON instead of a table
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(*arguments),
         Command::Launch(arguments) => run::launch(*arguments),
         Command::Store(arguments) => store::serve(&arguments),
+        Command::Master(arguments) => master::serve(arguments),
         Command::Doctor { json } => doctor::run(json),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Demo { arguments } => demo::run(arguments),

@@ -4,6 +4,8 @@
 //! decision goes out together with the sentence that explains it. The shells that perform the decisions live in the
 //! crates that own the sockets and the processes.
 //!
+//! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
 
+pub mod heartbeat;
 pub mod membership;

@@ -14,15 +14,18 @@ use serde_json::Value;
 /// decision, to be drawn in docs/architecture.md in the same commit.
 const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
+    ("instep-api", &[]),
     ("instep-collectives", &[]),
     ("instep-store", &[]),
     // level 1
+    ("instep-database", &["instep-api"]),
     ("instep-policy", &[]),
     // level 2
     ("instep-launch", &["instep-policy", "instep-store"]),
+    ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
     ("instep-python", &["instep-collectives", "instep-store"]),
     // level 3
-    ("instep", &["instep-launch", "instep-store"]),
+    ("instep", &["instep-launch", "instep-master", "instep-store"]),
     // development only
     ("instep-testkit", &[]),
 ];
@@ -274,6 +277,32 @@ fn only_the_environment_module_spells_worker_variables() {
                 let what = format!("\"{variable}…\" is spelled here: use a constant of instep_launch::environment");
                 complaints.add(&source.path, line, &what);
             }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn only_the_database_contains_sql() {
+    let mut complaints = Complaints::of("SQL only in crates/database");
+    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/database/")) {
+        for (line, text) in source.shipped_code() {
+            for word in ["\"SELECT ", "\"INSERT INTO ", "\"UPDATE ", "\"DELETE FROM ", "rusqlite::"] {
+                if text.contains(word) {
+                    complaints.add(&source.path, line, "ask crates/database for it");
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
+fn only_http_knows_status_codes() {
+    let mut complaints = Complaints::of("status codes only in master::http");
+    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/master/src/http/")) {
+        for (line, _) in source.shipped_code().filter(|(_, text)| text.contains("StatusCode")) {
+            complaints.add(&source.path, line, "return an error; master::http::failure knows its status");
         }
     }
     complaints.must_be_none();

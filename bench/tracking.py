@@ -1,0 +1,226 @@
+"""Compares `instep master` with MLflow's server: reports of ten metrics, each after the last one's acknowledgement.
+
+    .venv/bin/python bench/tracking.py [--mlflow PYTHON] [--seconds 5] [--repetitions 3] [--json FILE]
+
+Both serve from one SQLite file that they sync on every commit, and are asked by the same plain HTTP client over
+keep-alive connections, from 1 and from 8 processes at a time. They take turns, so that a noisy machine disturbs both
+alike; medians of the repetitions are shown. `--mlflow` names an interpreter with mlflow installed; without it only
+ours is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import multiprocessing
+import os
+import re
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TypedDict
+
+ROOT = Path(__file__).resolve().parent.parent
+METRICS = 10
+CLIENTS = (1, 8)
+
+
+class Figures(TypedDict):
+    """What one server did with so many clients."""
+
+    points_per_second: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Server:
+    """What the clients need to know of a server."""
+
+    def __init__(self, port: int, headers: dict[str, str]) -> None:
+        self.port = port
+        self.headers = headers
+
+    def ask(self, connection: http.client.HTTPConnection, path: str, body: object) -> dict:
+        """Send a request and give the answer's JSON."""
+        connection.request("POST", path, json.dumps(body), self.headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        assert answer.status == 200, text
+        return json.loads(text)
+
+    def connect(self) -> http.client.HTTPConnection:
+        """Open a connection that does not wait for full packets."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def new_run(self) -> object:
+        """Make what the reports of one client belong to."""
+        raise NotImplementedError
+
+    def report(self, connection: http.client.HTTPConnection, run: object, step: int) -> None:
+        """Report ten metrics; return when they are acknowledged."""
+        raise NotImplementedError
+
+
+def values(step: int) -> dict[str, float]:
+    """Ten numbers as a training loop has them."""
+    return {f"metric_{index}": 1.0 / (step + 1 + index) for index in range(METRICS)}
+
+
+class Instep(Server):
+    """`instep master`."""
+
+    def new_run(self) -> object:
+        """Make an experiment with a started trial."""
+        connection = self.connect()
+        config = json.dumps({"name": "bench", "searcher": {"name": "single", "metric": "loss"}})
+        made = self.ask(connection, "/api/v1/experiments", {"config": config, "unmanaged": True})
+        request = {"experimentId": made["experiment"]["id"], "unmanaged": True}
+        trial = self.ask(connection, "/api/v1/trials", request)["trial"]["id"]
+        self.ask(connection, f"/api/v1/trials/{trial}/start", {"resume": True})
+        return trial
+
+    def report(self, connection: http.client.HTTPConnection, run: object, step: int) -> None:
+        """Report as Determined's client does."""
+        inner = {"trialId": run, "trialRunId": 1, "stepsCompleted": step, "metrics": {"avgMetrics": values(step)}}
+        self.ask(connection, f"/api/v1/trials/{run}/metrics", {"group": "training", "metrics": inner})
+
+
+class Mlflow(Server):
+    """`mlflow server`."""
+
+    def new_run(self) -> object:
+        """Make a run in the default experiment."""
+        answer = self.ask(self.connect(), "/api/2.0/mlflow/runs/create", {"experiment_id": "0", "start_time": 0})
+        return answer["run"]["info"]["run_id"]
+
+    def report(self, connection: http.client.HTTPConnection, run: object, step: int) -> None:
+        """Report as MLflow's client does with `log_metrics`."""
+        now = int(time.time() * 1000)
+        metrics = [{"key": key, "value": value, "timestamp": now, "step": step} for key, value in values(step).items()]
+        self.ask(connection, "/api/2.0/mlflow/runs/log-batch", {"run_id": run, "metrics": metrics})
+
+
+@contextlib.contextmanager
+def instep(folder: Path, binary: Path) -> Iterator[Server]:
+    """Serve from a fresh database."""
+    command = [binary, "master", "--port", "0", "--db", folder / "instep.db"]
+    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r":(\d+) ", process.stdout.readline())
+        assert found
+        server = Instep(int(found[1]), {"Host": "127.0.0.1"})
+        request = {"username": "determined", "password": "", "isHashed": True}
+        token = server.ask(server.connect(), "/api/v1/auth/login", request)["token"]
+        server.headers["Authorization"] = f"Bearer {token}"
+        yield server
+        process.terminate()
+
+
+@contextlib.contextmanager
+def mlflow(folder: Path, python: str) -> Iterator[Server]:
+    """Serve from a fresh database, with one worker as its documentation starts it by default for SQLite."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination",
+        str(folder / "mlruns"),
+    ]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    log = (folder / "mlflow.log").open("w")
+    with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 180
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+                time.sleep(0.2)
+            yield Mlflow(port, {"Content-Type": "application/json"})
+        finally:
+            os.killpg(process.pid, 15)
+
+
+def client(server: Server, run: object, barrier: Barrier, seconds: float, results: multiprocessing.Queue) -> None:
+    """Report until the time is over; put the times of all reports."""
+    connection = server.connect()
+    server.report(connection, run, 0)
+    barrier.wait(timeout=120)
+    times = []
+    begin = time.perf_counter()
+    step = 1
+    while (now := time.perf_counter()) - begin < seconds:
+        server.report(connection, run, step)
+        times.append(time.perf_counter() - now)
+        step += 1
+    results.put(times)
+
+
+def measure(server: Server, clients: int, seconds: float) -> Figures:
+    """Let so many clients report at once."""
+    barrier = multiprocessing.Barrier(clients)
+    results: multiprocessing.Queue = multiprocessing.Queue()
+    runs = [server.new_run() for _ in range(clients)]
+    processes = [multiprocessing.Process(target=client, args=(server, run, barrier, seconds, results)) for run in runs]
+    for process in processes:
+        process.start()
+    times = sorted(value for _ in processes for value in results.get(timeout=seconds + 180))
+    for process in processes:
+        process.join(timeout=30)
+    return {
+        "points_per_second": len(times) * METRICS / seconds,
+        "p50_ms": statistics.median(times) * 1000,
+        "p99_ms": times[len(times) * 99 // 100] * 1000,
+    }
+
+
+def median(figures: list[Figures]) -> Figures:
+    """Give the median of each figure."""
+    return {
+        "points_per_second": statistics.median(each["points_per_second"] for each in figures),
+        "p50_ms": statistics.median(each["p50_ms"] for each in figures),
+        "p99_ms": statistics.median(each["p99_ms"] for each in figures),
+    }
+
+
+def main() -> None:
+    """Measure, show a table, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mlflow", metavar="PYTHON", help="interpreter with mlflow; left out: ours alone")
+    parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "instep")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        servers = {"instep": stack.enter_context(instep(Path(folder), arguments.binary))}
+        if arguments.mlflow:
+            servers["mlflow"] = stack.enter_context(mlflow(Path(folder), arguments.mlflow))
+        found: dict[str, list[Figures]] = {}
+        for _ in range(arguments.repetitions):
+            for clients in CLIENTS:
+                for name, server in servers.items():
+                    figures = measure(server, clients, arguments.seconds)
+                    found.setdefault(f"{name}, {clients} clients", []).append(figures)
+    results = {name: median(figures) for name, figures in found.items()}
+    print(f"single reports of {METRICS} metrics, {os.cpu_count()} cores, medians of {arguments.repetitions}")
+    for name, figures in results.items():
+        numbers = f"{figures['points_per_second']:10.0f} points/s  p50 {figures['p50_ms']:8.3f} ms"
+        print(f"  {name:<22} {numbers}  p99 {figures['p99_ms']:8.3f} ms")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

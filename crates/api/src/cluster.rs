@@ -1,0 +1,49 @@
+//! What the master says about itself.
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// The version of Determined whose API this is; its client compares it with its own.
+pub const COMPATIBLE_VERSION: &str = "0.38.1";
+
+/// `GET /info`, in snake_case because it is a plain route.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct Info {
+    pub version: &'static str,
+    pub master_id: String,
+    pub cluster_id: String,
+    pub cluster_name: String,
+    pub telemetry: TelemetryInfo,
+    pub sso_providers: Option<Value>,
+}
+
+/// Nothing is sent to anybody.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TelemetryInfo {
+    pub enabled: bool,
+}
+
+/// `GET /api/v1/master`
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MasterResponse {
+    pub version: &'static str,
+    pub master_id: String,
+    pub cluster_id: String,
+    pub cluster_name: String,
+    pub telemetry_enabled: bool,
+    pub external_login_uri: String,
+    pub external_logout_uri: String,
+    pub branding: &'static str,
+    pub rbac_enabled: bool,
+    pub product: &'static str,
+    pub feature_switches: Vec<String>,
+    pub user_management_enabled: bool,
+    pub strict_job_queue_control: bool,
+    pub has_custom_logo: bool,
+    pub sso_providers: Vec<Value>,
+    pub cluster_message: Option<Value>,
+}

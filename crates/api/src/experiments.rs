@@ -1,0 +1,140 @@
+//! Experiments: a name, a configuration, and trials.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::identifiers::{ExperimentId, ProjectId, TrialId, UserId, WorkspaceId};
+use crate::pages::Pagination;
+use crate::states::State;
+use crate::wire::{Long, Timestamp};
+
+/// One experiment, with everything that lists show.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct Experiment {
+    pub id: ExperimentId,
+    pub name: String,
+    pub description: String,
+    pub labels: Vec<String>,
+    pub notes: String,
+    pub config: Value,
+    pub original_config: String,
+    pub archived: bool,
+    pub job_id: String,
+    pub num_trials: i64,
+    pub trial_ids: Vec<TrialId>,
+    pub project_id: ProjectId,
+    pub project_name: String,
+    pub project_owner_id: UserId,
+    pub workspace_id: WorkspaceId,
+    pub workspace_name: String,
+    pub parent_archived: bool,
+    pub searcher_type: String,
+    pub searcher_metric: String,
+    pub hyperparameters: Value,
+    pub start_time: Timestamp,
+    pub end_time: Option<Timestamp>,
+    pub state: State,
+    pub username: String,
+    pub display_name: String,
+    pub user_id: UserId,
+    pub resource_pool: String,
+    pub progress: Option<f64>,
+    pub forked_from: Option<ExperimentId>,
+    pub checkpoint_size: Long,
+    pub checkpoint_count: i64,
+    pub unmanaged: bool,
+    pub external_experiment_id: Option<String>,
+    pub external_trial_id: Option<String>,
+    pub model_definition_size: i64,
+    pub best_trial_id: Option<TrialId>,
+    pub best_trial_searcher_metric: Option<f64>,
+    /// Seconds from start to end, or to now.
+    pub duration: i64,
+    pub pachyderm_integration: Option<Value>,
+}
+
+/// `POST /experiments` and `PUT /experiments/by-external-id/{id}`
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct CreateExperimentRequest {
+    pub config: Option<String>,
+    pub unmanaged: Option<bool>,
+    #[serde(alias = "project_id")]
+    pub project_id: Option<ProjectId>,
+    #[serde(alias = "validate_only")]
+    pub validate_only: Option<bool>,
+}
+
+/// The answer to a creation.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct CreateExperimentResponse {
+    pub experiment: Experiment,
+    pub config: Value,
+    pub warnings: Vec<String>,
+}
+
+/// `GET /experiments/{id}`
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct GetExperimentResponse {
+    pub experiment: Experiment,
+    pub config: Value,
+    pub job_summary: Option<Value>,
+}
+
+/// `PATCH /experiments/{id}`: what is not given stays.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PatchExperimentRequest {
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub labels: Option<Vec<String>>,
+    pub notes: Option<String>,
+}
+
+/// An answer that is one experiment.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ExperimentResponse {
+    pub experiment: Experiment,
+}
+
+/// A list of experiments.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ExperimentsResponse {
+    pub experiments: Vec<Experiment>,
+    pub pagination: Pagination,
+}
+
+/// The labels of an experiment after a change.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LabelsResponse {
+    pub labels: Vec<String>,
+}
+
+/// `POST /experiments/{id}/move`
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MoveExperimentRequest {
+    #[serde(alias = "destination_project_id")]
+    pub destination_project_id: Option<ProjectId>,
+}
+
+/// `GET /experiments/{id}/searcher/best_searcher_validation_metric`
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct BestMetricResponse {
+    pub metric: f64,
+}
+
+/// An answer without content.
+pub type Nothing = Map<String, Value>;

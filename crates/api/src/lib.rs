@@ -1,0 +1,25 @@
+//! What the master and its clients say to each other: the types of the REST API.
+//!
+//! The surface is the one of Determined 0.38 (its URLs, names and JSON rules), so that its published client works
+//! unchanged. The rules that hold for every message live in [`wire`]:
+//!
+//! 1. Answers use lowerCamelCase and carry every field, zero values included; absent messages are `null`.
+//! 2. Requests may spell a field in lowerCamelCase or snake_case; `null` means unset; unknown fields are ignored.
+//! 3. 64-bit integers are strings in JSON ([`wire::Long`]); identifiers and counts are numbers. Both forms are read.
+//! 4. Times are RFC 3339 in UTC with microseconds ([`wire::Timestamp`]).
+//!
+//! This crate does no I/O and reads no clock.
+
+pub mod checkpoints;
+pub mod cluster;
+pub mod error;
+pub mod experiments;
+pub mod identifiers;
+pub mod logs;
+pub mod metrics;
+pub mod pages;
+pub mod states;
+pub mod trials;
+pub mod users;
+pub mod wire;
+pub mod workspaces;

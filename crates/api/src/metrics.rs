@@ -1,0 +1,137 @@
+//! Metrics: what a trial reported at which step.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::identifiers::{RunId, TrialId};
+use crate::trials::Trial;
+use crate::wire::{Timestamp, Whole};
+
+/// The group of metrics from training steps.
+pub const TRAINING: &str = "training";
+/// The group of metrics from validations.
+pub const VALIDATION: &str = "validation";
+/// Groups about the machine. They are known by time and not by step, and nothing is merged in them.
+pub const PROFILING: &[&str] = &["gpu", "cpu", "memory", "disk", "network"];
+
+/// Metrics of a step: averages, and perhaps one set for every batch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct Metrics {
+    pub avg_metrics: Map<String, Value>,
+    pub batch_metrics: Option<Value>,
+}
+
+/// `POST /trials/{id}/metrics`
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ReportMetricsRequest {
+    pub group: Option<String>,
+    pub metrics: Option<TrialMetrics>,
+}
+
+/// One report.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TrialMetrics {
+    #[serde(alias = "trial_id")]
+    pub trial_id: Option<TrialId>,
+    #[serde(alias = "trial_run_id")]
+    pub trial_run_id: Option<RunId>,
+    #[serde(alias = "steps_completed")]
+    pub steps_completed: Option<Whole>,
+    #[serde(alias = "report_time")]
+    pub report_time: Option<Timestamp>,
+    pub metrics: Option<ReportedMetrics>,
+}
+
+/// The values of a report.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ReportedMetrics {
+    #[serde(alias = "avg_metrics")]
+    pub avg_metrics: Option<Map<String, Value>>,
+    #[serde(alias = "batch_metrics")]
+    pub batch_metrics: Option<Value>,
+}
+
+/// A report that has been checked and may be stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Whose it is.
+    pub trial: TrialId,
+    /// Of which start of the trial.
+    pub run: RunId,
+    /// `training`, `validation`, or another name.
+    pub group: String,
+    /// Batches that the trial had completed.
+    pub step: i64,
+    /// When the script said it was, else when it arrived.
+    pub time: Timestamp,
+    /// By name.
+    pub values: Map<String, Value>,
+    /// One map for every batch, if given.
+    pub batches: Option<Value>,
+}
+
+/// A line of the metric streams: everything that one trial reported at one step in one group.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MetricsReport {
+    pub id: i64,
+    pub trial_id: TrialId,
+    pub trial_run_id: RunId,
+    pub total_batches: i64,
+    pub end_time: Timestamp,
+    pub archived: bool,
+    pub group: String,
+    /// `{"avg_metrics": …, "batch_metrics": …}`, or `{"validation_metrics": …}`.
+    pub metrics: Value,
+}
+
+/// An element of the metric streams.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MetricsStreamElement {
+    pub metrics: Vec<MetricsReport>,
+}
+
+/// `GET /trials/time-series`
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct CompareTrialsResponse {
+    pub trials: Vec<ComparableTrial>,
+}
+
+/// One trial's charts.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ComparableTrial {
+    pub trial: Trial,
+    pub metrics: Vec<DownsampledMetrics>,
+}
+
+/// The points of the metrics of one group, thinned out for a chart: minima, maxima and the last point are kept.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct DownsampledMetrics {
+    pub group: String,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub data: Vec<DataPoint>,
+}
+
+/// The values of one step.
+#[derive(Debug, Clone, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct DataPoint {
+    pub batches: i64,
+    pub values: Map<String, Value>,
+    pub time: Timestamp,
+    pub epoch: Option<f64>,
+}

@@ -1,0 +1,102 @@
+//! Users, logging in, and what may be changed of a user.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::identifiers::UserId;
+use crate::pages::Pagination;
+use crate::wire::Timestamp;
+
+/// Somebody who may log in.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct User {
+    pub id: UserId,
+    pub username: String,
+    pub admin: bool,
+    pub active: bool,
+    pub display_name: String,
+    pub agent_user_group: Option<Value>,
+    pub remote: bool,
+    pub modified_at: Option<Timestamp>,
+    pub last_auth_at: Option<Timestamp>,
+}
+
+/// `POST /auth/login`
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LoginRequest {
+    pub username: Option<String>,
+    pub password: Option<String>,
+    #[serde(alias = "is_hashed")]
+    pub is_hashed: Option<bool>,
+}
+
+/// The answer to a login.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LoginResponse {
+    pub token: String,
+    pub user: User,
+}
+
+/// An answer that is one user.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct UserResponse {
+    pub user: User,
+}
+
+/// A list of users.
+#[derive(Debug, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct UsersResponse {
+    pub users: Vec<User>,
+    pub pagination: Pagination,
+}
+
+/// What a new user is to be.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct NewUser {
+    pub username: Option<String>,
+    pub admin: Option<bool>,
+    pub active: Option<bool>,
+    #[serde(alias = "display_name")]
+    pub display_name: Option<String>,
+    pub remote: Option<bool>,
+    #[serde(alias = "agent_user_group")]
+    pub agent_user_group: Option<Value>,
+}
+
+/// `POST /users`
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PostUserRequest {
+    pub user: Option<NewUser>,
+    pub password: Option<String>,
+    #[serde(alias = "is_hashed")]
+    pub is_hashed: Option<bool>,
+}
+
+/// `PATCH /users/{id}`: what is not given stays.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PatchUserRequest {
+    pub username: Option<String>,
+    pub admin: Option<bool>,
+    pub active: Option<bool>,
+    #[serde(alias = "display_name")]
+    pub display_name: Option<String>,
+    pub remote: Option<bool>,
+    pub password: Option<String>,
+    #[serde(alias = "is_hashed")]
+    pub is_hashed: Option<bool>,
+    #[serde(alias = "agent_user_group")]
+    pub agent_user_group: Option<Value>,
+}

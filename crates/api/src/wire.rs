@@ -1,0 +1,157 @@
+//! The rules of JSON that hold for every message: numbers, times, and fields that are not there.
+
+use std::fmt;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A moment in UTC, in microseconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    /// Reads RFC 3339 with any offset.
+    pub fn parse(text: &str) -> Option<Timestamp> {
+        DateTime::parse_from_rfc3339(text).ok().map(|time| Timestamp(time.timestamp_micros()))
+    }
+
+    /// The seconds from `earlier` to this.
+    pub fn seconds_since(self, earlier: Timestamp) -> f64 {
+        (self.0 - earlier.0) as f64 / 1e6
+    }
+}
+
+impl fmt::Display for Timestamp {
+    /// RFC 3339 with exactly six digits of fraction, which is also how log lines show their time.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time: DateTime<Utc> = DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::UNIX_EPOCH);
+        formatter.write_str(&time.to_rfc3339_opts(SecondsFormat::Micros, true))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Timestamp::parse(&text)
+            .ok_or_else(|| Error::invalid_value(Unexpected::Str(&text), &"a time such as 2026-01-02T03:04:05Z"))
+    }
+}
+
+/// A 64-bit integer: a string in answers, a string or a number in requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Long(pub i64);
+
+impl Serialize for Long {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Long {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        whole_number(deserializer).map(Long)
+    }
+}
+
+/// A whole number: a number in answers, a number or a string in requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Whole(pub i64);
+
+impl Serialize for Whole {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_i64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        whole_number(deserializer).map(Whole)
+    }
+}
+
+/// Reads a whole number from a JSON number (also `3.0`, which some writers make of 3) or a string.
+pub(crate) fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+    struct WholeNumber;
+
+    impl Visitor<'_> for WholeNumber {
+        type Value = i64;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a whole number")
+        }
+
+        fn visit_i64<E: Error>(self, value: i64) -> Result<i64, E> {
+            Ok(value)
+        }
+
+        fn visit_u64<E: Error>(self, value: u64) -> Result<i64, E> {
+            i64::try_from(value).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+        }
+
+        fn visit_f64<E: Error>(self, value: f64) -> Result<i64, E> {
+            let whole = value as i64;
+            if whole as f64 == value { Ok(whole) } else { Err(E::invalid_value(Unexpected::Float(value), &self)) }
+        }
+
+        fn visit_str<E: Error>(self, value: &str) -> Result<i64, E> {
+            value.trim().parse().map_err(|_| E::invalid_value(Unexpected::Str(value), &self))
+        }
+    }
+
+    deserializer.deserialize_any(WholeNumber)
+}
+
+/// The lowerCamelCase spelling of a name that may be in snake_case.
+pub fn camel_case(name: &str) -> String {
+    let mut result = String::with_capacity(name.len());
+    let mut raise = false;
+    for letter in name.chars() {
+        if letter == '_' && !result.is_empty() {
+            raise = true;
+        } else if raise {
+            result.extend(letter.to_uppercase());
+            raise = false;
+        } else {
+            result.push(letter);
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_with_microseconds_and_read_with_offsets() {
+        let time = Timestamp::parse("2026-01-02T04:04:05.678901+01:00").unwrap();
+        assert_eq!(serde_json::to_string(&time).unwrap(), r#""2026-01-02T03:04:05.678901Z""#);
+        assert_eq!(Timestamp::parse("2026-01-02T03:04:05Z").unwrap().to_string(), "2026-01-02T03:04:05.000000Z");
+        assert_eq!(Timestamp::parse("yesterday"), None);
+    }
+
+    #[test]
+    fn whole_numbers_come_as_numbers_or_strings() {
+        for text in ["7", "7.0", "\"7\"", "\" 7 \""] {
+            assert_eq!(serde_json::from_str::<Long>(text).unwrap(), Long(7), "{text}");
+        }
+        for text in ["7.5", "\"seven\"", "true", "[7]", "18446744073709551615"] {
+            assert!(serde_json::from_str::<Long>(text).is_err(), "{text}");
+        }
+        assert_eq!(serde_json::to_string(&Long(i64::MAX)).unwrap(), r#""9223372036854775807""#);
+    }
+
+    #[test]
+    fn names_in_snake_case_become_camel_case() {
+        for (given, expected) in [("timeout_seconds", "timeoutSeconds"), ("trialIds", "trialIds"), ("_x", "_x")] {
+            assert_eq!(camel_case(given), expected);
+        }
+    }
+}

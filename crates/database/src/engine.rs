@@ -1,0 +1,300 @@
+//! One writer and a few readers on one SQLite file.
+//!
+//! Writes are closures that queue for one thread, which runs as many as are waiting inside one transaction and commits
+//! them together: with `synchronous = FULL` the cost of a commit is the disk's, and it is shared. Each closure runs in a
+//! savepoint, so that one that fails takes nothing of the others back. A write is answered after the commit, never
+//! before. Reads run on threads of their own, each in a snapshot, and never wait for the writer.
+//!
+//! Queues are bounded: a caller waits for a place. Closing ends the queues, lets the threads finish what is queued, and
+//! joins them.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{Error, Result};
+
+/// Jobs that may wait for the writer, or for a reader, before callers have to wait for a place.
+const QUEUE: usize = 1024;
+/// Jobs of one transaction at most, so that the first does not wait for ever.
+const JOBS_PER_COMMIT: usize = 256;
+const READERS: usize = 3;
+/// Prepared statements that each connection keeps.
+const STATEMENTS: usize = 128;
+
+/// Runs inside the transaction, or without one if none could be begun; what it returns runs after the commit, and is
+/// told why that failed, if it did.
+type WriteJob = Box<dyn FnOnce(Option<&Connection>) -> Completion + Send>;
+type Completion = Box<dyn FnOnce(Option<&str>) + Send>;
+type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
+
+/// The threads and the ways to them.
+pub(crate) struct Engine {
+    writes: Mutex<Option<mpsc::Sender<WriteJob>>>,
+    reads: Mutex<Option<mpsc::Sender<ReadJob>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Starts the threads on an open, migrated database whose lease is `epoch`.
+    pub(crate) fn start(path: &Path, writer: Connection, epoch: i64) -> Result<Engine> {
+        let (writes, write_jobs) = mpsc::channel(QUEUE);
+        let (reads, read_jobs) = mpsc::channel::<ReadJob>(QUEUE);
+        let read_jobs = Arc::new(Mutex::new(read_jobs));
+        let mut threads = vec![spawn("instep-db-write", path, move || write_loop(&writer, write_jobs, epoch))?];
+        for _ in 0..READERS {
+            let mut reader = open_reader(path)?;
+            let jobs = Arc::clone(&read_jobs);
+            let work = move || {
+                // The lock is held while waiting: the others wait for the lock instead, which is the same.
+                while let Some(job) = jobs.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv() {
+                    job(&mut reader);
+                }
+            };
+            threads.push(spawn("instep-db-read", path, work)?);
+        }
+        Ok(Engine { writes: Mutex::new(Some(writes)), reads: Mutex::new(Some(reads)), threads: Mutex::new(threads) })
+    }
+
+    /// Runs `work` in a transaction; the answer comes when its effects are on disk.
+    pub(crate) async fn write<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T> + Send + 'static,
+    {
+        let (job, answer) = write_job(work);
+        let writes = sender(&self.writes)?;
+        writes.send(job).await.map_err(|_| Error::Closed)?;
+        drop(writes);
+        answer.await.map_err(|_| Error::Closed)?
+    }
+
+    /// The same for threads that may block.
+    pub(crate) fn write_blocking<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T> + Send + 'static,
+    {
+        let (job, answer) = write_job(work);
+        let writes = sender(&self.writes)?;
+        writes.blocking_send(job).map_err(|_| Error::Closed)?;
+        drop(writes);
+        answer.blocking_recv().map_err(|_| Error::Closed)?
+    }
+
+    /// Runs `work` on a snapshot.
+    pub(crate) async fn read<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let job: ReadJob = Box::new(move |connection| {
+            // Nobody listens any more when the request was given up.
+            let _ = reply.send(in_snapshot(connection, work));
+        });
+        let reads = sender(&self.reads)?;
+        reads.send(job).await.map_err(|_| Error::Closed)?;
+        drop(reads);
+        answer.await.map_err(|_| Error::Closed)?
+    }
+
+    /// Lets the threads finish what is queued, and joins them.
+    pub(crate) fn close(&self) {
+        drop(self.writes.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.reads.lock().unwrap_or_else(PoisonError::into_inner).take());
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A panic of the thread was its own message; there is nothing left to do about it here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Opens a connection for reading.
+pub(crate) fn open_reader(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA query_only = ON;")?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+/// Opens the connection for writing, and makes the file if there is none.
+pub(crate) fn open_writer(path: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(path)?;
+    connection.execute_batch(
+        "PRAGMA busy_timeout = 5000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
+         PRAGMA journal_size_limit = 67108864;",
+    )?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+/// Runs `work` on a connection that shows one state of the database throughout.
+pub(crate) fn in_snapshot<T>(connection: &mut Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    let transaction = connection.transaction()?;
+    let result = contained(|| work(&transaction));
+    transaction.finish()?;
+    result
+}
+
+/// Runs `work` so that a broken invariant in it fails its own caller, and not everybody whose work comes later. What it
+/// changed is rolled back like after any other failure.
+fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|cause| {
+        let text = cause.downcast_ref::<String>().map(String::as_str).or_else(|| cause.downcast_ref::<&str>().copied());
+        Err(Error::Damaged(format!("a broken invariant: {}", text.unwrap_or("of unknown kind"))))
+    })
+}
+
+fn spawn(name: &str, path: &Path, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
+fn sender<T>(queue: &Mutex<Option<mpsc::Sender<T>>>) -> Result<mpsc::Sender<T>> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::Closed)
+}
+
+fn write_job<T, F>(work: F) -> (WriteJob, oneshot::Receiver<Result<T>>)
+where
+    T: Send + 'static,
+    F: FnOnce(&Connection) -> Result<T> + Send + 'static,
+{
+    let (reply, answer) = oneshot::channel();
+    let job: WriteJob = Box::new(move |connection| {
+        let outcome = connection.map_or(Err(Error::Closed), |connection| in_savepoint(connection, work));
+        Box::new(move |failure| {
+            let outcome = match failure {
+                None => outcome,
+                Some(why) => Err(Error::NotDurable(why.to_owned())),
+            };
+            // Nobody listens any more when the request was given up; what was written stays.
+            let _ = reply.send(outcome);
+        })
+    });
+    (job, answer)
+}
+
+fn in_savepoint<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    connection.prepare_cached("SAVEPOINT job")?.execute([])?;
+    let outcome = contained(|| work(connection));
+    // A full disk can end the whole transaction; then there is no savepoint left, and the loop below notices.
+    if !connection.is_autocommit() {
+        if outcome.is_err() {
+            connection.prepare_cached("ROLLBACK TO job")?.execute([])?;
+        }
+        connection.prepare_cached("RELEASE job")?.execute([])?;
+    }
+    outcome
+}
+
+/// The writer's life: gather, run, commit, answer.
+fn write_loop(connection: &Connection, mut jobs: mpsc::Receiver<WriteJob>, epoch: i64) {
+    while let Some(first) = jobs.blocking_recv() {
+        let mut completions = Vec::new();
+        let outcome = write_together(connection, first, &mut jobs, epoch, &mut completions);
+        if outcome.is_err() && !connection.is_autocommit() {
+            // Without this the next transaction could not begin; if it fails too, the next one says so.
+            let _ = connection.execute_batch("ROLLBACK");
+        }
+        let failure = outcome.err().map(|error| describe(&error));
+        for completion in completions {
+            completion(failure.as_deref());
+        }
+    }
+}
+
+fn write_together(
+    connection: &Connection,
+    first: WriteJob,
+    jobs: &mut mpsc::Receiver<WriteJob>,
+    epoch: i64,
+    completions: &mut Vec<Completion>,
+) -> Result<()> {
+    let begun = connection.execute_batch("BEGIN IMMEDIATE").map_err(Error::from).and_then(|()| {
+        let current: i64 = connection
+            .prepare_cached("SELECT epoch FROM lease WHERE name = 'master'")?
+            .query_row([], |row| row.get(0))?;
+        if current == epoch { Ok(()) } else { Err(Error::Superseded) }
+    });
+    if let Err(error) = begun {
+        completions.push(first(None));
+        return Err(error);
+    }
+    let mut next = Some(first);
+    while let Some(job) = next {
+        completions.push(job(Some(connection)));
+        if connection.is_autocommit() {
+            return Err(Error::NotDurable("the engine gave the transaction up; is the disk full?".to_owned()));
+        }
+        next = if completions.len() < JOBS_PER_COMMIT { jobs.try_recv().ok() } else { None };
+    }
+    connection.execute_batch("COMMIT")?;
+    Ok(())
+}
+
+fn describe(error: &Error) -> String {
+    match error {
+        Error::Engine(cause) => cause.to_string(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine(folder: &tempfile::TempDir) -> Engine {
+        let path = folder.path().join("a.db");
+        let writer = open_writer(&path).unwrap();
+        let schema = "CREATE TABLE lease (name TEXT, epoch BIGINT); INSERT INTO lease VALUES ('master', 1); \
+                      CREATE TABLE things (name TEXT NOT NULL UNIQUE);";
+        writer.execute_batch(schema).unwrap();
+        Engine::start(&path, writer, 1).unwrap()
+    }
+
+    fn add(engine: &Engine, name: &'static str) -> Result<()> {
+        engine.write_blocking(move |connection| {
+            connection.execute("INSERT INTO things (name) VALUES (?)", [name])?;
+            assert_ne!(name, "panic", "as the test wants it");
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_panic_fails_its_own_write_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        add(&engine, "one").unwrap();
+        let failed = add(&engine, "panic").unwrap_err().to_string();
+        assert!(failed.contains("as the test wants it"), "{failed}");
+        add(&engine, "two").unwrap();
+        assert!(add(&engine, "two").is_err());
+        let names = engine.write_blocking(|connection| {
+            let mut statement = connection.prepare("SELECT name FROM things ORDER BY name")?;
+            let names = statement.query_map([], |row| row.get::<_, String>(0))?;
+            Ok(names.collect::<rusqlite::Result<Vec<_>>>()?)
+        });
+        assert_eq!(names.unwrap(), ["one", "two"]);
+    }
+
+    #[test]
+    fn a_closed_engine_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        engine.close();
+        assert!(matches!(add(&engine, "one"), Err(Error::Closed)));
+    }
+}

@@ -1,0 +1,85 @@
+//! What can go wrong in the database, as far as a caller can act on it.
+
+use std::path::PathBuf;
+
+/// Why the database did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such thing.
+    #[error("{what} '{id}' not found")]
+    NotFound {
+        /// What kind of thing, as users call it.
+        what: &'static str,
+        /// How it was named.
+        id: String,
+    },
+    /// There already is one.
+    #[error("{0}")]
+    AlreadyExists(String),
+    /// The request contradicts what is stored.
+    #[error("{0}")]
+    Invalid(String),
+    /// The thing is not in a state in which this can be done.
+    #[error("{0}")]
+    Precondition(String),
+    /// Something changed between reading and writing; the work can be done again.
+    #[error("what was to be changed has changed meanwhile")]
+    Aborted,
+    /// Another master has taken over; this one must not decide anything any more.
+    #[error("another master has taken over this database")]
+    Superseded,
+    /// Nothing of the request was stored.
+    #[error("the change could not be stored: {0}")]
+    NotDurable(String),
+    /// The database is being closed.
+    #[error("the database is closed")]
+    Closed,
+    /// Another process uses the file.
+    #[error("{} is in use by another master", path.display())]
+    InUse {
+        /// The database file.
+        path: PathBuf,
+    },
+    /// Written by a later version.
+    #[error("{} has schema {found}, this version knows up to {known}", path.display())]
+    TooNew {
+        /// The database file.
+        path: PathBuf,
+        /// Its schema.
+        found: i64,
+        /// The newest schema that this version knows.
+        known: i64,
+    },
+    /// Not a database, or a damaged one.
+    #[error("{} is not a usable database: {why}", path.display())]
+    Unusable {
+        /// The database file.
+        path: PathBuf,
+        /// What SQLite says.
+        why: String,
+    },
+    /// Stored content that cannot be read back.
+    #[error("damaged content in the database: {0}")]
+    Damaged(String),
+    /// The folder or the lock file cannot be used.
+    #[error("cannot use {}", path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Anything else that SQLite says.
+    #[error("the database failed")]
+    Engine(#[from] rusqlite::Error),
+}
+
+impl Error {
+    /// There is no `what` called `id`.
+    pub(crate) fn not_found(what: &'static str, id: impl ToString) -> Error {
+        Error::NotFound { what, id: id.to_string() }
+    }
+}
+
+/// What the database answers.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,111 @@
+//! Remembers experiments, trials, metrics, logs, checkpoints and users in one SQLite file.
+//!
+//! [`Database`] is the whole contract; only this crate contains SQL, and the driver is private to it. The SQL keeps to
+//! what PostgreSQL understands too.
+//!
+//! Invariants, cited by the tests:
+//!
+//! 1. A write is answered when it is on disk: WAL, `synchronous = FULL`, and the answer after the commit (`engine`).
+//! 2. One process decides: a lock on a file beside the database keeps a second one out, and the lease row's epoch,
+//!    checked in every writing transaction, refuses one that was replaced without noticing.
+//! 3. A point of a metric is stored once: in the tail or in one chunk, moved between them in one transaction.
+//! 4. Time and randomness are arguments.
+//!
+//! Threads: one writer, three readers, one that merges the tail of metrics into chunks. [`Database::close`] ends them in
+//! the order merger, writer, readers; dropping the last handle does the same.
+
+mod checkpoints;
+mod engine;
+mod error;
+mod experiments;
+mod logs;
+mod metrics;
+mod migrations;
+mod rows;
+mod sessions;
+mod trials;
+mod users;
+mod workspaces;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::{Flock, FlockArg};
+
+pub use checkpoints::NewCheckpoint;
+use engine::Engine;
+pub use error::{Error, Result};
+pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
+pub use logs::LogQuery;
+pub use metrics::chunk;
+pub use metrics::downsample;
+pub use trials::NewTrial;
+pub use users::{Account, NewAccount, UserChange};
+
+use instep_api::wire::Timestamp;
+use metrics::merger::Merger;
+
+/// What a process brings when it opens a database.
+#[derive(Debug, Clone)]
+pub struct Opening {
+    /// Names the process in the lease.
+    pub holder: String,
+    /// Becomes the cluster's id if the database is new.
+    pub cluster_id: String,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// Everything that the master knows. Cheap to clone.
+#[derive(Clone)]
+pub struct Database {
+    // In the order in which they end: the merger writes through the engine, and the file stays locked to the last.
+    merger: Arc<Merger>,
+    engine: Arc<Engine>,
+    cluster_id: Arc<str>,
+    _lock: Arc<Flock<File>>,
+}
+
+impl Database {
+    /// Opens the file, makes it if there is none, and brings its schema up to date.
+    pub fn open(path: &Path, opening: &Opening) -> Result<Database> {
+        let lock = lock(path)?;
+        let unusable = |error: rusqlite::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
+        let mut writer = engine::open_writer(path).map_err(unusable)?;
+        migrations::migrate(&mut writer, path, opening)?;
+        let epoch = migrations::take_lease(&mut writer, opening)?;
+        let cluster_id: String =
+            writer.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0))?;
+        let engine = Arc::new(Engine::start(path, writer, epoch)?);
+        let merger = Arc::new(Merger::start(path, Arc::clone(&engine))?);
+        Ok(Database { merger, engine, cluster_id: cluster_id.into(), _lock: Arc::new(lock) })
+    }
+
+    /// Lets what is queued finish, and ends the threads.
+    pub fn close(&self) {
+        self.merger.close();
+        self.engine.close();
+    }
+
+    /// Identifies this cluster, for as long as its database lives.
+    pub fn cluster_id(&self) -> &str {
+        &self.cluster_id
+    }
+}
+
+/// Keeps a second process out. The lock ends with the process, however that ends.
+fn lock(path: &Path) -> Result<Flock<File>> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let lock_path = PathBuf::from(name);
+    let file = File::options().create(true).truncate(false).write(true).open(&lock_path);
+    let file = file.map_err(|source| Error::File { path: lock_path.clone(), source })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        nix::errno::Errno::EWOULDBLOCK => Error::InUse { path: path.to_owned() },
+        other => Error::File { path: lock_path, source: other.into() },
+    })
+}

@@ -1,0 +1,291 @@
+//! Turns the tail of metrics into chunks, in the background.
+//!
+//! A group of a trial is due when its tail has grown to [`ROWS_BEFORE_MERGE`] rows, or when its trial has ended. The
+//! merger reads it in a snapshot, packs it without disturbing anybody, and hands one small write to the engine, which
+//! moves all or nothing: it refuses when a row of the tail or the last chunk has changed in the meantime, and the group
+//! is due again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use instep_api::identifiers::TrialId;
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+
+use super::chunk::{Datum, Point, decode};
+use super::read;
+use super::rollback::{EncodedChunk, put_encoded};
+use super::summary::RollUp;
+use crate::engine::{Engine, in_snapshot, open_reader};
+use crate::error::{Error, Result};
+use crate::rows::text_of;
+
+/// Rows of a group's tail at which they become chunks.
+const ROWS_BEFORE_MERGE: usize = 512;
+/// Rows that one merge takes at most, so that its write stays short.
+const ROWS_PER_MERGE: i64 = 2048;
+/// Points of a full chunk.
+pub(crate) const POINTS_PER_CHUNK: usize = 4096;
+/// How long the merger rests after a failure, before it tries again.
+const REST: Duration = Duration::from_secs(1);
+
+type Group = (TrialId, String);
+
+#[derive(Default)]
+struct Agenda {
+    rows: HashMap<Group, usize>,
+    due: BTreeSet<Group>,
+    ended: bool,
+}
+
+/// The merging thread and its agenda.
+pub(crate) struct Merger {
+    agenda: Arc<(Mutex<Agenda>, Condvar)>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn locked(agenda: &Mutex<Agenda>) -> MutexGuard<'_, Agenda> {
+    agenda.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Merger {
+    /// Starts the thread; it begins with what a former process left.
+    pub(crate) fn start(path: &Path, engine: Arc<Engine>) -> Result<Merger> {
+        let mut reader = open_reader(path)?;
+        let mut agenda = Agenda::default();
+        for (group, rows, over) in in_snapshot(&mut reader, left_over)? {
+            if over || rows >= ROWS_BEFORE_MERGE {
+                agenda.due.insert(group.clone());
+            }
+            agenda.rows.insert(group, rows);
+        }
+        let agenda = Arc::new((Mutex::new(agenda), Condvar::new()));
+        let shared = Arc::clone(&agenda);
+        let thread = std::thread::Builder::new()
+            .name("instep-db-merge".to_owned())
+            .spawn(move || merge_loop(&mut reader, &engine, &shared))
+            .map_err(|source| Error::File { path: path.to_owned(), source })?;
+        Ok(Merger { agenda, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Notes a row more in a group's tail.
+    pub(crate) fn note(&self, trial: TrialId, group: String) {
+        let mut agenda = locked(&self.agenda.0);
+        let group = (trial, group);
+        let rows = agenda.rows.entry(group.clone()).or_insert(0);
+        *rows += 1;
+        if *rows >= ROWS_BEFORE_MERGE && agenda.due.insert(group) {
+            self.agenda.1.notify_one();
+        }
+    }
+
+    /// Merges what is left of a trial that has ended.
+    pub(crate) fn finish(&self, trial: TrialId) {
+        let mut agenda = locked(&self.agenda.0);
+        let groups: Vec<Group> = agenda.rows.keys().filter(|(owner, _)| *owner == trial).cloned().collect();
+        if !groups.is_empty() {
+            agenda.due.extend(groups);
+            self.agenda.1.notify_one();
+        }
+    }
+
+    /// Ends the thread, after the merge that it is at.
+    pub(crate) fn close(&self) {
+        locked(&self.agenda.0).ended = true;
+        self.agenda.1.notify_one();
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // A panic of the thread was its own message; there is nothing left to do about it here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Merger {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The tails in the database: the group, its rows, and whether its trial has ended.
+fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bool)>> {
+    let sql = "SELECT trial_id, group_name, COUNT(*), MAX(CASE WHEN trials.ended_at IS NULL THEN 0 ELSE 1 END) \
+               FROM metric_tail JOIN trials ON trials.id = trial_id GROUP BY trial_id, group_name";
+    let mut statement = connection.prepare(sql)?;
+    let rows = statement.query_map([], |row| {
+        let over: i64 = row.get(3)?;
+        Ok(((TrialId(row.get(0)?), row.get(1)?), row.get::<_, i64>(2)? as usize, over == 1))
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>, Condvar)) {
+    let (agenda, changed) = agenda;
+    loop {
+        let (trial, group) = {
+            let mut agenda = locked(agenda);
+            loop {
+                if agenda.ended {
+                    return;
+                }
+                if let Some(next) = agenda.due.pop_first() {
+                    agenda.rows.remove(&next);
+                    break next;
+                }
+                agenda = changed.wait(agenda).unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        let outcome = merge(reader, engine, trial, &group);
+        let mut agenda = locked(agenda);
+        match outcome {
+            Ok(false) => {}
+            // There is more of it, or it was changed meanwhile.
+            Ok(true) => {
+                agenda.due.insert((trial, group));
+            }
+            Err(_) => {
+                // Whoever writes next learns what is wrong with the database; the tail stays, and stays readable.
+                agenda.due.insert((trial, group));
+                drop(changed.wait_timeout_while(agenda, REST, |agenda| !agenda.ended));
+            }
+        }
+    }
+}
+
+/// What one merge changes of a series.
+struct SeriesMerge {
+    name: String,
+    /// The series as it was read: its id and roll-up.
+    before: Option<(i64, String)>,
+    roll_up: String,
+    /// The number of the first of the new chunks, and how many points the one with that number had.
+    first_number: i64,
+    points_before: i64,
+    chunks: Vec<EncodedChunk>,
+}
+
+/// Merges a part of a group's tail; gives whether to go on with it.
+fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) -> Result<bool> {
+    let (ids, last_step, merges) = in_snapshot(reader, |connection| prepare(connection, trial, group))?;
+    if ids.is_empty() {
+        return Ok(false);
+    }
+    let more = ids.len() as i64 >= ROWS_PER_MERGE;
+    let name = group.to_owned();
+    let outcome = engine.write_blocking(move |connection| apply(connection, trial, &name, &ids, last_step, &merges));
+    match outcome {
+        Ok(()) => Ok(more),
+        Err(Error::Aborted) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+fn prepare(connection: &Connection, trial: TrialId, group: &str) -> Result<(Vec<i64>, i64, Vec<SeriesMerge>)> {
+    let rows = read::tail_between(connection, trial, group, i64::MIN, i64::MAX, ROWS_PER_MERGE)?;
+    let ids = rows.iter().map(|row| row.id).collect();
+    let last_step = rows.iter().map(|row| row.step).max().unwrap_or(0);
+    let mut series: BTreeMap<String, Vec<Point>> = BTreeMap::new();
+    for row in rows {
+        for (name, value) in row.values {
+            let point = Point { step: row.step, run: row.run, time: row.time, value: Datum::of(&value) };
+            series.entry(name).or_default().push(point);
+        }
+    }
+    let merges = series.into_iter().map(|(name, points)| prepare_series(connection, trial, group, name, points));
+    Ok((ids, last_step, merges.collect::<Result<_>>()?))
+}
+
+fn prepare_series(
+    connection: &Connection,
+    trial: TrialId,
+    group: &str,
+    name: String,
+    new: Vec<Point>,
+) -> Result<SeriesMerge> {
+    let before: Option<(i64, String)> = connection
+        .prepare_cached("SELECT id, roll_up FROM metric_series WHERE trial_id = ? AND group_name = ? AND name = ?")?
+        .query_row(params![trial.0, group, name], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let mut roll_up = match &before {
+        Some((_, text)) => RollUp::parse(text)?,
+        None => RollUp::empty(),
+    };
+    new.iter().for_each(|point| roll_up.add(point));
+    let last: Option<(i64, i64, Vec<u8>)> = match &before {
+        Some((id, _)) => connection
+            .prepare_cached(
+                "SELECT number, points, content FROM metric_chunks WHERE series_id = ? ORDER BY number DESC LIMIT 1",
+            )?
+            .query_row([id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+            .optional()?,
+        None => None,
+    };
+    // A chunk that is not full is filled up, so that their number stays small.
+    let (first_number, points_before, mut points) = match last {
+        Some((number, count, content)) if (count as usize) < POINTS_PER_CHUNK => {
+            (number, count, decode(&content).map_err(|error| Error::Damaged(error.to_string()))?)
+        }
+        Some((number, _, _)) => (number + 1, 0, Vec::new()),
+        None => (0, 0, Vec::new()),
+    };
+    points.extend(new);
+    points.sort_by_key(|point| (point.step, point.time));
+    let chunks = points.chunks(POINTS_PER_CHUNK).map(EncodedChunk::of).collect();
+    Ok(SeriesMerge { name, before, roll_up: text_of(&roll_up)?, first_number, points_before, chunks })
+}
+
+/// Moves what was prepared, unless something of it has changed.
+fn apply(
+    connection: &Connection,
+    trial: TrialId,
+    group: &str,
+    ids: &[i64],
+    last_step: i64,
+    merges: &[SeriesMerge],
+) -> Result<()> {
+    // SQLite and PostgreSQL both take a few hundred parameters without complaint.
+    for part in ids.chunks(256) {
+        let sql = format!("DELETE FROM metric_tail WHERE id IN ({})", vec!["?"; part.len()].join(", "));
+        if connection.prepare_cached(&sql)?.execute(params_from_iter(part))? != part.len() {
+            return Err(Error::Aborted);
+        }
+    }
+    for merge in merges {
+        let series = series_as_read(connection, trial, group, merge)?;
+        for (offset, chunk) in merge.chunks.iter().enumerate() {
+            put_encoded(connection, series, merge.first_number + offset as i64, chunk)?;
+        }
+    }
+    connection
+        .prepare_cached(
+            "INSERT INTO metric_groups (trial_id, group_name, last_chunked_step) VALUES (?, ?, ?) \
+             ON CONFLICT (trial_id, group_name) DO UPDATE SET last_chunked_step = \
+             CASE WHEN excluded.last_chunked_step > metric_groups.last_chunked_step \
+             THEN excluded.last_chunked_step ELSE metric_groups.last_chunked_step END",
+        )?
+        .execute(params![trial.0, group, last_step])?;
+    Ok(())
+}
+
+/// The id of the series, if it and its last chunk are as they were read; its roll-up is replaced.
+fn series_as_read(connection: &Connection, trial: TrialId, group: &str, merge: &SeriesMerge) -> Result<i64> {
+    let Some((id, roll_up)) = &merge.before else {
+        return connection
+            .prepare_cached(
+                "INSERT INTO metric_series (trial_id, group_name, name, roll_up) VALUES (?, ?, ?, ?) \
+                 ON CONFLICT (trial_id, group_name, name) DO NOTHING RETURNING id",
+            )?
+            .query_row(params![trial.0, group, merge.name, merge.roll_up], |row| row.get(0))
+            .optional()?
+            .ok_or(Error::Aborted);
+    };
+    let changed = connection
+        .prepare_cached("UPDATE metric_series SET roll_up = ? WHERE id = ? AND roll_up = ?")?
+        .execute(params![merge.roll_up, id, roll_up])?;
+    let points: Option<i64> = connection
+        .prepare_cached("SELECT points FROM metric_chunks WHERE series_id = ? AND number = ?")?
+        .query_row([*id, merge.first_number], |row| row.get(0))
+        .optional()?;
+    if changed == 1 && points.unwrap_or(0) == merge.points_before { Ok(*id) } else { Err(Error::Aborted) }
+}

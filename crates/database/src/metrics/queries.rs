@@ -1,0 +1,160 @@
+//! What others may ask of metrics.
+
+use instep_api::identifiers::{RunId, TrialId};
+use instep_api::metrics::{DataPoint, Metrics, MetricsReport, TRAINING, VALIDATION};
+use instep_api::pages::{Order, Pagination, Slice};
+use instep_api::trials::{MetricsWorkload, Workload};
+use instep_api::wire::Timestamp;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use super::downsample::thin;
+use super::read;
+use crate::Database;
+use crate::checkpoints;
+use crate::error::Result;
+use crate::trials::must_exist;
+
+fn workload_of(row: read::Row, with_batches: bool) -> MetricsWorkload {
+    let batches = row.batches.filter(|_| with_batches);
+    let batch_metrics = Some(batches.unwrap_or_else(|| Value::Array(Vec::new())));
+    MetricsWorkload {
+        metrics: Metrics { avg_metrics: row.values, batch_metrics },
+        num_inputs: 0,
+        total_batches: row.step,
+        end_time: Some(Timestamp(row.time)),
+    }
+}
+
+fn steps_and_time(workload: &Workload) -> (i64, Option<Timestamp>) {
+    let metrics = workload.training.as_ref().or(workload.validation.as_ref());
+    let metrics = metrics.map(|metrics| (metrics.total_batches, metrics.end_time));
+    let checkpoint = workload.checkpoint.as_ref().map(|checkpoint| (checkpoint.total_batches, checkpoint.end_time));
+    metrics.or(checkpoint).unwrap_or((0, None))
+}
+
+impl Database {
+    /// The history of a trial: training, validation and checkpoints, by step and time.
+    pub async fn workloads(
+        &self,
+        trial: TrialId,
+        with_batches: bool,
+        order: Order,
+        slice: Slice,
+    ) -> Result<(Vec<Workload>, Pagination)> {
+        self.engine
+            .read(move |connection| {
+                must_exist(connection, trial)?;
+                let all = |group| read::rows(connection, trial, group, i64::MIN, i64::MAX);
+                let mut workloads = Vec::new();
+                for row in all(TRAINING)? {
+                    let training = Some(workload_of(row, with_batches));
+                    workloads.push(Workload { training, ..Workload::default() });
+                }
+                for row in all(VALIDATION)? {
+                    let validation = Some(workload_of(row, with_batches));
+                    workloads.push(Workload { validation, ..Workload::default() });
+                }
+                for checkpoint in checkpoints::workloads(connection, trial)? {
+                    workloads.push(Workload { checkpoint: Some(checkpoint), ..Workload::default() });
+                }
+                workloads.sort_by_key(steps_and_time);
+                if order == Order::Descending {
+                    workloads.reverse();
+                }
+                let (range, page) = slice.of(workloads.len());
+                Ok((workloads.drain(range).collect(), page))
+            })
+            .await
+    }
+
+    /// Everything that a trial reported, in all groups or in one, by run and step.
+    pub async fn metric_reports(&self, trial: TrialId, group: Option<String>) -> Result<Vec<MetricsReport>> {
+        self.engine
+            .read(move |connection| {
+                must_exist(connection, trial)?;
+                let groups = match group {
+                    Some(group) => [group].into(),
+                    None => read::groups(connection, trial)?,
+                };
+                let mut reports = Vec::new();
+                for group in groups {
+                    for row in read::rows(connection, trial, &group, i64::MIN, i64::MAX)? {
+                        reports.push(report_of(trial, &group, row));
+                    }
+                }
+                reports.sort_by_key(|report| (report.trial_run_id, report.total_batches));
+                for (index, report) in reports.iter_mut().enumerate() {
+                    report.id = index as i64 + 1;
+                }
+                Ok(reports)
+            })
+            .await
+    }
+
+    /// The points of a chart: the named metrics of a group, or all of it, between two steps, thinned out to `limit`
+    /// points each.
+    pub async fn chart(
+        &self,
+        trial: TrialId,
+        group: String,
+        names: Vec<String>,
+        first: i64,
+        last: i64,
+        limit: usize,
+    ) -> Result<Vec<DataPoint>> {
+        self.engine
+            .read(move |connection| {
+                must_exist(connection, trial)?;
+                let names = if names.is_empty() {
+                    read::names(connection, trial, &group)?.into_iter().collect()
+                } else {
+                    names
+                };
+                let mut steps: BTreeMap<(i64, i64), DataPoint> = BTreeMap::new();
+                for name in names {
+                    let points = read::points_of(connection, trial, &group, &name, first, last)?;
+                    let numbers: Vec<_> =
+                        points.into_iter().filter_map(|point| Some((point.value.number()?, point))).collect();
+                    let values: Vec<f64> = numbers.iter().map(|(number, _)| *number).collect();
+                    for index in thin(&values, limit) {
+                        let point = &numbers[index].1;
+                        let time = Timestamp(point.time);
+                        let empty = || DataPoint { batches: point.step, values: Map::new(), time, epoch: None };
+                        let drawn = steps.entry((point.step, point.time)).or_insert_with(empty);
+                        drawn.values.insert(name.clone(), point.value.value());
+                    }
+                }
+                Ok(steps.into_values().collect())
+            })
+            .await
+    }
+
+    /// The groups in which a trial reported.
+    pub async fn metric_groups(&self, trial: TrialId) -> Result<Vec<String>> {
+        self.engine
+            .read(move |connection| {
+                must_exist(connection, trial)?;
+                Ok(read::groups(connection, trial)?.into_iter().collect())
+            })
+            .await
+    }
+}
+
+fn report_of(trial: TrialId, group: &str, row: read::Row) -> MetricsReport {
+    let metrics = if group == VALIDATION {
+        json!({"validation_metrics": row.values})
+    } else {
+        json!({"avg_metrics": row.values, "batch_metrics": row.batches})
+    };
+    MetricsReport {
+        id: 0,
+        trial_id: trial,
+        trial_run_id: RunId(row.run),
+        total_batches: row.step,
+        end_time: Timestamp(row.time),
+        archived: false,
+        group: group.to_owned(),
+        metrics,
+    }
+}

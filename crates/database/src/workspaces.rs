@@ -1,0 +1,296 @@
+//! Workspaces and projects.
+
+use instep_api::identifiers::{ProjectId, UserId, WorkspaceId};
+use instep_api::wire::Timestamp;
+use instep_api::workspaces::{Project, RESTING, Workspace};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::Database;
+use crate::error::{Error, Result};
+use crate::rows::{column, optional_time};
+
+const WORKSPACES: &str = "SELECT workspaces.*, users.username AS username, \
+    (SELECT COUNT(*) FROM projects WHERE projects.workspace_id = workspaces.id) AS project_count, \
+    (SELECT COUNT(*) FROM experiments JOIN projects ON projects.id = experiments.project_id \
+        WHERE projects.workspace_id = workspaces.id) AS experiment_count \
+    FROM workspaces JOIN users ON users.id = workspaces.user_id";
+
+const PROJECTS: &str = "SELECT projects.*, users.username AS username, workspaces.name AS workspace_name, \
+    (SELECT COUNT(*) FROM experiments WHERE experiments.project_id = projects.id) AS experiment_count, \
+    (SELECT COUNT(*) FROM experiments WHERE experiments.project_id = projects.id \
+        AND experiments.state IN ('STATE_RUNNING', 'STATE_ACTIVE')) AS active_count, \
+    (SELECT COUNT(*) FROM trials JOIN experiments ON experiments.id = trials.experiment_id \
+        WHERE experiments.project_id = projects.id) AS run_count, \
+    (SELECT MAX(started_at) FROM experiments WHERE experiments.project_id = projects.id) AS last_started_at \
+    FROM projects JOIN users ON users.id = projects.user_id JOIN workspaces ON workspaces.id = projects.workspace_id";
+
+fn workspace_of(row: &Row<'_>) -> rusqlite::Result<Workspace> {
+    Ok(Workspace {
+        id: WorkspaceId(column(row, "id")?),
+        name: column(row, "name")?,
+        archived: column(row, "archived")?,
+        username: column(row, "username")?,
+        user_id: UserId(column(row, "user_id")?),
+        immutable: column(row, "immutable")?,
+        num_projects: column(row, "project_count")?,
+        num_experiments: column(row, "experiment_count")?,
+        pinned: false,
+        pinned_at: None,
+        state: RESTING,
+        error_message: String::new(),
+        agent_user_group: None,
+        checkpoint_storage_config: None,
+        default_compute_pool: String::new(),
+        default_aux_pool: String::new(),
+    })
+}
+
+fn project_of(row: &Row<'_>) -> rusqlite::Result<Project> {
+    Ok(Project {
+        id: ProjectId(column(row, "id")?),
+        name: column(row, "name")?,
+        description: column(row, "description")?,
+        workspace_id: WorkspaceId(column(row, "workspace_id")?),
+        workspace_name: column(row, "workspace_name")?,
+        archived: column(row, "archived")?,
+        username: column(row, "username")?,
+        user_id: UserId(column(row, "user_id")?),
+        immutable: column(row, "immutable")?,
+        notes: Vec::new(),
+        num_experiments: column(row, "experiment_count")?,
+        num_active_experiments: column(row, "active_count")?,
+        num_runs: column(row, "run_count")?,
+        last_experiment_started_at: optional_time(row, "last_started_at")?,
+        state: RESTING,
+        error_message: String::new(),
+        key: column(row, "key")?,
+    })
+}
+
+fn workspace_by_id(connection: &Connection, id: WorkspaceId) -> Result<Workspace> {
+    connection
+        .prepare_cached(&format!("{WORKSPACES} WHERE workspaces.id = ?"))?
+        .query_row([id.0], workspace_of)
+        .optional()?
+        .ok_or_else(|| Error::not_found("workspace", id))
+}
+
+fn project_by_id(connection: &Connection, id: ProjectId) -> Result<Project> {
+    connection
+        .prepare_cached(&format!("{PROJECTS} WHERE projects.id = ?"))?
+        .query_row([id.0], project_of)
+        .optional()?
+        .ok_or_else(|| Error::not_found("project", id))
+}
+
+fn must_be_mutable(immutable: bool, what: &str, name: &str) -> Result<()> {
+    if immutable { Err(Error::Precondition(format!("{what} '{name}' cannot be changed"))) } else { Ok(()) }
+}
+
+/// The project that a configuration names, which gives both names or none.
+pub(crate) fn project_by_names(connection: &Connection, workspace: &str, project: &str) -> Result<ProjectId> {
+    let sql = "SELECT projects.id FROM projects JOIN workspaces ON workspaces.id = projects.workspace_id \
+               WHERE workspaces.name = ? AND projects.name = ?";
+    let found: Option<i64> =
+        connection.prepare_cached(sql)?.query_row([workspace, project], |row| row.get(0)).optional()?;
+    found.map(ProjectId).ok_or_else(|| Error::not_found("project", format!("{workspace}/{project}")))
+}
+
+/// A short name in capitals, such as the first letters, that no project has.
+fn free_key(connection: &Connection, name: &str) -> Result<String> {
+    let letters: String = name.chars().filter(char::is_ascii_alphanumeric).take(3).collect();
+    let stem = if letters.is_empty() { "P".to_owned() } else { letters.to_ascii_uppercase() };
+    for number in 0.. {
+        let key = if number == 0 { stem.clone() } else { format!("{stem}{number}") };
+        let taken: bool = connection
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM projects WHERE key = ?)")?
+            .query_row([&key], |row| row.get(0))?;
+        if !taken {
+            return Ok(key);
+        }
+    }
+    Ok(stem)
+}
+
+impl Database {
+    /// All workspaces, by id.
+    pub async fn workspaces(&self) -> Result<Vec<Workspace>> {
+        self.engine
+            .read(|connection| {
+                let mut statement = connection.prepare_cached(&format!("{WORKSPACES} ORDER BY workspaces.id"))?;
+                let found = statement.query_map([], workspace_of)?;
+                Ok(found.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
+    /// One workspace.
+    pub async fn workspace(&self, id: WorkspaceId) -> Result<Workspace> {
+        self.engine.read(move |connection| workspace_by_id(connection, id)).await
+    }
+
+    /// Makes a workspace.
+    pub async fn create_workspace(&self, name: String, owner: UserId, now: Timestamp) -> Result<Workspace> {
+        self.engine
+            .write(move |connection| {
+                let inserted: Option<i64> = connection
+                    .query_row(
+                        "INSERT INTO workspaces (name, archived, immutable, user_id, created_at) \
+                         VALUES (?, FALSE, FALSE, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING id",
+                        params![name, owner.0, now.0],
+                        |row| row.get(0),
+                    )
+                    .optional()?;
+                match inserted {
+                    Some(id) => workspace_by_id(connection, WorkspaceId(id)),
+                    None => Err(Error::AlreadyExists(format!("workspace '{name}' already exists"))),
+                }
+            })
+            .await
+    }
+
+    /// Renames, archives or takes out of the archive.
+    pub async fn change_workspace(
+        &self,
+        id: WorkspaceId,
+        name: Option<String>,
+        archived: Option<bool>,
+    ) -> Result<Workspace> {
+        self.engine
+            .write(move |connection| {
+                let current = workspace_by_id(connection, id)?;
+                must_be_mutable(current.immutable, "workspace", &current.name)?;
+                let name = name.unwrap_or(current.name);
+                let taken: bool = connection.query_row(
+                    "SELECT EXISTS (SELECT 1 FROM workspaces WHERE name = ? AND id <> ?)",
+                    params![name, id.0],
+                    |row| row.get(0),
+                )?;
+                if taken {
+                    return Err(Error::AlreadyExists(format!("workspace '{name}' already exists")));
+                }
+                connection.execute(
+                    "UPDATE workspaces SET name = ?, archived = ? WHERE id = ?",
+                    params![name, archived.unwrap_or(current.archived), id.0],
+                )?;
+                workspace_by_id(connection, id)
+            })
+            .await
+    }
+
+    /// Deletes a workspace that holds no projects.
+    pub async fn delete_workspace(&self, id: WorkspaceId) -> Result<()> {
+        self.engine
+            .write(move |connection| {
+                let current = workspace_by_id(connection, id)?;
+                must_be_mutable(current.immutable, "workspace", &current.name)?;
+                if current.num_projects > 0 {
+                    let what = format!("workspace '{}' still holds {} projects", current.name, current.num_projects);
+                    return Err(Error::Precondition(what));
+                }
+                connection.execute("DELETE FROM workspaces WHERE id = ?", [id.0])?;
+                Ok(())
+            })
+            .await
+    }
+
+    /// The projects of a workspace, by id.
+    pub async fn projects(&self, workspace: WorkspaceId) -> Result<Vec<Project>> {
+        self.engine
+            .read(move |connection| {
+                workspace_by_id(connection, workspace)?;
+                let sql = format!("{PROJECTS} WHERE projects.workspace_id = ? ORDER BY projects.id");
+                let mut statement = connection.prepare_cached(&sql)?;
+                let found = statement.query_map([workspace.0], project_of)?;
+                Ok(found.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
+    /// One project.
+    pub async fn project(&self, id: ProjectId) -> Result<Project> {
+        self.engine.read(move |connection| project_by_id(connection, id)).await
+    }
+
+    /// Makes a project.
+    pub async fn create_project(
+        &self,
+        workspace: WorkspaceId,
+        name: String,
+        description: String,
+        owner: UserId,
+        now: Timestamp,
+    ) -> Result<Project> {
+        self.engine
+            .write(move |connection| {
+                workspace_by_id(connection, workspace)?;
+                let key = free_key(connection, &name)?;
+                let inserted: Option<i64> = connection
+                    .query_row(
+                        "INSERT INTO projects (workspace_id, name, description, key, archived, immutable, user_id, \
+                         created_at) VALUES (?, ?, ?, ?, FALSE, FALSE, ?, ?) \
+                         ON CONFLICT (workspace_id, name) DO NOTHING RETURNING id",
+                        params![workspace.0, name, description, key, owner.0, now.0],
+                        |row| row.get(0),
+                    )
+                    .optional()?;
+                match inserted {
+                    Some(id) => project_by_id(connection, ProjectId(id)),
+                    None => Err(Error::AlreadyExists(format!("project '{name}' already exists in this workspace"))),
+                }
+            })
+            .await
+    }
+
+    /// Renames, describes, archives or takes out of the archive.
+    pub async fn change_project(
+        &self,
+        id: ProjectId,
+        name: Option<String>,
+        description: Option<String>,
+        archived: Option<bool>,
+    ) -> Result<Project> {
+        self.engine
+            .write(move |connection| {
+                let current = project_by_id(connection, id)?;
+                must_be_mutable(current.immutable, "project", &current.name)?;
+                let name = name.unwrap_or(current.name);
+                let taken: bool = connection.query_row(
+                    "SELECT EXISTS (SELECT 1 FROM projects WHERE workspace_id = ? AND name = ? AND id <> ?)",
+                    params![current.workspace_id.0, name, id.0],
+                    |row| row.get(0),
+                )?;
+                if taken {
+                    return Err(Error::AlreadyExists(format!("project '{name}' already exists in this workspace")));
+                }
+                connection.execute(
+                    "UPDATE projects SET name = ?, description = ?, archived = ? WHERE id = ?",
+                    params![
+                        name,
+                        description.unwrap_or(current.description),
+                        archived.unwrap_or(current.archived),
+                        id.0
+                    ],
+                )?;
+                project_by_id(connection, id)
+            })
+            .await
+    }
+
+    /// Deletes a project that holds no experiments.
+    pub async fn delete_project(&self, id: ProjectId) -> Result<()> {
+        self.engine
+            .write(move |connection| {
+                let current = project_by_id(connection, id)?;
+                must_be_mutable(current.immutable, "project", &current.name)?;
+                if current.num_experiments > 0 {
+                    let count = current.num_experiments;
+                    let what = format!("project '{}' still holds {count} experiments", current.name);
+                    return Err(Error::Precondition(what));
+                }
+                connection.execute("DELETE FROM projects WHERE id = ?", [id.0])?;
+                Ok(())
+            })
+            .await
+    }
+}

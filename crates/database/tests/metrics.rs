@@ -1,0 +1,282 @@
+//! Metrics in the database: runs, roll-back, joining of reports, merging, charts.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
+
+use std::path::Path;
+
+use instep_api::identifiers::{ExperimentId, RunId, TrialId, UserId};
+use instep_api::metrics::Report;
+use instep_api::pages::{Order, Slice};
+use instep_api::states::State;
+use instep_api::wire::Timestamp;
+use instep_database::{Database, Error, NewExperiment, NewTrial, Opening};
+use serde_json::{Value, json};
+
+const NOW: Timestamp = Timestamp(1_000_000);
+
+fn open(path: &Path) -> Database {
+    let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: NOW };
+    Database::open(path, &opening).unwrap()
+}
+
+fn block<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+async fn new_trial(database: &Database, smaller_is_better: bool) -> TrialId {
+    let experiment = NewExperiment {
+        external_id: None,
+        name: "test".into(),
+        description: String::new(),
+        labels: vec![],
+        config: json!({}),
+        original_config: String::new(),
+        job_id: "job".into(),
+        project_id: None,
+        project_names: None,
+        owner: UserId(1),
+        searcher_name: "single".into(),
+        searcher_metric: "loss".into(),
+        smaller_is_better,
+    };
+    let experiment: ExperimentId = database.create_experiment(experiment, NOW).await.unwrap().id;
+    let new = NewTrial { experiment, external_id: None, hparams: json!({}), task_suffix: experiment.to_string() };
+    let trial = database.create_trial(new, NOW).await.unwrap().id;
+    database.start_trial(trial, true, NOW).await.unwrap();
+    trial
+}
+
+fn report(trial: TrialId, run: i64, group: &str, step: i64, values: Value) -> Report {
+    Report {
+        trial,
+        run: RunId(run),
+        group: group.into(),
+        step,
+        time: Timestamp(step * 1000),
+        values: values.as_object().unwrap().clone(),
+        batches: None,
+    }
+}
+
+/// Step and values of everything in a group.
+async fn rows(database: &Database, trial: TrialId, group: &str) -> Vec<(i64, Value)> {
+    let reports = database.metric_reports(trial, Some(group.into())).await.unwrap();
+    let inner = |metrics: &Value| metrics.get("avg_metrics").or(metrics.get("validation_metrics")).unwrap().clone();
+    reports.iter().map(|report| (report.total_batches, inner(&report.metrics))).collect()
+}
+
+/// Ends the trial, which has its tail merged, and opens the database anew until nothing of the tail is left.
+async fn merged(database: Database, path: &Path, trial: TrialId) -> Database {
+    database.set_trial_state(trial, Some(State::Completed), NOW).await.unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let left = || {
+        let connection = rusqlite::Connection::open(path).unwrap();
+        connection.query_row("SELECT COUNT(*) FROM metric_tail", [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    while left() > 0 {
+        assert!(std::time::Instant::now() < deadline, "the tail was not merged within 20 s");
+        std::thread::yield_now();
+    }
+    database
+}
+
+#[test]
+fn a_report_of_another_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = open(&folder.path().join("a.db"));
+    block(async {
+        let trial = new_trial(&database, true).await;
+        let refused = database.report_metrics(report(trial, 2, "training", 1, json!({"a": 1}))).await.unwrap_err();
+        assert_eq!(refused.to_string(), "invalid run id, 2 (reported) != 1 (expected)");
+        let unknown = database.report_metrics(report(TrialId(99), 1, "training", 1, json!({"a": 1}))).await;
+        assert!(matches!(unknown, Err(Error::NotFound { .. })));
+    });
+}
+
+#[test]
+fn reports_at_one_step_are_joined_whether_merged_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    block(async {
+        let trial = new_trial(&database, true).await;
+        for step in 0..1000 {
+            database.report_metrics(report(trial, 1, "training", step, json!({"a": step}))).await.unwrap();
+        }
+        database.report_metrics(report(trial, 1, "training", 999, json!({"b": "x", "a": 999.0}))).await.unwrap();
+        let database = merged(database, &path, trial).await;
+        for step in [3, 999] {
+            let conflict = database.report_metrics(report(trial, 1, "training", step, json!({"a": -1}))).await;
+            let message = conflict.unwrap_err().to_string();
+            assert_eq!(message, "overwriting existing metric keys is not supported, conflicting key: a");
+        }
+        database.report_metrics(report(trial, 1, "training", 3, json!({"a": 3, "c": [1]}))).await.unwrap();
+        let rows = rows(&database, trial, "training").await;
+        assert_eq!(rows.len(), 1000);
+        assert_eq!(rows[3], (3, json!({"a": 3, "c": [1]})));
+        assert_eq!(rows[999], (999, json!({"a": 999, "b": "x"})));
+        let summary = database.trial(trial, NOW).await.unwrap().summary_metrics;
+        assert_eq!(summary["avg_metrics"]["a"]["count"], 1000);
+        assert_eq!(summary["avg_metrics"]["c"], json!({"type": "array", "last": [1]}));
+    });
+}
+
+#[test]
+fn a_resumed_trial_rolls_back_what_it_repeats() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    for merge in [false, true] {
+        let path = path.with_extension(if merge { "merged" } else { "tail" });
+        let database = open(&path);
+        block(async {
+            let trial = new_trial(&database, true).await;
+            for step in 0..20 {
+                database.report_metrics(report(trial, 1, "training", step, json!({"a": step}))).await.unwrap();
+                database
+                    .report_metrics(report(trial, 1, "validation", step, json!({"loss": 20 - step})))
+                    .await
+                    .unwrap();
+            }
+            let database = if merge { merged(database, &path, trial).await } else { database };
+            assert_eq!(database.trial(trial, NOW).await.unwrap().searcher_metric_value, Some(1.0));
+            let started = database.start_trial(trial, true, NOW).await.unwrap();
+            assert_eq!(started.trial_run_id, RunId(2));
+            // Nothing is taken back before there is something new.
+            assert_eq!(rows(&database, trial, "training").await.len(), 20);
+            database.report_metrics(report(trial, 2, "training", 10, json!({"a": -10}))).await.unwrap();
+            let training = rows(&database, trial, "training").await;
+            assert_eq!(training.len(), 11);
+            assert_eq!(training[10], (10, json!({"a": -10})));
+            // Other groups keep the step itself.
+            assert_eq!(rows(&database, trial, "validation").await.len(), 11);
+            let after = database.trial(trial, NOW).await.unwrap();
+            assert_eq!((after.searcher_metric_value, after.total_batches_processed), (Some(10.0), 10));
+            database.report_metrics(report(trial, 2, "validation", 10, json!({"loss": 50}))).await.unwrap();
+            database.report_metrics(report(trial, 2, "training", 11, json!({"a": 11}))).await.unwrap();
+            let after = database.trial(trial, NOW).await.unwrap();
+            assert_eq!((after.searcher_metric_value, after.total_batches_processed), (Some(11.0), 11));
+            assert_eq!(after.latest_validation.unwrap().metrics.avg_metrics["loss"], 50);
+            assert_eq!(after.summary_metrics["avg_metrics"]["a"]["count"], 12);
+        });
+    }
+}
+
+#[test]
+fn charts_keep_extremes_over_chunks_and_tail() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    block(async {
+        let trial = new_trial(&database, true).await;
+        let reporting: Vec<_> = (0..6000)
+            .map(|step| {
+                let value = if step == 1234 { 1e6 } else { f64::from(step % 7) };
+                database.report_metrics(report(trial, 1, "training", i64::from(step), json!({"a": value, "b": "text"})))
+            })
+            .collect();
+        for one in reporting {
+            one.await.unwrap();
+        }
+        let chart = database.chart(trial, "training".into(), vec![], 0, i64::MAX, 100).await.unwrap();
+        assert!(chart.len() <= 100, "{}", chart.len());
+        assert!(chart.iter().any(|point| point.batches == 1234 && point.values["a"] == 1e6));
+        assert_eq!(chart.last().unwrap().batches, 5999);
+        assert!(chart.iter().all(|point| !point.values.contains_key("b")));
+        let part = database.chart(trial, "training".into(), vec!["a".into()], 10, 20, 100).await.unwrap();
+        assert_eq!(part.len(), 11);
+        let slice = Slice { offset: 5990, limit: 100, default_limit: None };
+        let (page, pagination) = database.workloads(trial, false, Order::Ascending, slice).await.unwrap();
+        assert_eq!((page.len(), pagination.total, pagination.end_index), (10, 6000, 6000));
+    });
+}
+
+#[test]
+fn a_database_is_opened_by_one_process_and_remembers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    let opening = Opening { holder: "other".into(), cluster_id: "other".into(), now: NOW };
+    assert!(matches!(Database::open(&path, &opening), Err(Error::InUse { .. })));
+    let trial = block(async {
+        let trial = new_trial(&database, false).await;
+        database.report_metrics(report(trial, 1, "validation", 1, json!({"loss": 3}))).await.unwrap();
+        trial
+    });
+    database.close();
+    assert!(matches!(block(database.trial(trial, NOW)), Err(Error::Closed)));
+    drop(database);
+    let again = Database::open(&path, &opening).unwrap();
+    assert_eq!(again.cluster_id(), "cluster");
+    assert_eq!(block(rows(&again, trial, "validation")), [(1, json!({"loss": 3}))]);
+}
+
+#[test]
+fn a_master_that_was_replaced_decides_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    let trial = block(new_trial(&database, true));
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute("UPDATE lease SET epoch = epoch + 1", []).unwrap();
+    let refused = block(database.report_metrics(report(trial, 1, "training", 1, json!({"a": 1})))).unwrap_err();
+    assert!(refused.to_string().contains("another master has taken over"), "{refused}");
+    assert!(block(rows(&database, trial, "training")).is_empty());
+}
+
+#[test]
+fn files_that_are_no_databases_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    std::fs::write(&path, "this is no database, and long enough to be looked at as one".repeat(20)).unwrap();
+    let opening = Opening { holder: "test".into(), cluster_id: "c".into(), now: NOW };
+    assert!(matches!(Database::open(&path, &opening), Err(Error::Unusable { .. })));
+    let path = folder.path().join("b.db");
+    open(&path).close();
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    connection.execute("INSERT INTO schema_steps (number, applied_at) VALUES (999, 0)", []).unwrap();
+    drop(connection);
+    assert!(matches!(Database::open(&path, &opening), Err(Error::TooNew { found: 999, .. })));
+}
+
+#[test]
+fn metrics_of_batches_are_kept_and_not_given_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = open(&folder.path().join("a.db"));
+    block(async {
+        let trial = new_trial(&database, true).await;
+        let batches = json!([{"loss": 1}, {"loss": 2}]);
+        let with_batches =
+            |step, values| Report { batches: Some(batches.clone()), ..report(trial, 1, "training", step, values) };
+        database.report_metrics(with_batches(1, json!({"loss": 1.5}))).await.unwrap();
+        database.report_metrics(with_batches(2, json!({}))).await.unwrap();
+        assert!(database.report_metrics(with_batches(1, json!({}))).await.is_err());
+        let (found, _) = database.workloads(trial, true, Order::Ascending, Slice::ALL).await.unwrap();
+        let shown: Vec<_> = found.iter().map(|each| each.training.clone().unwrap().metrics.batch_metrics).collect();
+        assert_eq!(shown, [Some(batches.clone()), Some(batches)]);
+        let (hidden, _) = database.workloads(trial, false, Order::Ascending, Slice::ALL).await.unwrap();
+        assert_eq!(hidden[0].training.clone().unwrap().metrics.batch_metrics, Some(json!([])));
+    });
+}
+
+#[test]
+fn the_machine_s_groups_are_known_by_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    block(async {
+        let trial = new_trial(&database, true).await;
+        for time in 0..600 {
+            let used = Report { time: Timestamp(time), ..report(trial, 1, "cpu", 0, json!({"used": time})) };
+            database.report_metrics(used).await.unwrap();
+        }
+        let database = merged(database, &path, trial).await;
+        let found = rows(&database, trial, "cpu").await;
+        assert_eq!(found.len(), 600);
+        assert_eq!(found[599].1, json!({"used": 599}));
+        let after = database.trial(trial, NOW).await.unwrap();
+        assert_eq!((after.summary_metrics, after.total_batches_processed), (json!({}), 0));
+        // A resumed trial keeps what is known of the machine.
+        database.start_trial(trial, true, NOW).await.unwrap();
+        database.report_metrics(report(trial, 2, "training", 0, json!({"a": 1}))).await.unwrap();
+        assert_eq!(rows(&database, trial, "cpu").await.len(), 600);
+    });
+}

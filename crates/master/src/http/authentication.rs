@@ -1,0 +1,71 @@
+//! Logging in and out.
+
+use instep_api::error::Code;
+use instep_api::users::{LoginRequest, LoginResponse, UserResponse};
+use instep_api::wire::Timestamp;
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::Reply;
+use crate::clock::now;
+use crate::passwords::{matches, token_hash};
+use crate::random;
+
+/// How long a session lasts.
+const SESSION_MICROSECONDS: i64 = 7 * 24 * 3600 * 1_000_000;
+
+pub(crate) async fn login(call: Call) -> Result<Reply, Failure> {
+    let request: LoginRequest = call.json()?;
+    let username = request.username.unwrap_or_default();
+    if username.is_empty() {
+        return Err(Failure::invalid("the request has no username"));
+    }
+    let password = request.password.unwrap_or_default();
+    let is_hashed = request.is_hashed.unwrap_or(false);
+    let account = call.application.database.account(username.clone()).await?;
+    match account.as_ref().and_then(|account| account.password_hash.clone()) {
+        None if account.is_some() => check_without_password(&call, &username, &password)?,
+        stored => {
+            // Somebody who does not exist takes as long as a wrong password.
+            let stored = stored.unwrap_or_else(|| call.application.decoy_hash.clone());
+            let checking = tokio::task::spawn_blocking(move || matches(&password, is_hashed, &stored));
+            let right = checking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+            if !right {
+                return Err(Failure::unauthenticated());
+            }
+        }
+    }
+    let user = account.map(|account| account.user).ok_or_else(Failure::unauthenticated)?;
+    if !user.active {
+        return Err(Failure::forbidden("user is not active"));
+    }
+    let token = random::token();
+    let time = now();
+    let expiry = Timestamp(time.0 + SESSION_MICROSECONDS);
+    call.application.database.open_session(token_hash(&token), user.id, time, expiry).await?;
+    Reply::json(&LoginResponse { token, user })
+}
+
+/// Users without a password exist from the start; they may log in with none, from this machine.
+fn check_without_password(call: &Call, username: &str, password: &str) -> Result<(), Failure> {
+    if !password.is_empty() {
+        return Err(Failure::unauthenticated());
+    }
+    if !call.peer.ip().to_canonical().is_loopback() {
+        let what = format!("user '{username}' has no password and may log in on the master's own machine only");
+        return Err(Failure::forbidden(what));
+    }
+    Ok(())
+}
+
+pub(crate) async fn logout(call: Call) -> Result<Reply, Failure> {
+    if let Some(token) = &call.token {
+        call.application.database.close_session(token_hash(token)).await?;
+        call.application.forget_sessions();
+    }
+    Reply::nothing()
+}
+
+pub(crate) async fn me(call: Call) -> Result<Reply, Failure> {
+    Reply::json(&UserResponse { user: call.user()?.clone() })
+}

@@ -1,0 +1,168 @@
+//! A request as handlers see it.
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use instep_api::pages::{Order, Slice};
+use instep_api::users::User;
+use instep_api::wire::{Timestamp, camel_case};
+use serde::de::DeserializeOwned;
+
+use super::failure::Failure;
+use crate::application::Application;
+
+/// A request that was let through.
+pub(crate) struct Call {
+    pub application: Arc<Application>,
+    /// Where it came from.
+    pub peer: SocketAddr,
+    /// Whose token it carries.
+    pub user: Option<User>,
+    /// The token itself.
+    pub token: Option<String>,
+    /// The variable parts of the path, decoded, in their order.
+    pub path: Vec<(String, String)>,
+    pub query: Query,
+    pub body: Bytes,
+}
+
+impl Call {
+    /// The caller; routes for everybody have none.
+    pub(crate) fn user(&self) -> Result<&User, Failure> {
+        self.user.as_ref().ok_or_else(Failure::unauthenticated)
+    }
+
+    /// A variable part of the path.
+    pub(crate) fn part(&self, name: &str) -> &str {
+        self.path.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
+    }
+
+    /// A variable part of the path that is a number.
+    pub(crate) fn id<T: FromStr>(&self, name: &str) -> Result<T, Failure> {
+        let text = self.part(name);
+        text.parse().map_err(|_| Failure::invalid(format!("`{text}` in the address is not a valid number")))
+    }
+
+    /// The body as a JSON object, whatever its `Content-Type` says; an empty one is `{}`.
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        let body = match self.body.trim_ascii() {
+            b"" => b"{}",
+            // Without this a list would be taken for the values of the fields, in their order.
+            body if !body.starts_with(b"{") => return Err(unreadable("it is not an object")),
+            body => body,
+        };
+        serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
+    }
+
+    /// The body as a JSON list; an empty one is `[]`.
+    pub(crate) fn json_list<T: DeserializeOwned>(&self) -> Result<Vec<T>, Failure> {
+        let body = if self.body.trim_ascii().is_empty() { b"[]".as_slice() } else { &self.body };
+        serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
+    }
+}
+
+fn unreadable(why: &str) -> Failure {
+    Failure::invalid(format!("cannot read the request's body: {why}"))
+}
+
+/// The parameters behind the question mark, named in camelCase however they were spelled.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads `a=1&b=x%20y`.
+    pub(crate) fn parse(text: &str) -> Query {
+        let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (camel_case(&decoded(name)), decoded(value))
+        });
+        Query(pairs.collect())
+    }
+
+    /// The value of a parameter, if it has one.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().rev().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// All values of a parameter that may be repeated.
+    pub(crate) fn texts(&self, name: &str) -> Vec<String> {
+        self.0.iter().filter(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.clone()).collect()
+    }
+
+    /// A parameter of another type.
+    pub(crate) fn value<T: FromStr>(&self, name: &str) -> Result<Option<T>, Failure> {
+        let wrong = |text: &str| Failure::invalid(format!("`{text}` is not a valid value of `{name}`"));
+        self.text(name).map(|text| text.parse().map_err(|_| wrong(text))).transpose()
+    }
+
+    /// All values of a parameter of another type.
+    pub(crate) fn values<T: FromStr>(&self, name: &str) -> Result<Vec<T>, Failure> {
+        let wrong = |text: &str| Failure::invalid(format!("`{text}` is not a valid value of `{name}`"));
+        self.texts(name).iter().map(|text| text.parse().map_err(|_| wrong(text))).collect()
+    }
+
+    /// A parameter that is a time.
+    pub(crate) fn time(&self, name: &str) -> Result<Option<Timestamp>, Failure> {
+        let wrong = |text: &str| Failure::invalid(format!("`{text}` is not a time, as `{name}` must be"));
+        self.text(name).map(|text| Timestamp::parse(text).ok_or_else(|| wrong(text))).transpose()
+    }
+
+    /// Which part of a list is wanted.
+    pub(crate) fn slice(&self, default_limit: Option<i64>) -> Result<Slice, Failure> {
+        let offset = self.value("offset")?.unwrap_or(0);
+        let limit = self.value("limit")?.unwrap_or(0);
+        if limit < -2 {
+            return Err(Failure::invalid(format!("limit {limit} is not valid: -1 for all, -2 for none")));
+        }
+        Ok(Slice { offset, limit, default_limit })
+    }
+
+    /// In which order a list is wanted, if it says so.
+    pub(crate) fn order(&self) -> Result<Option<Order>, Failure> {
+        Order::parse(self.text("orderBy").unwrap_or_default()).map_err(Failure::invalid)
+    }
+}
+
+/// Undoes percent encoding, and `+` for a space. What is not valid stays as it is.
+pub(crate) fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut result = Vec::with_capacity(bytes.len());
+    let mut index = 0;
+    while index < bytes.len() {
+        let digits = bytes.get(index + 1..index + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match (bytes[index], digits.and_then(|digits| u8::from_str_radix(digits, 16).ok())) {
+            (b'%', Some(byte)) => {
+                result.push(byte);
+                index += 3;
+            }
+            (b'+', _) => {
+                result.push(b' ');
+                index += 1;
+            }
+            (byte, _) => {
+                result.push(byte);
+                index += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&result).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_read_in_both_spellings_and_with_repetitions() {
+        let query = Query::parse("states=A&states=B&order_by=ORDER_BY_DESC&name=a%20b+c%zz&empty=&follow=true");
+        assert_eq!(query.texts("states"), ["A", "B"]);
+        assert_eq!(query.order().unwrap(), Some(Order::Descending));
+        assert_eq!(query.text("name"), Some("a b c%zz"));
+        assert_eq!(query.text("empty"), None);
+        assert_eq!(query.value::<bool>("follow").unwrap(), Some(true));
+        assert!(query.value::<i64>("follow").is_err());
+    }
+}

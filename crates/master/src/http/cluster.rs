@@ -1,0 +1,46 @@
+//! What the master says about itself.
+
+use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterResponse, TelemetryInfo};
+use serde_json::json;
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::Reply;
+
+/// Whether requests can be done: the database answers.
+pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
+    call.application.database.users_without_password().await?;
+    Reply::json(&json!({"status": "up"}))
+}
+
+pub(crate) async fn info(call: Call) -> Result<Reply, Failure> {
+    Reply::json(&Info {
+        version: COMPATIBLE_VERSION,
+        master_id: call.application.master_id.clone(),
+        cluster_id: call.application.database.cluster_id().to_owned(),
+        cluster_name: String::new(),
+        telemetry: TelemetryInfo { enabled: false },
+        sso_providers: None,
+    })
+}
+
+pub(crate) async fn master(call: Call) -> Result<Reply, Failure> {
+    Reply::json(&MasterResponse {
+        version: COMPATIBLE_VERSION,
+        master_id: call.application.master_id.clone(),
+        cluster_id: call.application.database.cluster_id().to_owned(),
+        cluster_name: String::new(),
+        telemetry_enabled: false,
+        external_login_uri: String::new(),
+        external_logout_uri: String::new(),
+        branding: "determined",
+        rbac_enabled: false,
+        product: "PRODUCT_UNSPECIFIED",
+        feature_switches: Vec::new(),
+        user_management_enabled: true,
+        strict_job_queue_control: false,
+        has_custom_logo: false,
+        sso_providers: Vec::new(),
+        cluster_message: None,
+    })
+}

@@ -1,0 +1,120 @@
+//! What is refused before any handler sees it: foreign hosts, foreign pages, callers without a valid token.
+//!
+//! A page in somebody's browser can send requests to 127.0.0.1, and with a host name that it points there (DNS
+//! rebinding) even read the answers. Both carry a foreign name: in `Host`, or in `Origin`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::http::{HeaderMap, header};
+use instep_api::error::Code;
+use instep_api::users::User;
+
+use super::failure::Failure;
+use crate::application::Application;
+
+/// Who may call a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Everybody.
+    Open,
+    /// Everybody on this machine, and users.
+    LocalOrUser,
+    /// Users.
+    User,
+    /// Users who administrate.
+    Administrator,
+}
+
+/// The name or address in an authority such as `name:8080` or `[::1]:8080`.
+fn host_of(authority: &str) -> &str {
+    if let Some(rest) = authority.strip_prefix('[') {
+        return rest.split(']').next().unwrap_or_default();
+    }
+    authority.rsplit_once(':').map_or(authority, |(host, _)| host)
+}
+
+/// Refuses requests that were meant for another host, or sent by another host's page.
+pub(crate) fn check_origin(headers: &HeaderMap, allowed_hosts: &[String]) -> Result<(), Failure> {
+    let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
+    let Some(host) = text(header::HOST) else {
+        return Err(Failure::invalid("the request has no Host header"));
+    };
+    let name = host_of(host);
+    let ours = name.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name));
+    if !ours {
+        let hint = "start the master with --allow-host to serve under this name";
+        return Err(Failure::forbidden(format!("this master does not serve the host `{name}`\nhint: {hint}")));
+    }
+    if let Some(origin) = text(header::ORIGIN) {
+        let authority = origin.split_once("://").map_or(origin, |(_, authority)| authority);
+        if !authority.eq_ignore_ascii_case(host) {
+            return Err(Failure::forbidden(format!("pages of `{origin}` may not use this master")));
+        }
+    }
+    Ok(())
+}
+
+/// The token that a request carries: as a user's, as a task's, or in a cookie.
+pub(crate) fn token_of(headers: &HeaderMap) -> Option<String> {
+    let bearer = |name: &str| {
+        let value = headers.get(name)?.to_str().ok()?;
+        value.strip_prefix("Bearer ").map(|token| token.trim().to_owned())
+    };
+    let cookie = || {
+        let cookies = headers.get(header::COOKIE)?.to_str().ok()?;
+        cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix("auth=")).map(str::to_owned)
+    };
+    bearer("authorization").or_else(|| bearer("grpc-metadata-x-allocation-token")).or_else(cookie)
+}
+
+/// Lets a caller through who may call a route, and says who it is.
+pub(crate) async fn admit(
+    application: &Application,
+    access: Access,
+    token: Option<&str>,
+    peer: SocketAddr,
+) -> Result<Option<User>, Failure> {
+    let user = match token {
+        Some(token) => application.user_of_token(token).await?,
+        None => None,
+    };
+    match (access, &user) {
+        (Access::Open, _) | (Access::User, Some(_)) | (Access::LocalOrUser, Some(_)) => Ok(user),
+        (Access::LocalOrUser, None) if peer.ip().to_canonical().is_loopback() => Ok(user),
+        (Access::Administrator, Some(caller)) if caller.admin => Ok(user),
+        (Access::Administrator, Some(caller)) => {
+            let what = format!("user '{}' is not an administrator", caller.username);
+            Err(Failure::new(Code::PermissionDenied, what))
+        }
+        (Access::User | Access::LocalOrUser | Access::Administrator, None) => Err(Failure::unauthenticated()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_hosts_and_pages_are_refused() {
+        let check = |host: &str, origin: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            if let Some(origin) = origin {
+                headers.insert(header::ORIGIN, origin.parse().unwrap());
+            }
+            check_origin(&headers, &["node7".to_owned()]).is_ok()
+        };
+        for host in ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "10.0.0.1", "node7:80"] {
+            assert!(check(host, None), "{host}");
+            assert!(check(host, Some(&format!("http://{host}"))), "{host}");
+        }
+        assert!(!check("evil.example:8080", None));
+        assert!(!check("127.0.0.1.evil.example", None));
+        assert!(!check("127.0.0.1:8080", Some("http://evil.example")));
+        assert!(!check("127.0.0.1:8080", Some("http://127.0.0.1:3000")));
+        assert!(!check("127.0.0.1:8080", Some("null")));
+        assert!(check_origin(&HeaderMap::new(), &[]).is_err());
+    }
+}

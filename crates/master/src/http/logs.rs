@@ -1,0 +1,217 @@
+//! Logs: taking lines in, and giving them out, if wanted as they come.
+
+use std::time::Duration;
+
+use instep_api::identifiers::TrialId;
+use instep_api::logs::{LogFilter, LogLine, LogRecord, PostTaskLogsRequest, ShownLine};
+use instep_api::pages::Order;
+use instep_api::states::LogLevel;
+use instep_database::LogQuery;
+use regex::{Regex, RegexBuilder};
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::{Gone, LineSender, Reply, lines};
+use crate::clock::now;
+
+/// Lines that are read at a time.
+const LINES_PER_READ: usize = 1000;
+/// How long a follower waits for a wake-up before it looks anyway.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Memory that a pattern may take when it is compiled.
+const PATTERN_SIZE: usize = 1 << 20;
+
+fn line_of(record: LogRecord) -> Result<LogLine, Failure> {
+    let task_id =
+        record.task_id.filter(|id| !id.is_empty()).ok_or_else(|| Failure::invalid("a log line has no task_id"))?;
+    Ok(LogLine {
+        id: 0,
+        task_id,
+        allocation_id: record.allocation_id,
+        agent_id: record.agent_id,
+        container_id: record.container_id,
+        rank_id: record.rank_id.map(|rank| rank.0),
+        timestamp: record.timestamp.unwrap_or_else(now),
+        level: record.level.unwrap_or(LogLevel::Unspecified),
+        source: record.source,
+        stdtype: record.stdtype,
+        log: record.log.unwrap_or_default(),
+    })
+}
+
+async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Reply, Failure> {
+    let lines: Vec<LogLine> = records.into_iter().map(line_of).collect::<Result<_, _>>()?;
+    if !lines.is_empty() {
+        call.application.database.append_logs(lines).await?;
+        call.application.logs_arrived();
+    }
+    Reply::nothing()
+}
+
+/// A bare list of lines, as detached scripts send them.
+pub(crate) async fn append(call: Call) -> Result<Reply, Failure> {
+    let records = call.json_list()?;
+    keep(&call, records).await
+}
+
+/// Lines in an object, as tasks send them: all of one task.
+pub(crate) async fn append_wrapped(call: Call) -> Result<Reply, Failure> {
+    let request: PostTaskLogsRequest = call.json()?;
+    let records = request.logs.unwrap_or_default();
+    if records.is_empty() {
+        return Err(Failure::invalid("there are no log lines in the request"));
+    }
+    if records.iter().any(|record| record.task_id != records[0].task_id) {
+        return Err(Failure::invalid("all log lines of a request must belong to one task"));
+    }
+    keep(&call, records).await
+}
+
+pub(crate) async fn fields_of_trial(call: Call) -> Result<Reply, Failure> {
+    let (task, _) = call.application.database.trial_task(call.id("id")?).await?;
+    fields(call, task).await
+}
+
+pub(crate) async fn fields_of_task(call: Call) -> Result<Reply, Failure> {
+    let task = call.part("id").to_owned();
+    call.application.database.task_end(task.clone()).await?;
+    fields(call, task).await
+}
+
+async fn fields(call: Call, task: String) -> Result<Reply, Failure> {
+    let fields = call.application.database.log_fields(task).await?;
+    let (sender, lines) = lines();
+    // One line fits into the queue, so this does not wait.
+    let _ = sender.send(&fields).await;
+    Ok(Reply::Lines(lines))
+}
+
+pub(crate) async fn of_trial(call: Call) -> Result<Reply, Failure> {
+    let trial: TrialId = call.id("id")?;
+    let (task, _) = call.application.database.trial_task(trial).await?;
+    stream(call, task, Some(trial))
+}
+
+pub(crate) async fn of_task(call: Call) -> Result<Reply, Failure> {
+    let task = call.part("id").to_owned();
+    call.application.database.task_end(task.clone()).await?;
+    stream(call, task, None)
+}
+
+/// What is asked for.
+struct Request {
+    task: String,
+    trial: Option<TrialId>,
+    filter: LogFilter,
+    pattern: Option<Regex>,
+    order: Order,
+    follow: bool,
+    /// Lines that may still be sent.
+    left: usize,
+}
+
+fn request_of(call: &Call, task: String, trial: Option<TrialId>) -> Result<Request, Failure> {
+    let query = &call.query;
+    let pattern = match query.text("searchText") {
+        None => None,
+        Some(text) => {
+            let regular = query.value("enableRegex")?.unwrap_or(false);
+            let pattern = if regular { text.to_owned() } else { regex::escape(text) };
+            let built = RegexBuilder::new(&pattern).case_insensitive(!regular).size_limit(PATTERN_SIZE).build();
+            Some(built.map_err(|error| Failure::invalid(format!("searchText: {error}")))?)
+        }
+    };
+    let limit: i64 = query.value("limit")?.unwrap_or(0);
+    Ok(Request {
+        task,
+        trial,
+        filter: LogFilter {
+            agent_ids: query.texts("agentIds"),
+            allocation_ids: query.texts("allocationIds"),
+            container_ids: query.texts("containerIds"),
+            rank_ids: query.values("rankIds")?,
+            levels: query.values("levels")?,
+            sources: query.texts("sources"),
+            stdtypes: query.texts("stdtypes"),
+            before: query.time("timestampBefore")?,
+            after: query.time("timestampAfter")?,
+        },
+        pattern,
+        order: query.order()?.unwrap_or_default(),
+        follow: query.value("follow")?.unwrap_or(false),
+        left: if limit > 0 { limit as usize } else { usize::MAX },
+    })
+}
+
+fn stream(call: Call, task: String, trial: Option<TrialId>) -> Result<Reply, Failure> {
+    let request = request_of(&call, task, trial)?;
+    let (sender, lines) = lines();
+    // The task ends with its stream: when everything is sent, or when the reader goes away.
+    tokio::spawn(async move {
+        if let Err(Stop::Failed(failure)) = send_lines(&call, request, &sender).await {
+            sender.fail(&failure).await;
+        }
+    });
+    Ok(Reply::Lines(lines))
+}
+
+/// Why a stream ends before its end.
+enum Stop {
+    Gone,
+    Failed(Failure),
+}
+
+impl From<Gone> for Stop {
+    fn from(_: Gone) -> Stop {
+        Stop::Gone
+    }
+}
+
+impl From<instep_database::Error> for Stop {
+    fn from(error: instep_database::Error) -> Stop {
+        Stop::Failed(error.into())
+    }
+}
+
+async fn send_lines(call: &Call, mut request: Request, sender: &LineSender) -> Result<(), Stop> {
+    let database = &call.application.database;
+    let mut arrivals = call.application.follow_logs();
+    let mut from = None;
+    loop {
+        // Looked at before the lines are read: what is logged before the end is then among them.
+        arrivals.mark_unchanged();
+        let over = !request.follow || database.task_end(request.task.clone()).await?.is_some();
+        loop {
+            let query = LogQuery {
+                task_id: request.task.clone(),
+                filter: request.filter.clone(),
+                from,
+                order: request.order,
+                limit: LINES_PER_READ,
+            };
+            let found = database.logs(query).await?;
+            let last_part = found.len() < LINES_PER_READ;
+            from = found.last().map(|line| line.id).or(from);
+            for line in found {
+                if request.pattern.as_ref().is_none_or(|pattern| pattern.is_match(&line.log)) {
+                    if request.left == 0 {
+                        return Ok(());
+                    }
+                    request.left -= 1;
+                    sender.send(&ShownLine::of(line, request.trial)).await?;
+                }
+            }
+            if last_part {
+                break;
+            }
+        }
+        if over || request.left == 0 || request.order == Order::Descending {
+            return Ok(());
+        }
+        // Either way there is another look.
+        let _ = tokio::time::timeout(LOOK_AGAIN, arrivals.changed()).await;
+        if sender.is_closed() {
+            return Err(Stop::Gone);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Metrics: taking reports in, and giving them out as histories, streams and charts.
+
+use std::collections::BTreeMap;
+
+use instep_api::identifiers::{RunId, TrialId};
+use instep_api::metrics::{
+    ComparableTrial, CompareTrialsResponse, DownsampledMetrics, MetricsStreamElement, Report, ReportMetricsRequest,
+    TRAINING, VALIDATION,
+};
+use instep_api::trials::WorkloadsResponse;
+use serde_json::Value;
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::{Reply, lines};
+use crate::clock::now;
+
+/// Reports in one line of a stream.
+const REPORTS_PER_LINE: usize = 1000;
+/// Points of a chart, for each metric, if nobody says how many.
+const DEFAULT_POINTS: usize = 1000;
+
+pub(crate) async fn report(call: Call) -> Result<Reply, Failure> {
+    let request: ReportMetricsRequest = call.json()?;
+    let report = checked(request, call.id("id")?)?;
+    call.application.database.report_metrics(report).await?;
+    Reply::nothing()
+}
+
+fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Failure> {
+    let group = request.group.unwrap_or_default();
+    if group.is_empty() || group.contains('.') {
+        return Err(Failure::invalid(format!(
+            "`{group}` cannot be a group of metrics: it must not be empty or hold a dot"
+        )));
+    }
+    let metrics = request.metrics.ok_or_else(|| Failure::invalid("the report has no metrics"))?;
+    if metrics.trial_id.is_some_and(|given| given != trial && given.0 != 0) {
+        return Err(Failure::invalid("the report belongs to another trial than its address"));
+    }
+    // Zero values may be left out, and groups about the machine have no steps.
+    let step = metrics.steps_completed.unwrap_or_default().0;
+    if step < 0 {
+        return Err(Failure::invalid(format!("{step} steps cannot have been completed")));
+    }
+    let reported = metrics.metrics.unwrap_or_default();
+    let values = reported.avg_metrics.unwrap_or_default();
+    for name in ["epoch", "epochs"] {
+        if values.get(name).is_some_and(|value| !value.is_number()) {
+            return Err(Failure::invalid(format!("the metric `{name}` must be a number")));
+        }
+    }
+    let batches = match reported.batch_metrics {
+        Some(Value::Array(batches)) if batches.is_empty() => None,
+        Some(batches @ Value::Array(_)) => Some(batches),
+        Some(_) => return Err(Failure::invalid("batchMetrics must be a list")),
+        None => None,
+    };
+    Ok(Report {
+        trial,
+        run: metrics.trial_run_id.unwrap_or(RunId(0)),
+        group,
+        step,
+        time: metrics.report_time.unwrap_or_else(now),
+        values,
+        batches,
+    })
+}
+
+pub(crate) async fn workloads(call: Call) -> Result<Reply, Failure> {
+    let with_batches = call.query.value("includeBatchMetrics")?.unwrap_or(false);
+    let order = call.query.order()?.unwrap_or_default();
+    let slice = call.query.slice(Some(100))?;
+    let (workloads, pagination) =
+        call.application.database.workloads(call.id("id")?, with_batches, order, slice).await?;
+    Reply::json(&WorkloadsResponse { workloads, pagination })
+}
+
+pub(crate) async fn stream(call: Call) -> Result<Reply, Failure> {
+    let group = match call.part("kind") {
+        "training_metrics" => Some(TRAINING.to_owned()),
+        "validation_metrics" => Some(VALIDATION.to_owned()),
+        "trial_metrics" => call.query.text("group").map(str::to_owned),
+        other => return Err(Failure::not_found(format!("there is no stream `{other}`"))),
+    };
+    let trials: Vec<TrialId> = call.query.values("trialIds")?;
+    let (sender, lines) = lines();
+    // The task ends with its stream: when everything is sent, or when the reader goes away.
+    tokio::spawn(async move {
+        for trial in trials {
+            match call.application.database.metric_reports(trial, group.clone()).await {
+                Ok(reports) => {
+                    for part in reports.chunks(REPORTS_PER_LINE) {
+                        if sender.send(&MetricsStreamElement { metrics: part.to_vec() }).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+                Err(error) => return sender.fail(&error.into()).await,
+            }
+        }
+    });
+    Ok(Reply::Lines(lines))
+}
+
+/// Charts of several trials: `metricIds=group.name`, or `metricNames` with `group`, or everything.
+pub(crate) async fn compare(call: Call) -> Result<Reply, Failure> {
+    let query = &call.query;
+    let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for id in query.texts("metricIds") {
+        let (group, name) =
+            id.split_once('.').ok_or_else(|| Failure::invalid(format!("`{id}` is not GROUP.METRIC")))?;
+        wanted.entry(group.to_owned()).or_default().push(name.to_owned());
+    }
+    let named = query.texts("metricNames");
+    if let Some(group) = query.text("group") {
+        wanted.entry(group.to_owned()).or_default().extend(named);
+    } else if !named.is_empty() {
+        return Err(Failure::invalid("metricNames needs a group"));
+    }
+    let first = query.value("startBatches")?.unwrap_or(0);
+    let last = query.value("endBatches")?.filter(|last| *last > 0).unwrap_or(i64::MAX);
+    let limit = query.value("maxDatapoints")?.filter(|limit| *limit > 0).unwrap_or(DEFAULT_POINTS);
+    let database = &call.application.database;
+    let mut trials = Vec::new();
+    for id in query.values::<TrialId>("trialIds")? {
+        let trial = database.trial(id, now()).await?;
+        let mut groups = wanted.clone();
+        if groups.is_empty() {
+            groups.extend(database.metric_groups(id).await?.into_iter().map(|group| (group, Vec::new())));
+        }
+        let mut metrics = Vec::new();
+        for (group, names) in groups {
+            let kind = match group.as_str() {
+                TRAINING => "METRIC_TYPE_TRAINING",
+                VALIDATION => "METRIC_TYPE_VALIDATION",
+                _ => "METRIC_TYPE_UNSPECIFIED",
+            };
+            let data = database.chart(id, group.clone(), names, first, last, limit).await?;
+            metrics.push(DownsampledMetrics { group, kind, data });
+        }
+        trials.push(ComparableTrial { trial, metrics });
+    }
+    Reply::json(&CompareTrialsResponse { trials })
+}

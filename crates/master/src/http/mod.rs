@@ -1,0 +1,26 @@
+//! HTTP: which routes there are, who may call them, and how requests and answers look.
+//!
+//! - [`routes`] is the one table; [`router`] makes a server of it.
+//! - [`call`] is a request as handlers see it, [`reply`] what they answer, [`failure`] what they answer when they cannot.
+//! - [`guard`] refuses requests before any handler sees them.
+//! - The other modules are the handlers, one for each kind of thing.
+
+mod authentication;
+mod call;
+mod checkpoints;
+mod cluster;
+mod experiments;
+mod failure;
+mod guard;
+mod logs;
+mod metrics;
+mod pages;
+mod reply;
+pub(crate) mod router;
+pub(crate) mod routes;
+mod trials;
+mod users;
+mod workspaces;
+
+#[cfg(test)]
+mod tests;

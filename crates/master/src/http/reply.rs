@@ -1,0 +1,96 @@
+//! What handlers answer: JSON, lines of JSON as they come, or a page.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, header};
+use futures_core::Stream;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::failure::Failure;
+use instep_api::error::Code;
+
+/// Lines that may wait for a slow reader before the producer waits.
+const LINES_AHEAD: usize = 256;
+
+/// An answer; all of them have status 200, which is the only success that Determined's client knows.
+pub(crate) enum Reply {
+    Json(Vec<u8>),
+    Lines(Lines),
+    Page(String),
+}
+
+impl Reply {
+    /// A JSON object.
+    pub(crate) fn json(value: &impl Serialize) -> Result<Reply, Failure> {
+        let body = serde_json::to_vec(value);
+        body.map(Reply::Json).map_err(|error| Failure::new(Code::Internal, error.to_string()))
+    }
+
+    /// `{}`
+    pub(crate) fn nothing() -> Result<Reply, Failure> {
+        Ok(Reply::Json(b"{}".to_vec()))
+    }
+
+    pub(crate) fn response(self) -> Response<Body> {
+        let (body, kind) = match self {
+            Reply::Json(bytes) => (Body::from(bytes), "application/json"),
+            Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
+            Reply::Page(text) => (Body::from(text), "text/html; charset=utf-8"),
+        };
+        let mut response = Response::new(body);
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        response
+    }
+}
+
+/// Lines of a streamed answer. Each becomes a chunk of its own, so that readers see it at once; there are never empty
+/// ones, because the client parses every line.
+pub(crate) struct Lines(mpsc::Receiver<Vec<u8>>);
+
+impl Stream for Lines {
+    type Item = Result<Vec<u8>, std::convert::Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context).map(|line| line.map(Ok))
+    }
+}
+
+/// The producing end of [`Lines`].
+pub(crate) struct LineSender(mpsc::Sender<Vec<u8>>);
+
+/// The reader has gone away.
+pub(crate) struct Gone;
+
+impl LineSender {
+    /// Sends `{"result": value}`; waits if the reader is slow.
+    pub(crate) async fn send(&self, value: &impl Serialize) -> Result<(), Gone> {
+        let mut line = br#"{"result":"#.to_vec();
+        serde_json::to_writer(&mut line, value).map_err(|_| Gone)?;
+        line.extend_from_slice(b"}\n");
+        self.0.send(line).await.map_err(|_| Gone)
+    }
+
+    /// Sends why the stream ends early.
+    pub(crate) async fn fail(&self, failure: &Failure) {
+        let error = serde_json::json!({"error": {
+            "grpcCode": failure.code.number(), "httpCode": 500, "message": failure.message,
+            "httpStatus": failure.code.name(), "details": []
+        }});
+        // If the reader has gone there is nobody to tell.
+        let _ = self.0.send(format!("{error}\n").into_bytes()).await;
+    }
+
+    /// Whether the reader has gone away.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+/// The two ends of a streamed answer.
+pub(crate) fn lines() -> (LineSender, Lines) {
+    let (sender, receiver) = mpsc::channel(LINES_AHEAD);
+    (LineSender(sender), Lines(receiver))
+}

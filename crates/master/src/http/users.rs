@@ -1,0 +1,106 @@
+//! Users: listing, making, changing.
+
+use instep_api::error::Code;
+use instep_api::identifiers::UserId;
+use instep_api::users::{PatchUserRequest, PostUserRequest, UserResponse, UsersResponse};
+use instep_database::{NewAccount, UserChange};
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::Reply;
+use crate::clock::now;
+use crate::passwords::to_store;
+
+pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+    let active: Option<bool> = call.query.value("active")?;
+    let admin: Option<bool> = call.query.value("admin")?;
+    let name = call.query.text("name").map(str::to_lowercase);
+    let mut users = call.application.database.users().await?;
+    users.retain(|user| {
+        active.is_none_or(|active| user.active == active)
+            && admin.is_none_or(|admin| user.admin == admin)
+            && name.as_ref().is_none_or(|name| user.username.to_lowercase().contains(name))
+    });
+    let (range, pagination) = call.query.slice(None)?.of(users.len());
+    Reply::json(&UsersResponse { users: users.drain(range).collect(), pagination })
+}
+
+pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+    let user = call.application.database.user(call.id("id")?).await?;
+    Reply::json(&UserResponse { user })
+}
+
+pub(crate) async fn get_by_name(call: Call) -> Result<Reply, Failure> {
+    let name = call.part("name").to_owned();
+    let account = call.application.database.account(name.clone()).await?;
+    let user = account.ok_or_else(|| Failure::not_found(format!("user '{name}' not found")))?.user;
+    Reply::json(&UserResponse { user })
+}
+
+pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+    let request: PostUserRequest = call.json()?;
+    let user = request.user.unwrap_or_default();
+    let username = checked_name(user.username.as_deref().unwrap_or_default())?;
+    let remote = user.remote.unwrap_or(false);
+    let password_hash = stored(request.password.unwrap_or_default(), request.is_hashed.unwrap_or(false)).await?;
+    let new = NewAccount {
+        username,
+        display_name: user.display_name.unwrap_or_default(),
+        admin: user.admin.unwrap_or(false),
+        active: user.active.unwrap_or(true),
+        remote,
+        password_hash,
+        agent_user_group: user.agent_user_group,
+    };
+    let user = call.application.database.create_user(new, now()).await?;
+    Reply::json(&UserResponse { user })
+}
+
+pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+    let id: UserId = call.id("id")?;
+    let request: PatchUserRequest = call.json()?;
+    let caller = call.user()?;
+    if !caller.admin {
+        if caller.id != id {
+            return Err(Failure::forbidden("only administrators may change other users"));
+        }
+        let reserved = request.admin.is_some()
+            || request.active.is_some()
+            || request.remote.is_some()
+            || request.username.is_some()
+            || request.agent_user_group.is_some();
+        if reserved {
+            return Err(Failure::forbidden("only administrators may change more than display name and password"));
+        }
+    }
+    let username = request.username.as_deref().map(checked_name).transpose()?;
+    let password_hash = match request.password {
+        Some(password) => Some(stored(password, request.is_hashed.unwrap_or(false)).await?),
+        None => None,
+    };
+    let change = UserChange {
+        username,
+        display_name: request.display_name,
+        admin: request.admin,
+        active: request.active,
+        remote: request.remote,
+        password_hash,
+        agent_user_group: request.agent_user_group,
+    };
+    let user = call.application.database.change_user(id, change, now()).await?;
+    call.application.forget_sessions();
+    Reply::json(&UserResponse { user })
+}
+
+fn checked_name(name: &str) -> Result<String, Failure> {
+    let name = name.trim();
+    if name.is_empty() || name.contains(['/', '\\']) || name.chars().any(char::is_control) {
+        return Err(Failure::invalid(format!("`{name}` cannot be a username")));
+    }
+    Ok(name.to_owned())
+}
+
+async fn stored(password: String, is_hashed: bool) -> Result<Option<String>, Failure> {
+    let hashing = tokio::task::spawn_blocking(move || to_store(&password, is_hashed));
+    hashing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))
+}

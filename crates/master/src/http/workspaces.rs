@@ -1,0 +1,161 @@
+//! Workspaces and projects.
+
+use instep_api::identifiers::{ProjectId, UserId, WorkspaceId};
+use instep_api::workspaces::{
+    DeletionResponse, ProjectRequest, ProjectResponse, ProjectsResponse, WorkspaceRequest, WorkspaceResponse,
+    WorkspacesResponse,
+};
+
+use super::call::{Call, Query};
+use super::failure::Failure;
+use super::reply::Reply;
+use crate::clock::now;
+
+/// Whether a workspace or project is wanted by a query that filters by name, owner and archive.
+fn wanted(query: &Query, name: &str, owner: &str, owner_id: UserId, archived: bool) -> Result<bool, Failure> {
+    let users = query.texts("users");
+    let user_ids: Vec<UserId> = query.values("userIds")?;
+    let same = |part: &str| match query.text("nameCaseSensitive") {
+        Some(exact) => name == exact,
+        None => name.to_lowercase().contains(&part.to_lowercase()),
+    };
+    Ok(query.value::<bool>("archived")?.is_none_or(|wanted| wanted == archived)
+        && (users.is_empty() || users.iter().any(|user| user == owner))
+        && (user_ids.is_empty() || user_ids.contains(&owner_id))
+        && same(query.text("name").unwrap_or_default()))
+}
+
+fn must_own(call: &Call, owner: UserId, what: &str) -> Result<(), Failure> {
+    let caller = call.user()?;
+    if caller.admin || caller.id == owner {
+        return Ok(());
+    }
+    Err(Failure::forbidden(format!("only its owner and administrators may change this {what}")))
+}
+
+fn named(name: Option<String>, what: &str) -> Result<String, Failure> {
+    let name = name.unwrap_or_default();
+    if name.trim().is_empty() || name.len() > 255 {
+        return Err(Failure::invalid(format!("a {what} needs a name of 1 to 255 letters")));
+    }
+    Ok(name)
+}
+
+pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+    let mut workspaces = Vec::new();
+    for workspace in call.application.database.workspaces().await? {
+        let (name, owner) = (&workspace.name, &workspace.username);
+        if wanted(&call.query, name, owner, workspace.user_id, workspace.archived)? {
+            workspaces.push(workspace);
+        }
+    }
+    let (range, pagination) = call.query.slice(None)?.of(workspaces.len());
+    Reply::json(&WorkspacesResponse { workspaces: workspaces.drain(range).collect(), pagination })
+}
+
+pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+    let request: WorkspaceRequest = call.json()?;
+    let name = named(request.name, "workspace")?;
+    let owner = call.user()?.id;
+    let workspace = call.application.database.create_workspace(name, owner, now()).await?;
+    Reply::json(&WorkspaceResponse { workspace, namespace_bindings: Default::default() })
+}
+
+pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+    let workspace = call.application.database.workspace(call.id("id")?).await?;
+    Reply::json(&WorkspaceResponse { workspace, namespace_bindings: Default::default() })
+}
+
+async fn change_owned(call: &Call, name: Option<String>, archived: Option<bool>) -> Result<WorkspaceResponse, Failure> {
+    let id: WorkspaceId = call.id("id")?;
+    let owner = call.application.database.workspace(id).await?.user_id;
+    must_own(call, owner, "workspace")?;
+    let workspace = call.application.database.change_workspace(id, name, archived).await?;
+    Ok(WorkspaceResponse { workspace, namespace_bindings: Default::default() })
+}
+
+pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+    let request: WorkspaceRequest = call.json()?;
+    let name = request.name.map(|name| named(Some(name), "workspace")).transpose()?;
+    Reply::json(&change_owned(&call, name, None).await?)
+}
+
+pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+    change_owned(&call, None, Some(true)).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+    change_owned(&call, None, Some(false)).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+    let id: WorkspaceId = call.id("id")?;
+    let owner = call.application.database.workspace(id).await?.user_id;
+    must_own(&call, owner, "workspace")?;
+    call.application.database.delete_workspace(id).await?;
+    Reply::json(&DeletionResponse { completed: true })
+}
+
+pub(crate) async fn list_projects(call: Call) -> Result<Reply, Failure> {
+    let mut projects = Vec::new();
+    for project in call.application.database.projects(call.id("id")?).await? {
+        if wanted(&call.query, &project.name, &project.username, project.user_id, project.archived)? {
+            projects.push(project);
+        }
+    }
+    let (range, pagination) = call.query.slice(None)?.of(projects.len());
+    Reply::json(&ProjectsResponse { projects: projects.drain(range).collect(), pagination })
+}
+
+pub(crate) async fn create_project(call: Call) -> Result<Reply, Failure> {
+    let request: ProjectRequest = call.json()?;
+    let name = named(request.name, "project")?;
+    let description = request.description.unwrap_or_default();
+    let owner = call.user()?.id;
+    let workspace: WorkspaceId = call.id("id")?;
+    let project = call.application.database.create_project(workspace, name, description, owner, now()).await?;
+    Reply::json(&ProjectResponse { project })
+}
+
+pub(crate) async fn get_project(call: Call) -> Result<Reply, Failure> {
+    let project = call.application.database.project(call.id("id")?).await?;
+    Reply::json(&ProjectResponse { project })
+}
+
+async fn change_owned_project(
+    call: &Call,
+    request: ProjectRequest,
+    archived: Option<bool>,
+) -> Result<ProjectResponse, Failure> {
+    let id: ProjectId = call.id("id")?;
+    let owner = call.application.database.project(id).await?.user_id;
+    must_own(call, owner, "project")?;
+    let name = request.name.map(|name| named(Some(name), "project")).transpose()?;
+    let project = call.application.database.change_project(id, name, request.description, archived).await?;
+    Ok(ProjectResponse { project })
+}
+
+pub(crate) async fn change_project(call: Call) -> Result<Reply, Failure> {
+    let request: ProjectRequest = call.json()?;
+    Reply::json(&change_owned_project(&call, request, None).await?)
+}
+
+pub(crate) async fn archive_project(call: Call) -> Result<Reply, Failure> {
+    change_owned_project(&call, ProjectRequest::default(), Some(true)).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn unarchive_project(call: Call) -> Result<Reply, Failure> {
+    change_owned_project(&call, ProjectRequest::default(), Some(false)).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn delete_project(call: Call) -> Result<Reply, Failure> {
+    let id: ProjectId = call.id("id")?;
+    let owner = call.application.database.project(id).await?.user_id;
+    must_own(&call, owner, "project")?;
+    call.application.database.delete_project(id).await?;
+    Reply::json(&DeletionResponse { completed: true })
+}

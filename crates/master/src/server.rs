@@ -1,0 +1,151 @@
+//! Binding, serving, ending.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::serve::ListenerExt;
+use instep_database::{Database, Opening};
+use tokio::net::{TcpListener, lookup_host};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::application::Application;
+use crate::clock::now;
+use crate::heartbeat;
+use crate::http::router::router;
+use crate::random;
+
+/// How long requests may take to finish once the master is told to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What the master needs to know.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Address or name to serve on.
+    pub host: String,
+    /// Port to serve on; 0 takes any free one.
+    pub port: u16,
+    /// The database file, made if there is none.
+    pub database: PathBuf,
+    /// Further names under which the master may be asked.
+    pub allowed_hosts: Vec<String>,
+}
+
+/// Why the master does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The database cannot be used.
+    #[error("cannot open the database")]
+    Database(#[from] instep_database::Error),
+    /// The host has no address.
+    #[error("there is no address for `{host}`")]
+    Host {
+        /// As it was given.
+        host: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The port is taken, or may not be used.
+    #[error("cannot serve on {address}")]
+    Bind {
+        /// Where it was to serve.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Other machines could log in without a password.
+    #[error("will not serve on {address}, where other machines can reach it: {users} have no password")]
+    Unsafe {
+        /// Where it was to serve.
+        address: SocketAddr,
+        /// Who has no password.
+        users: String,
+    },
+    /// The runtime or its signals cannot be set up.
+    #[error("cannot start")]
+    System(#[source] std::io::Error),
+}
+
+impl ServeError {
+    /// What to do next.
+    pub fn hint(&self) -> &'static str {
+        use instep_database::Error;
+        match self {
+            ServeError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
+                "another program uses this port: choose another --port, or 0 for any free one"
+            }
+            ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
+            ServeError::Unsafe { .. } => {
+                "start it on 127.0.0.1, give each of them a password (`det user change-password`), then start it again"
+            }
+            ServeError::Database(Error::InUse { .. }) => "stop the other master, or choose another --db",
+            ServeError::Database(Error::TooNew { .. }) => "use the version of instep that wrote it, or a later one",
+            ServeError::Database(Error::Unusable { .. }) => "restore it from a copy, or choose another --db",
+            ServeError::Database(_) => "choose another --db, in a folder that can be written",
+            ServeError::System(_) => "the system's limits may be too low for this user",
+        }
+    }
+}
+
+/// Serves until SIGINT or SIGTERM; `announce` is told the address once requests are taken.
+pub fn serve(options: &Options, announce: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("instep-master")
+        .build()
+        .map_err(ServeError::System)?;
+    let opening = Opening { holder: format!("pid {}", std::process::id()), cluster_id: random::uuid(), now: now() };
+    let database = Database::open(&options.database, &opening)?;
+    let outcome = runtime.block_on(run(options, database.clone(), announce));
+    // Streams that still wait for something end here; what they read is not lost to anybody.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    database.close();
+    outcome
+}
+
+async fn run(options: &Options, database: Database, announce: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+    let address = resolve(options).await?;
+    if !address.ip().to_canonical().is_loopback() {
+        let users = database.users_without_password().await?;
+        if !users.is_empty() {
+            return Err(ServeError::Unsafe { address, users: users.join(", ") });
+        }
+    }
+    let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, source })?;
+    let address = listener.local_addr().map_err(ServeError::System)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
+    let mut allowed_hosts = options.allowed_hosts.clone();
+    allowed_hosts.push(options.host.clone());
+    let application = Arc::new(Application::new(database, allowed_hosts));
+    let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
+    let service = router(&application).into_make_service_with_connect_info::<SocketAddr>();
+    // Answers are small and each is waited for: they must not wait for a full packet. If the option cannot be set the
+    // connection works all the same.
+    let listener = listener.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = axum::serve(listener, service).with_graceful_shutdown(async {
+        // An error means that the sender is gone, which ends the server just as well.
+        let _ = stopped.await;
+    });
+    let serving = tokio::spawn(serving.into_future());
+    announce(address);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    let _ = stop.send(());
+    let _ = tokio::time::timeout(GRACE, serving).await;
+    heartbeats.abort();
+    Ok(())
+}
+
+async fn resolve(options: &Options) -> Result<SocketAddr, ServeError> {
+    let host = options.host.trim_start_matches('[').trim_end_matches(']');
+    let failed = |source| ServeError::Host { host: options.host.clone(), source };
+    let mut found = lookup_host((host, options.port)).await.map_err(failed)?;
+    found.next().ok_or_else(|| failed(std::io::Error::from(std::io::ErrorKind::NotFound)))
+}

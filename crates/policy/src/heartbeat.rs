@@ -1,0 +1,28 @@
+//! When a trial that runs elsewhere has been silent for too long.
+//!
+//! A detached trial is known by what its script says. The script speaks at least once a minute; one that has not done
+//! so for five has lost its machine or its network, and counts as failed as of when it was last heard. If it was only
+//! the network, starting it again revives it.
+
+use std::time::Duration;
+
+/// How long a trial may be silent.
+pub const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+/// Why a trial that has been silent for so long is given up; `None` while there is hope.
+pub fn overdue(silence: Duration) -> Option<String> {
+    (silence > PATIENCE).then(|| format!("nothing was heard of it for {} s", silence.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PATIENCE, overdue};
+    use std::time::Duration;
+
+    #[test]
+    fn patience_ends_after_five_minutes() {
+        assert_eq!(overdue(PATIENCE), None);
+        let reason = overdue(PATIENCE + Duration::from_secs(1));
+        assert_eq!(reason.as_deref(), Some("nothing was heard of it for 301 s"));
+    }
+}

@@ -1,0 +1,1 @@
+"""Detached mode: the unmodified `determined` client, and plain requests, against `instep master`."""

@@ -1,0 +1,157 @@
+"""A master of one's own for each test, a plain client of its REST API, and the interpreter with `determined`.
+
+The unmodified `determined` package lives in an environment of its own (`build/determined`, made by
+`python3 scripts/build.py determined`), because it pins what others want newer.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+class Failed(Exception):
+    """An answer that is not a success."""
+
+    def __init__(self, status: int, body: Any) -> None:  # noqa: ANN401
+        super().__init__(f"{status}: {body}")
+        self.status = status
+        self.body = body
+
+    @property
+    def message(self) -> str:
+        """The sentence for people, in either shape of errors."""
+        return str(self.body.get("message") or self.body["error"]["error"])
+
+
+class Client:
+    """Speaks JSON to a master."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self.address = address
+        self.token = token
+
+    def raw(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send bytes as they are; give status, headers and body."""
+        parts = urlsplit(self.address)
+        assert parts.hostname is not None
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+        try:
+            all_headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            connection.request(method, path, body=body, headers={**all_headers, **(headers or {})})
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, found, response.read()
+        finally:
+            connection.close()
+
+    def __call__(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401
+        """Send JSON and give the answer; `Failed` if it is none of success."""
+        data = None if body is None else json.dumps(body).encode()
+        status, _, answer = self.raw(method, path, data)
+        value = json.loads(answer)
+        if status != 200:
+            raise Failed(status, value)
+        return value
+
+    def lines(self, path: str) -> list[Any]:
+        """The elements of a streamed answer."""
+        status, headers, answer = self.raw("GET", path)
+        assert status == 200, answer
+        assert headers["transfer-encoding"] == "chunked"
+        lines = answer.decode().split("\n")
+        assert lines.pop() == "", "the last line ends like the others"
+        return [json.loads(line)["result"] for line in lines]
+
+    def login(self, username: str = "determined", password: str = "") -> Client:
+        """A client that speaks for a user."""
+        request = {"username": username, "password": password, "isHashed": False}
+        return Client(self.address, self("POST", "/api/v1/auth/login", request)["token"])
+
+
+class Master:
+    """`instep master` on a database of its own."""
+
+    def __init__(self, start: Callable[..., Any], instep: Path, database: Path) -> None:
+        self._start = start
+        self._instep = instep
+        self.database = database
+        self.port = 0
+        self.process: Any = None
+        self.address = ""
+
+    def start(self, wait_until: Callable[..., None], *options: str) -> None:
+        """Start it, after the first time on the same port."""
+        words = ("master", "--port", str(self.port), "--db", str(self.database), *options)
+        self.process = self._start(self._instep, *words)
+        pattern = re.compile(r"listening on (http://127\.0\.0\.1:(\d+))")
+        wait_until(
+            lambda: pattern.search(self.process.stdout) or self.process.poll() is not None, 30, "the master to listen"
+        )
+        found = pattern.search(self.process.stdout)
+        assert found, self.process.stderr
+        self.address, self.port = found[1], int(found[2])
+
+    def kill(self) -> None:
+        """End it without a chance to tidy up."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it in order."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait().expect(0)
+
+    @property
+    def client(self) -> Client:
+        """A client without a token."""
+        return Client(self.address)
+
+
+@pytest.fixture
+def master(run: Any, instep: Path, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Master]:  # noqa: ANN401
+    """A running master, ended in order when the test is over."""
+    server = Master(run.start, instep, tmp_path / "master.db")
+    server.start(wait_until)
+    yield server
+    if server.process.poll() is None:
+        server.stop()
+
+
+@pytest.fixture
+def api(master: Master) -> Client:
+    """A client that speaks for the default user."""
+    return master.client.login()
+
+
+@pytest.fixture(scope="session")
+def determined() -> Path:
+    """The interpreter with the unmodified `determined` package."""
+    path = ROOT / "build" / "determined" / "bin" / "python"
+    if not path.exists():
+        pytest.fail(f"there is no {path}\nhint: python3 scripts/build.py determined", pytrace=False)
+    return path
+
+
+@pytest.fixture
+def settings(master: Master, tmp_path: Path) -> dict[str, str]:
+    """The environment for Determined's client: this test's master, and no trace of other logins."""
+    return {
+        "DET_MASTER": master.address,
+        "DET_DEBUG_CONFIG_PATH": str(tmp_path / "client"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "HOME": str(tmp_path),
+    }

@@ -31,14 +31,14 @@ CHECKPOINT = "checkpoint.pt"
 PREFERRED_PORT = 12355
 
 
-def join_process_group(rank: int, world_size: int, master_port: int) -> torch.device:
+def join_process_group(rank: int, world_size: int, master_port: int, backend: str | None) -> torch.device:
     """Connect this process with the others and say which device is its own."""
     os.environ["MASTER_ADDR"] = "localhost"
     os.environ["MASTER_PORT"] = str(master_port)
     on_gpu = torch.cuda.device_count() >= world_size
     if on_gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=world_size)
+    dist.init_process_group(backend or ("nccl" if on_gpu else "gloo"), rank=rank, world_size=world_size)
     return torch.device("cuda", rank) if on_gpu else torch.device("cpu")
 
 
@@ -84,7 +84,7 @@ def train_on_rank(rank: int, world_size: int, master_port: int, args: argparse.N
     """What each spawned process does."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # the ranks already use the cores
-    device = join_process_group(rank, world_size, master_port)
+    device = join_process_group(rank, world_size, master_port, args.backend)
     dataset = make_dataset()
     model = make_model().to(device)
     loader = DataLoader(

@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from toy import argument_parser, make_dataset, make_model, make_optimizer, mean_loss, say
 
 
-def join_process_group() -> torch.device:
+def join_process_group(backend: str | None) -> torch.device:
     """Connect this process with the others and say which device is its own."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    backend = "nccl" if on_gpu else "gloo"
+    backend = backend or ("nccl" if on_gpu else "gloo")
     if on_gpu:
         torch.cuda.set_device(local_rank)
     if "RANK" in os.environ:
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argument_parser("train on several nodes, resuming from a snapshot")
     parser.add_argument("--snapshot_path", "--snapshot-path", default="snapshot.pt", help="default snapshot.pt")
     args = parser.parse_args()
-    device = join_process_group()
+    device = join_process_group(args.backend)
     dataset = make_dataset()
     model = make_model().to(device)
     loader = DataLoader(

@@ -49,6 +49,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--batch_size", "--batch-size", type=positive, default=32, metavar="N", help="per rank, default 32"
     )
+    parser.add_argument("--backend", help="how ranks talk: nccl on GPUs, else gloo; or instep, faster on CPUs")
     parser.add_argument("total_epochs", nargs="?", type=positive, action=StoreIfGiven, help="epochs to train in all")
     parser.add_argument("save_every", nargs="?", type=positive, action=StoreIfGiven, help="epochs between two saves")
     return parser

@@ -82,12 +82,15 @@ def test_single_gpu(folder: Path, python: Path, run: Runner) -> None:
     assert float(final_loss(shown)) < 0.1
 
 
-def test_multi_gpu_spawns_its_own_ranks_even_when_its_port_is_taken(folder: Path, python: Path, run: Runner) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "instep"])
+def test_multi_gpu_spawns_its_own_ranks_even_when_its_port_is_taken(
+    folder: Path, python: Path, run: Runner, backend: str
+) -> None:
     with socket.socket() as other_job:
         with contextlib.suppress(OSError):  # somebody else may have it already: just as well
             other_job.bind(("", 12355))
             other_job.listen()
-        flags = shlex.split("--total_epochs 2 --save_every 1 --batch_size 32 --nproc 2")
+        flags = shlex.split(f"--total_epochs 2 --save_every 1 --batch_size 32 --nproc 2 --backend {backend}")
         shown = run(python, "multigpu.py", *flags, cwd=folder).expect(0).stdout
     assert sorted(rank_lines(shown)) == [(rank, epoch, 32, 32) for rank in range(2) for epoch in range(2)]
     assert "Epoch 1 | Training checkpoint saved at checkpoint.pt" in shown
@@ -140,8 +143,9 @@ def test_launcher_script_goes_on_under_plain_python(
     assert "Epoch 50 | Training snapshot saved at kept.pt\n" in shown
 
 
+@pytest.mark.parametrize("backend", ["gloo", "instep"])
 def test_two_nodes_number_their_ranks_through_and_save_once(
-    folder: Path, instep: Path, venv: dict[str, str | None], run: Runner
+    folder: Path, instep: Path, venv: dict[str, str | None], run: Runner, backend: str
 ) -> None:
     endpoint = f"[::1]:{free_port(socket.AF_INET6)}"
     nodes = [
@@ -149,7 +153,7 @@ def test_two_nodes_number_their_ranks_through_and_save_once(
             instep,
             *shlex.split(f"run --nproc_per_node=1 --nnodes=2 --node-rank={node} --rdzv-id=456 --rdzv-backend=c10d"),
             f"--rdzv-endpoint={endpoint}",
-            *shlex.split("multinode.py --total_epochs 2 --save_every 10 --batch_size 32"),
+            *shlex.split(f"multinode.py --total_epochs 2 --save_every 10 --batch_size 32 --backend {backend}"),
             cwd=folder,
             env=venv,
         )
@@ -203,7 +207,7 @@ def test_every_rank_draws_the_samples_torch_documents(python: Path, run: Runner)
 
 def test_demo_with_torch_survives_its_own_kill(python: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
     kept = tmp_path / "kept"
-    environment = {"INSTEP_BINARY": str(instep), "PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}
+    environment = {"INSTEP_BINARY": str(instep), "NO_COLOR": "1"}
     shown = run(python, "-m", "instep.demo", "--ranks", "2", "--keep", kept, env=environment).expect(0)
     told = [line for line in shown.stdout.splitlines() if line.startswith("==> ")]
     assert [line.split(" (pid")[0] for line in told] == [

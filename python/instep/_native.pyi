@@ -95,9 +95,23 @@ class Ticket:
 class CollectiveGroup:
     """The ranks that work together, as one of them holds them."""
 
-    def __new__(cls, *, timeout: float, label: str = "", single_copy: bool = True) -> Self: ...
+    def __new__(
+        cls,
+        *,
+        timeout: float,
+        label: str = "",
+        single_copy: bool = True,
+        streams: bool = False,
+        interface: str | None = None,
+    ) -> Self: ...
     def address(self) -> bytes:
         """Where this rank can be met, for the other ranks."""
+
+    def needs_network(self, addresses: Sequence[bytes]) -> bool:
+        """Whether these ranks, this one among them, can only meet over the network."""
+
+    def open_to_network(self) -> None:
+        """Listen on the network too; the address changes."""
 
     def connect(self, rank: int, addresses: Sequence[bytes], generation: int, timeout: float) -> int | None:
         """Meet the other ranks, whose addresses are given in their order; a group that met others before is rebuilt."""

@@ -199,6 +199,7 @@ def messages(rank: int, world: int) -> None:
         assert seen == set(range(1, world))
     else:
         dist.send(ranked(rank, 2), 0)
+    dist.barrier()  # what comes now must not be taken for one of those
     received = torch.empty(2, 3).t()  # into a view that is not contiguous
     works = dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, ranked(rank, 3, 2), after), dist.P2POp(dist.irecv, received, before)]
@@ -435,3 +436,9 @@ def test_every_collective() -> None:
 
 def test_every_collective_in_debug_mode() -> None:
     run_ranks(3, *CHECKS, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+@pytest.mark.parametrize("variable", ["INSTEP_TRANSPORT=tcp", "INSTEP_SINGLE_COPY=0"])
+def test_every_collective_another_way(variable: str) -> None:
+    name, value = variable.split("=")
+    run_ranks(3, *CHECKS, environment={name: value})

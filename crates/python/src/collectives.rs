@@ -9,7 +9,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use instep_collectives::{self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Source, Target};
+use instep_collectives::{
+    self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Source, Target, Transport,
+};
 use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
@@ -272,6 +274,11 @@ impl CollectiveGroup {
         }
     }
 
+    fn parse(&self, py: Python<'_>, addresses: &[PyBackedBytes]) -> PyResult<Vec<Address>> {
+        let parsed: Result<Vec<Address>, Error> = addresses.iter().map(|bytes| Address::from_bytes(bytes)).collect();
+        parsed.map_err(|error| errors::collectives(py, &error, &self.label))
+    }
+
     /// Begins something with the interpreter released, and holds on to `keep` until it has ended.
     fn begin(
         &self,
@@ -292,13 +299,24 @@ impl CollectiveGroup {
 
 #[pymethods]
 impl CollectiveGroup {
-    /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory.
+    /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `streams`:
+    /// TCP also inside a host; `interface`: the network interfaces to be reached at.
     #[new]
-    #[pyo3(signature = (*, timeout, label="", single_copy=true))]
-    fn new(py: Python<'_>, timeout: f64, label: &str, single_copy: bool) -> PyResult<CollectiveGroup> {
-        let mut options = Options { timeout: errors::duration(timeout)?, ..Options::default() };
+    #[pyo3(signature = (*, timeout, label="", single_copy=true, streams=false, interface=None))]
+    fn new(
+        py: Python<'_>,
+        timeout: f64,
+        label: &str,
+        single_copy: bool,
+        streams: bool,
+        interface: Option<String>,
+    ) -> PyResult<CollectiveGroup> {
+        let mut options = Options { timeout: errors::duration(timeout)?, interface, ..Options::default() };
         if !single_copy {
             options.single_copy_bytes = None;
+        }
+        if streams {
+            options.transport = Transport::Streams;
         }
         let bound = Group::bind(options).map_err(|error| errors::collectives(py, &error, label))?;
         Ok(CollectiveGroup { place: RwLock::new(Place::Bound(bound)), label: label.into() })
@@ -307,6 +325,26 @@ impl CollectiveGroup {
     /// Where this rank can be met, for the other ranks.
     fn address<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &self.address_of(py)?.to_bytes()))
+    }
+
+    /// Whether these ranks, this one among them, can only meet over the network.
+    fn needs_network(&self, py: Python<'_>, addresses: Vec<PyBackedBytes>) -> PyResult<bool> {
+        let addresses = self.parse(py, &addresses)?;
+        match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
+            Place::Bound(bound) => Ok(bound.needs_network(&addresses)),
+            Place::Connected(group) => Ok(group.needs_network(&addresses)),
+            Place::Closed => Err(errors::closed_group(py, &self.label)),
+        }
+    }
+
+    /// Listen on the network too; the address changes.
+    fn open_to_network(&self, py: Python<'_>) -> PyResult<()> {
+        let result = match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
+            Place::Bound(bound) => bound.open_to_network(),
+            Place::Connected(group) => group.open_to_network(),
+            Place::Closed => return Err(errors::closed_group(py, &self.label)),
+        };
+        result.map_err(|error| errors::collectives(py, &error, &self.label))
     }
 
     /// Meet the other ranks, whose addresses are given in the order of ranks; a group that has met its peers gets others.
@@ -321,8 +359,7 @@ impl CollectiveGroup {
         timeout: f64,
     ) -> PyResult<Option<u64>> {
         let timeout = errors::duration(timeout)?;
-        let addresses: Result<Vec<Address>, Error> = addresses.iter().map(|bytes| Address::from_bytes(bytes)).collect();
-        let addresses = addresses.map_err(|error| errors::collectives(py, &error, &self.label))?;
+        let addresses = self.parse(py, &addresses)?;
         let outcome = match self.replace(Place::Closed) {
             Place::Closed => return Err(errors::closed_group(py, &self.label)),
             Place::Bound(bound) => {

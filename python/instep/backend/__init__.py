@@ -9,6 +9,8 @@ With torch 2.14 and later there is nothing to import; older torch needs `import 
 Environment, read whenever a group is made:
 
     INSTEP_SINGLE_COPY=0     large tensors go through shared memory also where ranks may read each other's memory
+    INSTEP_TRANSPORT=tcp     TCP also between ranks of one host; otherwise only if they do not all share memory
+    INSTEP_INTERFACE=eth0    the network interfaces to be reached at, with commas between; all unless given
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 The engine only knows addresses. They are exchanged through the c10d store that torch gives to every group, under keys
 that name the attempt and the generation, so that what a dead attempt left behind in the store is never read:
 
-    instep/<restarts>/<generation>/<rank>          address of a rank
+    instep/<restarts>/<generation>/host/<rank>         where to meet a rank inside its host
+    instep/<restarts>/<generation>/network/<rank>      and on the network: only if they do not all share memory
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +19,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from instep._native import CollectiveGroup, stop_callbacks
-from instep.errors import ConnectFailed
+from instep.errors import ConnectFailed, InvalidCall
 
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
 _open: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -44,7 +46,11 @@ class Link:
         # The default group's ranks are the job's; elsewhere messages must say whom they mean.
         label = f"group {name!r}: ranks {', '.join(map(str, global_ranks))} of the job" if global_ranks else ""
         self.native = CollectiveGroup(
-            timeout=self.seconds, label=label, single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0"
+            timeout=self.seconds,
+            label=label,
+            single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
+            streams=_transport() == "tcp",
+            interface=os.environ.get("INSTEP_INTERFACE") or None,
         )
         self._meet(self.seconds)
         _open.add(self)
@@ -52,7 +58,18 @@ class Link:
     def _meet(self, seconds: float) -> int | None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"instep/{attempt}/{self.generation}"
-        addresses = exchange(self.store, prefix, self.rank, self.size, self.native.address(), seconds)
+        deadline = time.monotonic() + seconds
+
+        def exchanged(where: str) -> list[bytes]:
+            left = max(deadline - time.monotonic(), 0.001)
+            return exchange(self.store, f"{prefix}/{where}", self.rank, self.size, self.native.address(), left)
+
+        addresses = exchanged("host")
+        # All ranks see the same list, so all come to the same conclusion.
+        if self.native.needs_network(addresses):
+            self.native.open_to_network()
+            addresses = exchanged("network")
+        seconds = max(deadline - time.monotonic(), 0.001)
         return self.native.connect(self.rank, addresses, self.generation, seconds)
 
     def reconfigure(self, store: Store, rank: int, size: int, generation: int, seconds: float) -> int | None:
@@ -68,6 +85,14 @@ class Link:
         _open.discard(self)
 
 
+def _transport() -> str:
+    """What the user wants tensors to travel through."""
+    transport = os.environ.get("INSTEP_TRANSPORT", "auto")
+    if transport not in ("auto", "tcp"):
+        raise InvalidCall(f"INSTEP_TRANSPORT is {transport!r}\nhint: auto (shared memory where possible) or tcp")
+    return transport
+
+
 def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
     """Give every rank the values of all, through a store of any kind."""
     keys = [f"{prefix}/{peer}" for peer in range(size)]
@@ -80,7 +105,7 @@ def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seco
             raise
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
         raise ConnectFailed(
-            f"rank {rank} waited {seconds:g} s for {who} of {size} to join the group\n"
+            f"rank {rank} waited {seconds:.3g} s for {who} of {size} to join the group\n"
             "hint: look at the output of the missing ranks; every rank of a group must create it"
         ) from error
     if store.has_extended_api():  # type: ignore[attr-defined]  # torch does not type it

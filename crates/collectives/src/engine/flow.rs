@@ -311,30 +311,3 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
     let steps = Cut::new(largest, 1, compartment).steps();
     Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(steps) }
 }
-
-/// A copy of the inputs, if an output lies in the same memory.
-pub(super) fn hold_apart(inputs: &[Source], outputs: &[Target]) -> Option<(Vec<u8>, Vec<Source>)> {
-    let span = |pointer: *const u8, bytes: usize| pointer as usize..pointer as usize + bytes;
-    let overlap = inputs.iter().any(|input| {
-        let input = span(input.pointer, input.bytes);
-        let meets = |output: &Target| {
-            let output = span(output.pointer, output.bytes);
-            input.start < output.end && output.start < input.end
-        };
-        outputs.iter().any(meets)
-    });
-    if !overlap {
-        return None;
-    }
-    let mut held = vec![0; inputs.iter().map(|input| input.bytes).sum()];
-    let mut sources = Vec::with_capacity(inputs.len());
-    let mut start = 0;
-    for input in inputs {
-        let place = &mut held[start..start + input.bytes];
-        // SAFETY: the caller of `Engine::run` vouches for the input; the copy is new memory.
-        unsafe { copy(input.pointer, place.as_mut_ptr(), input.bytes) };
-        sources.push(Source::new(place.as_ptr(), input.bytes));
-        start += input.bytes;
-    }
-    Some((held, sources))
-}

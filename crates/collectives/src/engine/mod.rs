@@ -20,7 +20,7 @@ use crate::arena::verdict::Verdict;
 use crate::arena::wait::{Interrupted, Waiter};
 use crate::arena::{Arena, DEPTH, load, remote, store};
 use crate::call::Call;
-use crate::operation::Operation;
+use crate::operation::{Operation, hold_apart};
 use crate::plan::{self, Path, Thresholds};
 use crate::ticket::Output;
 use crate::{DataType, Error, Kind, Noticed, Rank};
@@ -344,7 +344,7 @@ impl Engine {
             unreachable!("the call's kind is that of the operation");
         };
         // What overlaps is sent from a copy: a peer may read a part after this rank has written over it.
-        let held = flow::hold_apart(inputs, outputs);
+        let held = hold_apart(inputs, outputs);
         let inputs = held.as_ref().map_or(&inputs[..], |(_, sources)| sources);
         let row = self.arena.row(self.rank(), self.step);
         for peer in 0..self.arena.world() {

@@ -135,9 +135,11 @@ class Operations:
             operation = Operation.all_reduce(one.data_ptr(), one.nbytes, code, index, factor)
             link = self._link
             link.sequence += 1
+            limit = terms.timeout
+            seconds = link.seconds if limit.days < 0 else self._seconds(limit)
             if getattr(terms, "asyncOp", True):
-                return Work(link.native.submit(operation, self._seconds(terms.timeout), one), [one])
-            link.native.run(operation, self._seconds(terms.timeout))
+                return Work(link.native.submit(operation, seconds, one), [one])
+            link.native.run(operation, seconds)
             return None
         if one.layout is torch.sparse_coo:
             sparse.all_reduce(self._link, one, index, self._seconds(terms.timeout))

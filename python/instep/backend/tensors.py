@@ -7,6 +7,7 @@ copy on the host: `Staging` makes it, remembers what must be copied back, and ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -32,23 +33,30 @@ _TORCH_NAMES = {
 }
 # The engine's number of each type it can reduce.
 REDUCIBLE = {_TORCH_NAMES[name]: index for index, name in enumerate(DTYPES) if name in _TORCH_NAMES}
+_STRIDED = torch.strided
 # Everything else can be moved.
 BYTES = DTYPES.index("bytes")
 
+# The engine's number of each reduction, by torch's: the names are the same.
+_BY_VALUE = {getattr(ReduceOp, name).value: index for index, name in enumerate(REDUCTIONS) if hasattr(ReduceOp, name)}
 _PREMUL_SUM = REDUCTIONS.index("PREMUL_SUM")
-# The engine's number of each reduction; torch's names are the same. torch hands out `ReduceOp` objects and bare names.
-_BY_OP = {getattr(ReduceOp, name): index for index, name in enumerate(REDUCTIONS) if name != "PREMUL_SUM"}
 
 
 def reduction(reduce_op: object) -> tuple[int, float]:
-    """The engine's number of a reduction, and its factor."""
-    op = getattr(reduce_op, "op", reduce_op)
-    index = _BY_OP.get(op)
-    if index is not None:
-        return index, 1.0
-    if op == getattr(ReduceOp.RedOpType, "PREMUL_SUM", None):
-        return _PREMUL_SUM, float(getattr(reduce_op, "factor", 1.0))
-    raise InvalidCall(f"there is no reduction {reduce_op}")
+    """The engine's number of a reduction, and its factor; torch hands out `ReduceOp` objects and bare names."""
+    index = _BY_VALUE.get(getattr(getattr(reduce_op, "op", reduce_op), "value", None))
+    if index is None:
+        raise InvalidCall(f"there is no reduction {reduce_op}")
+    return index, _factor(reduce_op) if index == _PREMUL_SUM else 1.0
+
+
+def _factor(reduce_op: object) -> float:
+    """What a premultiplied sum multiplies by."""
+    if hasattr(reduce_op, "factor"):
+        return float(reduce_op.factor)
+    # Older torch only tells when it is pickled.
+    state: Any = reduce_op.__getstate__()
+    return float(state[1])
 
 
 def reducible(tensor: torch.Tensor, index: int) -> int:
@@ -72,7 +80,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor is what its memory says, on this host and in order."""
     return (
         tensor.is_cpu
-        and tensor.layout is torch.strided
+        and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not tensor.is_conj()

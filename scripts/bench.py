@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import system
 from project import ROOT, VENV_PYTHON, fail, run, say
 
 
@@ -15,6 +16,7 @@ def main(names: list[str]) -> None:
     known = {path.stem: path for path in sorted((ROOT / "bench").glob("*.py")) if not path.stem.startswith("_")}
     if unknown := [name for name in names if name not in known]:
         fail(f"there is no benchmark `{unknown[0]}`", hint=f"one of: {', '.join(known)}", status=2)
+    system.require("bench")
     for name in names or known:
         say(f"bench/{name}.py")
         run([VENV_PYTHON, known[name]], what=f"run the benchmark {name}")

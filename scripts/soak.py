@@ -1,4 +1,4 @@
-"""Runs what is too long for every commit: tests marked `soak`, repeated, and a minute of fuzzing.
+"""Runs what is too long for every commit: models of shared memory, tests marked `soak`, repeated, a minute of fuzzing.
 
     python3 scripts/soak.py [PYTEST ARGS]    (`make soak`)
 
@@ -29,6 +29,20 @@ def soak_tests(arguments: list[str], rounds: int) -> None:
             return
         if status != 0:
             sys.exit(status)
+
+
+def models() -> None:
+    """Try what ranks share in memory in every order of their accesses, with loom."""
+    say("models of the shared memory (loom)")
+    flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg loom".strip()
+    # A folder of its own: other flags would have everything else compiled anew.
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(CACHE / "target-loom"), "RUSTFLAGS": flags}
+    run(
+        ["cargo", "test", "--release", "--quiet", "-p", "instep-collectives", "--lib", "model::"],
+        what="run the models",
+        hint="LOOM_LOG=trace and LOOM_LOCATION=1 show the order that failed",
+        env=environment,
+    )
 
 
 def fuzz(seconds: int) -> None:
@@ -65,9 +79,10 @@ def cargo_fuzz() -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Build, soak, fuzz."""
+    """Build, model, soak, fuzz."""
     system.require("soak")
     run([sys.executable, "scripts/build.py", "build"], what="build")
+    models()
     soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "3")))
     fuzz(int(os.environ.get("SOAK_FUZZ_SECONDS", "60")))
 

@@ -1,12 +1,13 @@
 //! What a rank lets the others see of its progress.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::DEPTH;
-use super::wait::futex_wake;
+use super::event::{AtomicU32, AtomicU64, Event};
 use crate::call::{CALL_WORDS, Call};
 
 /// One rank's counters. What peers look at together lies together; what different events change lies apart.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub(crate) struct Control {
     arrival: Arrival,
@@ -19,6 +20,7 @@ pub(crate) struct Control {
 pub(crate) const CARRIED_WORDS: usize = 2;
 
 /// The first cache line is all that peers read of a call on a few bytes that is like their own.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Arrival {
     ready: AtomicU64,
@@ -31,6 +33,7 @@ struct Arrival {
     calls: [[AtomicU64; CALL_WORDS]; DEPTH as usize],
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Progress {
     done: AtomicU64,
@@ -39,14 +42,16 @@ struct Progress {
     completed: AtomicU64,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Sleep {
     /// Changes when a counter of this rank moves while somebody sleeps on it.
-    event: AtomicU32,
+    event: Event,
     sleepers: AtomicU32,
     left: AtomicU32,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Identity {
     process: AtomicU64,
@@ -80,7 +85,8 @@ impl Control {
     /// Moves a counter of this rank and wakes who sleeps on it.
     #[inline]
     pub(crate) fn publish(&self, counter: Counter, value: u64) {
-        // Either a sleeper sees the counter or we see the sleeper: both sides write first, then read, in one order.
+        // Either a sleeper sees the counter or we see the sleeper: both sides write first, then read, all four in the one
+        // order of sequentially consistent accesses. No fence: a fence costs more than such a store.
         self.counter(counter).store(value, Ordering::SeqCst);
         if self.sleep.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake();
@@ -88,16 +94,17 @@ impl Control {
     }
 
     pub(crate) fn wake(&self) {
-        self.sleep.event.fetch_add(1, Ordering::SeqCst);
-        futex_wake(&self.sleep.event);
+        self.sleep.event.happen();
     }
 
-    /// Announces a sleeper; what it returns is the value to sleep on.
-    pub(super) fn fall_asleep(&self) -> (&AtomicU32, u32) {
+    /// Announces a sleeper, until it [woke up](Self::woke_up); gives it the event to sleep on and that one's value, unless
+    /// the counter is there by now.
+    pub(super) fn fall_asleep(&self, counter: Counter, target: u64) -> Option<(&Event, u32)> {
         self.sleep.sleepers.fetch_add(1, Ordering::SeqCst);
-        let event = self.sleep.event.load(Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        (&self.sleep.event, event)
+        let value = self.sleep.event.value();
+        // The other side of `publish`.
+        let reached = self.counter(counter).load(Ordering::SeqCst) >= target;
+        (!reached).then_some((&self.sleep.event, value))
     }
 
     pub(super) fn woke_up(&self) {

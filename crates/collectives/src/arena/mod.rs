@@ -20,7 +20,10 @@
 #![expect(unsafe_code, reason = "maps memory that other processes write to")]
 
 pub(crate) mod control;
+mod event;
 pub(crate) mod handshake;
+#[cfg(all(test, loom))]
+pub(crate) mod model;
 pub(crate) mod remote;
 pub(crate) mod verdict;
 pub(crate) mod wait;
@@ -29,7 +32,7 @@ use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -37,6 +40,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::Error;
 use control::Control;
+use event::{AtomicU32, AtomicU64};
 use verdict::VERDICT_WORDS;
 
 /// Buffers per rank: one is filled while the other is read.
@@ -44,6 +48,8 @@ pub(crate) const DEPTH: u64 = 2;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"instepA1");
 const PAGE: usize = 4096;
+
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 struct Header {
     magic: u64,
@@ -71,7 +77,7 @@ impl Layout {
         3 * self.world
     }
     const fn slots(self) -> usize {
-        (self.rows() + self.world * DEPTH as usize * self.row_words() * 8).next_multiple_of(PAGE)
+        (self.rows() + self.world * DEPTH as usize * self.row_words() * size_of::<AtomicU64>()).next_multiple_of(PAGE)
     }
     const fn total(self) -> usize {
         self.slots() + self.world * DEPTH as usize * self.slot_bytes

@@ -4,7 +4,6 @@
 //! A sleeper wakes up every [`LOOK_AROUND`] to see who is still alive, so nobody needs a thread for that.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -48,7 +47,14 @@ pub(crate) struct Waiter {
 impl Waiter {
     pub(crate) fn new(processes: Vec<OwnedFd>, rank: usize, world: usize) -> Waiter {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (spins, yield_for) = if world > cores { (0, YIELD_CROWDED_FOR) } else { (SPINS, YIELD_FOR) };
+        let (spins, yield_for) = if cfg!(loom) {
+            // A model tries every order anyway, and shows nothing outdated to who has yielded.
+            (0, Duration::ZERO)
+        } else if world > cores {
+            (0, YIELD_CROWDED_FOR)
+        } else {
+            (SPINS, YIELD_FOR)
+        };
         Waiter { processes, rank, cores, spins, yield_for }
     }
 
@@ -88,7 +94,7 @@ impl Waiter {
     ) -> Result<(), Interrupted> {
         let control = arena.control(peer);
         let yield_until = Instant::now() + self.yield_for;
-        loop {
+        while Instant::now() < yield_until {
             std::thread::yield_now();
             if control.reached(counter, target) {
                 return Ok(());
@@ -96,15 +102,14 @@ impl Waiter {
             if arena.is_aborted() {
                 return Err(Interrupted::Verdict);
             }
-            if Instant::now() >= yield_until {
-                break;
-            }
         }
         loop {
-            let (event, value) = control.fall_asleep();
-            if !control.reached(counter, target) && !arena.is_aborted() && !control.has_left() {
+            if let Some((event, value)) = control.fall_asleep(counter, target)
+                && !arena.is_aborted()
+                && !control.has_left()
+            {
                 let left = deadline.saturating_duration_since(Instant::now());
-                futex_wait(event, value, left.min(LOOK_AROUND));
+                event.wait(value, left.min(LOOK_AROUND));
             }
             control.woke_up();
             if control.reached(counter, target) {
@@ -138,18 +143,4 @@ impl Waiter {
         let ended = (0..handles.len()).find(|peer| handles[*peer].any() == Some(true) && owes(*peer));
         ended.map(|peer| (peer, Noticed::ProcessEnded))
     }
-}
-
-/// Sleeps while the word has this value, at most so long. Wakes up for no reason, too.
-fn futex_wait(word: &AtomicU32, value: u32, at_most: Duration) {
-    let timeout = libc::timespec { tv_sec: at_most.as_secs() as libc::time_t, tv_nsec: at_most.subsec_nanos().into() };
-    // SAFETY: the word lies in mapped memory and the timeout on this stack; the kernel reads both and keeps neither. Not
-    // a private futex: sleepers of other processes share the word.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const timeout) };
-}
-
-/// Wakes everybody who sleeps on the word.
-pub(super) fn futex_wake(word: &AtomicU32) {
-    // SAFETY: the word lies in mapped memory; the kernel only uses its address.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }

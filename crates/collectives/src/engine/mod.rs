@@ -7,6 +7,8 @@
 #![expect(unsafe_code, reason = "copies between tensors and shared memory")]
 
 mod flow;
+#[cfg(all(test, loom))]
+mod model;
 mod single_copy;
 mod small;
 

@@ -5,8 +5,8 @@
 
     torch.distributed.init_process_group(backend="instep")
 
-Importing this package is cheap: it loads neither torch nor the native extension. It is needed for the backend with torch
-before 2.14 only; newer torch finds it by itself.
+Importing this package is cheap: it loads neither torch nor the native extension. It is needed for the backend with
+torch before 2.14 only; newer torch finds it by itself.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ class Operation:
         """The memory becomes that of the root."""
 
     @staticmethod
-    def all_gather(input: _Memory, outputs: Sequence[_Memory], dtype: int) -> Operation:
+    def all_gather(source: _Memory, outputs: Sequence[_Memory], dtype: int) -> Operation:
         """The outputs become the inputs of all ranks."""
 
     @staticmethod
-    def gather(input: _Memory, outputs: Sequence[_Memory], dtype: int, root: int) -> Operation:
+    def gather(source: _Memory, outputs: Sequence[_Memory], dtype: int, root: int) -> Operation:
         """The root's outputs become the inputs of all ranks; elsewhere there are none."""
 
     @staticmethod

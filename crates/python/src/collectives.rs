@@ -26,20 +26,20 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 type Memory = (usize, usize);
 
 /// Memory that is read: what an operation is given.
-fn source((address, bytes): Memory) -> Source {
+fn read((address, bytes): Memory) -> Source {
     Source::new(std::ptr::with_exposed_provenance(address), bytes)
 }
 
-fn target((address, bytes): Memory) -> Target {
+fn written((address, bytes): Memory) -> Target {
     Target::new(std::ptr::with_exposed_provenance_mut(address), bytes)
 }
 
 fn sources(memory: Vec<Memory>) -> Vec<Source> {
-    memory.into_iter().map(source).collect()
+    memory.into_iter().map(read).collect()
 }
 
 fn targets(memory: Vec<Memory>) -> Vec<Target> {
-    memory.into_iter().map(target).collect()
+    memory.into_iter().map(written).collect()
 }
 
 /// The type with this index in `DTYPES`.
@@ -88,8 +88,8 @@ impl Operation {
     fn all_reduce(address: usize, length: usize, dtype: usize, reduce: usize, factor: f64) -> PyResult<Operation> {
         let memory = (address, length);
         Ok(Operation::new(engine::Operation::AllReduce {
-            input: source(memory),
-            output: target(memory),
+            input: read(memory),
+            output: written(memory),
             dtype: data_type(dtype)?,
             reduction: reduction(reduce, factor)?,
         }))
@@ -100,8 +100,8 @@ impl Operation {
     #[pyo3(signature = (memory, dtype, reduce, root, factor=1.0))]
     fn reduce(memory: Memory, dtype: usize, reduce: usize, root: usize, factor: f64) -> PyResult<Operation> {
         Ok(Operation::new(engine::Operation::Reduce {
-            input: source(memory),
-            output: target(memory),
+            input: read(memory),
+            output: written(memory),
             dtype: data_type(dtype)?,
             reduction: reduction(reduce, factor)?,
             root: Rank(root),
@@ -112,21 +112,21 @@ impl Operation {
     #[staticmethod]
     fn broadcast(memory: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
         let dtype = data_type(dtype)?;
-        Ok(Operation::new(engine::Operation::Broadcast { buffer: target(memory), dtype, root: Rank(root) }))
+        Ok(Operation::new(engine::Operation::Broadcast { buffer: written(memory), dtype, root: Rank(root) }))
     }
 
     /// The outputs become the inputs of all ranks.
     #[staticmethod]
-    fn all_gather(input: Memory, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
+    fn all_gather(source: Memory, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
         let dtype = data_type(dtype)?;
-        Ok(Operation::new(engine::Operation::AllGather { input: source(input), outputs: targets(outputs), dtype }))
+        Ok(Operation::new(engine::Operation::AllGather { input: read(source), outputs: targets(outputs), dtype }))
     }
 
     /// The root's outputs become the inputs of all ranks; elsewhere there are none.
     #[staticmethod]
-    fn gather(input: Memory, outputs: Vec<Memory>, dtype: usize, root: usize) -> PyResult<Operation> {
+    fn gather(source: Memory, outputs: Vec<Memory>, dtype: usize, root: usize) -> PyResult<Operation> {
         Ok(Operation::new(engine::Operation::Gather {
-            input: source(input),
+            input: read(source),
             outputs: targets(outputs),
             dtype: data_type(dtype)?,
             root: Rank(root),
@@ -138,7 +138,7 @@ impl Operation {
     fn scatter(inputs: Vec<Memory>, output: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
         Ok(Operation::new(engine::Operation::Scatter {
             inputs: sources(inputs),
-            output: target(output),
+            output: written(output),
             dtype: data_type(dtype)?,
             root: Rank(root),
         }))
@@ -156,7 +156,7 @@ impl Operation {
     ) -> PyResult<Operation> {
         Ok(Operation::new(engine::Operation::ReduceScatter {
             inputs: sources(inputs),
-            output: target(output),
+            output: written(output),
             dtype: data_type(dtype)?,
             reduction: reduction(reduce, factor)?,
         }))
@@ -248,7 +248,7 @@ pub(crate) struct CollectiveGroup {
 }
 
 enum Place {
-    Bound(engine::Bound),
+    Bound(Box<engine::Bound>),
     Connected(Arc<Group>),
     /// After `shutdown`, or when connecting failed.
     Closed,
@@ -319,7 +319,7 @@ impl CollectiveGroup {
             options.transport = Transport::Streams;
         }
         let bound = Group::bind(options).map_err(|error| errors::collectives(py, &error, label))?;
-        Ok(CollectiveGroup { place: RwLock::new(Place::Bound(bound)), label: label.into() })
+        Ok(CollectiveGroup { place: RwLock::new(Place::Bound(Box::new(bound))), label: label.into() })
     }
 
     /// Where this rank can be met, for the other ranks.
@@ -422,7 +422,7 @@ impl CollectiveGroup {
         timeout: f64,
         keep: Py<PyAny>,
     ) -> PyResult<Ticket> {
-        let memory = source(memory);
+        let memory = read(memory);
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.send(memory, Rank(to), tag, timeout) })
     }
@@ -438,7 +438,7 @@ impl CollectiveGroup {
         timeout: f64,
         keep: Py<PyAny>,
     ) -> PyResult<Ticket> {
-        let memory = target(memory);
+        let memory = written(memory);
         let from = source.map(Rank);
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.receive(memory, from, tag, timeout) })

@@ -1,10 +1,16 @@
 """`torch.distributed` on instep's collectives: `init_process_group(backend="instep")`.
 
-With torch 2.14 and later there is nothing to import; older torch needs `import instep` before.
+With torch 2.14 and later there is nothing to import; older torch, down to 2.8, needs `import instep` before.
 
     torch.distributed.init_process_group(backend="instep")
     cpu_group = torch.distributed.new_group(backend="instep")             # beside others
     torch.distributed.init_process_group(backend="cpu:instep,cuda:nccl")  # torch 2.14 and later
+
+What older torch does not have: other backends in the same group (a CUDA tensor is refused then), `monitored_barrier`
+(call it on the group itself), `split_group`. What none has on this backend: `DistributedDataParallel`'s private hook
+`_register_builtin_comm_hook(FP16_COMPRESS)`; `fp16_compress_hook` does the same.
+
+CUDA tensors travel through the host's memory.
 
 Environment, read whenever a group is made:
 

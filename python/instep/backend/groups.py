@@ -24,15 +24,18 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
 
+from instep._native import Operation
 from instep._registration import DEVICES, names
 from instep.backend import compiler, link, monitor, operations, sparse, tensors, work
 from instep.backend.link import Link
 from instep.backend.operations import Operations
-from instep.errors import InvalidCall
+from instep.errors import CollectiveError, InvalidCall
 
 # Python can derive from torch's Backend since 2.14; before, it cannot be made from Python at all.
 HAS_BACKEND_CLASS = "rank" in (c10d.Backend.__init__.__doc__ or "")
 _CUSTOM = ProcessGroup.BackendType.CUSTOM
+# Before, DDP waits for ever for the `Work` that C++ got from us.
+OLDEST_TORCH = (2, 8)
 
 
 class CreationOptions(Protocol):
@@ -171,6 +174,32 @@ class Group(_Member, ProcessGroup):  # type: ignore[misc]  # torch does not type
             self._register_backend(torch.device(device), _CUSTOM, backend)
         self._set_default_backend(_CUSTOM)
 
+    def _begin(
+        self,
+        operations: list[Operation],
+        staging: tensors.Staging,
+        outputs: list[torch.Tensor],
+        terms: operations.Terms,
+    ) -> work.Work | None:
+        for tensor in outputs:
+            if not tensor.is_cpu:
+                self._check_device(tensor.device.type)
+        return super()._begin(operations, staging, outputs, terms)
+
+    def _check_device(self, device: str) -> None:
+        """Refuse a device that the group's configuration gives to another backend, which was then never made.
+
+        With torch 2.14 and later this cannot happen, see `other_backends`; what it says is known only after the group
+        has been made.
+        """
+        configured = dict(pair.split(":") for pair in dist.get_backend_config(self).split(","))
+        if configured.get(device, self._name) not in names:
+            raise InvalidCall(
+                f"torch {torch.__version__} cannot have {configured[device]!r} for {device} and {self._name!r} in one "
+                f"group\nhint: init_process_group({configured[device]!r}) and new_group(backend={self._name!r}) for "
+                "tensors on the CPU; torch 2.14 and later can"
+            )
+
     def split_group(
         self,
         ranks: Sequence[int],
@@ -203,7 +232,7 @@ def other_backends(process_group: ProcessGroup | None, device: str) -> bool:
     is a custom one.
     """
     if process_group is None:
-        return False  # before 2.14 there is no choice; see `check_device`
+        return False  # before 2.14 there is no choice; see `Group._check_device`
     others = {
         name
         for name, kind in dist.Backend.backend_type_map.items()
@@ -214,6 +243,11 @@ def other_backends(process_group: ProcessGroup | None, device: str) -> bool:
 
 def create(opts: CreationOptions, name: str) -> ProcessGroup | c10d.Backend:
     """Make what torch asks for: called by `torch.distributed` for every group that we are a backend of."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        raise CollectiveError(
+            f"torch {torch.__version__} is too old for the instep backend: its C++ code loses the results of "
+            "collectives written in Python\nhint: torch 2.8 or later; the launcher and the store work with this one"
+        )
     link = Link(
         opts.store,
         opts.group_rank,

@@ -1,8 +1,7 @@
 """What torch calls on a process group or backend, in all the forms in which it and its users call it.
 
-Torch renamed some methods in 2.13; both names are here. Options carry `timeout` (negative: the group's) and, since 2.8,
-`asyncOp`: where it is False nobody looks at the result, so the operation runs on the caller's thread and None comes
-back.
+Torch renamed some methods in 2.13; both names are here. Options carry `timeout` (negative: the group's) and `asyncOp`:
+where it is False nobody looks at the result, so the operation runs on the caller's thread and None comes back.
 Without options, a tensor may stand in place of the list of one, and `op`, `root` and `timeout` in place of the options.
 """
 
@@ -52,6 +51,7 @@ class Terms(Protocol):
     """What all options of torch have."""
 
     timeout: timedelta
+    asyncOp: bool  # torch's name
 
 
 _Options = TypeVar("_Options", bound=Terms)
@@ -91,12 +91,12 @@ class Operations:
         seconds = self._seconds(terms.timeout)
         after = staging.copy_back if staging.copies_back else None
         if len(operations) == 1:
-            if getattr(terms, "asyncOp", True):
+            if terms.asyncOp:
                 return Work(link.native.submit(operations[0], seconds, staging.keep), outputs, after)
             link.native.run(operations[0], seconds)
         else:
             ticket = link.native.submit_together(operations, seconds, staging.keep)
-            if getattr(terms, "asyncOp", True):
+            if terms.asyncOp:
                 return Work(ticket, outputs, after)
             ticket.wait()
         if after is not None:
@@ -137,7 +137,7 @@ class Operations:
             link.sequence += 1
             limit = terms.timeout
             seconds = link.seconds if limit.days < 0 else self._seconds(limit)
-            if getattr(terms, "asyncOp", True):
+            if terms.asyncOp:
                 return Work(link.native.submit(operation, seconds, one), [one])
             link.native.run(operation, seconds)
             return None

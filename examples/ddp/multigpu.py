@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from toy import (
     argument_parser,
+    choose_backend,
     default_process_count,
     make_dataset,
     make_model,
@@ -38,7 +39,7 @@ def join_process_group(rank: int, world_size: int, master_port: int, backend: st
     on_gpu = torch.cuda.device_count() >= world_size
     if on_gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend or ("nccl" if on_gpu else "gloo"), rank=rank, world_size=world_size)
+    dist.init_process_group(choose_backend(backend, on_gpu), rank=rank, world_size=world_size)
     return torch.device("cuda", rank) if on_gpu else torch.device("cpu")
 
 

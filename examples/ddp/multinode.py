@@ -19,14 +19,14 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from toy import argument_parser, make_dataset, make_model, make_optimizer, mean_loss, say
+from toy import argument_parser, choose_backend, make_dataset, make_model, make_optimizer, mean_loss, say
 
 
 def join_process_group(backend: str | None) -> torch.device:
     """Connect this process with the others and say which device is its own."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    backend = backend or ("nccl" if on_gpu else "gloo")
+    backend = choose_backend(backend, on_gpu)
     if on_gpu:
         torch.cuda.set_device(local_rank)
     if "RANK" in os.environ:

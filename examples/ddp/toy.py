@@ -55,6 +55,13 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def choose_backend(asked: str | None, on_gpu: bool) -> str:
+    """The backend that was asked for; else NCCL between GPUs and gloo between CPUs."""
+    if asked == "instep":
+        import instep  # noqa: F401  # torch before 2.14 does not find it by itself
+    return asked or ("nccl" if on_gpu else "gloo")
+
+
 class StoreIfGiven(argparse.Action):
     """Keeps an absent positional from overwriting the flag of the same name."""
 

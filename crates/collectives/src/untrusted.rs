@@ -14,10 +14,6 @@ fn padded<const LENGTH: usize>(bytes: &[u8]) -> [u8; LENGTH] {
 /// What a caller says first, to the port for messages in a host and to that for other hosts.
 pub fn hello(bytes: &[u8]) {
     let found = padded(bytes);
-    if let Some(hello) = mail::Hello::from_bytes(&found) {
-        assert_eq!(hello.to_bytes(), found);
-    }
-    let found = padded(bytes);
     if let Some(hello) = streams::Hello::from_bytes(&found) {
         assert_eq!(hello.to_bytes()[..44], found[..44]);
     }

@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 
 use super::link::{Link, Received, Writing};
 use super::post::{Action, Id, Limits, Place, Post, Trouble};
-use super::wire::{Frame, Hello, verdict_from_bytes, verdict_to_bytes};
+use super::wire::{Frame, Hello, Purpose, verdict_from_bytes, verdict_to_bytes};
 use super::{Condemn, Setup, Shared, Task, Ways, socket_name};
 use crate::arena::remote;
 use crate::arena::verdict::Verdict;
@@ -194,9 +194,7 @@ impl Carrier {
     /// Performs actions and writes until nothing more goes.
     fn settle(&mut self) -> Result<(), End> {
         loop {
-            while let Some(action) = self.post.next_action() {
-                self.perform(action)?;
-            }
+            self.act()?;
             for peer in 0..self.routes.len() {
                 self.pump(peer)?;
             }
@@ -206,6 +204,14 @@ impl Carrier {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Performs what the post has decided.
+    fn act(&mut self) -> Result<(), End> {
+        while let Some(action) = self.post.next_action() {
+            self.perform(action)?;
+        }
+        Ok(())
     }
 
     fn perform(&mut self, action: Action) -> Result<(), End> {
@@ -331,6 +337,7 @@ impl Carrier {
             generation: self.setup.generation,
             world: self.setup.addresses.len() as u32,
             rank: self.setup.rank as u32,
+            purpose: Purpose::Mail,
         }
     }
 
@@ -367,9 +374,7 @@ impl Carrier {
                     let frame = writing.frame;
                     route.writing = None;
                     self.post.written(frame);
-                    while let Some(action) = self.post.next_action() {
-                        self.perform(action)?;
-                    }
+                    self.act()?;
                 }
                 Ok(false) | Err(_) => return Ok(()),
             }
@@ -554,10 +559,7 @@ impl Carrier {
             }
             (Received::Payload(place, length), Some(peer)) => {
                 self.post.arrived(peer, place, length);
-                while let Some(action) = self.post.next_action() {
-                    self.perform(action)?;
-                }
-                Ok(())
+                self.act()
             }
             (Received::Closed(error), Some(peer)) => {
                 self.links.remove(&key);

@@ -45,6 +45,16 @@ def models() -> None:
     )
 
 
+def every_combination() -> None:
+    """Compare every collective, type, reduction, number of ranks and way with a plain reference; CI takes a sample."""
+    say("every combination of the collectives")
+    run(
+        ["cargo", "test", "--quiet", "-p", "instep-collectives", "--test", "operations", "--", "--ignored"],
+        what="run every combination",
+        env=cargo_environment(),
+    )
+
+
 def fuzz(seconds: int) -> None:
     """Feed every fuzz target random input, sharing the time between them."""
     targets = sorted(path.stem for path in (ROOT / "fuzz" / "fuzz_targets").glob("*.rs"))
@@ -83,6 +93,7 @@ def main(arguments: list[str]) -> None:
     system.require("soak")
     run([sys.executable, "scripts/build.py", "build"], what="build")
     models()
+    every_combination()
     soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "3")))
     fuzz(int(os.environ.get("SOAK_FUZZ_SECONDS", "60")))
 

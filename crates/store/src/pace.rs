@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 /// So many turns in a row that read little and answered nobody make a stream.
-const STREAM_TURNS: u32 = 8;
+const STREAM_TURNS: u32 = 2;
 /// More than this in one turn has gathered already.
 const LITTLE_BYTES: usize = 16 << 10;
 /// What a stream is given to gather; with the kernel's slack of 50 microseconds it is some 70.

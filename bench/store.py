@@ -1,8 +1,10 @@
 """Compares torch's own TCPStore server (libuv) with `instep store`, both serving the same clients in the same run.
 
-    .venv/bin/python bench/store.py [--json FILE] [--seconds 0.5] [--repetitions 7]
+    .venv/bin/python bench/store.py [--json FILE] [--seconds 0.3] [--repetitions 15]
 
-Four parts; in the first three the servers take turns, and medians of the repetitions are shown:
+Four parts; in the first three the servers take turns, and medians of the repetitions are shown. Every repetition has
+fresh servers: where one happens to land in memory and on which processor stays with it for its life and moves its
+figures by a tenth and more, so that repetitions on one pair of servers would agree on a difference that is none.
 
 1. torch's TCPStore client: get of a 16-byte value, set, add, with 1, 8 and 64 connections out of at most 4 processes;
 2. a plain client in Rust (crates/store/examples/load.rs), which costs less per request and so shows more of the server;
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -70,6 +73,9 @@ class Row(TypedDict):
     ratio: float
     torch_server_us: float
     instep_server_us: float
+
+
+Measure = Callable[[Task], float]
 
 
 class Server:
@@ -201,46 +207,57 @@ def plain_clients(task: Task, *options: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def compare(
-    clients: str, both: list[Server], seconds: float, repetitions: int, measure: Callable[[Task], float]
-) -> list[Row]:
+class Samples:
+    """Operations per second, and microseconds of the server's processor time for one, by combination and server."""
+
+    def __init__(self) -> None:
+        self.rates: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
+        self.costs: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
+
+    def take(self, operation: str, connections: int, server: Server, seconds: float, measure: Measure) -> None:
+        """Measure one combination on one server."""
+        before = server.processor_seconds()
+        rate = measure({"port": server.port, "operation": operation, "connections": connections, "seconds": seconds})
+        self.rates[operation, connections, server.name].append(rate)
+        cost = (server.processor_seconds() - before) / (rate * seconds) * 1e6
+        self.costs[operation, connections, server.name].append(cost)
+
+    def row(self, clients: str, operation: str, connections: int) -> Row:
+        """Give the medians of one combination."""
+        theirs, ours = (statistics.median(self.rates[operation, connections, name]) for name in ("torch", "instep"))
+        return {
+            "clients": clients,
+            "operation": operation,
+            "connections": connections,
+            "torch_per_second": theirs,
+            "instep_per_second": ours,
+            "ratio": ours / theirs,
+            "torch_server_us": statistics.median(self.costs[operation, connections, "torch"]),
+            "instep_server_us": statistics.median(self.costs[operation, connections, "instep"]),
+        }
+
+
+def compare(clients: str, seconds: float, repetitions: int, measure: Measure) -> list[Row]:
     """Measure every combination on both servers in turn, and print a table of medians."""
+    combinations = [(operation, connections) for operation in OPERATIONS for connections in CONNECTIONS]
+    samples = Samples()
+    for repetition in range(repetitions):
+        print(f"\r{clients}: {repetition} of {repetitions}", end="", file=sys.stderr, flush=True)
+        with servers() as both:
+            for operation, connections in combinations:
+                for server in both if repetition % 2 else reversed(both):
+                    samples.take(operation, connections, server, seconds, measure)
+    print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     print(f"\n{clients}: operations/s, and µs of the server's processor time for one")
     print("operation  connections       torch      instep   ratio    torch µs   instep µs")
-    rows: list[Row] = []
-    for operation in OPERATIONS:
-        for connections in CONNECTIONS:
-            rates: dict[str, list[float]] = {"torch": [], "instep": []}
-            costs: dict[str, list[float]] = {"torch": [], "instep": []}
-            for repetition in range(repetitions):
-                for server in both if repetition % 2 else reversed(both):
-                    task: Task = {
-                        "port": server.port,
-                        "operation": operation,
-                        "connections": connections,
-                        "seconds": seconds,
-                    }
-                    before = server.processor_seconds()
-                    rate = measure(task)
-                    rates[server.name].append(rate)
-                    costs[server.name].append((server.processor_seconds() - before) / (rate * seconds) * 1e6)
-            theirs, ours = statistics.median(rates["torch"]), statistics.median(rates["instep"])
-            row: Row = {
-                "clients": clients,
-                "operation": operation,
-                "connections": connections,
-                "torch_per_second": theirs,
-                "instep_per_second": ours,
-                "ratio": ours / theirs,
-                "torch_server_us": statistics.median(costs["torch"]),
-                "instep_server_us": statistics.median(costs["instep"]),
-            }
-            rows.append(row)
-            print(
-                f"{operation:<10}{connections:>12}{theirs:>12,.0f}{ours:>12,.0f}{row['ratio']:>8.2f}"
-                f"{row['torch_server_us']:>12.2f}{row['instep_server_us']:>12.2f}",
-                flush=True,
-            )
+    rows = [samples.row(clients, operation, connections) for operation, connections in combinations]
+    for row in rows:
+        print(
+            f"{row['operation']:<10}{row['connections']:>12}{row['torch_per_second']:>12,.0f}"
+            f"{row['instep_per_second']:>12,.0f}{row['ratio']:>8.2f}"
+            f"{row['torch_server_us']:>12.2f}{row['instep_server_us']:>12.2f}",
+            flush=True,
+        )
     return rows
 
 
@@ -277,8 +294,8 @@ def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description="torch's TCPStore server against instep's")
     parser.add_argument("--json", metavar="FILE", help="write the results there instead of to the end of the output")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
-    parser.add_argument("--repetitions", type=int, default=7, help="of each measurement on each server (7)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement (0.3)")
+    parser.add_argument("--repetitions", type=int, default=15, help="of each measurement on each server (15)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -287,15 +304,15 @@ def main() -> None:
     build = ["cargo", "build", "--release", "--quiet", "--package", "instep-store", "--examples"]
     subprocess.run(build, cwd=ROOT, check=True)
     seconds, repetitions = options.seconds, options.repetitions
+    workers = [Worker() for _ in range(PROCESSES)]
+    rows = compare("torch client", seconds, repetitions, lambda task: torch_clients(workers, task))
+    for worker in workers:
+        worker.process.terminate()
+    rows += compare("plain client", seconds, repetitions, plain_clients)
+    pipelined = ("--pipeline", str(PIPELINE))
+    name = f"plain client, {PIPELINE} requests at a time"
+    rows += compare(name, seconds, repetitions, lambda task: plain_clients(task, *pipelined))
     with servers() as both:
-        workers = [Worker() for _ in range(PROCESSES)]
-        rows = compare("torch client", both, seconds, repetitions, lambda task: torch_clients(workers, task))
-        for worker in workers:
-            worker.process.terminate()
-        rows += compare("plain client", both, seconds, repetitions, plain_clients)
-        pipelined = ("--pipeline", str(PIPELINE))
-        name = f"plain client, {PIPELINE} requests at a time"
-        rows += compare(name, both, seconds, repetitions, lambda task: plain_clients(task, *pipelined))
         held = hold_connections(both[1])
     report = json.dumps({"cores": len(os.sched_getaffinity(0)), "rows": rows, "held": held}, indent=2)
     if options.json:

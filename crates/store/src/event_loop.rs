@@ -20,7 +20,6 @@ use mio::{Events, Interest, Poll, Token};
 use crate::companion::{Action, Companion, Context};
 use crate::connection::{Connection, Opening, Role, opening};
 use crate::notice::Notice;
-use crate::pace::Pace;
 use crate::protocol::{HELLO, Limits, Violation};
 use crate::state::{ClientId, Replies, State};
 
@@ -63,7 +62,6 @@ pub(crate) struct EventLoop {
     unflushed: Vec<ClientId>,
     /// Connections to be dropped after their output, oldest first.
     closing: VecDeque<(Instant, ClientId)>,
-    pace: Pace,
     accept_again_at: Option<Instant>,
     accept_noticed_at: Option<Instant>,
     tick_at: Option<Instant>,
@@ -109,7 +107,6 @@ impl EventLoop {
             again: VecDeque::new(),
             unflushed: Vec::new(),
             closing: VecDeque::new(),
-            pace: Pace::default(),
             accept_again_at: None,
             accept_noticed_at: None,
             tick_at: None,
@@ -140,9 +137,6 @@ impl EventLoop {
     /// Waits for events, at first awake: who asks once mostly asks again at once, and waking a sleeping thread takes
     /// longer than the answer. Others that want the processor get it meanwhile.
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
-        if let Some(pause) = self.pace.pause() {
-            std::thread::sleep(pause);
-        }
         for _ in 0..LOOKS_BEFORE_SLEEP {
             self.poll.poll(events, Some(Duration::ZERO))?;
             if !events.is_empty() {
@@ -150,7 +144,6 @@ impl EventLoop {
             }
             std::thread::yield_now();
         }
-        self.pace.idle();
         let timeout = self.timeout();
         self.poll.poll(events, timeout)
     }
@@ -180,7 +173,6 @@ impl EventLoop {
         self.tick();
         self.flush_all();
         self.drop_overdue();
-        self.pace.turned();
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -269,7 +261,6 @@ impl EventLoop {
             } else {
                 return;
             };
-            self.pace.received(received);
             self.take_in(client, received);
             self.flush(client);
             self.flush_all();
@@ -452,7 +443,6 @@ impl EventLoop {
         if connection.output.unsent() == 0 && !connection.closing {
             return;
         }
-        self.pace.answered();
         let full_before = connection.output.unsent() > OUTPUT_PAUSE_BYTES;
         let written = connection.flush();
         let unsent = connection.output.unsent();

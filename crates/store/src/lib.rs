@@ -18,7 +18,6 @@ mod event_loop;
 mod listen;
 mod notice;
 mod output;
-mod pace;
 pub mod protocol;
 mod server;
 mod space;

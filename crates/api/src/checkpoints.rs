@@ -12,7 +12,7 @@ use crate::states::CheckpointState;
 use crate::wire::{Long, Timestamp};
 
 /// The files saved under one UUID.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Checkpoint {
@@ -28,7 +28,7 @@ pub struct Checkpoint {
 }
 
 /// What the trial had reported when it saved a checkpoint.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Training {
@@ -42,7 +42,7 @@ pub struct Training {
 }
 
 /// `POST /checkpoints`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ReportCheckpointRequest {
@@ -61,14 +61,14 @@ pub struct ReportCheckpointRequest {
 }
 
 /// One checkpoint.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CheckpointResponse {
     pub checkpoint: Checkpoint,
 }
 
 /// A list of checkpoints.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CheckpointsResponse {
     pub checkpoints: Vec<Checkpoint>,
@@ -76,7 +76,7 @@ pub struct CheckpointsResponse {
 }
 
 /// `PATCH /checkpoints`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PatchCheckpointsRequest {
@@ -84,7 +84,7 @@ pub struct PatchCheckpointsRequest {
 }
 
 /// What is left of one checkpoint.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PatchCheckpoint {
@@ -93,7 +93,7 @@ pub struct PatchCheckpoint {
 }
 
 /// Files that are left; none means that the checkpoint is gone.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct OptionalResources {
@@ -101,7 +101,7 @@ pub struct OptionalResources {
 }
 
 /// `POST /checkpoints/{uuid}/metadata`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PostCheckpointMetadataRequest {
@@ -109,7 +109,7 @@ pub struct PostCheckpointMetadataRequest {
 }
 
 /// The new metadata of a checkpoint.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CheckpointMetadata {

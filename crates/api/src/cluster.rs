@@ -1,16 +1,16 @@
 //! What the master says about itself.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The version of Determined whose API this is; its client compares it with its own.
 pub const COMPATIBLE_VERSION: &str = "0.38.1";
 
 /// `GET /info`, in snake_case because it is a plain route.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Info {
-    pub version: &'static str,
+    pub version: String,
     pub master_id: String,
     pub cluster_id: String,
     pub cluster_name: String,
@@ -19,27 +19,27 @@ pub struct Info {
 }
 
 /// Nothing is sent to anybody.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TelemetryInfo {
     pub enabled: bool,
 }
 
 /// `GET /api/v1/master`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct MasterResponse {
-    pub version: &'static str,
+    pub version: String,
     pub master_id: String,
     pub cluster_id: String,
     pub cluster_name: String,
     pub telemetry_enabled: bool,
     pub external_login_uri: String,
     pub external_logout_uri: String,
-    pub branding: &'static str,
+    pub branding: String,
     pub rbac_enabled: bool,
-    pub product: &'static str,
+    pub product: String,
     pub feature_switches: Vec<String>,
     pub user_management_enabled: bool,
     pub strict_job_queue_control: bool,

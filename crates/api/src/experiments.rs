@@ -9,7 +9,7 @@ use crate::states::State;
 use crate::wire::{Long, Timestamp};
 
 /// One experiment, with everything that lists show.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Experiment {
@@ -56,7 +56,7 @@ pub struct Experiment {
 }
 
 /// `POST /experiments` and `PUT /experiments/by-external-id/{id}`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CreateExperimentRequest {
@@ -69,7 +69,7 @@ pub struct CreateExperimentRequest {
 }
 
 /// The answer to a creation.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CreateExperimentResponse {
     pub experiment: Experiment,
@@ -78,7 +78,7 @@ pub struct CreateExperimentResponse {
 }
 
 /// `GET /experiments/{id}`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct GetExperimentResponse {
@@ -88,7 +88,7 @@ pub struct GetExperimentResponse {
 }
 
 /// `PATCH /experiments/{id}`: what is not given stays.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PatchExperimentRequest {
@@ -99,14 +99,14 @@ pub struct PatchExperimentRequest {
 }
 
 /// An answer that is one experiment.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ExperimentResponse {
     pub experiment: Experiment,
 }
 
 /// A list of experiments.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ExperimentsResponse {
     pub experiments: Vec<Experiment>,
@@ -114,14 +114,14 @@ pub struct ExperimentsResponse {
 }
 
 /// The labels of an experiment after a change.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LabelsResponse {
     pub labels: Vec<String>,
 }
 
 /// `POST /experiments/{id}/move`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct MoveExperimentRequest {
@@ -130,7 +130,7 @@ pub struct MoveExperimentRequest {
 }
 
 /// `GET /experiments/{id}/searcher/best_searcher_validation_metric`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct BestMetricResponse {
     pub metric: f64,

@@ -7,7 +7,7 @@ use crate::states::LogLevel;
 use crate::wire::{Timestamp, Whole};
 
 /// A line as it is sent, by either route.
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LogRecord {
@@ -30,7 +30,7 @@ pub struct LogRecord {
 }
 
 /// `POST /api/v1/task/logs`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PostTaskLogsRequest {
@@ -71,7 +71,7 @@ pub struct LogFilter {
 }
 
 /// A line as it is shown, of a trial or of a task: `message` is the line with its time, container, rank and level.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ShownLine {
@@ -125,7 +125,7 @@ fn message(line: &LogLine) -> String {
 }
 
 /// What occurs in a task's lines, to choose filters from.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LogFields {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::identifiers::{RunId, TrialId};
+use crate::logs::{LogLine, LogRecord};
 use crate::trials::Trial;
 use crate::wire::{Timestamp, Whole};
 
@@ -15,7 +16,7 @@ pub const VALIDATION: &str = "validation";
 pub const PROFILING: &[&str] = &["gpu", "cpu", "memory", "disk", "network"];
 
 /// Metrics of a step: averages, and perhaps one set for every batch.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Metrics {
@@ -24,7 +25,7 @@ pub struct Metrics {
 }
 
 /// `POST /trials/{id}/metrics`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ReportMetricsRequest {
@@ -33,7 +34,7 @@ pub struct ReportMetricsRequest {
 }
 
 /// One report.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TrialMetrics {
@@ -49,7 +50,7 @@ pub struct TrialMetrics {
 }
 
 /// The values of a report.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ReportedMetrics {
@@ -57,6 +58,57 @@ pub struct ReportedMetrics {
     pub avg_metrics: Option<Map<String, Value>>,
     #[serde(alias = "batch_metrics")]
     pub batch_metrics: Option<Value>,
+}
+
+/// `POST /trials/{id}/reports`: what one reporter has gathered since its last batch.
+///
+/// This is instep's own. A reporter numbers its batches and sends one after the other; a batch whose number is known is
+/// acknowledged and not stored again, so that it may be sent until an answer arrives.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReportBatchRequest {
+    /// Names the reporter: a random text that no other has.
+    pub reporter: Option<String>,
+    /// Counts the reporter's batches from 1.
+    pub sequence: Option<Whole>,
+    /// Metrics, in the order in which they were reported.
+    pub reports: Option<Vec<ReportMetricsRequest>>,
+    /// Lines of output; they belong to the trial's task, whatever they say.
+    pub logs: Option<Vec<LogRecord>>,
+}
+
+/// What was wrong with single reports of a batch; the others are stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReportBatchResponse {
+    /// In the order of the batch.
+    #[serde(default)]
+    pub refused: Vec<RefusedReport>,
+}
+
+/// A report that was not stored, and will not be.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RefusedReport {
+    /// Which of the batch, counted from 0.
+    pub index: usize,
+    /// A sentence for people.
+    pub message: String,
+}
+
+/// A batch that has been checked and may be stored.
+#[derive(Debug, Clone)]
+pub struct ReportBatch {
+    /// Whose it is.
+    pub trial: TrialId,
+    /// Who sent it.
+    pub reporter: String,
+    /// The reporter's number for it.
+    pub sequence: i64,
+    /// The reports, each with its place in the batch.
+    pub reports: Vec<(usize, Report)>,
+    /// Those that were refused before they came here.
+    pub refused: Vec<RefusedReport>,
+    /// Lines of output; the task is filled in from the trial.
+    pub logs: Vec<LogLine>,
 }
 
 /// A report that has been checked and may be stored.
@@ -79,7 +131,7 @@ pub struct Report {
 }
 
 /// A line of the metric streams: everything that one trial reported at one step in one group.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct MetricsReport {
@@ -95,21 +147,21 @@ pub struct MetricsReport {
 }
 
 /// An element of the metric streams.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct MetricsStreamElement {
     pub metrics: Vec<MetricsReport>,
 }
 
 /// `GET /trials/time-series`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CompareTrialsResponse {
     pub trials: Vec<ComparableTrial>,
 }
 
 /// One trial's charts.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ComparableTrial {
     pub trial: Trial,
@@ -117,17 +169,17 @@ pub struct ComparableTrial {
 }
 
 /// The points of the metrics of one group, thinned out for a chart: minima, maxima and the last point are kept.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct DownsampledMetrics {
     pub group: String,
     #[serde(rename = "type")]
-    pub kind: &'static str,
+    pub kind: String,
     pub data: Vec<DataPoint>,
 }
 
 /// The values of one step.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct DataPoint {
     pub batches: i64,

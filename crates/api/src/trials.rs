@@ -12,7 +12,7 @@ use crate::states::{CheckpointState, State};
 use crate::wire::{Long, Timestamp};
 
 /// One trial.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Trial {
@@ -42,7 +42,7 @@ pub struct Trial {
 }
 
 /// Metrics as a step of a trial's history.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct MetricsWorkload {
@@ -53,7 +53,7 @@ pub struct MetricsWorkload {
 }
 
 /// A checkpoint as a step of a trial's history.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CheckpointWorkload {
@@ -66,7 +66,7 @@ pub struct CheckpointWorkload {
 }
 
 /// A step of a trial's history: exactly one of the three is set.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Workload {
     pub training: Option<MetricsWorkload>,
@@ -75,7 +75,7 @@ pub struct Workload {
 }
 
 /// `GET /trials/{id}/workloads`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct WorkloadsResponse {
     pub workloads: Vec<Workload>,
@@ -83,7 +83,7 @@ pub struct WorkloadsResponse {
 }
 
 /// `POST /trials`
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CreateTrialRequest {
@@ -94,7 +94,7 @@ pub struct CreateTrialRequest {
 }
 
 /// `PUT /trials`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PutTrialRequest {
@@ -105,14 +105,14 @@ pub struct PutTrialRequest {
 }
 
 /// An answer that is one trial.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TrialResponse {
     pub trial: Trial,
 }
 
 /// A list of trials.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TrialsResponse {
     pub trials: Vec<Trial>,
@@ -120,7 +120,7 @@ pub struct TrialsResponse {
 }
 
 /// `POST /trials/{id}/start`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct StartTrialRequest {
@@ -128,7 +128,7 @@ pub struct StartTrialRequest {
 }
 
 /// Where a started trial goes on.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct StartTrialResponse {
@@ -138,7 +138,7 @@ pub struct StartTrialResponse {
 }
 
 /// `PATCH /trials/{id}`: with a state, or bare as a heartbeat.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PatchTrialRequest {
@@ -146,7 +146,7 @@ pub struct PatchTrialRequest {
 }
 
 /// `POST /trials/{id}/progress`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ProgressRequest {
@@ -156,7 +156,7 @@ pub struct ProgressRequest {
 }
 
 /// `POST /trials/{id}/runner/metadata`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct RunnerMetadataRequest {
@@ -164,7 +164,7 @@ pub struct RunnerMetadataRequest {
 }
 
 /// `POST /runs/start`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct StartRunRequest {
@@ -175,7 +175,7 @@ pub struct StartRunRequest {
 }
 
 /// The storage that a run's checkpoints belong to.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct StartRunResponse {

@@ -8,7 +8,7 @@ use crate::pages::Pagination;
 use crate::wire::Timestamp;
 
 /// Somebody who may log in.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct User {
@@ -24,7 +24,7 @@ pub struct User {
 }
 
 /// `POST /auth/login`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LoginRequest {
@@ -35,7 +35,7 @@ pub struct LoginRequest {
 }
 
 /// The answer to a login.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LoginResponse {
     pub token: String,
@@ -43,14 +43,14 @@ pub struct LoginResponse {
 }
 
 /// An answer that is one user.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct UserResponse {
     pub user: User,
 }
 
 /// A list of users.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct UsersResponse {
     pub users: Vec<User>,
@@ -58,7 +58,7 @@ pub struct UsersResponse {
 }
 
 /// What a new user is to be.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct NewUser {
@@ -73,7 +73,7 @@ pub struct NewUser {
 }
 
 /// `POST /users`
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PostUserRequest {
@@ -84,7 +84,7 @@ pub struct PostUserRequest {
 }
 
 /// `PATCH /users/{id}`: what is not given stays.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PatchUserRequest {

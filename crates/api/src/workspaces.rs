@@ -11,7 +11,7 @@ use crate::wire::Timestamp;
 pub const RESTING: &str = "WORKSPACE_STATE_UNSPECIFIED";
 
 /// A group of projects.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Workspace {
@@ -25,7 +25,7 @@ pub struct Workspace {
     pub num_experiments: i64,
     pub pinned: bool,
     pub pinned_at: Option<Timestamp>,
-    pub state: &'static str,
+    pub state: String,
     pub error_message: String,
     pub agent_user_group: Option<Value>,
     pub checkpoint_storage_config: Option<Value>,
@@ -34,7 +34,7 @@ pub struct Workspace {
 }
 
 /// A group of experiments.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Project {
@@ -52,13 +52,13 @@ pub struct Project {
     pub num_active_experiments: i64,
     pub num_runs: i64,
     pub last_experiment_started_at: Option<Timestamp>,
-    pub state: &'static str,
+    pub state: String,
     pub error_message: String,
     pub key: String,
 }
 
 /// `POST` and `PATCH` of `/workspaces`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct WorkspaceRequest {
@@ -66,7 +66,7 @@ pub struct WorkspaceRequest {
 }
 
 /// `POST /workspaces/{id}/projects` and `PATCH /projects/{id}`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ProjectRequest {
@@ -76,7 +76,7 @@ pub struct ProjectRequest {
 }
 
 /// One workspace. `namespaceBindings` must be there when one was made: the command line reads it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct WorkspaceResponse {
@@ -85,7 +85,7 @@ pub struct WorkspaceResponse {
 }
 
 /// A list of workspaces.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct WorkspacesResponse {
     pub workspaces: Vec<Workspace>,
@@ -93,14 +93,14 @@ pub struct WorkspacesResponse {
 }
 
 /// One project.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ProjectResponse {
     pub project: Project,
 }
 
 /// A list of projects.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ProjectsResponse {
     pub projects: Vec<Project>,
@@ -108,7 +108,7 @@ pub struct ProjectsResponse {
 }
 
 /// The answer to a deletion that is done at once.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct DeletionResponse {
     pub completed: bool,

@@ -88,40 +88,41 @@ fn distinct(connection: &Connection, task: &str, name: &str) -> Result<Vec<Strin
     Ok(found.collect::<rusqlite::Result<_>>()?)
 }
 
+/// Keeps lines, all of tasks that exist.
+pub(crate) fn append(connection: &Connection, lines: Vec<LogLine>) -> Result<()> {
+    let mut known = connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM tasks WHERE id = ?)")?;
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO task_logs (task_id, allocation_id, agent_id, container_id, rank_id, logged_at, level, \
+         source, stdtype, line) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )?;
+    let mut last_known: Option<String> = None;
+    for line in lines {
+        if last_known.as_deref() != Some(line.task_id.as_str()) {
+            if !known.query_row([&line.task_id], |row| row.get::<_, bool>(0))? {
+                return Err(Error::not_found("task", line.task_id));
+            }
+            last_known = Some(line.task_id.clone());
+        }
+        insert.execute(params![
+            line.task_id,
+            line.allocation_id,
+            line.agent_id,
+            line.container_id,
+            line.rank_id,
+            line.timestamp.0,
+            line.level.as_str(),
+            line.source,
+            line.stdtype,
+            line.log.as_bytes()
+        ])?;
+    }
+    Ok(())
+}
+
 impl Database {
     /// Keeps lines. Their ids are given here, whatever they say.
     pub async fn append_logs(&self, lines: Vec<LogLine>) -> Result<()> {
-        self.engine
-            .write(move |connection| {
-                let mut known = connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM tasks WHERE id = ?)")?;
-                let mut insert = connection.prepare_cached(
-                    "INSERT INTO task_logs (task_id, allocation_id, agent_id, container_id, rank_id, logged_at, level, \
-                     source, stdtype, line) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                )?;
-                let mut last_known: Option<String> = None;
-                for line in lines {
-                    if last_known.as_deref() != Some(line.task_id.as_str()) {
-                        if !known.query_row([&line.task_id], |row| row.get::<_, bool>(0))? {
-                            return Err(Error::not_found("task", line.task_id));
-                        }
-                        last_known = Some(line.task_id.clone());
-                    }
-                    insert.execute(params![
-                        line.task_id,
-                        line.allocation_id,
-                        line.agent_id,
-                        line.container_id,
-                        line.rank_id,
-                        line.timestamp.0,
-                        line.level.as_str(),
-                        line.source,
-                        line.stdtype,
-                        line.log.as_bytes()
-                    ])?;
-                }
-                Ok(())
-            })
-            .await
+        self.engine.write(move |connection| append(connection, lines)).await
     }
 
     /// Reads lines, up to a few thousand. Fewer than asked for means that there are no more now.

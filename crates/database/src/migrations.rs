@@ -9,7 +9,7 @@ use crate::Opening;
 use crate::error::{Error, Result};
 
 /// Step n of the schema is entry n - 1.
-const STEPS: &[&str] = &[include_str!("schema/0001.sql")];
+const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0002.sql")];
 
 /// How SQLite spells what engines spell differently.
 const SPELLINGS: &[(&str, &str)] = &[("{identity}", "INTEGER PRIMARY KEY AUTOINCREMENT"), ("{bytes}", "BLOB")];

@@ -96,6 +96,7 @@ pub(crate) fn forget(connection: &Connection, id: TrialId) -> Result<()> {
         "DELETE FROM metric_groups WHERE trial_id = ?",
         "DELETE FROM metric_batches WHERE trial_id = ?",
         "DELETE FROM metric_tail WHERE trial_id = ?",
+        "DELETE FROM reporters WHERE trial_id = ?",
         "DELETE FROM checkpoints WHERE trial_id = ?",
         "DELETE FROM task_logs WHERE task_id IN (SELECT id FROM tasks WHERE trial_id = ?)",
         "DELETE FROM tasks WHERE trial_id = ?",

@@ -36,7 +36,7 @@ fn workspace_of(row: &Row<'_>) -> rusqlite::Result<Workspace> {
         num_experiments: column(row, "experiment_count")?,
         pinned: false,
         pinned_at: None,
-        state: RESTING,
+        state: RESTING.to_owned(),
         error_message: String::new(),
         agent_user_group: None,
         checkpoint_storage_config: None,
@@ -61,7 +61,7 @@ fn project_of(row: &Row<'_>) -> rusqlite::Result<Project> {
         num_active_experiments: column(row, "active_count")?,
         num_runs: column(row, "run_count")?,
         last_experiment_started_at: optional_time(row, "last_started_at")?,
-        state: RESTING,
+        state: RESTING.to_owned(),
         error_message: String::new(),
         key: column(row, "key")?,
     })

@@ -4,9 +4,10 @@
 use std::path::Path;
 
 use instep_api::identifiers::{ExperimentId, RunId, TrialId, UserId};
-use instep_api::metrics::Report;
+use instep_api::logs::LogLine;
+use instep_api::metrics::{Report, ReportBatch};
 use instep_api::pages::{Order, Slice};
-use instep_api::states::State;
+use instep_api::states::{LogLevel, State};
 use instep_api::wire::Timestamp;
 use instep_database::{Database, Error, NewExperiment, NewTrial, Opening};
 use serde_json::{Value, json};
@@ -278,5 +279,73 @@ fn the_machine_s_groups_are_known_by_time() {
         database.start_trial(trial, true, NOW).await.unwrap();
         database.report_metrics(report(trial, 2, "training", 0, json!({"a": 1}))).await.unwrap();
         assert_eq!(rows(&database, trial, "cpu").await.len(), 600);
+    });
+}
+
+fn batch(trial: TrialId, sequence: i64, reports: Vec<Report>, lines: &[&str]) -> ReportBatch {
+    let line = |text: &&str| LogLine {
+        id: 0,
+        task_id: String::new(),
+        allocation_id: None,
+        agent_id: None,
+        container_id: None,
+        rank_id: Some(1),
+        timestamp: NOW,
+        level: LogLevel::Unspecified,
+        source: None,
+        stdtype: None,
+        log: (*text).to_owned(),
+    };
+    ReportBatch {
+        trial,
+        reporter: "one".into(),
+        sequence,
+        reports: reports.into_iter().enumerate().collect(),
+        refused: vec![],
+        logs: lines.iter().map(line).collect(),
+    }
+}
+
+#[test]
+fn a_batch_that_arrives_twice_is_stored_once_and_answered_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let trial = block(async {
+        let database = open(&path);
+        let trial = new_trial(&database, true).await;
+        database.close();
+        trial
+    });
+    let machine = || report(trial, 1, "cpu", 0, json!({"busy": 0.5}));
+    let with_batches =
+        || Report { batches: Some(json!([{"a": 1}])), ..report(trial, 1, "training", 1, json!({"a": 1})) };
+    let conflict = || report(trial, 1, "training", 1, json!({"a": 2, "new": 3}));
+    for attempt in 0..3 {
+        // A master of its own each time: what is known of reporters outlives it.
+        let database = open(&path);
+        block(async {
+            let first = batch(trial, 1, vec![machine(), with_batches(), conflict()], &["a line\n"]);
+            let refused = database.report_batch(first).await.unwrap();
+            assert_eq!(refused.len(), 1, "attempt {attempt}");
+            assert_eq!(refused[0].index, 2);
+            assert!(refused[0].message.contains("conflicting key: a"));
+            assert_eq!(rows(&database, trial, "cpu").await.len(), 1);
+            assert_eq!(rows(&database, trial, "training").await, [(1, json!({"a": 1}))]);
+            let task = database.trial_task(trial).await.unwrap().0;
+            assert_eq!(database.log_fields(task).await.unwrap().rank_ids, [1]);
+            database.close();
+        });
+    }
+    let database = open(&path);
+    block(async {
+        database.report_batch(batch(trial, 2, vec![machine()], &[])).await.unwrap();
+        assert_eq!(rows(&database, trial, "cpu").await.len(), 2);
+        let gap = database.report_batch(batch(trial, 4, vec![machine()], &[])).await.unwrap_err();
+        assert_eq!(gap.to_string(), "batch 4 of this reporter came before batch 3");
+        let other = new_trial(&database, true).await;
+        let stolen = database.report_batch(batch(other, 3, vec![], &[])).await.unwrap_err();
+        assert_eq!(stolen.to_string(), "this reporter belongs to another trial");
+        database.report_batch(batch(trial, 1, vec![machine()], &[])).await.unwrap();
+        assert_eq!(rows(&database, trial, "cpu").await.len(), 2, "an old batch changes nothing");
     });
 }

@@ -1,14 +1,17 @@
-//! The one place where errors become Python exceptions, with the whole chain of causes: built-in types for the store, the
-//! classes of `instep.errors` for collectives.
+//! The one place where errors become Python exceptions, with the whole chain of causes: built-in types for the store and
+//! checkpoints, the classes of `instep.errors` for collectives and of `instep.core.errors` for the master.
 
 use std::error::Error as StdError;
 use std::io;
 use std::time::Duration;
 
+use instep_checkpoint::Error as CheckpointError;
+use instep_client::{Error as ClientError, ReportError};
 use instep_collectives::Error as CollectiveError;
 use instep_store::Error;
 use pyo3::exceptions::{
-    PyConnectionError, PyIndexError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PyTimeoutError, PyValueError,
+    PyConnectionError, PyFileNotFoundError, PyIndexError, PyKeyboardInterrupt, PyOSError, PyRuntimeError,
+    PyTimeoutError, PyValueError,
 };
 use pyo3::prelude::{PyAnyMethods, PyDictMethods, PyErr, PyResult, Python};
 use pyo3::types::PyDict;
@@ -119,4 +122,52 @@ pub(crate) fn closed_group(py: Python<'_>, label: &str) -> PyErr {
 /// `IndexError` for an index that names nothing.
 pub(crate) fn no_such(what: &str, index: usize) -> PyErr {
     PyIndexError::new_err(format!("there is no {what} {index}"))
+}
+
+/// `MasterUnreachable`, `MasterRefused` with its status, or `ValueError` for an address that is none.
+pub(crate) fn client(py: Python<'_>, error: &ClientError) -> PyErr {
+    let message = chain(error);
+    let (class, status) = match error {
+        ClientError::Address { .. } => return PyValueError::new_err(message),
+        ClientError::Certificates { .. } => return PyOSError::new_err(message),
+        ClientError::Unreachable { .. } | ClientError::Protocol { .. } => ("MasterUnreachable", None),
+        ClientError::Refused { status, .. } => ("MasterRefused", Some(*status)),
+    };
+    let raised = || -> PyResult<PyErr> {
+        let class = py.import("instep.core.errors")?.getattr(class)?;
+        let exception = match status {
+            Some(status) => class.call1((message.clone(), status))?,
+            None => class.call1((message.clone(),))?,
+        };
+        Ok(PyErr::from_value(exception))
+    };
+    raised().unwrap_or_else(|cause| {
+        let plain = PyRuntimeError::new_err(message.clone());
+        plain.set_cause(py, Some(cause));
+        plain
+    })
+}
+
+/// `ValueError` for a report that is too large, else `RuntimeError`.
+pub(crate) fn report(error: ReportError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        ReportError::TooLarge(_) => PyValueError::new_err(message),
+        ReportError::Failed(_) | ReportError::Closed | ReportError::Forked => PyRuntimeError::new_err(message),
+    }
+}
+
+/// `FileNotFoundError`, `ValueError` for names, `OSError` for files, `RuntimeError` for contradictions and damage.
+pub(crate) fn checkpoint(error: &CheckpointError) -> PyErr {
+    let message = chain(error);
+    match error {
+        CheckpointError::Absent { .. } | CheckpointError::Missing { .. } => PyFileNotFoundError::new_err(message),
+        CheckpointError::Uuid(_) | CheckpointError::Name(_) | CheckpointError::Kind { .. } => {
+            PyValueError::new_err(message)
+        }
+        CheckpointError::File { .. } => PyOSError::new_err(message),
+        CheckpointError::Conflict { .. } | CheckpointError::Damaged { .. } | CheckpointError::Manifest { .. } => {
+            PyRuntimeError::new_err(message)
+        }
+    }
 }

@@ -1,24 +1,31 @@
 //! The private `instep._native` extension module: what Python needs of the Rust crates, and nothing of its own.
 //!
-//! Every wait happens with the interpreter released. `python/instep/store.py` and `python/instep/backend` are the public
-//! faces and `python/instep/_native.pyi` the types; errors become Python exceptions in `errors` alone.
+//! Every wait happens with the interpreter released. `python/instep/store.py`, `python/instep/backend` and `python/instep/core`
+//! are the public faces and `python/instep/_native.pyi` the types; errors become Python exceptions in `errors` alone.
 
+mod checkpoint;
 mod collectives;
 mod delivery;
 mod errors;
+mod json;
 mod store;
+mod tracking;
 
 use pyo3::pymodule;
 
-/// The private native part of instep; use `instep.store`, or `torch.distributed` with `backend="instep"`.
+/// The private native part of instep; use `instep.store`, `instep.core`, or `torch.distributed` with `backend="instep"`.
 #[pymodule]
 mod _native {
     use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};
 
     #[pymodule_export]
+    use super::checkpoint::CheckpointFolder;
+    #[pymodule_export]
     use super::collectives::{CollectiveGroup, Operation, Ticket, stop_callbacks};
     #[pymodule_export]
     use super::store::{StoreClient, StoreServer};
+    #[pymodule_export]
+    use super::tracking::{MasterClient, Reporter};
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]

@@ -15,17 +15,19 @@ use serde_json::Value;
 const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
     ("instep-api", &[]),
+    ("instep-checkpoint", &[]),
     ("instep-collectives", &[]),
     ("instep-store", &[]),
     // level 1
+    ("instep-client", &["instep-api"]),
     ("instep-database", &["instep-api"]),
     ("instep-policy", &[]),
     // level 2
     ("instep-launch", &["instep-policy", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
-    ("instep-python", &["instep-collectives", "instep-store"]),
+    ("instep-python", &["instep-api", "instep-checkpoint", "instep-client", "instep-collectives", "instep-store"]),
     // level 3
-    ("instep", &["instep-launch", "instep-master", "instep-store"]),
+    ("instep", &["instep-api", "instep-client", "instep-launch", "instep-master", "instep-store"]),
     // development only
     ("instep-testkit", &[]),
 ];

@@ -20,7 +20,7 @@ impl Database {
     }
 }
 
-fn store(connection: &Connection, report: &Report) -> Result<()> {
+pub(super) fn store(connection: &Connection, report: &Report) -> Result<()> {
     let trial = report.trial;
     let (run, total_batches, earlier_run_step): (i64, i64, Option<i64>) = connection
         .prepare_cached("SELECT run_id, total_batches, earlier_run_step FROM trials WHERE id = ?")?

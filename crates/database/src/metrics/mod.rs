@@ -1,6 +1,7 @@
 //! Metrics: durable at once, compact later, quick to read.
 //!
-//! A report is appended as one row to the *tail* ([`ingest`]), which is one small write. When a group's tail has grown,
+//! A report is appended as one row to the *tail* ([`ingest`]), which is one small write; [`batch`] takes many at once,
+//! each exactly once. When a group's tail has grown,
 //! or its trial has ended, [`merger`] turns its rows into *chunks*: one series (trial, group, metric) × a few thousand
 //! points, each column packed for itself ([`chunk`]). Reads ([`read`]) join chunks and tail; [`summary`] keeps roll-ups
 //! of what is in chunks; [`downsample`] thins out points for charts; [`validation`] remembers the best and the latest.
@@ -10,6 +11,7 @@
 //! its value. Groups about the machine ([`instep_api::metrics::PROFILING`]) are known by time, and nothing of this
 //! applies to them.
 
+mod batch;
 pub mod chunk;
 pub mod downsample;
 mod ingest;

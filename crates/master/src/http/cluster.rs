@@ -15,7 +15,7 @@ pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
 
 pub(crate) async fn info(call: Call) -> Result<Reply, Failure> {
     Reply::json(&Info {
-        version: COMPATIBLE_VERSION,
+        version: COMPATIBLE_VERSION.to_owned(),
         master_id: call.application.master_id.clone(),
         cluster_id: call.application.database.cluster_id().to_owned(),
         cluster_name: String::new(),
@@ -26,16 +26,16 @@ pub(crate) async fn info(call: Call) -> Result<Reply, Failure> {
 
 pub(crate) async fn master(call: Call) -> Result<Reply, Failure> {
     Reply::json(&MasterResponse {
-        version: COMPATIBLE_VERSION,
+        version: COMPATIBLE_VERSION.to_owned(),
         master_id: call.application.master_id.clone(),
         cluster_id: call.application.database.cluster_id().to_owned(),
         cluster_name: String::new(),
         telemetry_enabled: false,
         external_login_uri: String::new(),
         external_logout_uri: String::new(),
-        branding: "determined",
+        branding: "determined".to_owned(),
         rbac_enabled: false,
-        product: "PRODUCT_UNSPECIFIED",
+        product: "PRODUCT_UNSPECIFIED".to_owned(),
         feature_switches: Vec::new(),
         user_management_enabled: true,
         strict_job_queue_control: false,

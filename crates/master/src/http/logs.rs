@@ -21,12 +21,20 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Memory that a pattern may take when it is compiled.
 const PATTERN_SIZE: usize = 1 << 20;
 
-fn line_of(record: LogRecord) -> Result<LogLine, Failure> {
-    let task_id =
-        record.task_id.filter(|id| !id.is_empty()).ok_or_else(|| Failure::invalid("a log line has no task_id"))?;
-    Ok(LogLine {
+fn line_of(mut record: LogRecord) -> Result<LogLine, Failure> {
+    let task_id = record
+        .task_id
+        .take()
+        .filter(|id| !id.is_empty())
+        .ok_or_else(|| Failure::invalid("a log line has no task_id"))?;
+    Ok(LogLine { task_id, ..line_without_task(record) })
+}
+
+/// A line whose task is known from elsewhere.
+pub(super) fn line_without_task(record: LogRecord) -> LogLine {
+    LogLine {
         id: 0,
-        task_id,
+        task_id: String::new(),
         allocation_id: record.allocation_id,
         agent_id: record.agent_id,
         container_id: record.container_id,
@@ -36,7 +44,7 @@ fn line_of(record: LogRecord) -> Result<LogLine, Failure> {
         source: record.source,
         stdtype: record.stdtype,
         log: record.log.unwrap_or_default(),
-    })
+    }
 }
 
 async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Reply, Failure> {

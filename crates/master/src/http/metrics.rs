@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::{
-    ComparableTrial, CompareTrialsResponse, DownsampledMetrics, MetricsStreamElement, Report, ReportMetricsRequest,
-    TRAINING, VALIDATION,
+    ComparableTrial, CompareTrialsResponse, DownsampledMetrics, MetricsStreamElement, RefusedReport, Report,
+    ReportBatch, ReportBatchRequest, ReportBatchResponse, ReportMetricsRequest, TRAINING, VALIDATION,
 };
 use instep_api::trials::WorkloadsResponse;
 use serde_json::Value;
@@ -19,12 +19,43 @@ use crate::clock::now;
 const REPORTS_PER_LINE: usize = 1000;
 /// Points of a chart, for each metric, if nobody says how many.
 const DEFAULT_POINTS: usize = 1000;
+/// Bytes of a reporter's name.
+const LONGEST_NAME: usize = 100;
 
 pub(crate) async fn report(call: Call) -> Result<Reply, Failure> {
     let request: ReportMetricsRequest = call.json()?;
     let report = checked(request, call.id("id")?)?;
     call.application.database.report_metrics(report).await?;
     Reply::nothing()
+}
+
+/// Many reports and lines of output at once, each stored exactly once however often the batch arrives.
+pub(crate) async fn report_batch(call: Call) -> Result<Reply, Failure> {
+    let request: ReportBatchRequest = call.json()?;
+    let trial: TrialId = call.id("id")?;
+    let reporter = request.reporter.unwrap_or_default();
+    if reporter.is_empty() || reporter.len() > LONGEST_NAME {
+        return Err(Failure::invalid("`reporter` must be a text of 1 to 100 bytes"));
+    }
+    let sequence = request.sequence.unwrap_or_default().0;
+    if sequence < 1 {
+        return Err(Failure::invalid("`sequence` must count from 1"));
+    }
+    let (mut reports, mut refused) = (Vec::new(), Vec::new());
+    for (index, report) in request.reports.unwrap_or_default().into_iter().enumerate() {
+        match checked(report, trial) {
+            Ok(report) => reports.push((index, report)),
+            Err(failure) => refused.push(RefusedReport { index, message: failure.message }),
+        }
+    }
+    let logs: Vec<_> = request.logs.unwrap_or_default().into_iter().map(super::logs::line_without_task).collect();
+    let with_logs = !logs.is_empty();
+    let batch = ReportBatch { trial, reporter, sequence, reports, refused, logs };
+    let refused = call.application.database.report_batch(batch).await?;
+    if with_logs {
+        call.application.logs_arrived();
+    }
+    Reply::json(&ReportBatchResponse { refused })
 }
 
 fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Failure> {
@@ -137,7 +168,7 @@ pub(crate) async fn compare(call: Call) -> Result<Reply, Failure> {
                 _ => "METRIC_TYPE_UNSPECIFIED",
             };
             let data = database.chart(id, group.clone(), names, first, last, limit).await?;
-            metrics.push(DownsampledMetrics { group, kind, data });
+            metrics.push(DownsampledMetrics { group, kind: kind.to_owned(), data });
         }
         trials.push(ComparableTrial { trial, metrics });
     }

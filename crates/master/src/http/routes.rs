@@ -127,6 +127,7 @@ fn trial_routes() -> Vec<Route> {
         route(Patch, "/api/v1/trials/{id}", User, trials::change),
         route(Post, "/api/v1/trials/{id}/start", User, trials::start),
         route(Post, "/api/v1/trials/{id}/metrics", User, metrics::report),
+        route(Post, "/api/v1/trials/{id}/reports", User, metrics::report_batch).body_up_to(LOGS_LIMIT),
         route(Post, "/api/v1/trials/{id}/progress", User, trials::progress),
         route(Post, "/api/v1/trials/{id}/runner/metadata", User, trials::runner_metadata),
         route(Get, "/api/v1/trials/{id}/workloads", User, metrics::workloads),

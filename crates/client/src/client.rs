@@ -1,0 +1,368 @@
+//! The client itself: one request after the other, over connections that stay open.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use instep_api::error::{ErrorBody, PlainErrorBody};
+use instep_api::users::{LoginRequest, LoginResponse, User, UserResponse};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use ureq::http::{Method, Request, Response};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use crate::address::Address;
+use crate::error::{Error, Result};
+use crate::login::Credentials;
+use crate::retry;
+use crate::stream::Lines;
+
+/// Until a connection stands.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Until a request is sent, and until its answer is there: a whole list, or a file's beginning.
+const ANSWER: Duration = Duration::from_secs(120);
+/// Bytes of an answer at most, streams and files aside.
+const LARGEST_ANSWER: u64 = 256 << 20;
+
+/// What a client needs to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the master is.
+    pub address: Address,
+    /// A file of PEM certificates to trust instead of the public ones.
+    pub certificates: Option<PathBuf>,
+    /// For how long a call is tried again when the master cannot be reached or is unavailable.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// The usual ones: public certificates, a patience of ten seconds.
+    pub fn at(address: Address) -> Settings {
+        Settings { address, certificates: None, patience: Duration::from_secs(10) }
+    }
+}
+
+/// Whether a call may be done twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repeat {
+    /// Doing it twice is like doing it once: it is tried again after a lost connection.
+    Safely,
+    /// It is tried again only if it cannot have arrived.
+    Unsent,
+}
+
+/// Speaks to a master.
+pub struct Client {
+    agent: Agent,
+    address: Address,
+    patience: Duration,
+    session: RwLock<Session>,
+}
+
+#[derive(Default)]
+struct Session {
+    token: Option<String>,
+    /// To log in again when the token has run out.
+    credentials: Option<Credentials>,
+}
+
+impl Client {
+    /// A client that has not said who it is. Nothing is sent yet.
+    pub fn new(settings: Settings) -> Result<Client> {
+        let mut config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("instep/", env!("CARGO_PKG_VERSION")))
+            .timeout_resolve(Some(CONNECT))
+            .timeout_connect(Some(CONNECT))
+            .timeout_per_write(Some(ANSWER))
+            .timeout_recv_response(Some(ANSWER))
+            .timeout_per_read(Some(ANSWER));
+        if settings.address.is_loopback() {
+            config = config.proxy(None);
+        }
+        if let Some(path) = settings.certificates.filter(|_| settings.address.is_encrypted()) {
+            let roots = RootCerts::new_with_certs(&certificates(&path)?);
+            config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
+        }
+        Ok(Client {
+            agent: config.build().new_agent(),
+            address: settings.address,
+            patience: settings.patience,
+            session: RwLock::new(Session::default()),
+        })
+    }
+
+    /// Where the master is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The token of the session, to keep it for later.
+    pub fn token(&self) -> Option<String> {
+        self.session.read().unwrap_or_else(PoisonError::into_inner).token.clone()
+    }
+
+    /// Speaks for the user of a token from now on.
+    pub fn use_token(&self, token: impl Into<String>) {
+        self.set_session(Session { token: Some(token.into()), credentials: None });
+    }
+
+    /// Logs in; when the session runs out, it logs in again.
+    pub fn login(&self, credentials: Credentials) -> Result<User> {
+        let answer = self.open_session(&credentials)?;
+        self.set_session(Session { token: Some(answer.token), credentials: Some(credentials) });
+        Ok(answer.user)
+    }
+
+    /// Ends the session.
+    pub fn logout(&self) -> Result<()> {
+        let _: serde_json::Value = self.post("/api/v1/auth/logout", &serde_json::json!({}))?;
+        self.set_session(Session::default());
+        Ok(())
+    }
+
+    /// Who the master thinks this is.
+    pub fn user(&self) -> Result<User> {
+        self.get::<UserResponse>("/api/v1/me").map(|answer| answer.user)
+    }
+
+    /// Asks.
+    pub fn get<Answer: DeserializeOwned>(&self, path: &str) -> Result<Answer> {
+        self.exchange(Method::GET, path, None, Repeat::Safely)
+    }
+
+    /// Does something that must not be done twice; see [`Client::call`] for what may.
+    pub fn post<Answer: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<Answer> {
+        self.call(Method::POST, path, body, Repeat::Unsent)
+    }
+
+    /// Makes something be as given.
+    pub fn put<Answer: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<Answer> {
+        self.call(Method::PUT, path, body, Repeat::Safely)
+    }
+
+    /// Changes what is given and leaves the rest.
+    pub fn patch<Answer: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<Answer> {
+        self.call(Method::PATCH, path, body, Repeat::Safely)
+    }
+
+    /// Deletes.
+    pub fn delete<Answer: DeserializeOwned>(&self, path: &str) -> Result<Answer> {
+        self.exchange(Method::DELETE, path, None, Repeat::Safely)
+    }
+
+    /// Sends a body with any method, and says whether it may arrive twice.
+    pub fn call<Answer: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        repeat: Repeat,
+    ) -> Result<Answer> {
+        let body = serde_json::to_vec(body).map_err(|error| self.odd(format!("this request is no JSON: {error}")))?;
+        self.exchange(method, path, Some(&body), repeat)
+    }
+
+    /// Sends text that is JSON already and gives the answer's text; for callers that have types of their own.
+    pub fn call_text(&self, method: &str, path: &str, body: Option<&str>, repeat: Repeat) -> Result<String> {
+        let method: Method = method.parse().map_err(|_| self.odd(format!("`{method}` is no method of HTTP")))?;
+        let bytes = self.patiently(repeat, || {
+            let mut response = self.send(&method, path, body.map(str::as_bytes), &[])?;
+            self.whole(&mut response)
+        })?;
+        String::from_utf8(bytes).map_err(|error| self.odd(format!("{method} {path}: {error}")))
+    }
+
+    /// Sends a body that is JSON already, once: whoever calls this repeats it as it likes.
+    pub fn post_json(&self, path: &str, body: &[u8], headers: &[(&str, &str)]) -> Result<Vec<u8>> {
+        let mut response = self.send(&Method::POST, path, Some(body), headers)?;
+        self.whole(&mut response)
+    }
+
+    /// Sends a body that is JSON already with any method, once.
+    pub(crate) fn send_once(&self, method: &Method, path: &str, body: &[u8]) -> Result<Vec<u8>> {
+        let mut response = self.send(method, path, Some(body), &[])?;
+        self.whole(&mut response)
+    }
+
+    /// Asks for a stream of elements. A silence longer than `silence` ends it with an error; without one it may be
+    /// silent for ever, which is right for something that a person watches.
+    pub fn stream<T: DeserializeOwned>(&self, path: &str, silence: Option<Duration>) -> Result<Lines<T>> {
+        let response = self.patiently(Repeat::Safely, || self.send_for(path, "*/*", silence))?;
+        let reader = response.into_body().into_with_config().limit(u64::MAX).reader();
+        Ok(Lines::new(Box::new(reader), self.address.clone()))
+    }
+
+    /// Asks for bytes, to be read as they come, such as a file; `accept` says in which form.
+    pub fn download(&self, path: &str, accept: &str) -> Result<Box<dyn Read + Send>> {
+        let response = self.patiently(Repeat::Safely, || self.send_for(path, accept, Some(ANSWER)))?;
+        Ok(Box::new(response.into_body().into_with_config().limit(u64::MAX).reader()))
+    }
+
+    fn exchange<Answer: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&[u8]>,
+        repeat: Repeat,
+    ) -> Result<Answer> {
+        let bytes = self.patiently(repeat, || {
+            let mut response = self.send(&method, path, body, &[])?;
+            self.whole(&mut response)
+        })?;
+        serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("{method} {path}: {error}")))
+    }
+
+    /// Tries until it works, cannot work, or patience is used up; renews the session once.
+    fn patiently<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        match self.again_and_again(repeat, &attempt) {
+            Err(error) if error.is_unauthenticated() && self.renew()? => self.again_and_again(repeat, &attempt),
+            outcome => outcome,
+        }
+    }
+
+    fn again_and_again<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        let begin = Instant::now();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let error = match attempt() {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            let again = error.is_unsent() || repeat == Repeat::Safely && error.is_temporary();
+            match retry::pause(tries, begin.elapsed(), self.patience).filter(|_| again) {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(error),
+            }
+        }
+    }
+
+    /// Logs in again, if this client logged in by itself before.
+    pub fn renew(&self) -> Result<bool> {
+        let credentials = self.session.read().unwrap_or_else(PoisonError::into_inner).credentials.clone();
+        let Some(credentials) = credentials else { return Ok(false) };
+        let token = Some(self.open_session(&credentials)?.token);
+        self.set_session(Session { token, credentials: Some(credentials) });
+        Ok(true)
+    }
+
+    fn open_session(&self, credentials: &Credentials) -> Result<LoginResponse> {
+        let request = LoginRequest {
+            username: Some(credentials.username.clone()),
+            password: Some(credentials.hashed_password.clone()),
+            is_hashed: Some(true),
+        };
+        let body = serde_json::to_vec(&request).map_err(|error| self.odd(error.to_string()))?;
+        // A second session beside one whose answer was lost does no harm. An old token is not sent along.
+        let bytes = self.again_and_again(Repeat::Safely, || {
+            let request = self.request(&Method::POST, "/api/v1/auth/login", Some(&body), &[], None)?;
+            let mut response = self.run(self.agent.run(request))?;
+            self.whole(&mut response)
+        })?;
+        serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("login: {error}")))
+    }
+
+    fn set_session(&self, session: Session) {
+        *self.session.write().unwrap_or_else(PoisonError::into_inner) = session;
+    }
+
+    fn send(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<&[u8]>,
+        headers: &[(&str, &str)],
+    ) -> Result<Response<Body>> {
+        let request = self.request(method, path, body, headers, self.token().as_deref())?;
+        self.run(self.agent.run(request))
+    }
+
+    fn send_for(&self, path: &str, accept: &str, silence: Option<Duration>) -> Result<Response<Body>> {
+        let request = self.request(&Method::GET, path, None, &[("Accept", accept)], self.token().as_deref())?;
+        let request = self.agent.configure_request(request).timeout_per_read(silence).build();
+        self.run(self.agent.run(request))
+    }
+
+    fn request(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<&[u8]>,
+        headers: &[(&str, &str)],
+        token: Option<&str>,
+    ) -> Result<Request<Vec<u8>>> {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.address));
+        if let Some(token) = token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        if body.is_some() {
+            request = request.header("Content-Type", "application/json");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(body.unwrap_or_default().to_vec());
+        request.map_err(|error| self.odd(format!("{method} {path} cannot be asked: {error}")))
+    }
+
+    /// Gives an answer that is a success; others become errors, with the master's sentence.
+    fn run(&self, outcome: std::result::Result<Response<Body>, ureq::Error>) -> Result<Response<Body>> {
+        let mut response = outcome.map_err(|error| self.unreachable(error))?;
+        let status = response.status().as_u16();
+        match status {
+            200 => Ok(response),
+            300..400 => Err(self.odd(format!("it sends us elsewhere (status {status}); is there a proxy in between?"))),
+            _ => {
+                let body = self.whole(&mut response).unwrap_or_default();
+                Err(Error::Refused { status, message: sentence(status, &body) })
+            }
+        }
+    }
+
+    fn whole(&self, response: &mut Response<Body>) -> Result<Vec<u8>> {
+        let body = response.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
+        body.map_err(|error| self.unreachable(error))
+    }
+
+    fn unreachable(&self, error: ureq::Error) -> Error {
+        match error {
+            ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => self.odd(error.to_string()),
+            other => Error::Unreachable { address: self.address.clone(), source: Box::new(other) },
+        }
+    }
+
+    fn odd(&self, what: String) -> Error {
+        Error::Protocol { address: self.address.clone(), what }
+    }
+}
+
+/// The sentence in the body of a failed request, in either of its shapes.
+fn sentence(status: u16, body: &[u8]) -> String {
+    if let Ok(error) = serde_json::from_slice::<ErrorBody>(body) {
+        return error.error.error;
+    }
+    if let Ok(error) = serde_json::from_slice::<PlainErrorBody>(body) {
+        return error.message;
+    }
+    format!("the master answers with status {status}")
+}
+
+/// The certificates in a PEM file.
+fn certificates(path: &std::path::Path) -> Result<Vec<Certificate<'static>>> {
+    let refused = |source: std::io::Error| Error::Certificates { path: path.to_owned(), source };
+    let text = std::fs::read(path).map_err(refused)?;
+    let odd = |what: String| refused(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
+    let mut found = Vec::new();
+    for item in parse_pem(&text) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| odd(error.to_string()))? {
+            found.push(certificate);
+        }
+    }
+    if found.is_empty() { Err(odd("it holds no certificate in PEM form".to_owned())) } else { Ok(found) }
+}

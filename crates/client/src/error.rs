@@ -1,0 +1,89 @@
+//! What can go wrong between a client and a master.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::address::Address;
+
+/// The result of a call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The address of a master makes no sense.
+    #[error("`{given}` is not the address of a master: {why}")]
+    Address {
+        /// As given.
+        given: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Certificates could not be read.
+    #[error("cannot read certificates from {}", path.display())]
+    Certificates {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nobody answers there, or the connection broke and stayed broken.
+    #[error("cannot reach the master at {address}")]
+    Unreachable {
+        /// Where it should be.
+        address: Address,
+        /// Why.
+        source: Box<ureq::Error>,
+    },
+    /// The master answered that it will not do it.
+    #[error("{message}")]
+    Refused {
+        /// HTTP's number for it.
+        status: u16,
+        /// The master's sentence.
+        message: String,
+    },
+    /// Somebody answered, but not as a master does.
+    #[error("{address} does not answer as a master does: {what}")]
+    Protocol {
+        /// Who answered.
+        address: Address,
+        /// What was odd.
+        what: String,
+    },
+}
+
+impl Error {
+    /// Whether what was asked for does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Refused { status: 404, .. })
+    }
+
+    /// Whether the user is not known, or the session has run out.
+    pub fn is_unauthenticated(&self) -> bool {
+        matches!(self, Error::Refused { status: 401, .. })
+    }
+
+    /// Whether the same call may succeed a little later.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Error::Unreachable { .. } => true,
+            Error::Refused { status, .. } => matches!(status, 429 | 502..=504),
+            Error::Address { .. } | Error::Certificates { .. } | Error::Protocol { .. } => false,
+        }
+    }
+
+    /// Whether the call certainly did not arrive.
+    pub(crate) fn is_unsent(&self) -> bool {
+        let Error::Unreachable { source, .. } = self else { return false };
+        match source.as_ref() {
+            ureq::Error::Io(error) => {
+                use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+                matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
+            }
+            ureq::Error::Timeout(phase) => matches!(phase, ureq::Timeout::Connect | ureq::Timeout::Resolve),
+            ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => true,
+            _ => false,
+        }
+    }
+}

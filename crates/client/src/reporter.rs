@@ -1,0 +1,492 @@
+//! Reports that never make a training step wait: queued, sent in batches by a thread, repeated until they arrive.
+//!
+//! [`Reporter::report`] and [`Reporter::log`] put something into a bounded queue and return. The thread sends what has
+//! gathered as one numbered batch and waits for the answer; meanwhile the next batch gathers. A batch that is not
+//! answered is sent again under its number, for as long as it takes, and the master stores each number once: a report
+//! is there once, whatever happens to the connection or to the master.
+//!
+//! When the queue is full, because the master is away for long, new reports are dropped and counted, and
+//! [`Reporter::news`] says so: a training that goes on is worth more than its chart. Shutdown: [`Reporter::close`] gives
+//! what is queued a deadline, then lets the thread end; a thread inside a request ends when that does.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use instep_api::identifiers::{RunId, TrialId};
+use instep_api::metrics::ReportBatchResponse;
+use instep_api::wire::Timestamp;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::retry;
+
+/// Bytes that may be queued: some 300,000 reports of ten metrics.
+const LARGEST_QUEUE: usize = 64 << 20;
+/// Bytes of one report or line.
+const LARGEST_ITEM: usize = 8 << 20;
+/// Bytes of a batch, unless its one report is larger.
+const LARGEST_BATCH: usize = 4 << 20;
+/// Things in a batch, so that the master's transactions stay short.
+const LONGEST_BATCH: usize = 2000;
+/// Sentences kept until somebody asks for them.
+const LONGEST_NEWS: usize = 100;
+/// How often a trial says that it lives. The master gives it up after five minutes.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+/// Without an answer for so long, people are told.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Whose reports these are.
+#[derive(Debug, Clone)]
+pub struct Reporting {
+    /// The trial.
+    pub trial: TrialId,
+    /// Which start of it.
+    pub run: RunId,
+    /// Names this reporter: a random text that no other has.
+    pub reporter: String,
+    /// Which of the processes of the trial this is.
+    pub rank: i64,
+    /// Whether this process says regularly that the trial lives.
+    pub heartbeat: bool,
+}
+
+/// Why a report was not queued.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The master will not take anything of this trial any more.
+    #[error("nothing more can be reported: {0}")]
+    Failed(String),
+    /// It is larger than any report should be.
+    #[error("a report of {0} bytes is too large: at most {LARGEST_ITEM}")]
+    TooLarge(usize),
+    /// `close` was called.
+    #[error("reports are closed")]
+    Closed,
+    /// A copy of the process that the reporter belongs to, such as a worker that loads data.
+    #[error("this process was forked from the one that reports, and cannot report itself")]
+    Forked,
+}
+
+/// What could not be delivered in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undelivered {
+    /// Reports and lines that were still queued.
+    pub left: usize,
+    /// Why, as far as it is known.
+    pub why: String,
+}
+
+/// Sends reports in the background.
+pub struct Reporter {
+    shared: Arc<Shared>,
+    reporting: Reporting,
+    process: u32,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Something to do for the thread.
+    work: Condvar,
+    /// Something was done by the thread.
+    progress: Condvar,
+    /// There is something in `State::news`; looked at with every report, so it costs no lock.
+    has_news: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Item>,
+    queued_bytes: usize,
+    /// Things in the batch that is being sent.
+    in_flight: usize,
+    /// How far the trial is, if that is still to be sent; only the last word counts.
+    progress: Option<f64>,
+    dropped: u64,
+    closing: bool,
+    /// Deadlines are over: what is left stays unsent.
+    abandoned: bool,
+    /// Why nothing can be sent any more.
+    failed: Option<String>,
+    /// Why the last attempt did not work.
+    trouble: Option<String>,
+    news: Vec<String>,
+}
+
+enum Item {
+    Report(String),
+    Line(String),
+}
+
+impl Item {
+    fn text(&self) -> &str {
+        match self {
+            Item::Report(text) | Item::Line(text) => text,
+        }
+    }
+}
+
+impl Reporter {
+    /// Starts the thread.
+    pub fn start(client: Arc<Client>, reporting: Reporting) -> std::io::Result<Reporter> {
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            progress: Condvar::new(),
+            has_news: AtomicBool::new(false),
+        });
+        let sender = Sender { shared: shared.clone(), client, reporting: reporting.clone(), sequence: 0 };
+        let thread = thread::Builder::new().name("instep-report".to_owned()).spawn(move || sender.run())?;
+        Ok(Reporter { shared, reporting, process: std::process::id(), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Queues metrics: `values` is a JSON object, `batches` a JSON list. Gives whether there are [`Reporter::news`].
+    pub fn report(
+        &self,
+        group: &str,
+        step: Option<i64>,
+        values: &str,
+        batches: Option<&str>,
+        time: Timestamp,
+    ) -> Result<bool, ReportError> {
+        let mut text = String::with_capacity(values.len() + batches.map_or(0, str::len) + 200);
+        let group = serde_json::Value::from(group);
+        let (trial, run) = (self.reporting.trial, self.reporting.run);
+        // Writing to a string does not fail.
+        let _ = write!(text, r#"{{"group":{group},"metrics":{{"trialId":{trial},"trialRunId":{run},"#);
+        if let Some(step) = step {
+            let _ = write!(text, r#""stepsCompleted":{step},"#);
+        }
+        let batches = batches.unwrap_or("null");
+        let _ =
+            write!(text, r#""reportTime":"{time}","metrics":{{"avgMetrics":{values},"batchMetrics":{batches}}}}}}}"#);
+        self.queue(Item::Report(text))
+    }
+
+    /// Notes how far the trial is, from 0 to 1. Gives whether there are [`Reporter::news`].
+    pub fn progress(&self, progress: f64) -> Result<bool, ReportError> {
+        let mut state = self.accepting()?;
+        state.progress = Some(progress);
+        if state.queue.is_empty() && state.in_flight == 0 {
+            self.shared.work.notify_one();
+        }
+        drop(state);
+        Ok(self.shared.has_news.load(Ordering::Relaxed))
+    }
+
+    /// Queues a line of output. Gives whether there are [`Reporter::news`].
+    pub fn log(&self, line: &str, stream: &str, time: Timestamp) -> Result<bool, ReportError> {
+        let record = serde_json::json!({
+            "rank": self.reporting.rank, "timestamp": time, "stdtype": stream, "log": line,
+        });
+        self.queue(Item::Line(record.to_string()))
+    }
+
+    /// The state, if something may be added to it.
+    fn accepting(&self) -> Result<MutexGuard<'_, State>, ReportError> {
+        if std::process::id() != self.process {
+            return Err(ReportError::Forked);
+        }
+        let state = self.shared.lock();
+        if let Some(why) = &state.failed {
+            return Err(ReportError::Failed(why.clone()));
+        }
+        if state.closing { Err(ReportError::Closed) } else { Ok(state) }
+    }
+
+    fn queue(&self, item: Item) -> Result<bool, ReportError> {
+        let size = item.text().len();
+        if size > LARGEST_ITEM {
+            return Err(ReportError::TooLarge(size));
+        }
+        let mut state = self.accepting()?;
+        if state.queued_bytes + size > LARGEST_QUEUE {
+            if state.dropped == 0 {
+                let what = "the queue of reports is full, new ones are dropped until the master answers again";
+                self.shared.tell(&mut state, what.to_owned());
+            }
+            state.dropped += 1;
+        } else {
+            state.queued_bytes += size;
+            state.queue.push_back(item);
+            // The thread looks again by itself after a batch; only an idle one must be woken.
+            if state.queue.len() == 1 && state.in_flight == 0 {
+                self.shared.work.notify_one();
+            }
+        }
+        drop(state);
+        Ok(self.shared.has_news.load(Ordering::Relaxed))
+    }
+
+    /// What people should know, once.
+    pub fn news(&self) -> Vec<String> {
+        let mut state = self.shared.lock();
+        self.shared.has_news.store(false, Ordering::Relaxed);
+        std::mem::take(&mut state.news)
+    }
+
+    /// Waits until everything that was queued so far is stored by the master.
+    pub fn flush(&self, patience: Duration) -> Result<(), Undelivered> {
+        let deadline = Instant::now() + patience;
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(why) = &state.failed {
+                return Err(Undelivered { left: state.left(), why: why.clone() });
+            }
+            if state.left() == 0 {
+                return Ok(());
+            }
+            let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+                let why = state.trouble.clone().unwrap_or_else(|| "the master is slow".to_owned());
+                return Err(Undelivered { left: state.left(), why });
+            };
+            state = self.shared.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Sends what is left within `patience`, then ends the thread. The second time it does nothing.
+    pub fn close(&self, patience: Duration) -> Result<(), Undelivered> {
+        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
+        if std::process::id() != self.process {
+            // The thread is not in this copy of the process.
+            return Ok(());
+        }
+        self.shared.lock().closing = true;
+        self.shared.work.notify_one();
+        let outcome = self.flush(patience);
+        let mut state = self.shared.lock();
+        state.abandoned = true;
+        let dropped = state.dropped;
+        drop(state);
+        self.shared.work.notify_one();
+        if outcome.is_ok() {
+            // It has nothing to do any more, so this takes no time.
+            let _ = thread.join();
+        }
+        match outcome {
+            Ok(()) if dropped > 0 => {
+                let why = "the queue was full while the master did not answer".to_owned();
+                Err(Undelivered { left: usize::try_from(dropped).unwrap_or(usize::MAX), why })
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        let _ = self.close(Duration::ZERO);
+    }
+}
+
+impl State {
+    fn left(&self) -> usize {
+        self.queue.len() + self.in_flight + usize::from(self.progress.is_some())
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, state: &mut State, what: String) {
+        if state.news.len() < LONGEST_NEWS {
+            state.news.push(what);
+        }
+        self.has_news.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the thread owns.
+struct Sender {
+    shared: Arc<Shared>,
+    client: Arc<Client>,
+    reporting: Reporting,
+    sequence: i64,
+}
+
+impl Sender {
+    fn run(mut self) {
+        let mut next_heartbeat = Instant::now() + HEARTBEAT;
+        loop {
+            let batch = self.next_batch(self.reporting.heartbeat.then_some(next_heartbeat));
+            if Instant::now() >= next_heartbeat && self.reporting.heartbeat {
+                self.beat();
+                next_heartbeat = Instant::now() + HEARTBEAT;
+            }
+            match batch {
+                None => return,
+                Some(batch) if batch.is_empty() => self.send_progress(),
+                Some(batch) => {
+                    self.sequence += 1;
+                    self.deliver(&format!("{}/reports", self.path()), &self.body(&batch));
+                }
+            }
+        }
+    }
+
+    /// What has gathered; empty when it is time for a heartbeat or for progress, `None` when the end has come.
+    fn next_batch(&self, heartbeat: Option<Instant>) -> Option<Vec<Item>> {
+        let mut state = self.shared.lock();
+        while state.queue.is_empty() {
+            if state.progress.is_some() && !state.abandoned && state.failed.is_none() {
+                return Some(Vec::new());
+            }
+            if state.closing || state.abandoned || state.failed.is_some() {
+                return None;
+            }
+            let wait = heartbeat.map_or(HEARTBEAT, |at| at.saturating_duration_since(Instant::now()));
+            if wait.is_zero() {
+                return Some(Vec::new());
+            }
+            state = self.shared.work.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if state.abandoned {
+            return None;
+        }
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while let Some(item) = state.queue.front() {
+            let size = item.text().len();
+            if batch.len() == LONGEST_BATCH || !batch.is_empty() && bytes + size > LARGEST_BATCH {
+                break;
+            }
+            bytes += size;
+            batch.extend(state.queue.pop_front());
+        }
+        state.queued_bytes -= bytes;
+        state.in_flight = batch.len();
+        Some(batch)
+    }
+
+    fn body(&self, batch: &[Item]) -> Vec<u8> {
+        let reporter = serde_json::Value::from(self.reporting.reporter.as_str());
+        let mut body = format!(r#"{{"reporter":{reporter},"sequence":{},"reports":["#, self.sequence);
+        let separated = |body: &mut String, first: &mut bool, text: &str| {
+            if !std::mem::take(first) {
+                body.push(',');
+            }
+            body.push_str(text);
+        };
+        let mut first = true;
+        for item in batch.iter().filter(|item| matches!(item, Item::Report(_))) {
+            separated(&mut body, &mut first, item.text());
+        }
+        body.push_str(r#"],"logs":["#);
+        first = true;
+        for item in batch.iter().filter(|item| matches!(item, Item::Line(_))) {
+            separated(&mut body, &mut first, item.text());
+        }
+        body.push_str("]}");
+        body.into_bytes()
+    }
+
+    /// Sends a batch until it is answered, the deadline of `close` is over, or the master refuses for good.
+    fn deliver(&self, path: &str, body: &[u8]) {
+        let begin = Instant::now();
+        let mut tries = 0;
+        let mut told = false;
+        loop {
+            tries += 1;
+            let error = match self.attempt(path, body) {
+                Ok(answer) => return self.delivered(&answer, told),
+                Err(error) => error,
+            };
+            let mut state = self.shared.lock();
+            if !may_pass(&error) {
+                state.failed = Some(described(&error));
+                state.queue.clear();
+                state.queued_bytes = 0;
+                self.shared.tell(&mut state, format!("reports are not stored any more: {}", described(&error)));
+                self.shared.progress.notify_all();
+                return;
+            }
+            state.trouble = Some(described(&error));
+            if !told && begin.elapsed() >= SILENCE {
+                told = true;
+                let what = format!("{}; reports are kept and sent when it answers", described(&error));
+                self.shared.tell(&mut state, what);
+            }
+            let pause = retry::pause(tries, Duration::ZERO, Duration::MAX).unwrap_or_default();
+            let until = Instant::now() + pause;
+            while !state.abandoned && Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                state = self.shared.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if state.abandoned {
+                return;
+            }
+        }
+    }
+
+    fn attempt(&self, path: &str, body: &[u8]) -> Result<ReportBatchResponse, Error> {
+        let answer = match self.client.post_json(path, body, &[]) {
+            Err(error) if error.is_unauthenticated() && self.client.renew()? => self.client.post_json(path, body, &[]),
+            outcome => outcome,
+        }?;
+        serde_json::from_slice(&answer).map_err(|error| Error::Protocol {
+            address: self.client.address().clone(),
+            what: format!("POST {path}: {error}"),
+        })
+    }
+
+    fn delivered(&self, answer: &ReportBatchResponse, told: bool) {
+        let mut state = self.shared.lock();
+        state.in_flight = 0;
+        state.trouble = None;
+        for refused in &answer.refused {
+            self.shared.tell(&mut state, format!("the master refused a report: {}", refused.message));
+        }
+        if told {
+            self.shared.tell(&mut state, "the master answers again; what was kept is being sent".to_owned());
+        }
+        drop(state);
+        self.shared.progress.notify_all();
+    }
+
+    /// Sends the last word on progress. It is not numbered: saying it twice is like saying it once.
+    fn send_progress(&self) {
+        let mut state = self.shared.lock();
+        let Some(progress) = state.progress.take() else { return };
+        state.in_flight = 1;
+        drop(state);
+        let body = format!(r#"{{"progress":{progress:?},"is_raw":true}}"#);
+        self.deliver(&format!("{}/progress", self.path()), body.as_bytes());
+    }
+
+    fn path(&self) -> String {
+        format!("/api/v1/trials/{}", self.reporting.trial)
+    }
+
+    /// One try: if the master is away, the trial's next word comes with the next report or heartbeat.
+    fn beat(&self) {
+        let path = self.path();
+        let body = format!(r#"{{"trialId":{}}}"#, self.reporting.trial);
+        let _ = self.client.send_once(&ureq::http::Method::PATCH, &path, body.as_bytes());
+    }
+}
+
+/// Whether the same batch may be taken later: everything that is not a verdict on this very batch or trial.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Unreachable { .. } => true,
+        Error::Refused { status, .. } => *status >= 500 || *status == 429 || *status == 408,
+        Error::Address { .. } | Error::Certificates { .. } | Error::Protocol { .. } => false,
+    }
+}
+
+/// The error with its causes.
+fn described(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}

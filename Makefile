@@ -52,4 +52,4 @@ lock: ## resolve requirements/*.txt into requirements/lock.txt
 	@$(PYTHON) scripts/build.py lock
 
 clean: ## remove what was built in this folder
-	@rm -rf build dist target .venv python/instep.data fuzz/target .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf build dist target .venv python/instep.data web/dist web/node_modules fuzz/target .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,8 @@
     python3 scripts/build.py             target/release/instep, dist/*.whl, .venv   (`make build`)
     python3 scripts/build.py wheel       target/release/instep, dist/*.whl          (`make wheel`)
     python3 scripts/build.py venv        .venv with torch and the test tools, without instep
+    python3 scripts/build.py pages       web/dist, the pages that the binary embeds
+    python3 scripts/build.py check-pages the same, then their types and tests
     python3 scripts/build.py determined  build/determined, where the detached tests find Determined's client
     python3 scripts/build.py lock        requirements/lock.txt from the other requirements (`make lock`)
 
@@ -26,6 +28,7 @@ import time
 from pathlib import Path
 
 import audit
+import pages
 import system
 from project import (
     BOLD,
@@ -144,9 +147,10 @@ def wheels() -> list[Path]:
 def build_wheel(bin_folder: Path) -> Path:
     """Compile the binary and the extension and pack the wheel; do nothing when no input has changed."""
     stamp = BUILD / "wheel.stamp"
-    inputs = digest([*WHEEL_INPUTS, ROOT / "scripts" / "build.py"], str(bin_folder))
+    inputs = digest([*WHEEL_INPUTS, *pages.INPUTS, ROOT / "scripts" / "build.py"], str(bin_folder))
     if stamped(stamp, inputs) and BINARY.is_file() and len(wheels()) == 1:
         return wheels()[0]
+    pages.build(bin_folder, step, uv_environment())
     environment = release_environment(bin_folder)
     first_error = "start with cargo's first error above"
     # The target folder is shared: nobody else may build between compiling and copying.
@@ -369,6 +373,12 @@ def main(arguments: list[str]) -> None:
                 made = "target/release/instep, dist, .venv"
             case "wheel":
                 made = str(build_wheel(bin_folder).relative_to(ROOT))
+            case "pages":
+                pages.build(bin_folder, step, uv_environment())
+                made = "web/dist"
+            case "check-pages":
+                pages.check(bin_folder, step, uv_environment())
+                made = "web/dist, checked"
             case "venv":
                 try:
                     install_locked(bin_folder)
@@ -387,7 +397,7 @@ def main(arguments: list[str]) -> None:
             case _:
                 fail(
                     f"there is no build command `{command}`",
-                    hint="one of: build, wheel, venv, determined, lock",
+                    hint="one of: build, wheel, pages, check-pages, venv, determined, lock",
                     status=2,
                 )
     step("ready", f"{made} ({time.monotonic() - started:.1f} s)")

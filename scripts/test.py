@@ -98,6 +98,13 @@ def environment() -> Stage:
     return Stage("environment", [sys.executable, "scripts/build.py", "venv"], "see the lines above")
 
 
+def pages() -> Stage:
+    """Give the check of the pages, which also makes them for the Rust tests to look at."""
+    return Stage(
+        "pages", [sys.executable, "scripts/build.py", "check-pages"], "see the lines above; the pages lie in web/"
+    )
+
+
 def unit_stages(arguments: list[str]) -> list[Stage]:
     """List the Rust tests."""
     hint = "run one test again: make unit ARGS='-p CRATE NAME'"
@@ -135,7 +142,9 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
         return [build, Stage("pytest", [*pytest, *arguments], hint, show_totals=True)]
     client = Stage("determined", [sys.executable, "scripts/build.py", "determined"], "see the lines above")
     suites = [
-        name for name in ("backend", "e2e", "compat", "detached") if any((ROOT / "tests" / name).glob("test_*.py"))
+        name
+        for name in ("backend", "e2e", "compat", "detached", "pages")
+        if any((ROOT / "tests" / name).glob("test_*.py"))
     ]
     return [
         build,
@@ -146,7 +155,7 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
 
 def stages_of(command: str, arguments: list[str]) -> list[Stage]:
     """List the stages of a command, fastest first."""
-    lint = [formatting(), environment(), *python_stages(), *rust_stages()]
+    lint = [formatting(), environment(), *python_stages(), pages(), *rust_stages()]
     match command:
         case "all":
             return [*lint, *unit_stages([]), *end_to_end_stages([])]

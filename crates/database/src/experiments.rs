@@ -69,6 +69,33 @@ pub enum ExperimentSort {
     Project,
     CheckpointSize,
     CheckpointCount,
+    BestMetric,
+}
+
+// What is worked out of other tables. Macros, so that they can be shown and sorted by; names of columns would do in
+// SQLite alone.
+macro_rules! trial_count {
+    () => {
+        "(SELECT COUNT(*) FROM trials WHERE trials.experiment_id = experiments.id)"
+    };
+}
+macro_rules! checkpoint_count {
+    () => {
+        "(SELECT COUNT(*) FROM checkpoints JOIN trials ON trials.id = checkpoints.trial_id \
+         WHERE trials.experiment_id = experiments.id AND checkpoints.state <> 'STATE_DELETED')"
+    };
+}
+macro_rules! checkpoint_size {
+    () => {
+        "(SELECT COALESCE(SUM(checkpoints.size), 0) FROM checkpoints JOIN trials ON trials.id = checkpoints.trial_id \
+         WHERE trials.experiment_id = experiments.id AND checkpoints.state <> 'STATE_DELETED')"
+    };
+}
+macro_rules! best_metric {
+    () => {
+        "(SELECT CASE WHEN experiments.smaller_is_better THEN MIN(best_validation_value) \
+         ELSE MAX(best_validation_value) END FROM trials WHERE trials.experiment_id = experiments.id)"
+    };
 }
 
 impl ExperimentSort {
@@ -80,25 +107,31 @@ impl ExperimentSort {
             ExperimentSort::StartTime => "experiments.started_at",
             ExperimentSort::EndTime => "experiments.ended_at",
             ExperimentSort::State => "experiments.state",
-            ExperimentSort::TrialCount => "trial_count",
+            ExperimentSort::TrialCount => trial_count!(),
             ExperimentSort::Progress => "experiments.progress",
             ExperimentSort::User => "username",
             ExperimentSort::Project => "experiments.project_id",
-            ExperimentSort::CheckpointSize => "checkpoint_size",
-            ExperimentSort::CheckpointCount => "checkpoint_count",
+            ExperimentSort::CheckpointSize => checkpoint_size!(),
+            ExperimentSort::CheckpointCount => checkpoint_count!(),
+            ExperimentSort::BestMetric => best_metric!(),
         }
     }
 }
 
-const COLUMNS: &str = "SELECT experiments.*, users.username AS username, users.display_name AS user_display_name, \
-    projects.name AS project_name, projects.user_id AS project_owner_id, \
-    projects.archived OR workspaces.archived AS parent_archived, \
-    workspaces.id AS workspace_id, workspaces.name AS workspace_name, \
-    (SELECT COUNT(*) FROM trials WHERE trials.experiment_id = experiments.id) AS trial_count, \
-    (SELECT COUNT(*) FROM checkpoints JOIN trials ON trials.id = checkpoints.trial_id \
-        WHERE trials.experiment_id = experiments.id AND checkpoints.state <> 'STATE_DELETED') AS checkpoint_count, \
-    (SELECT COALESCE(SUM(checkpoints.size), 0) FROM checkpoints JOIN trials ON trials.id = checkpoints.trial_id \
-        WHERE trials.experiment_id = experiments.id AND checkpoints.state <> 'STATE_DELETED') AS checkpoint_size";
+const COLUMNS: &str = concat!(
+    "SELECT experiments.*, users.username AS username, users.display_name AS user_display_name, \
+     projects.name AS project_name, projects.user_id AS project_owner_id, \
+     projects.archived OR workspaces.archived AS parent_archived, \
+     workspaces.id AS workspace_id, workspaces.name AS workspace_name, ",
+    trial_count!(),
+    " AS trial_count, ",
+    checkpoint_count!(),
+    " AS checkpoint_count, ",
+    checkpoint_size!(),
+    " AS checkpoint_size, ",
+    best_metric!(),
+    " AS best_metric"
+);
 
 const JOINS: &str = " FROM experiments JOIN users ON users.id = experiments.user_id \
     JOIN projects ON projects.id = experiments.project_id JOIN workspaces ON workspaces.id = projects.workspace_id";
@@ -144,7 +177,7 @@ fn experiment_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Experiment> 
         external_trial_id: None,
         model_definition_size: 0,
         best_trial_id: None,
-        best_trial_searcher_metric: None,
+        best_trial_searcher_metric: column(row, "best_metric")?,
         duration: end_time.unwrap_or(now).seconds_since(start_time).max(0.0) as i64,
         pachyderm_integration: None,
     })
@@ -159,10 +192,7 @@ pub(crate) fn experiment_by_id(connection: &Connection, id: ExperimentId, now: T
         .ok_or_else(|| Error::not_found("experiment", id))?;
     let mut trials = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ? ORDER BY id")?;
     experiment.trial_ids = trials.query_map([id.0], |row| row.get(0).map(TrialId))?.collect::<rusqlite::Result<_>>()?;
-    if let Some((trial, value)) = best_trial(connection, id)? {
-        experiment.best_trial_id = Some(trial);
-        experiment.best_trial_searcher_metric = Some(value);
-    }
+    experiment.best_trial_id = best_trial(connection, id)?.map(|(trial, _)| trial);
     Ok(experiment)
 }
 
@@ -309,9 +339,15 @@ impl Database {
                 let (range, page) = slice.of(total as usize);
                 let direction = if order == Order::Descending { "DESC" } else { "ASC" };
                 let by = sort.expression();
+                // Those that have none come last in either order.
+                let missing =
+                    if sort == ExperimentSort::BestMetric { format!("{by} IS NULL, ") } else { String::new() };
+                let by = format!("ORDER BY {missing}{by} {direction}, experiments.id {direction}");
+                // What is shown is worked out for the part that is wanted, and for the others only what they are
+                // sorted by.
                 let sql = format!(
-                    "{COLUMNS}{JOINS} WHERE {clauses} ORDER BY {by} {direction}, experiments.id {direction} \
-                     LIMIT ? OFFSET ?"
+                    "{COLUMNS}{JOINS} WHERE experiments.id IN (SELECT experiments.id{JOINS} WHERE {clauses} \
+                     {by} LIMIT ? OFFSET ?) {by}"
                 );
                 values.push((range.len() as i64).into());
                 values.push((range.start as i64).into());

@@ -193,13 +193,19 @@ fn put_changes_of_changes(body: &mut Vec<u8>, values: impl Iterator<Item = i64>)
     }
 }
 
+/// Unpacks the steps of a chunk, and nothing else of it.
+pub fn decode_steps(chunk: &[u8]) -> Result<Vec<i64>, DecodeError> {
+    let body = body_of(chunk)?;
+    let mut rest = body.as_slice();
+    take(&mut rest, 1)?;
+    let count = usize::try_from(take_varint(&mut rest)?).map_err(|_| DecodeError::Damaged)?;
+    take(&mut rest, count)?;
+    take_changes_of_changes(&mut rest, count)
+}
+
 /// Unpacks a chunk.
 pub fn decode(chunk: &[u8]) -> Result<Vec<Point>, DecodeError> {
-    let (&version, packed) = chunk.split_first().ok_or(DecodeError::Damaged)?;
-    if version != VERSION {
-        return Err(DecodeError::Version(version));
-    }
-    let body = decompress(packed)?;
+    let body = body_of(chunk)?;
     let mut rest = body.as_slice();
     let layout = match take(&mut rest, 1)?[0] {
         0 => Layout::Planes,
@@ -235,7 +241,11 @@ pub fn decode(chunk: &[u8]) -> Result<Vec<Point>, DecodeError> {
     if rest.is_empty() { Ok(points) } else { Err(DecodeError::Damaged) }
 }
 
-fn decompress(packed: &[u8]) -> Result<Vec<u8>, DecodeError> {
+fn body_of(chunk: &[u8]) -> Result<Vec<u8>, DecodeError> {
+    let (&version, packed) = chunk.split_first().ok_or(DecodeError::Damaged)?;
+    if version != VERSION {
+        return Err(DecodeError::Version(version));
+    }
     let size = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten().ok_or(DecodeError::Damaged)?;
     let size = usize::try_from(size).map_err(|_| DecodeError::Damaged)?;
     // zstd cannot pack better than about 1 : 32,000; a claim beyond that is damage.

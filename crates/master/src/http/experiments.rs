@@ -93,6 +93,7 @@ fn sort_by(name: &str) -> Result<ExperimentSort, Failure> {
         "SORT_BY_PROJECT_ID" => ExperimentSort::Project,
         "SORT_BY_CHECKPOINT_SIZE" => ExperimentSort::CheckpointSize,
         "SORT_BY_CHECKPOINT_COUNT" => ExperimentSort::CheckpointCount,
+        "SORT_BY_SEARCHER_METRIC_VAL" => ExperimentSort::BestMetric,
         other => return Err(Failure::invalid(format!("experiments cannot be sorted by `{other}`"))),
     })
 }

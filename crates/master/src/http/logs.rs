@@ -114,6 +114,8 @@ struct Request {
     pattern: Option<Regex>,
     order: Order,
     follow: bool,
+    /// The line behind which to begin, in the order asked for.
+    from: Option<i64>,
     /// Lines that may still be sent.
     left: usize,
 }
@@ -147,6 +149,7 @@ fn request_of(call: &Call, task: String, trial: Option<TrialId>) -> Result<Reque
         pattern,
         order: query.order()?.unwrap_or_default(),
         follow: query.value("follow")?.unwrap_or(false),
+        from: query.value("afterId")?,
         left: if limit > 0 { limit as usize } else { usize::MAX },
     })
 }
@@ -184,7 +187,7 @@ impl From<instep_database::Error> for Stop {
 async fn send_lines(call: &Call, mut request: Request, sender: &LineSender) -> Result<(), Stop> {
     let database = &call.application.database;
     let mut arrivals = call.application.follow_logs();
-    let mut from = None;
+    let mut from = request.from;
     loop {
         // Looked at before the lines are read: what is logged before the end is then among them.
         arrivals.mark_unchanged();

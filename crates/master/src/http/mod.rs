@@ -5,6 +5,7 @@
 //! - [`guard`] refuses requests before any handler sees them.
 //! - The other modules are the handlers, one for each kind of thing.
 
+mod assets;
 mod authentication;
 mod call;
 mod checkpoints;

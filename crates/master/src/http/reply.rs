@@ -1,4 +1,4 @@
-//! What handlers answer: JSON, lines of JSON as they come, or a page.
+//! What handlers answer: JSON, lines of JSON as they come, or a file of the pages.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,6 +9,7 @@ use futures_core::Stream;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use super::assets::Asset;
 use super::failure::Failure;
 use instep_api::error::Code;
 
@@ -19,8 +20,12 @@ const LINES_AHEAD: usize = 256;
 pub(crate) enum Reply {
     Json(Vec<u8>),
     Lines(Lines),
-    Page(String),
+    Asset(Asset),
 }
+
+/// What a page of ours may do: use its own files and its own server, and nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+    base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 
 impl Reply {
     /// A JSON object.
@@ -38,12 +43,27 @@ impl Reply {
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
             Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
-            Reply::Page(text) => (Body::from(text), "text/html; charset=utf-8"),
+            Reply::Asset(asset) => return file(asset),
         };
         let mut response = Response::new(body);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         response
     }
+}
+
+fn file(asset: Asset) -> Response<Body> {
+    let mut response = Response::new(Body::from(asset.content));
+    let kept = if asset.lasting { "public, max-age=31536000, immutable" } else { "no-cache" };
+    for (name, value) in [
+        (header::CONTENT_TYPE, asset.kind),
+        (header::CACHE_CONTROL, kept),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
 }
 
 /// Lines of a streamed answer. Each becomes a chunk of its own, so that readers see it at once; there are never empty

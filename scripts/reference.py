@@ -42,6 +42,11 @@ COMMANDS = {
     ),
     "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
     "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
+    "master config": "",
+    "master backup": "",
+    "master restore": "",
+    "up": "Comes back when requests are taken; see [running a master](../guides/running-a-master.md).",
+    "down": "",
     "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
     "bench collectives": (
         "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"

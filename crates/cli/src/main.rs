@@ -40,7 +40,11 @@ enum Command {
     /// Serve a key-value store that torch's TCPStore clients can use
     Store(store::StoreArguments),
     /// Record what training reports: serve Determined's REST API from one database file
-    Master(master::MasterArguments),
+    Master(Box<master::MasterArguments>),
+    /// Start a master in the background, unless it runs already (takes the options of `instep master`)
+    Up(master::UpArguments),
+    /// Stop the master that `instep up` started
+    Down(master::DownArguments),
     /// Say what this machine has and what is missing
     Doctor {
         /// Print JSON instead of a table
@@ -76,7 +80,9 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(*arguments),
         Command::Launch(arguments) => run::launch(*arguments),
         Command::Store(arguments) => store::serve(&arguments),
-        Command::Master(arguments) => master::serve(arguments),
+        Command::Master(arguments) => master::run(*arguments),
+        Command::Up(arguments) => master::up(&arguments),
+        Command::Down(arguments) => master::down(&arguments),
         Command::Doctor { json } => doctor::run(json),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Demo { arguments } => demo::run(arguments),

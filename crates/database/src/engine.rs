@@ -8,6 +8,7 @@
 //! Queues are bounded: a caller waits for a place. Closing ends the queues, lets the threads finish what is queued, and
 //! joins them.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -130,6 +131,9 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection> {
 
 /// Opens the connection for writing, and makes the file if there is none.
 pub(crate) fn open_writer(path: &Path) -> rusqlite::Result<Connection> {
+    // Made here so that only its owner can read the hashes in it; the journal takes its mode. If it cannot be made, the
+    // next line says why.
+    let _ = std::fs::File::options().create(true).append(true).mode(0o600).open(path);
     let connection = Connection::open(path)?;
     connection.execute_batch(
         "PRAGMA busy_timeout = 5000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \

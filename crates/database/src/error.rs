@@ -35,10 +35,12 @@ pub enum Error {
     #[error("the database is closed")]
     Closed,
     /// Another process uses the file.
-    #[error("{} is in use by another master", path.display())]
+    #[error("{} is in use by another master ({holder})", path.display())]
     InUse {
         /// The database file.
         path: PathBuf,
+        /// What that one says of itself.
+        holder: String,
     },
     /// Written by a later version.
     #[error("{} has schema {found}, this version knows up to {known}", path.display())]
@@ -61,6 +63,12 @@ pub enum Error {
     /// Stored content that cannot be read back.
     #[error("damaged content in the database: {0}")]
     Damaged(String),
+    /// There is a file that would be overwritten.
+    #[error("{} exists already", path.display())]
+    FileExists {
+        /// Which file.
+        path: PathBuf,
+    },
     /// The folder or the lock file cannot be used.
     #[error("cannot use {}", path.display())]
     File {

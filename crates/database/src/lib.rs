@@ -14,10 +14,12 @@
 //! Threads: one writer, three readers, one that merges the tail of metrics into chunks. [`Database::close`] ends them in
 //! the order merger, writer, readers; dropping the last handle does the same.
 
+mod backup;
 mod checkpoints;
 mod engine;
 mod error;
 mod experiments;
+mod lock;
 mod logs;
 mod metrics;
 mod migrations;
@@ -27,16 +29,16 @@ mod trials;
 mod users;
 mod workspaces;
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use nix::fcntl::{Flock, FlockArg};
-
+pub use backup::{back_up, restore};
 pub use checkpoints::NewCheckpoint;
 use engine::Engine;
 pub use error::{Error, Result};
 pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
+use lock::Lock;
+pub use lock::holder;
 pub use logs::LogQuery;
 pub use metrics::chunk;
 pub use metrics::downsample;
@@ -64,13 +66,14 @@ pub struct Database {
     merger: Arc<Merger>,
     engine: Arc<Engine>,
     cluster_id: Arc<str>,
-    _lock: Arc<Flock<File>>,
+    path: Arc<Path>,
+    lock: Arc<Lock>,
 }
 
 impl Database {
     /// Opens the file, makes it if there is none, and brings its schema up to date.
     pub fn open(path: &Path, opening: &Opening) -> Result<Database> {
-        let lock = lock(path)?;
+        let lock = Lock::take(path, &opening.holder)?;
         let unusable = |error: rusqlite::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
         let mut writer = engine::open_writer(path).map_err(unusable)?;
         migrations::migrate(&mut writer, path, opening)?;
@@ -79,7 +82,7 @@ impl Database {
             writer.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0))?;
         let engine = Arc::new(Engine::start(path, writer, epoch)?);
         let merger = Arc::new(Merger::start(path, Arc::clone(&engine))?);
-        Ok(Database { merger, engine, cluster_id: cluster_id.into(), _lock: Arc::new(lock) })
+        Ok(Database { merger, engine, cluster_id: cluster_id.into(), path: path.into(), lock: Arc::new(lock) })
     }
 
     /// Lets what is queued finish, and ends the threads.
@@ -88,24 +91,14 @@ impl Database {
         self.engine.close();
     }
 
+    /// Says to whoever finds the file in use where this process can be reached; see [`holder`].
+    pub fn announce(&self, words: &str) -> Result<()> {
+        let path = self.path.to_path_buf();
+        self.lock.say(words).map_err(|source| Error::File { path, source })
+    }
+
     /// Identifies this cluster, for as long as its database lives.
     pub fn cluster_id(&self) -> &str {
         &self.cluster_id
     }
-}
-
-/// Keeps a second process out. The lock ends with the process, however that ends.
-fn lock(path: &Path) -> Result<Flock<File>> {
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
-    }
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let lock_path = PathBuf::from(name);
-    let file = File::options().create(true).truncate(false).write(true).open(&lock_path);
-    let file = file.map_err(|source| Error::File { path: lock_path.clone(), source })?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        nix::errno::Errno::EWOULDBLOCK => Error::InUse { path: path.to_owned() },
-        other => Error::File { path: lock_path, source: other.into() },
-    })
 }

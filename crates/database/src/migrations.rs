@@ -6,6 +6,7 @@ use instep_api::wire::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Opening;
+use crate::backup::{self, with_suffix};
 use crate::error::{Error, Result};
 
 /// Step n of the schema is entry n - 1.
@@ -14,22 +15,35 @@ const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0
 /// How SQLite spells what engines spell differently.
 const SPELLINGS: &[(&str, &str)] = &[("{identity}", "INTEGER PRIMARY KEY AUTOINCREMENT"), ("{bytes}", "BLOB")];
 
-/// Brings the schema up to date.
+/// Brings the schema up to date. A database with content is copied first, to a file beside it that says in its name
+/// which schema it has.
 pub(crate) fn migrate(connection: &mut Connection, path: &Path, opening: &Opening) -> Result<()> {
+    migrate_through(STEPS, connection, path, opening)
+}
+
+fn migrate_through(steps: &[&str], connection: &mut Connection, path: &Path, opening: &Opening) -> Result<()> {
     let unusable = |error: rusqlite::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
     connection
         .execute_batch(
             "CREATE TABLE IF NOT EXISTS schema_steps (number BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)",
         )
         .map_err(unusable)?;
-    let found: i64 = connection.query_row("SELECT COALESCE(MAX(number), 0) FROM schema_steps", [], |row| row.get(0))?;
-    let known = STEPS.len() as i64;
+    let known = steps.len() as i64;
+    let found = version(connection)?;
     if found > known {
         return Err(Error::TooNew { path: path.to_owned(), found, known });
     }
+    if 0 < found && found < known {
+        let copy = with_suffix(path, &format!(".schema-{found}"));
+        match backup::copy(connection, &copy) {
+            // One that is there is of an earlier attempt, before which nothing has changed either.
+            Ok(()) | Err(Error::FileExists { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
     for number in found + 1..=known {
         let transaction = connection.transaction()?;
-        transaction.execute_batch(&spelled(STEPS[number as usize - 1]))?;
+        transaction.execute_batch(&spelled(steps[number as usize - 1]))?;
         if number == 1 {
             first_content(&transaction, opening)?;
         }
@@ -37,6 +51,17 @@ pub(crate) fn migrate(connection: &mut Connection, path: &Path, opening: &Openin
         transaction.commit()?;
     }
     Ok(())
+}
+
+fn version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT COALESCE(MAX(number), 0) FROM schema_steps", [], |row| row.get(0))
+}
+
+/// The schema of a database that this version can use.
+pub(crate) fn check_version(connection: &Connection, path: &Path) -> Result<i64> {
+    let foreign = |_| Error::Unusable { path: path.to_owned(), why: "it is no database of a master".to_owned() };
+    let (found, known) = (version(connection).map_err(foreign)?, STEPS.len() as i64);
+    if found > known { Err(Error::TooNew { path: path.to_owned(), found, known }) } else { Ok(found) }
 }
 
 fn spelled(step: &str) -> String {
@@ -80,4 +105,36 @@ pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening) -> Resu
     )?;
     transaction.commit()?;
     Ok(epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::open_writer;
+
+    #[test]
+    fn a_database_is_copied_before_its_schema_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let opening = Opening { holder: "test".into(), cluster_id: "x".into(), now: Timestamp(1) };
+        let mut connection = open_writer(&path).unwrap();
+        migrate_through(&STEPS[..1], &mut connection, &path, &opening).unwrap();
+        let copy = folder.path().join("a.db.schema-1");
+        assert!(!copy.exists(), "a new database has nothing to lose");
+        connection.execute("UPDATE settings SET value = 'kept' WHERE name = 'cluster_id'", []).unwrap();
+
+        let broken = [STEPS[0], "CREATE TABLE later (name TEXT); CREATE TABLE later (name TEXT);"];
+        assert!(migrate_through(&broken, &mut connection, &path, &opening).is_err());
+        assert_eq!(version(&connection).unwrap(), 1, "a step is done whole or not at all");
+        let steps = [STEPS[0], "DELETE FROM settings;"];
+        migrate_through(&steps, &mut connection, &path, &opening).unwrap();
+        assert_eq!(version(&connection).unwrap(), 2);
+
+        let copied = Connection::open(&copy).unwrap();
+        assert_eq!(version(&copied).unwrap(), 1);
+        let kept: String = copied.query_row("SELECT value FROM settings", [], |row| row.get(0)).unwrap();
+        assert_eq!(kept, "kept");
+        let too_new = migrate_through(&STEPS[..1], &mut connection, &path, &opening);
+        assert!(matches!(too_new, Err(Error::TooNew { found: 2, known: 1, .. })));
+    }
 }

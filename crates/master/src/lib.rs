@@ -1,6 +1,7 @@
 //! The master: serves the REST API through which training records what it does, from one database.
 //!
-//! - `server` binds, serves and ends; [`Options`] is what it needs to know.
+//! - [`settings`] gathers what the master is told; `server` binds, serves and ends, given [`Options`]. [`Presence`] finds
+//!   a master that runs.
 //! - `http` is everything about HTTP, and the only place that knows status codes: one table of routes with who may
 //!   call each, and thin handlers.
 //! - `application` is what handlers share: the database, sessions, and the wake-up of those who follow logs.
@@ -15,10 +16,15 @@
 mod application;
 mod clock;
 mod config;
+mod copies;
 mod heartbeat;
 mod http;
 mod passwords;
+mod presence;
 mod random;
 mod server;
+pub mod settings;
 
+pub use copies::{back_up, restore};
+pub use presence::Presence;
 pub use server::{Options, ServeError, serve};

@@ -14,6 +14,7 @@ use crate::application::Application;
 use crate::clock::now;
 use crate::heartbeat;
 use crate::http::router::router;
+use crate::presence::Presence;
 use crate::random;
 
 /// How long requests may take to finish once the master is told to end.
@@ -36,7 +37,7 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The database cannot be used.
-    #[error("cannot open the database")]
+    #[error("cannot use the database")]
     Database(#[from] instep_database::Error),
     /// The host has no address.
     #[error("there is no address for `{host}`")]
@@ -79,9 +80,12 @@ impl ServeError {
             ServeError::Unsafe { .. } => {
                 "start it on 127.0.0.1, give each of them a password (`det user change-password`), then start it again"
             }
-            ServeError::Database(Error::InUse { .. }) => "stop the other master, or choose another --db",
+            ServeError::Database(Error::InUse { .. }) => "stop it with `instep down`, or choose another --db",
+            ServeError::Database(Error::FileExists { .. }) => "choose another file; `restore` also takes --replace",
             ServeError::Database(Error::TooNew { .. }) => "use the version of instep that wrote it, or a later one",
-            ServeError::Database(Error::Unusable { .. }) => "restore it from a copy, or choose another --db",
+            ServeError::Database(Error::Unusable { .. }) => {
+                "put a copy in its place with `instep master restore`, or choose another --db"
+            }
             ServeError::Database(_) => "choose another --db, in a folder that can be written",
             ServeError::System(_) => "the system's limits may be too low for this user",
         }
@@ -89,13 +93,13 @@ impl ServeError {
 }
 
 /// Serves until SIGINT or SIGTERM; `announce` is told the address once requests are taken.
-pub fn serve(options: &Options, announce: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+pub fn serve(options: &Options, announce: impl FnOnce(&str)) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("instep-master")
         .build()
         .map_err(ServeError::System)?;
-    let opening = Opening { holder: format!("pid {}", std::process::id()), cluster_id: random::uuid(), now: now() };
+    let opening = Opening { holder: Presence::starting(), cluster_id: random::uuid(), now: now() };
     let database = Database::open(&options.database, &opening)?;
     let outcome = runtime.block_on(run(options, database.clone(), announce));
     // Streams that still wait for something end here; what they read is not lost to anybody.
@@ -104,7 +108,7 @@ pub fn serve(options: &Options, announce: impl FnOnce(SocketAddr)) -> Result<(),
     outcome
 }
 
-async fn run(options: &Options, database: Database, announce: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+async fn run(options: &Options, database: Database, announce: impl FnOnce(&str)) -> Result<(), ServeError> {
     let address = resolve(options).await?;
     if !address.ip().to_canonical().is_loopback() {
         let users = database.users_without_password().await?;
@@ -118,7 +122,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(Socket
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
     let mut allowed_hosts = options.allowed_hosts.clone();
     allowed_hosts.push(options.host.clone());
-    let application = Arc::new(Application::new(database, allowed_hosts));
+    let application = Arc::new(Application::new(database.clone(), allowed_hosts));
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
     let service = router(&application).into_make_service_with_connect_info::<SocketAddr>();
     // Answers are small and each is waited for: they must not wait for a full packet. If the option cannot be set the
@@ -126,13 +130,14 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(Socket
     let listener = listener.tap_io(|connection| {
         let _ = connection.set_nodelay(true);
     });
+    database.announce(&Presence::serving("http", address))?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = axum::serve(listener, service).with_graceful_shutdown(async {
         // An error means that the sender is gone, which ends the server just as well.
         let _ = stopped.await;
     });
     let serving = tokio::spawn(serving.into_future());
-    announce(address);
+    announce(&format!("http://{address}"));
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}

@@ -86,6 +86,7 @@ impl From<Error> for Failure {
             | Error::Unusable { .. }
             | Error::Damaged(_)
             | Error::File { .. }
+            | Error::FileExists { .. }
             | Error::Engine(_) => Code::Internal,
         };
         let mut message = error.to_string();

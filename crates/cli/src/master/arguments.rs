@@ -1,0 +1,122 @@
+//! The settings of a master as options of the command line, and from where else they come.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use instep_master::Options;
+use instep_master::settings::{FILE_VARIABLE, Said, Settings, SettingsError};
+
+use crate::report::Hinted;
+
+/// Every option but `--config` is a key of the settings file too; what each means without being given is decided there.
+#[derive(Debug, Args)]
+pub(crate) struct SettingsArguments {
+    /// Address to serve on; others than this machine's own need passwords for all users [default: 127.0.0.1] [env:
+    /// INSTEP_MASTER_HOST]
+    #[arg(long, global = true, value_name = "HOST")]
+    host: Option<String>,
+    /// Port to serve on; 0 takes any free one [default: 8080] [env: INSTEP_MASTER_PORT]
+    #[arg(long, global = true, value_name = "PORT")]
+    port: Option<u16>,
+    /// Database file, made if there is none [default: instep/master.db in the user's data folder] [env:
+    /// INSTEP_MASTER_DB]
+    #[arg(long, global = true, value_name = "FILE")]
+    db: Option<PathBuf>,
+    /// Answer requests for this host name too, besides addresses and localhost; can be repeated [env:
+    /// INSTEP_MASTER_ALLOW_HOSTS]
+    #[arg(long = "allow-host", global = true, value_name = "NAME")]
+    allow_hosts: Vec<String>,
+    /// Settings file in YAML [default: instep/master.yaml in the user's configuration folder, if it is there] [env:
+    /// INSTEP_MASTER_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl SettingsArguments {
+    /// What the settings mean together.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        Ok(self.settings()?.options().map_err(explained)?)
+    }
+
+    /// All settings, and where they come from.
+    pub(crate) fn settings(&self) -> anyhow::Result<Settings> {
+        let file = self.file()?;
+        let file = file.as_ref().map(|(path, text)| (path.clone(), text.as_str()));
+        let environment = |name: &str| std::env::var(name).ok();
+        Ok(Settings::gather(file, environment, self.said(), user_folder("XDG_DATA_HOME", ".local/share"))
+            .map_err(explained)?)
+    }
+
+    /// The settings for people or for programs.
+    pub(crate) fn shown(&self, json: bool) -> anyhow::Result<String> {
+        let rows = self.settings()?.rows();
+        if json {
+            let values = rows.iter().map(|(name, value, origin)| {
+                ((*name).to_owned(), serde_json::json!({"value": value, "origin": origin.to_string()}))
+            });
+            return Ok(format!("{:#}\n", serde_json::Value::Object(values.collect())));
+        }
+        let width = |column: fn(&(&str, String, String)) -> usize, rows: &[(&str, String, String)]| {
+            rows.iter().map(column).max().unwrap_or_default()
+        };
+        let rows: Vec<_> = rows.into_iter().map(|(name, value, origin)| (name, value, origin.to_string())).collect();
+        let (names, values) = (width(|row| row.0.len(), &rows), width(|row| row.1.len(), &rows));
+        let line =
+            |(name, value, origin): &(&str, String, String)| format!("{name:names$}  {value:values$}  {origin}\n");
+        Ok(rows.iter().map(line).collect())
+    }
+
+    /// The options as they must be given again to mean the same.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let flag = |name: &str| instep_master::settings::KEYS.iter().find(|key| key.name == name).map(|key| key.flag);
+        let mut words = Vec::new();
+        for (name, values) in self.said() {
+            for value in values {
+                words.push(format!("--{}={value}", flag(name).unwrap_or(name)));
+            }
+        }
+        words.extend(self.config.as_ref().map(|path| format!("--config={}", path.display())));
+        words
+    }
+
+    fn said(&self) -> Said {
+        let mut said = Said::new();
+        said.extend(self.host.clone().map(|host| ("host", vec![host])));
+        said.extend(self.port.map(|port| ("port", vec![port.to_string()])));
+        said.extend(self.db.as_ref().map(|path| ("db", vec![path.to_string_lossy().into_owned()])));
+        if !self.allow_hosts.is_empty() {
+            said.push(("allow_hosts", self.allow_hosts.clone()));
+        }
+        said
+    }
+
+    /// The settings file and its text. One that was named must be there.
+    fn file(&self) -> anyhow::Result<Option<(PathBuf, String)>> {
+        let named = self.config.clone();
+        let named =
+            named.or_else(|| std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from));
+        let Some(path) =
+            named.clone().or_else(|| Some(user_folder("XDG_CONFIG_HOME", ".config")?.join("instep/master.yaml")))
+        else {
+            return Ok(None);
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some((path, text))),
+            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                let what = format!("cannot read the settings file {}: {error}", path.display());
+                Err(Hinted::new(what, "name another with --config, or leave it out").into())
+            }
+        }
+    }
+}
+
+/// A folder of the user's, by its variable or below the home folder.
+fn user_folder(variable: &str, below_home: &str) -> Option<PathBuf> {
+    let named = std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    named.or_else(|| Some(std::env::home_dir()?.join(below_home)))
+}
+
+fn explained(error: SettingsError) -> Hinted {
+    Hinted::new(error.to_string(), error.hint())
+}

@@ -1,0 +1,210 @@
+//! `instep up` and `instep down`: a master in the background, started and stopped by one word.
+//!
+//! There is no process-id file that could be stale: the master holds a lock beside its database and says there who it is
+//! and where it serves ([`Presence`]). Whoever serves the database is what `down` stops.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use instep_master::settings::Origin;
+use instep_master::{Options, Presence};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::arguments::SettingsArguments;
+use super::serve_announced;
+use crate::console;
+use crate::report::{Hinted, chain};
+
+/// How long a master may take to start: a large database may have to be migrated first.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(10);
+/// A log that is larger is put aside when a master starts; one earlier log is kept.
+const LOG_LIMIT: u64 = 16 << 20;
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArguments {
+    #[command(flatten)]
+    settings: SettingsArguments,
+    /// Stay in the foreground, and write the log to the terminal
+    #[arg(long, short = 'F')]
+    foreground: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DownArguments {
+    #[command(flatten)]
+    settings: SettingsArguments,
+    /// Seconds to wait for its end
+    #[arg(long, default_value_t = 20, value_name = "SECONDS")]
+    timeout: u64,
+}
+
+/// Starts a master, unless one serves this database already.
+pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
+    let settings = arguments.settings.settings()?;
+    let options = arguments.settings.options()?;
+    if let Some(found) = find(&options.database)? {
+        let presence = wait_for_address(&options.database, found)?;
+        if settings.origin("port") != Some(&Origin::Default) && !serves_port(&presence, options.port) {
+            let what = format!("a master serves this database already, at {}", shown(&presence));
+            return Err(Hinted::new(what, "stop it with `instep down`, or choose another --db").into());
+        }
+        say(&presence, &options, "already up");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.foreground {
+        return serve_announced(&options);
+    }
+    let log = log_path(&options.database);
+    let (child, log_start) = start(&arguments.settings, &log)?;
+    match wait_for_start(child, &options.database)? {
+        Ok(presence) => {
+            say(&presence, &options, "up");
+            console::print(format!("log: {}\nstop it with: {}\n", log.display(), down_command(&settings)).as_bytes());
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(code) => {
+            // What it said is an error with a hint, like any of ours.
+            console::print_error(&read_from(&log, log_start));
+            Ok(ExitCode::from(code))
+        }
+    }
+}
+
+/// Stops the master of this database, and waits for its end.
+pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
+    let options = arguments.settings.options()?;
+    let Some(presence) = find(&options.database)? else {
+        console::print(format!("no master serves {}\n", options.database.display()).as_bytes());
+        return Ok(ExitCode::SUCCESS);
+    };
+    if let Err(errno) = kill(Pid::from_raw(presence.pid), Signal::SIGTERM) {
+        let what = format!("cannot stop the master, pid {}: {}", presence.pid, errno.desc());
+        return Err(Hinted::new(what, "it may belong to another user").into());
+    }
+    let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
+    while find(&options.database)?.is_some_and(|found| found.pid == presence.pid) {
+        if Instant::now() > deadline {
+            let what = format!("the master, pid {}, has not ended in {} s", presence.pid, arguments.timeout);
+            return Err(
+                Hinted::new(what, "wait longer with --timeout; `kill -9` loses nothing that was acknowledged").into()
+            );
+        }
+        std::thread::sleep(PAUSE);
+    }
+    console::print(format!("stopped the master at {}\n", shown(&presence)).as_bytes());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn find(database: &Path) -> anyhow::Result<Option<Presence>> {
+    Presence::find(database)
+        .map_err(|error| Hinted::new(chain(&error), "choose another --db, in a folder that can be written").into())
+}
+
+fn start(arguments: &SettingsArguments, log: &Path) -> anyhow::Result<(Child, u64)> {
+    let failed = |error: std::io::Error| {
+        Hinted::new(
+            format!("cannot write the log {}: {error}", log.display()),
+            "choose another --db, in a folder that can be written",
+        )
+    };
+    if let Some(folder) = log.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    if std::fs::metadata(log).is_ok_and(|found| found.len() > LOG_LIMIT) {
+        std::fs::rename(log, log.with_extension("log.1")).map_err(failed)?;
+    }
+    let output = File::options().create(true).append(true).open(log).map_err(failed)?;
+    let log_start = output.metadata().map_err(failed)?.len();
+    let child = Command::new(std::env::current_exe()?)
+        .args(["master", "--background"])
+        .args(arguments.words())
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().map_err(failed)?)
+        .stderr(output)
+        .spawn()?;
+    Ok((child, log_start))
+}
+
+/// Waits until the child serves, or has ended with some code.
+fn wait_for_start(mut child: Child, database: &Path) -> anyhow::Result<Result<Presence, u8>> {
+    let deadline = Instant::now() + START_DEADLINE;
+    loop {
+        let ours = |found: &Presence| u32::try_from(found.pid) == Ok(child.id()) && found.address.is_some();
+        if let Some(presence) = find(database)?.filter(ours) {
+            return Ok(Ok(presence));
+        }
+        if let Some(status) = child.try_wait()? {
+            return Ok(Err(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
+        }
+        if Instant::now() > deadline {
+            let what = format!("the master, pid {}, does not serve after {} s", child.id(), START_DEADLINE.as_secs());
+            return Err(Hinted::new(what, format!("its log: {}", log_path(database).display())).into());
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// One that was found may still be starting.
+fn wait_for_address(database: &Path, mut presence: Presence) -> anyhow::Result<Presence> {
+    let deadline = Instant::now() + START_DEADLINE;
+    while presence.address.is_none() && Instant::now() < deadline {
+        std::thread::sleep(PAUSE);
+        match find(database)? {
+            Some(found) => presence = found,
+            None => {
+                return Err(
+                    Hinted::new("a master was starting, and has ended", "see its log, and start it again").into()
+                );
+            }
+        }
+    }
+    Ok(presence)
+}
+
+fn serves_port(presence: &Presence, port: u16) -> bool {
+    port == 0 || presence.address.as_ref().is_some_and(|address| address.ends_with(&format!(":{port}")))
+}
+
+fn shown(presence: &Presence) -> String {
+    let address = presence.address.as_deref().unwrap_or("an unknown address");
+    format!("{address} (pid {})", presence.pid)
+}
+
+fn say(presence: &Presence, options: &Options, how: &str) {
+    let line = format!("instep is {how} at {}\ndatabase: {}\n", shown(presence), options.database.display());
+    console::print(line.as_bytes());
+}
+
+/// What stops this master again: the same choice of a database.
+fn down_command(settings: &instep_master::settings::Settings) -> String {
+    match settings.origin("db") {
+        Some(Origin::Flag(_)) => {
+            let path = settings.rows().into_iter().find(|row| row.0 == "db").map(|row| row.1).unwrap_or_default();
+            format!("instep down --db {path}")
+        }
+        _ => "instep down".to_owned(),
+    }
+}
+
+fn log_path(database: &Path) -> PathBuf {
+    database.with_extension("log")
+}
+
+/// What was written to a log since it had that length.
+fn read_from(log: &Path, start: u64) -> String {
+    let mut text = Vec::new();
+    let read = File::open(log).and_then(|mut file| {
+        file.seek(SeekFrom::Start(start))?;
+        file.read_to_end(&mut text)
+    });
+    match read {
+        Ok(_) => String::from_utf8_lossy(&text).into_owned(),
+        Err(error) => format!("the master ended at once, and its log cannot be read: {error}\n"),
+    }
+}

@@ -1,0 +1,56 @@
+//! Whether a master serves a database on this machine, which one, and where.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// What a master says of itself in the lock beside its database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Presence {
+    /// Its process.
+    pub pid: i32,
+    /// Where it serves; nothing while it starts.
+    pub address: Option<String>,
+}
+
+impl Presence {
+    /// The master that has a database open, if there is one. Its process exists as long as this says so.
+    pub fn find(database: &Path) -> Result<Option<Presence>, instep_database::Error> {
+        Ok(instep_database::holder(database)?.and_then(|words| Presence::parse(&words)))
+    }
+
+    /// A master that is starting.
+    pub(crate) fn starting() -> String {
+        format!("pid {}", std::process::id())
+    }
+
+    /// A master that serves.
+    pub(crate) fn serving(scheme: &str, address: SocketAddr) -> String {
+        format!("pid {} at {scheme}://{address}", std::process::id())
+    }
+
+    /// Reads what one of the two above wrote; nothing if it is only half written.
+    fn parse(words: &str) -> Option<Presence> {
+        let rest = words.strip_prefix("pid ")?;
+        let (pid, address) = rest.split_once(" at ").map_or((rest, None), |(pid, address)| (pid, Some(address)));
+        let pid = pid.parse().ok().filter(|pid| *pid > 1)?;
+        Some(Presence { pid, address: address.map(str::to_owned) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_master_says_is_understood() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(Presence::parse(&Presence::starting()), Some(Presence { pid, address: None }));
+        let address = Some("http://[::1]:80".to_owned());
+        let words = Presence::serving("http", "[::1]:80".parse().unwrap());
+        assert_eq!(Presence::parse(&words), Some(Presence { pid, address }));
+        // A signal to process 0, 1 or -1 would reach others than a master.
+        for words in ["", "pid", "pid x", "pid 0", "pid 1", "pid -1 at x", "7 at x"] {
+            assert_eq!(Presence::parse(words), None, "{words}");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The master's settings: one table of keys, gathered from defaults, a YAML file, the environment and the command line.
+//!
+//! Later sources win. Every value remembers where it came from, so that `instep master config show` can say so and an
+//! error names the place to change. [`Settings`] is what was said, [`Options`] what it means.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::server::Options;
+
+/// One thing that can be set.
+#[derive(Debug)]
+pub struct Key {
+    /// As the file spells it; a dot is a level.
+    pub name: &'static str,
+    /// As the command line spells it, without the dashes.
+    pub flag: &'static str,
+    /// As the environment spells it.
+    pub variable: &'static str,
+    /// What counts if nobody says; several words of a list are separated by commas.
+    default: &'static str,
+    kind: Kind,
+}
+
+/// What a value must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Port,
+    Path,
+    Words,
+}
+
+const fn key(name: &'static str, flag: &'static str, variable: &'static str, default: &'static str, kind: Kind) -> Key {
+    Key { name, flag, variable, default, kind }
+}
+
+/// Everything that can be set.
+pub const KEYS: &[Key] = &[
+    key("host", "host", "INSTEP_MASTER_HOST", "127.0.0.1", Kind::Text),
+    key("port", "port", "INSTEP_MASTER_PORT", "8080", Kind::Port),
+    key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
+    key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
+];
+
+/// The variable that names the file.
+pub const FILE_VARIABLE: &str = "INSTEP_MASTER_CONFIG";
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// The file.
+    File(PathBuf),
+    /// This variable.
+    Environment(&'static str),
+    /// This option, without its dashes.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => formatter.write_str("default"),
+            Origin::File(path) => write!(formatter, "{}", path.display()),
+            Origin::Environment(variable) => write!(formatter, "{variable}"),
+            Origin::Flag(flag) => write!(formatter, "--{flag}"),
+        }
+    }
+}
+
+/// A setting that cannot be used: what is wrong, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct SettingsError {
+    what: String,
+    hint: String,
+}
+
+impl SettingsError {
+    fn new(what: impl Into<String>, hint: impl Into<String>) -> SettingsError {
+        SettingsError { what: what.into(), hint: hint.into() }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> &str {
+        &self.hint
+    }
+}
+
+/// What was said, before it is asked whether it makes sense together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    values: BTreeMap<&'static str, (Vec<String>, Origin)>,
+}
+
+/// What somebody said for keys, by name; a list of one for everything but lists.
+pub type Said = Vec<(&'static str, Vec<String>)>;
+
+impl Settings {
+    /// Gathers all sources. `file` is its path and text, `environment` gives variables, `flags` what the command line
+    /// says, `data_folder` where the database is made unless somebody says.
+    pub fn gather(
+        file: Option<(PathBuf, &str)>,
+        environment: impl Fn(&str) -> Option<String>,
+        flags: Said,
+        data_folder: Option<PathBuf>,
+    ) -> Result<Settings, SettingsError> {
+        let mut settings = Settings { values: BTreeMap::new() };
+        for key in KEYS {
+            settings.values.insert(key.name, (split(key, key.default), Origin::Default));
+        }
+        if let Some(folder) = data_folder {
+            let path = folder.join("instep/master.db").to_string_lossy().into_owned();
+            settings.values.insert("db", (vec![path], Origin::Default));
+        }
+        if let Some((path, text)) = file {
+            for (key, values) in read_file(&path, text)? {
+                settings.set(key, values, Origin::File(path.clone()))?;
+            }
+        }
+        for key in KEYS {
+            if let Some(text) = environment(key.variable).filter(|text| !text.is_empty()) {
+                settings.set(key, split(key, &text), Origin::Environment(key.variable))?;
+            }
+        }
+        for (name, values) in flags {
+            let key = KEYS.iter().find(|key| key.name == name).expect("the command line names keys of the table");
+            settings.set(key, values, Origin::Flag(key.flag))?;
+        }
+        Ok(settings)
+    }
+
+    fn set(&mut self, key: &'static Key, values: Vec<String>, origin: Origin) -> Result<(), SettingsError> {
+        let spelled = match &origin {
+            Origin::File(path) => format!("`{}` in {}", key.name, path.display()),
+            other => other.to_string(),
+        };
+        for value in &values {
+            check(key, value).map_err(|why| {
+                SettingsError::new(format!("{spelled}: {why}"), "`instep master config show` lists what counts now")
+            })?;
+        }
+        self.values.insert(key.name, (values, origin));
+        Ok(())
+    }
+
+    /// All keys with their values and where these came from, in the order of the table.
+    pub fn rows(&self) -> Vec<(&'static str, String, Origin)> {
+        let row = |key: &Key| {
+            let (values, origin) = &self.values[key.name];
+            (key.name, values.join(", "), origin.clone())
+        };
+        KEYS.iter().map(row).collect()
+    }
+
+    /// Where a value came from.
+    pub fn origin(&self, name: &str) -> Option<&Origin> {
+        self.values.get(name).map(|(_, origin)| origin)
+    }
+
+    /// What the settings mean together.
+    pub fn options(&self) -> Result<Options, SettingsError> {
+        let database = self.text("db");
+        if database.is_empty() {
+            return Err(SettingsError::new("this user has no home folder", "name a database file with --db"));
+        }
+        Ok(Options {
+            host: self.text("host").to_owned(),
+            port: self.text("port").parse().unwrap_or_default(),
+            database: PathBuf::from(database),
+            allowed_hosts: self.values["allow_hosts"].0.clone(),
+        })
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.values[name].0.first().map_or("", String::as_str)
+    }
+}
+
+/// The words of a list, or the value itself.
+fn split(key: &Key, text: &str) -> Vec<String> {
+    match key.kind {
+        Kind::Words => text.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+        Kind::Text | Kind::Port | Kind::Path => vec![text.to_owned()],
+    }
+}
+
+fn check(key: &Key, value: &str) -> Result<(), String> {
+    match key.kind {
+        Kind::Port => value.parse::<u16>().map(drop).map_err(|_| format!("`{value}` is not a port, 0 to 65535")),
+        Kind::Text | Kind::Path | Kind::Words if value.trim().is_empty() => Err("it is empty".to_owned()),
+        Kind::Text | Kind::Path | Kind::Words => Ok(()),
+    }
+}
+
+/// The keys that a file sets.
+fn read_file(path: &std::path::Path, text: &str) -> Result<Vec<(&'static Key, Vec<String>)>, SettingsError> {
+    let shown = path.display();
+    let hint = "it is YAML, such as `port: 8081`; `instep master config show` lists the keys";
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let value: Value = serde_saphyr::from_str(text)
+        .map_err(|error| SettingsError::new(format!("cannot read {shown}: {error}"), hint))?;
+    let mut found = Vec::new();
+    match value {
+        // A file of comments.
+        Value::Null => {}
+        Value::Object(fields) => collect("", &fields, &mut found, path)?,
+        _ => return Err(SettingsError::new(format!("cannot read {shown}: it is not a map of keys"), hint)),
+    }
+    Ok(found)
+}
+
+fn collect(
+    above: &str,
+    fields: &serde_json::Map<String, Value>,
+    found: &mut Vec<(&'static Key, Vec<String>)>,
+    path: &std::path::Path,
+) -> Result<(), SettingsError> {
+    for (field, value) in fields {
+        let name = if above.is_empty() { field.clone() } else { format!("{above}.{field}") };
+        let is_level = KEYS.iter().any(|key| key.name.strip_prefix(&name).is_some_and(|rest| rest.starts_with('.')));
+        let key = KEYS.iter().find(|key| key.name == name);
+        match (key, value) {
+            (_, Value::Null) if key.is_some() || is_level => {}
+            (Some(key), Value::Array(words)) if key.kind == Kind::Words => {
+                let words = words.iter().map(scalar).collect::<Option<Vec<_>>>();
+                found.push((key, words.ok_or_else(|| wrong_kind(&name, "a list of words", path))?));
+            }
+            (Some(key), value) => {
+                let text = scalar(value).ok_or_else(|| wrong_kind(&name, "a single value", path))?;
+                found.push((key, split(key, &text)));
+            }
+            (None, Value::Object(fields)) if is_level => collect(&name, fields, found, path)?,
+            (None, _) if is_level => return Err(wrong_kind(&name, "a map of keys", path)),
+            (None, _) => return Err(unknown(&name, path)),
+        }
+    }
+    Ok(())
+}
+
+fn wrong_kind(name: &str, wanted: &str, path: &std::path::Path) -> SettingsError {
+    let what = format!("`{name}` in {} must be {wanted}", path.display());
+    SettingsError::new(what, "`instep master config show` lists the keys with their values")
+}
+
+fn unknown(name: &str, path: &std::path::Path) -> SettingsError {
+    let near = KEYS
+        .iter()
+        .map(|key| (strsim::jaro_winkler(name, key.name), key.name))
+        .filter(|(likeness, _)| *likeness > 0.7)
+        .max_by(|one, other| one.0.total_cmp(&other.0));
+    let hint = match near {
+        Some((_, near)) => format!("did you mean `{near}`?"),
+        None => format!("the keys are {}", KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")),
+    };
+    SettingsError::new(format!("unknown key `{name}` in {}", path.display()), hint)
+}
+
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gather(file: &str, variables: &[(&str, &str)], flags: Said) -> Result<Settings, SettingsError> {
+        let environment = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
+        Settings::gather(Some(("m.yaml".into(), file)), environment, flags, Some("/data".into()))
+    }
+
+    #[test]
+    fn later_sources_win_and_every_value_knows_its_own() {
+        let file = "port: 1\nhost: 127.0.0.2\nallow_hosts: [a, b]\n";
+        let variables = [("INSTEP_MASTER_PORT", "2"), ("INSTEP_MASTER_ALLOW_HOSTS", "c, d"), ("INSTEP_MASTER_DB", "")];
+        let settings = gather(file, &variables, vec![("port", vec!["3".into()])]).unwrap();
+        let shown: Vec<String> =
+            settings.rows().iter().map(|(name, value, origin)| format!("{name}={value} ({origin})")).collect();
+        assert_eq!(shown[0], "host=127.0.0.2 (m.yaml)");
+        assert_eq!(shown[1], "port=3 (--port)");
+        assert_eq!(shown[2], "db=/data/instep/master.db (default)");
+        assert_eq!(shown[3], "allow_hosts=c, d (INSTEP_MASTER_ALLOW_HOSTS)");
+        let options = settings.options().unwrap();
+        assert_eq!((options.port, options.allowed_hosts.len()), (3, 2));
+    }
+
+    #[test]
+    fn wrong_settings_are_explained_with_their_place() {
+        let cases = [
+            ("prot: 1", "unknown key `prot` in m.yaml", "did you mean `port`?"),
+            ("zzz: 1", "unknown key `zzz`", "the keys are host"),
+            ("port: 70000", "`port` in m.yaml: `70000` is not a port", "config show"),
+            ("port: [1]", "`port` in m.yaml must be a single value", ""),
+            ("allow_hosts: {a: 1}", "`allow_hosts` in m.yaml must be a single value", ""),
+            ("[1]", "not a map", "YAML"),
+            ("a: [", "cannot read m.yaml", "YAML"),
+        ];
+        for (file, what, hint) in cases {
+            let error = gather(file, &[], vec![]).unwrap_err();
+            assert!(
+                error.to_string().contains(what) && error.hint().contains(hint),
+                "{file}: {error} {}",
+                error.hint()
+            );
+        }
+        let error = gather("", &[("INSTEP_MASTER_PORT", "x")], vec![]).unwrap_err();
+        assert_eq!(error.to_string(), "INSTEP_MASTER_PORT: `x` is not a port, 0 to 65535");
+        assert!(gather("# nothing\n", &[], vec![]).is_ok() && gather("port:\n", &[], vec![]).is_ok());
+    }
+
+    #[test]
+    fn names_are_there_once() {
+        for (index, key) in KEYS.iter().enumerate() {
+            let same = |other: &Key| other.name == key.name || other.flag == key.flag || other.variable == key.variable;
+            assert!(!KEYS[..index].iter().any(same), "{}", key.name);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+"""Running a master: up and down, settings, copies of the database, and what is said when it cannot start."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Result, Runner
+
+from .conftest import Client, Master
+from .test_wire import new_trial, report
+
+
+class Operator:
+    """Types commands, with folders of its own."""
+
+    def __init__(self, run: Runner, instep: Path, folder: Path) -> None:
+        self.run, self.instep, self.folder = run, instep, folder
+        self.environment = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
+
+    def __call__(self, *words: str | Path, **variables: str) -> Result:
+        environment = {**self.environment, **variables}
+        return self.run(self.instep, *words, env=environment, cwd=self.folder, timeout=60)
+
+
+@pytest.fixture
+def operator(run: Runner, instep: Path, tmp_path: Path) -> Iterator[Operator]:
+    """Commands whose default database is the test's own; a master that is still up is taken down."""
+    person = Operator(run, instep, tmp_path)
+    yield person
+    person("down").expect(0)
+
+
+def address_in(text: str) -> str:
+    """The address that a command printed."""
+    found = re.search(r"http://127\.0\.0\.1:\d+", text)
+    assert found, text
+    return found[0]
+
+
+def failed(result: Result, *parts: str) -> None:
+    """The command failed, and said so with an error and a hint."""
+    text = result.expect(1).stderr
+    assert text.startswith("error: "), text
+    assert "\nhint: " in text
+    for part in parts:
+        assert part in text, text
+
+
+def test_up_starts_a_master_once_and_down_stops_it(operator: Operator) -> None:
+    said = operator("up", "--port", "0").expect(0).stdout
+    address = address_in(said)
+    assert (operator.folder / "data/instep/master.log").exists()
+    api = Client(address).login()
+    trial = new_trial(api)
+
+    again = operator("up").expect(0).stdout
+    assert "already up" in again
+    assert address_in(again) == address
+    failed(operator("up", "--port", "1"), "already", address, "instep down")
+
+    assert address in operator("down").expect(0).stdout
+    with pytest.raises(OSError):
+        api("GET", "/info")
+    assert "no master" in operator("down").expect(0).stdout
+    address = address_in(operator("up", "--port", "0").expect(0).stdout)
+    assert Client(address, api.token)("GET", f"/api/v1/trials/{trial}")["trial"]["id"] == trial
+
+
+def test_a_master_that_cannot_start_says_why(operator: Operator) -> None:
+    folder = operator.folder
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        for command in ("master", "up"):
+            failed(operator(command, "--port", port), f"cannot serve on 127.0.0.1:{port}", "choose another --port")
+    (folder / "corrupt.db").write_bytes(b"this is no database at all; " * 100)
+    (folder / "folder.db").mkdir()
+    with sqlite3.connect(folder / "newer.db") as newer:
+        newer.execute("CREATE TABLE schema_steps (number BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)")
+        newer.execute("INSERT INTO schema_steps VALUES (1000, 0)")
+    newer.close()
+    for command in ("master", "up"):
+        failed(operator(command, "--db", "corrupt.db"), "corrupt.db is not a usable database", "restore")
+        failed(operator(command, "--db", "newer.db"), "newer.db has schema 1000", "version of instep")
+        failed(operator(command, "--db", "folder.db"), "folder.db")
+        failed(operator(command, "--host", "no.such.host.invalid"), "no.such.host.invalid", "--host")
+    assert (folder / "corrupt.db").read_bytes().startswith(b"this is no database")
+    operator("up", "--port", "0").expect(0)
+    failed(operator("master", "--port", "0"), "in use by another master (pid", "instep down")
+
+
+def test_settings_come_from_file_environment_and_options(operator: Operator) -> None:
+    file = operator.folder / "config/instep/master.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("port: 1234\nhost: localhost\nallow_hosts: [gateway, proxy]\n")
+    shown = operator("master", "config", "show", "--db", "x.db", INSTEP_MASTER_PORT="1235").expect(0).stdout
+    rows = {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in shown.splitlines()}
+    assert rows["host"] == ["localhost", str(file)]
+    assert rows["port"] == ["1235", "INSTEP_MASTER_PORT"]
+    assert rows["db"] == ["x.db", "--db"]
+    assert rows["allow_hosts"] == ["gateway, proxy", str(file)]
+    values = json.loads(operator("master", "config", "show", "--json").expect(0).stdout)
+    assert values["port"] == {"value": "1234", "origin": str(file)}
+    operator("master", "config", "check").expect(0)
+
+    other = operator.folder / "other.yaml"
+    other.write_text("prot: 1\n")
+    for words in (("master", "config", "check"), ("master",), ("up",)):
+        failed(operator(*words, "--config", other), f"unknown key `prot` in {other}", "did you mean `port`?")
+    failed(operator("master", "config", "check", INSTEP_MASTER_PORT="x"), "INSTEP_MASTER_PORT: `x` is not a port")
+    failed(operator("master", "--config", "missing.yaml"), "missing.yaml")
+    operator("master", "--port", "x").expect(2)
+    file.unlink()
+
+
+def test_a_backup_of_a_busy_master_can_be_restored(operator: Operator, master: Master) -> None:
+    api = master.client.login()
+    trial = new_trial(api)
+    report(api, trial, 1, {"loss": 1.0})
+    words = ("master", "--db", str(master.database))
+    copy = operator.folder / "copy.db"
+    operator(*words, "backup", copy).expect(0)
+    assert copy.stat().st_mode & 0o077 == 0
+    failed(operator(*words, "backup", copy), "exists already")
+    report(api, trial, 2, {"loss": 0.5})
+    failed(operator(*words, "restore", copy, "--replace"), "in use by another master")
+    master.stop()
+    failed(operator(*words, "restore", copy), "exists already", "--replace")
+    corrupt = operator.folder / "corrupt.db"
+    corrupt.write_bytes(copy.read_bytes()[:5000] + b"x" * 3000)
+    failed(operator(*words, "restore", corrupt, "--replace"), "corrupt.db is not a usable database")
+    said = operator(*words, "restore", copy, "--replace").expect(0).stdout
+    operator("up", *words[1:], "--port", "0").expect(0)
+    (kept,) = [path for path in master.database.parent.iterdir() if re.search(r"replaced-\d+$", path.name)]
+    assert str(kept) in said
+    presence = operator("up", *words[1:]).expect(0).stdout
+    api = Client(address_in(presence), api.token)
+    path = f"/api/v1/trials/metrics/trial_metrics?trialIds={trial}&group=training"
+    assert [row["totalBatches"] for element in api.lines(path) for row in element["metrics"]] == [1]
+    operator("down", *words[1:]).expect(0)

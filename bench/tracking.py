@@ -4,8 +4,9 @@
 
 Both serve from one SQLite file that they sync on every commit, and are asked by the same plain HTTP client over
 keep-alive connections, from 1 and from 8 processes at a time. They take turns, so that a noisy machine disturbs both
-alike; medians of the repetitions are shown. `--mlflow` names an interpreter with mlflow installed; without it only
-ours is measured.
+alike; medians of the repetitions are shown. Then each is asked through its own client, in a loop that "trains" for a
+millisecond a step, to see how long the training thread spends in a report. `--mlflow` names an interpreter with mlflow
+installed; without it only ours is measured.
 """
 
 from __future__ import annotations
@@ -185,6 +186,26 @@ def measure(server: Server, clients: int, seconds: float) -> Figures:
     }
 
 
+def through_client(python: str, name: str, variables: dict[str, str], count: int) -> dict[str, float]:
+    """Let a program of its own report through a client; give what it measured."""
+    command = [python, str(ROOT / "bench" / "tracking_client.py"), name, str(count)]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", **variables}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def clients(servers: dict[str, Server], arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure the training thread's time a report, for every client that is there."""
+    ours = {"INSTEP_MASTER": f"127.0.0.1:{servers['instep'].port}"}
+    found = {"instep.core": through_client(str(arguments.python), "instep", ours, arguments.reports)}
+    if "mlflow" in servers:
+        theirs = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{servers['mlflow'].port}"}
+        # MLflow's take milliseconds each, so a tenth is enough.
+        for name in ("mlflow", "mlflow-async"):
+            found[name] = through_client(arguments.mlflow, name, theirs, max(100, arguments.reports // 10))
+    return found
+
+
 def median(figures: list[Figures]) -> Figures:
     """Give the median of each figure."""
     return {
@@ -199,6 +220,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mlflow", metavar="PYTHON", help="interpreter with mlflow; left out: ours alone")
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "instep")
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv" / "bin" / "python", help="one with instep")
+    parser.add_argument("--reports", type=int, default=5000, help="through our client; a tenth through MLflow's")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -213,13 +236,19 @@ def main() -> None:
                 for name, server in servers.items():
                     figures = measure(server, clients, arguments.seconds)
                     found.setdefault(f"{name}, {clients} clients", []).append(figures)
+        reporting = clients(servers, arguments)
     results = {name: median(figures) for name, figures in found.items()}
     print(f"single reports of {METRICS} metrics, {os.cpu_count()} cores, medians of {arguments.repetitions}")
     for name, figures in results.items():
         numbers = f"{figures['points_per_second']:10.0f} points/s  p50 {figures['p50_ms']:8.3f} ms"
         print(f"  {name:<22} {numbers}  p99 {figures['p99_ms']:8.3f} ms")
+    print("the training thread's time in a report, through the client")
+    for name, times in reporting.items():
+        print(
+            f"  {name:<22} p50 {times['p50_us']:10.1f} us  p99 {times['p99_us']:10.1f} us  end {times['end_s']:.2f} s"
+        )
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({**results, "clients": reporting}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@
 
     torch.distributed.init_process_group(backend="instep")
 
+    with instep.core.init() as context:             # metrics, output and checkpoints, recorded by `instep master`
+        context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
+
 Importing this package is cheap: it loads neither torch nor the native extension. It is needed for the backend with
 torch before 2.14 only; newer torch finds it by itself.
 """
@@ -15,13 +18,27 @@ from instep._registration import register_when_torch_is_there
 
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` for it would be most of this import's cost
 if TYPE_CHECKING:
+    from instep import core, experimental
+    from instep.core._information import get_cluster_info
+
     __version__: str
 
-__all__ = ["__version__"]
+__all__ = ["LOG_FORMAT", "__version__", "core", "experimental", "get_cluster_info"]
+
+# A format for `logging` from which the master can read the level of a line.
+LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 
 def __getattr__(name: str) -> object:
-    """Look the version up when somebody asks: reading package metadata costs more than importing this package."""
+    """Load what somebody asks for: reading package metadata alone costs more than importing this package."""
+    if name in ("core", "experimental"):
+        from importlib import import_module
+
+        return import_module(f"instep.{name}")
+    if name == "get_cluster_info":
+        from instep.core._information import get_cluster_info
+
+        return get_cluster_info
     if name == "__version__":
         from importlib.metadata import version
 

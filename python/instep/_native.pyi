@@ -1,16 +1,20 @@
-"""Types of the native extension. Its public faces are `instep.store` and, through torch, `instep.backend`."""
+"""Types of the native extension. Its public faces are `instep.store`, `instep.core` and, through
+torch, `instep.backend`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, final
+from typing import Any, Final, final
 
 from typing_extensions import Self
 
 __all__ = [
     "DTYPES",
     "REDUCTIONS",
+    "CheckpointFolder",
     "CollectiveGroup",
+    "MasterClient",
     "Operation",
+    "Reporter",
     "StoreClient",
     "StoreServer",
     "Ticket",
@@ -235,3 +239,91 @@ class StoreClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+@final
+class MasterClient:
+    """A session with a master. Errors are those of `instep.core.errors`."""
+
+    def __new__(cls, address: str, *, certificates: str | None = None, patience: float = 10.0) -> Self:
+        """Read the address; nothing is sent yet. Calls are tried again for `patience` seconds."""
+
+    @property
+    def address(self) -> str:
+        """The master's address in full."""
+
+    @property
+    def token(self) -> str | None:
+        """The token of the session, if there is one."""
+
+    def use_token(self, token: str) -> None:
+        """Speak for the user of a token."""
+
+    def login(self, username: str, password: str) -> None:
+        """Log in; the session renews itself when it runs out."""
+
+    def call(self, method: str, path: str, body: str | None = None, *, repeat: bool | None = None) -> str:
+        """Send JSON and give the answer's JSON. `repeat` says that the call may arrive twice without harm."""
+
+@final
+class Reporter:
+    """Sends metrics and lines of output in the background, each exactly once."""
+
+    def __new__(cls, client: MasterClient, *, trial: int, run: int, name: str, rank: int, heartbeat: bool) -> Self:
+        """Start the thread."""
+
+    def report(
+        self, group: str, step: int | None, metrics: dict[str, Any], batches: list[dict[str, Any]] | None = None
+    ) -> bool:
+        """Queue metrics; True if there are news."""
+
+    def progress(self, progress: float) -> bool:
+        """Note how far the trial is, 0 to 1; only the last word is sent. True if there are news."""
+
+    def log(self, line: str, stream: str) -> bool:
+        """Queue a line of output; True if there are news."""
+
+    def news(self) -> list[str]:
+        """What people should know, once."""
+
+    def flush(self, timeout: float) -> tuple[int, str] | None:
+        """Wait until everything queued so far is stored; None, or how many are left and why."""
+
+    def close(self, timeout: float) -> tuple[int, str] | None:
+        """Send what is left and end; None, or how many are left and why."""
+
+@final
+class CheckpointFolder:
+    """A folder with checkpoints. Files are listed as name, size and hash; names of folders end with a slash."""
+
+    def __new__(cls, root: str) -> Self:
+        """Take the path; the folder is made when something is saved."""
+
+    def begin(self, uuid: str, rank: int) -> str:
+        """Make the place into which a rank writes, and give it."""
+
+    def seal(self, uuid: str, rank: int) -> list[tuple[str, int, str]]:
+        """Hash and sync what a rank has written, and list it."""
+
+    def join(self, uuid: str, rank: int, names: Sequence[str]) -> None:
+        """Move the files that a rank brings in to where all ranks' files come together."""
+
+    def commit(self, uuid: str, metadata: str, files: Sequence[tuple[str, int, str]]) -> list[tuple[str, int]]:
+        """Make a checkpoint of what was joined; gives names and sizes of its files."""
+
+    def abandon(self, uuid: str) -> None:
+        """Remove what was written of a checkpoint that will not be finished."""
+
+    def open(self, uuid: str, wanted: Sequence[str] | None = None) -> tuple[str, bool]:
+        """Compare a checkpoint's files with its list, all or those wanted; gives its path and whether it has one."""
+
+    def files(self, uuid: str) -> list[tuple[str, int]]:
+        """Names and sizes of a checkpoint's files."""
+
+    def delete(self, uuid: str) -> None:
+        """Delete a checkpoint."""
+
+    @staticmethod
+    def merge(
+        ranks: Sequence[Sequence[tuple[str, int, str]]],
+    ) -> tuple[list[tuple[str, int, str]], list[list[str]]]:
+        """Join the lists of all ranks: every file once, and for every rank the names that it brings in."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from conftest import Runner
 
@@ -83,22 +87,42 @@ def test_checkpoints_are_resumed_by_external_ids(
     assert (storage / last["uuid"] / "state").read_text() == "59"
 
 
+def port(wanted: int) -> str:
+    """The port of the tutorial's command line, or a free one where another job has it."""
+    for number in (wanted, 0):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", number)) as probe:
+            return str(probe.getsockname()[1])
+    raise AssertionError("no port is free")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("launcher", ["instep", "torch"])
 def test_torch_distributed_with_sharded_checkpoints(
-    run: Runner, instep: Path, determined: Path, settings: dict[str, str], api: Client
+    run: Runner, instep: Path, determined: Path, settings: dict[str, str], api: Client, launcher: str, ranks: int
 ) -> None:
-    command = ("run", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", "--python", determined)
-    ports = {"INTER_TRAIN_PROCESS_COMM_PORT_1": "23460", "INTER_TRAIN_PROCESS_COMM_PORT_2": "23476"}
-    run(instep, *command, SCRIPTS / "distributed.py", env={**settings, **ports}).expect(0)
+    # The command line of Determined's tutorial, word by word; `instep run` stands in for `torch.distributed.run`.
+    program = (instep, "run") if launcher == "instep" else (determined, "-m", "torch.distributed.run")
+    options = (
+        f"--nnodes=1 --nproc_per_node={ranks} --master_addr 127.0.0.1 --master_port {port(29400)} --max_restarts 0"
+    )
+    environment = {
+        **settings,
+        "PYTHON_EXEC": str(determined),
+        "OMP_NUM_THREADS": "1",
+        "INTER_TRAIN_PROCESS_COMM_PORT_1": port(0),
+        "INTER_TRAIN_PROCESS_COMM_PORT_2": port(0),
+    }
+    run(*program, *options.split(), SCRIPTS / "distributed.py", env=environment, timeout=150).expect(0)
     experiment = api("GET", "/api/v1/experiments/1")["experiment"]
     assert (experiment["state"], experiment["numTrials"]) == ("STATE_COMPLETED", 1)
     training = rows(api, 1, "training")
-    assert {step: row["rank"] for step, row in training.items()} == {step: step % 2 for step in range(100)}
+    assert {step: row["rank"] for step, row in training.items()} == {step: step % ranks for step in range(100)}
     validation = rows(api, 1, "validation")
-    assert {step: row["rank"] for step, row in validation.items()} == dict.fromkeys(range(9, 100, 10), 1)
+    assert {step: row["rank"] for step, row in validation.items()} == {step: step % ranks for step in range(9, 100, 10)}
     [checkpoint] = api("GET", "/api/v1/trials/1/checkpoints")["checkpoints"]
-    assert checkpoint["metadata"] == {"steps_completed": 99, "rank_0": "ok", "rank_1": "ok"}
+    assert checkpoint["metadata"] == {"steps_completed": 99, **{f"rank_{rank}": "ok" for rank in range(ranks)}}
     files = {name: size for name, size in checkpoint["resources"].items() if name != "metadata.json"}
-    assert files == {"state_0": "4", "state_1": "4"}
+    assert files == {f"state_{rank}": "4" for rank in range(ranks)}
     folder = Path(settings["XDG_DATA_HOME"]) / "determined" / "checkpoints" / checkpoint["uuid"]
     assert json.loads((folder / "metadata.json").read_text())["steps_completed"] == 99
 

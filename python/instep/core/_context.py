@@ -1,0 +1,165 @@
+"""Everything a script has while it trains, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from instep.core._checkpoint import CheckpointContext
+from instep.core._config import Config, Storage, TensorboardMode, data_folder, storage_config, storage_root
+from instep.core._distributed import DistributedContext
+from instep.core._information import ClusterInfo, get_cluster_info
+from instep.core._output import Output
+from instep.core._preempt import PreemptContext, PreemptMode
+from instep.core._profiler import ProfilerContext, host_prefix
+from instep.core._searcher import SearcherContext
+from instep.core._tracking import Tracking
+from instep.core._train import TrainContext
+from instep.core.errors import MasterRefused, MasterUnreachable
+
+logger = logging.getLogger("instep.core")
+# How long the end of a script waits for reports that are on their way.
+FLUSH_S = 60.0
+
+
+class Context:
+    """What `init` gives: `train`, `checkpoint`, `distributed`, `preempt`, `searcher`, `profiler` and `info`."""
+
+    def __init__(
+        self,
+        *,
+        tracking: Tracking | None,
+        distributed: DistributedContext,
+        storage: dict[str, Any],
+        config: Config,
+        preempt_mode: PreemptMode,
+    ) -> None:
+        self._tracking = tracking
+        self.distributed = distributed
+        where = f"experiment/{tracking.experiment_id}/trial/{tracking.trial_id}" if tracking is not None else "alone"
+        self.train = TrainContext(tracking, data_folder() / "tensorboard" / where)
+        self.checkpoint = CheckpointContext(distributed, storage_root(storage), tracking)
+        self.preempt = PreemptContext(preempt_mode)
+        length = (config.searcher or {}).get("max_length")
+        self.searcher = SearcherContext(distributed, self.train, length if isinstance(length, int) else 1)
+        self.info: ClusterInfo | None = tracking.info if tracking is not None else None
+        looks = tracking is not None and distributed.local_rank == 0
+        self.profiler = ProfilerContext(
+            tracking.reporter if tracking is not None and looks else None, host_prefix(distributed.cross_size)
+        )
+        self.profiler.on()
+        self._output = Output(tracking.reporter) if tracking is not None else None
+        self._ending = Ending()
+        self._closed = False
+        atexit.register(self.close)
+
+    def __enter__(self) -> Context:
+        """Give the context; it is closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the trial: in error if the block ends with one."""
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
+        self.close(error=error)
+
+    def close(self, *, error: BaseException | None = None) -> None:
+        """Send what is left, say how the trial ended, and stop. Does nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        failed = error is not None or self._ending.failed
+        self._ending.restore()
+        self.profiler.off()
+        self.distributed.close()
+        if self._output is not None:
+            self._output.close()
+        if self._tracking is not None:
+            self._end(self._tracking, failed)
+
+    def _end(self, tracking: Tracking, failed: bool) -> None:
+        undelivered = tracking.reporter.close(FLUSH_S)
+        for sentence in tracking.reporter.news():
+            logger.warning("%s", sentence)
+        if undelivered is not None:
+            left, why = undelivered
+            say(f"{left} reports or lines of output were not delivered within {FLUSH_S:.0f} s: {why}")
+        if tracking.chief:
+            try:
+                tracking.set_state("ERROR" if failed else "COMPLETED")
+            except (MasterRefused, MasterUnreachable) as error:
+                say(f"the end of trial {tracking.trial_id} could not be recorded: {error}")
+
+
+class Ending:
+    """Notices how a script ends whose context nobody closes: by an error, or by `sys.exit` with a status."""
+
+    def __init__(self) -> None:
+        self.failed = False
+        self._excepthook: Callable[..., Any] = sys.excepthook
+        self._exit: Callable[..., Any] = sys.exit
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self.failed = True
+            self._excepthook(kind, error, trace)
+
+        def leave(status: object = None) -> None:
+            self.failed = self.failed or status not in (None, 0)
+            self._exit(status)
+
+        self._ours = (excepthook, leave)
+        sys.excepthook = excepthook
+        sys.exit = leave  # type: ignore[assignment]
+
+    def restore(self) -> None:
+        """Give both back, unless somebody replaced them meanwhile."""
+        excepthook, leave = self._ours
+        if sys.excepthook is excepthook:
+            sys.excepthook = self._excepthook
+        if sys.exit is leave:
+            sys.exit = self._exit
+
+
+def say(sentence: str) -> None:
+    """Tell people something at the end, when logging may be gone."""
+    stream = sys.stderr
+    if stream is not None:
+        stream.write(f"instep: {sentence}\n")
+
+
+def init(
+    *,
+    config: Config | None = None,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: Storage | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+) -> Context:
+    """Begin to record; all ranks of a job call this with their `distributed`.
+
+    Without INSTEP_MASTER and DET_MASTER nothing is recorded, which is said once. A master that is named and cannot be
+    reached is an error. `checkpoint_storage` is the path of a folder that all ranks share.
+    """
+    TensorboardMode(tensorboard_mode)
+    preempt_mode = PreemptMode(preempt_mode)
+    if get_cluster_info() is not None:
+        raise RuntimeError(
+            "this process is a task of a cluster (DET_TASK_ID is set), and instep.core records detached scripts only\n"
+            "hint: unset DET_TASK_ID and DET_CLUSTER_ID to record it as a detached trial"
+        )
+    config = config or Config()
+    distributed = distributed or DistributedContext.alone()
+    storage = storage_config(checkpoint_storage or config.checkpoint_storage)
+    tracking = Tracking.start(config, storage, distributed)
+    if tracking is None and distributed.rank == 0:
+        say("neither INSTEP_MASTER nor DET_MASTER is set: metrics and output are not recorded")
+    return Context(
+        tracking=tracking, distributed=distributed, storage=storage, config=config, preempt_mode=preempt_mode
+    )

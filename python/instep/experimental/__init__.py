@@ -1,0 +1,1 @@
+"""Interfaces that follow another project's, under its names."""

@@ -1,0 +1,1 @@
+"""Our own Core API against our own master."""

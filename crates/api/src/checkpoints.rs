@@ -115,3 +115,24 @@ pub struct PostCheckpointMetadataRequest {
 pub struct CheckpointMetadata {
     pub metadata: Option<Map<String, Value>>,
 }
+
+/// `DELETE /checkpoints`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct DeleteCheckpointsRequest {
+    #[serde(alias = "checkpoint_uuids")]
+    pub checkpoint_uuids: Option<Vec<String>>,
+}
+
+/// `POST /checkpoints/rm`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RemoveFilesRequest {
+    /// Which checkpoints.
+    #[serde(alias = "checkpoint_uuids")]
+    pub checkpoint_uuids: Option<Vec<String>>,
+    /// Which of their files; none only looks again what is there.
+    #[serde(alias = "checkpoint_globs")]
+    pub checkpoint_globs: Option<Vec<String>>,
+}

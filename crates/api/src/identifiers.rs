@@ -46,5 +46,7 @@ identifier!(TrialId, "a trial, which is also a run in Determined's newer words")
 identifier!(UserId, "a user");
 identifier!(WorkspaceId, "a workspace");
 identifier!(ProjectId, "a project");
+identifier!(ModelId, "a model in the registry");
+identifier!(ModelVersionId, "a version of any model; versions of one model are counted by numbers of their own");
 identifier!(StorageId, "a place where checkpoints are stored, by its exact configuration");
 identifier!(RunId, "one start of a trial: 1 for the first, one more for each time it is resumed");

@@ -17,6 +17,7 @@ pub mod experiments;
 pub mod identifiers;
 pub mod logs;
 pub mod metrics;
+pub mod models;
 pub mod pages;
 pub mod states;
 pub mod trials;

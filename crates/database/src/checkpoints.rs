@@ -80,7 +80,7 @@ fn complete(connection: &Connection, found: Found) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-fn checkpoint_by_uuid(connection: &Connection, uuid: &str) -> Result<Checkpoint> {
+pub(crate) fn checkpoint_by_uuid(connection: &Connection, uuid: &str) -> Result<Checkpoint> {
     let found = connection
         .prepare_cached(&format!("{COLUMNS} WHERE checkpoints.uuid = ?"))?
         .query_row([uuid], found_of)
@@ -217,23 +217,7 @@ impl Database {
 
     /// Notes what is left of a checkpoint's files; nothing left means deleted.
     pub async fn shrink_checkpoint(&self, uuid: String, left: BTreeMap<String, Long>) -> Result<()> {
-        self.engine
-            .write(move |connection| {
-                let current = checkpoint_by_uuid(connection, &uuid)?;
-                let state = if left.is_empty() {
-                    CheckpointState::Deleted
-                } else if left == current.resources {
-                    current.state
-                } else {
-                    CheckpointState::PartiallyDeleted
-                };
-                connection.execute(
-                    "UPDATE checkpoints SET state = ?, resources = ?, size = ? WHERE uuid = ?",
-                    params![state.as_str(), text_of(&left)?, size_of(&left), uuid],
-                )?;
-                Ok(())
-            })
-            .await
+        self.engine.write(move |connection| shrink(connection, &uuid, &left)).await
     }
 
     /// Replaces what is written on a checkpoint.
@@ -247,6 +231,26 @@ impl Database {
             })
             .await
     }
+}
+
+/// Notes what is left of a checkpoint's files, unless that is too little for a version of a model.
+pub(crate) fn shrink(connection: &Connection, uuid: &str, left: &BTreeMap<String, Long>) -> Result<()> {
+    let current = checkpoint_by_uuid(connection, uuid)?;
+    let state = if left.is_empty() {
+        CheckpointState::Deleted
+    } else if *left == current.resources {
+        current.state
+    } else {
+        CheckpointState::PartiallyDeleted
+    };
+    if state != current.state {
+        crate::models::must_not_be_registered(connection, uuid)?;
+    }
+    connection.execute(
+        "UPDATE checkpoints SET state = ?, resources = ?, size = ? WHERE uuid = ?",
+        params![state.as_str(), text_of(left)?, size_of(left), uuid],
+    )?;
+    Ok(())
 }
 
 fn smaller_is_better(connection: &Connection, id: ExperimentId) -> Result<bool> {

@@ -418,7 +418,8 @@ impl Database {
             .await
     }
 
-    /// Forgets an experiment that is over, with everything that belongs to it. Files of checkpoints are not touched.
+    /// Forgets an experiment that is over, with everything that belongs to it, and notes its checkpoints' files as to
+    /// be deleted.
     pub async fn delete_experiment(&self, id: ExperimentId, now: Timestamp) -> Result<()> {
         self.engine
             .write(move |connection| {
@@ -427,6 +428,7 @@ impl Database {
                     let what = format!("experiment {id} is in state {}, not at its end", current.state.as_str());
                     return Err(Error::Precondition(what));
                 }
+                crate::deletions::give_up_all(connection, id)?;
                 for trial in &current.trial_ids {
                     crate::trials::forget(connection, *trial)?;
                 }

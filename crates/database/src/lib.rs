@@ -16,6 +16,7 @@
 
 mod backup;
 mod checkpoints;
+mod deletions;
 mod engine;
 mod error;
 mod experiments;
@@ -23,6 +24,7 @@ mod lock;
 mod logs;
 mod metrics;
 mod migrations;
+mod models;
 mod rows;
 mod sessions;
 mod trials;
@@ -34,6 +36,7 @@ use std::sync::Arc;
 
 pub use backup::{back_up, restore};
 pub use checkpoints::NewCheckpoint;
+pub use deletions::Deletion;
 use engine::Engine;
 pub use error::{Error, Result};
 pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};

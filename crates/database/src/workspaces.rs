@@ -188,6 +188,13 @@ impl Database {
                     let what = format!("workspace '{}' still holds {} projects", current.name, current.num_projects);
                     return Err(Error::Precondition(what));
                 }
+                let models: i64 =
+                    connection
+                        .query_row("SELECT COUNT(*) FROM models WHERE workspace_id = ?", [id.0], |row| row.get(0))?;
+                if models > 0 {
+                    let what = format!("workspace '{}' still holds {models} models", current.name);
+                    return Err(Error::Precondition(what));
+                }
                 connection.execute("DELETE FROM workspaces WHERE id = ?", [id.0])?;
                 Ok(())
             })

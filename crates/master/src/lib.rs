@@ -5,6 +5,8 @@
 //! - `http` is everything about HTTP, and the only place that knows status codes: one table of routes with who may
 //!   call each, and thin handlers.
 //! - `application` is what handlers share: the database, sessions, and the wake-up of those who follow logs.
+//! - `storage` finds, reads and removes checkpoints' files, `archive` makes one stream of them, `deletions` carries out
+//!   what the database has noted as to be deleted. `export` writes metrics for other programs.
 //! - `config` reads experiment configurations, `passwords` checks who somebody is, `heartbeat` gives up trials
 //!   that went silent.
 //!
@@ -14,9 +16,12 @@
 //! Shutdown: no more connections are taken, requests get a few seconds, then the workers end, then the database.
 
 mod application;
+mod archive;
 mod clock;
 mod config;
 mod copies;
+mod deletions;
+mod export;
 mod heartbeat;
 mod http;
 mod passwords;
@@ -24,6 +29,7 @@ mod presence;
 mod random;
 mod server;
 pub mod settings;
+mod storage;
 
 pub use copies::{back_up, restore};
 pub use presence::Presence;

@@ -123,6 +123,11 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     let mut allowed_hosts = options.allowed_hosts.clone();
     allowed_hosts.push(options.host.clone());
     let application = Arc::new(Application::new(database.clone(), allowed_hosts));
+    // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
+    let deletions = tokio::spawn({
+        let application = Arc::clone(&application);
+        async move { crate::deletions::carry_out(&application).await }
+    });
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
     let service = router(&application).into_make_service_with_connect_info::<SocketAddr>();
     // Answers are small and each is waited for: they must not wait for a full packet. If the option cannot be set the
@@ -145,6 +150,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     let _ = stop.send(());
     let _ = tokio::time::timeout(GRACE, serving).await;
     heartbeats.abort();
+    deletions.abort();
     Ok(())
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Call {
     /// The variable parts of the path, decoded, in their order.
     pub path: Vec<(String, String)>,
     pub query: Query,
+    /// The types of answers that the caller takes.
+    pub accept: Option<String>,
     pub body: Bytes,
 }
 

@@ -150,8 +150,10 @@ pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
     if !caller.admin && caller.id != owner {
         return Err(Failure::forbidden("only its owner and administrators may delete an experiment"));
     }
+    let (checkpoints, _) = call.application.database.experiment_checkpoints(id, Vec::new(), now()).await?;
     call.application.database.delete_experiment(id, now()).await?;
-    Reply::nothing()
+    let uuids: Vec<String> = checkpoints.into_iter().map(|checkpoint| checkpoint.uuid).collect();
+    super::files::gone(&call, &uuids).await
 }
 
 pub(crate) async fn best_validation(call: Call) -> Result<Reply, Failure> {

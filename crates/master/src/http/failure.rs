@@ -40,6 +40,11 @@ impl Failure {
         Failure { code: Code::ResourceExhausted, message, status: Some(StatusCode::PAYLOAD_TOO_LARGE) }
     }
 
+    pub(crate) fn unsupported(message: impl Into<String>) -> Failure {
+        let status = Some(StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        Failure { code: Code::InvalidArgument, message: message.into(), status }
+    }
+
     pub(crate) fn method_not_allowed(message: impl Into<String>) -> Failure {
         let status = Some(StatusCode::METHOD_NOT_ALLOWED);
         Failure { code: Code::NotFound, message: message.into(), status }

@@ -8,10 +8,12 @@ use instep_api::pages::Order;
 use instep_api::states::LogLevel;
 use instep_database::LogQuery;
 use regex::{Regex, RegexBuilder};
+use tokio::sync::mpsc;
 
 use super::call::Call;
+use super::export::pass_on;
 use super::failure::Failure;
-use super::reply::{Gone, LineSender, Reply, lines};
+use super::reply::{Download, Gone, LineSender, Reply, lines};
 use crate::clock::now;
 
 /// Lines that are read at a time.
@@ -20,6 +22,8 @@ const LINES_PER_READ: usize = 1000;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Memory that a pattern may take when it is compiled.
 const PATTERN_SIZE: usize = 1 << 20;
+/// Parts of a downloaded log that may wait for a slow reader.
+const PARTS_AHEAD: usize = 8;
 
 fn line_of(mut record: LogRecord) -> Result<LogLine, Failure> {
     let task_id = record
@@ -159,11 +163,76 @@ fn stream(call: Call, task: String, trial: Option<TrialId>) -> Result<Reply, Fai
     let (sender, lines) = lines();
     // The task ends with its stream: when everything is sent, or when the reader goes away.
     tokio::spawn(async move {
-        if let Err(Stop::Failed(failure)) = send_lines(&call, request, &sender).await {
+        let sink = Sink::Json(sender);
+        if let (Err(Stop::Failed(failure)), Sink::Json(sender)) = (send_lines(&call, request, &sink).await, &sink) {
             sender.fail(&failure).await;
         }
     });
     Ok(Reply::Lines(lines))
+}
+
+/// The same lines as text, to be saved.
+pub(crate) async fn text_of_trial(call: Call) -> Result<Reply, Failure> {
+    let trial: TrialId = call.id("id")?;
+    let (task, _) = call.application.database.trial_task(trial).await?;
+    text(call, task, format!("trial-{trial}-logs.txt"))
+}
+
+/// The same lines as text, to be saved.
+pub(crate) async fn text_of_task(call: Call) -> Result<Reply, Failure> {
+    let task = call.part("id").to_owned();
+    call.application.database.task_end(task.clone()).await?;
+    text(call, task, "task-logs.txt".to_owned())
+}
+
+fn text(call: Call, task: String, name: String) -> Result<Reply, Failure> {
+    let request = request_of(&call, task, None)?;
+    let (sender, parts) = mpsc::channel(PARTS_AHEAD);
+    // The task ends with the download: when everything is sent, or when the reader goes away or stands still.
+    tokio::spawn(async move {
+        let sink = Sink::Text(sender);
+        if let (Err(Stop::Failed(failure)), Sink::Text(sender)) = (send_lines(&call, request, &sink).await, &sink) {
+            // In place of the end, so that the reader does not take a part for the whole.
+            let _ = sender.send(Err(std::io::Error::other(failure.message))).await;
+        }
+    });
+    Ok(Reply::Download(Download { media_type: "text/plain; charset=utf-8", name, parts }))
+}
+
+/// Where lines go: as JSON for programs, or as people read them.
+enum Sink {
+    Json(LineSender),
+    Text(mpsc::Sender<std::io::Result<Vec<u8>>>),
+}
+
+impl Sink {
+    async fn send(&self, lines: Vec<ShownLine>) -> Result<(), Gone> {
+        match self {
+            Sink::Json(sender) => {
+                for line in lines {
+                    sender.send(&line).await?;
+                }
+                Ok(())
+            }
+            Sink::Text(sender) => {
+                let mut text = String::new();
+                for line in lines {
+                    text.push_str(&line.message);
+                    if !line.message.ends_with('\n') {
+                        text.push('\n');
+                    }
+                }
+                if text.is_empty() { Ok(()) } else { pass_on(text, sender).await.map_err(|_| Gone) }
+            }
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        match self {
+            Sink::Json(sender) => sender.is_closed(),
+            Sink::Text(sender) => sender.is_closed(),
+        }
+    }
 }
 
 /// Why a stream ends before its end.
@@ -184,7 +253,7 @@ impl From<instep_database::Error> for Stop {
     }
 }
 
-async fn send_lines(call: &Call, mut request: Request, sender: &LineSender) -> Result<(), Stop> {
+async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<(), Stop> {
     let database = &call.application.database;
     let mut arrivals = call.application.follow_logs();
     let mut from = request.from;
@@ -203,16 +272,16 @@ async fn send_lines(call: &Call, mut request: Request, sender: &LineSender) -> R
             let found = database.logs(query).await?;
             let last_part = found.len() < LINES_PER_READ;
             from = found.last().map(|line| line.id).or(from);
-            for line in found {
-                if request.pattern.as_ref().is_none_or(|pattern| pattern.is_match(&line.log)) {
-                    if request.left == 0 {
-                        return Ok(());
-                    }
-                    request.left -= 1;
-                    sender.send(&ShownLine::of(line, request.trial)).await?;
-                }
-            }
-            if last_part {
+            let wanted = |line: &LogLine| request.pattern.as_ref().is_none_or(|pattern| pattern.is_match(&line.log));
+            let shown: Vec<ShownLine> = found
+                .into_iter()
+                .filter(wanted)
+                .take(request.left)
+                .map(|line| ShownLine::of(line, request.trial))
+                .collect();
+            request.left -= shown.len();
+            sink.send(shown).await?;
+            if last_part || request.left == 0 {
                 break;
             }
         }
@@ -221,7 +290,7 @@ async fn send_lines(call: &Call, mut request: Request, sender: &LineSender) -> R
         }
         // Either way there is another look.
         let _ = tokio::time::timeout(LOOK_AGAIN, arrivals.changed()).await;
-        if sender.is_closed() {
+        if sink.is_closed() {
             return Err(Stop::Gone);
         }
     }

@@ -21,6 +21,24 @@ pub(crate) enum Reply {
     Json(Vec<u8>),
     Lines(Lines),
     Asset(Asset),
+    Download(Download),
+}
+
+/// A file to be saved, sent as it is made. An error in place of a part breaks the answer off, so that nobody takes what
+/// came so far for the whole.
+pub(crate) struct Download {
+    pub media_type: &'static str,
+    /// What it is saved as: letters, digits, dots and dashes.
+    pub name: String,
+    pub parts: mpsc::Receiver<std::io::Result<Vec<u8>>>,
+}
+
+impl Stream for Download {
+    type Item = std::io::Result<Vec<u8>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.parts.poll_recv(context)
+    }
 }
 
 /// What a page of ours may do: use its own files and its own server, and nothing else.
@@ -40,13 +58,28 @@ impl Reply {
     }
 
     pub(crate) fn response(self) -> Response<Body> {
+        let disposition = match &self {
+            Reply::Download(download) => {
+                HeaderValue::from_str(&format!("attachment; filename=\"{}\"", download.name)).ok()
+            }
+            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) => None,
+        };
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
             Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
             Reply::Asset(asset) => return file(asset),
+            Reply::Download(download) => {
+                let kind = download.media_type;
+                (Body::from_stream(download), kind)
+            }
         };
         let mut response = Response::new(body);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        if let Some(disposition) = disposition {
+            response.headers_mut().insert(header::CONTENT_DISPOSITION, disposition);
+            // What is in it is anybody's, and must not be taken for a page of ours.
+            response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        }
         response
     }
 }

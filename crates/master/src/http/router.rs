@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, RawPathParams, Request};
-use axum::http::Response;
+use axum::http::{Response, header};
 use axum::routing::{MethodFilter, on};
 use instep_api::error::Code;
 
@@ -84,7 +84,8 @@ async fn handle(
         }
     })?;
     let query = Query::parse(head.uri.query().unwrap_or_default());
-    (route.handler)(Call { application, peer, user, token, path, query, body }).await
+    let accept = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    (route.handler)(Call { application, peer, user, token, path, query, accept, body }).await
 }
 
 /// The methods that routes use.

@@ -8,7 +8,10 @@ use super::failure::Failure;
 use super::guard::Access::{self, Administrator, LocalOrUser, Open, User};
 use super::reply::Reply;
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
-use super::{authentication, checkpoints, cluster, experiments, logs, metrics, pages, trials, users, workspaces};
+use super::{
+    authentication, checkpoints, cluster, experiments, export, files, logs, metrics, models, pages, trials, users,
+    workspaces,
+};
 
 /// Bytes of a request's body at most, unless a route says otherwise.
 const BODY_LIMIT: usize = 8 << 20;
@@ -61,6 +64,8 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(experiment_routes());
     routes.extend(trial_routes());
     routes.extend(checkpoint_and_log_routes());
+    routes.extend(model_routes());
+    routes.extend(download_routes());
     routes
 }
 
@@ -146,11 +151,45 @@ fn checkpoint_and_log_routes() -> Vec<Route> {
     vec![
         route(Post, "/api/v1/checkpoints", User, checkpoints::report),
         route(Patch, "/api/v1/checkpoints", User, checkpoints::shrink),
+        route(Delete, "/api/v1/checkpoints", User, files::delete),
+        route(Post, "/api/v1/checkpoints/rm", User, files::remove),
         route(Get, "/api/v1/checkpoints/{uuid}", User, checkpoints::get),
         route(Post, "/api/v1/checkpoints/{uuid}/metadata", User, checkpoints::set_metadata),
         route(Post, "/task-logs", LocalOrUser, logs::append).body_up_to(LOGS_LIMIT),
         route(Post, "/api/v1/task/logs", User, logs::append_wrapped).body_up_to(LOGS_LIMIT),
         route(Get, "/api/v1/tasks/{id}/logs", User, logs::of_task),
         route(Get, "/api/v1/tasks/{id}/logs/fields", User, logs::fields_of_task),
+    ]
+}
+
+fn model_routes() -> Vec<Route> {
+    vec![
+        route(Get, "/api/v1/models", User, models::list),
+        route(Post, "/api/v1/models", User, models::create),
+        route(Get, "/api/v1/model/labels", User, models::labels),
+        route(Get, "/api/v1/models/{name}", User, models::get),
+        route(Patch, "/api/v1/models/{name}", User, models::change),
+        route(Delete, "/api/v1/models/{name}", User, models::delete),
+        route(Post, "/api/v1/models/{name}/archive", User, models::archive),
+        route(Post, "/api/v1/models/{name}/unarchive", User, models::unarchive),
+        route(Post, "/api/v1/models/{name}/move", User, models::relocate),
+        route(Get, "/api/v1/models/{name}/versions", User, models::versions),
+        route(Post, "/api/v1/models/{name}/versions", User, models::register),
+        route(Get, "/api/v1/models/{name}/versions/{version}", User, models::version),
+        route(Patch, "/api/v1/models/{name}/versions/{version}", User, models::change_version),
+        route(Delete, "/api/v1/models/{name}/versions/{version}", User, models::delete_version),
+    ]
+}
+
+/// Files to be saved, for people with a browser or curl, and for the command line.
+fn download_routes() -> Vec<Route> {
+    vec![
+        route(Get, "/checkpoints/{uuid}", User, files::download),
+        route(Get, "/trials/{id}/logs.txt", User, logs::text_of_trial),
+        route(Get, "/tasks/{id}/logs.txt", User, logs::text_of_task),
+        route(Get, "/trials/{id}/metrics.csv", User, export::trial_csv),
+        route(Get, "/trials/{id}/metrics.jsonl", User, export::trial_lines),
+        route(Get, "/experiments/{id}/metrics.csv", User, export::experiment_csv),
+        route(Get, "/experiments/{id}/metrics.jsonl", User, export::experiment_lines),
     ]
 }

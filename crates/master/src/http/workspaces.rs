@@ -25,7 +25,7 @@ fn wanted(query: &Query, name: &str, owner: &str, owner_id: UserId, archived: bo
         && same(query.text("name").unwrap_or_default()))
 }
 
-fn must_own(call: &Call, owner: UserId, what: &str) -> Result<(), Failure> {
+pub(crate) fn must_own(call: &Call, owner: UserId, what: &str) -> Result<(), Failure> {
     let caller = call.user()?;
     if caller.admin || caller.id == owner {
         return Ok(());

@@ -1,0 +1,52 @@
+//! Deletes files that were given up. The database says which; done twice it changes nothing, so it is simply done again
+//! after a crash or a failure: at the next start, and with the next deletion.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use instep_database::Deletion;
+use tokio::sync::Mutex;
+
+use crate::application::Application;
+use crate::storage::{Unreachable, folder_of, remove};
+
+/// One at a time: two would only be in each other's way.
+static AT_WORK: Mutex<()> = Mutex::const_new(());
+
+/// Files that could not be deleted, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub uuid: String,
+    pub why: String,
+}
+
+/// Deletes everything that is to be deleted. The work goes on if the caller does not wait for it.
+pub(crate) async fn carry_out(application: &Arc<Application>) -> instep_database::Result<Vec<Problem>> {
+    let application = Arc::clone(application);
+    let work = tokio::spawn(async move {
+        let _alone = AT_WORK.lock().await;
+        let mut problems = Vec::new();
+        for deletion in application.database.deletions().await? {
+            let (id, uuid) = (deletion.id, deletion.uuid.clone());
+            let outcome = tokio::task::spawn_blocking(move || delete(&deletion)).await;
+            match outcome.unwrap_or_else(|error| Err(error.to_string())) {
+                Ok(()) => application.database.deletion_done(id).await?,
+                Err(why) => problems.push(Problem { uuid, why }),
+            }
+        }
+        Ok(problems)
+    });
+    // It ends early only with the runtime; what is left is done at the next start.
+    work.await.unwrap_or(Err(instep_database::Error::Closed))
+}
+
+fn delete(deletion: &Deletion) -> Result<(), String> {
+    let folder = match folder_of(&deletion.storage) {
+        Ok(folder) => folder,
+        // The files are where this master cannot reach: they stay, and trying again would not help.
+        Err(Unreachable::Kind(_) | Unreachable::Missing | Unreachable::Path(_)) => return Ok(()),
+    };
+    let paths: Option<Vec<PathBuf>> = deletion.paths.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
+    remove(&folder, &deletion.uuid, paths.as_deref())
+        .map_err(|error| format!("{}: {error}", folder.join(&deletion.uuid).display()))
+}

@@ -1,0 +1,232 @@
+//! Checkpoints' files: sending them, deleting them.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use instep_api::checkpoints::{Checkpoint, DeleteCheckpointsRequest, RemoveFilesRequest};
+use instep_api::error::Code;
+use instep_api::states::CheckpointState;
+use instep_api::wire::Long;
+use serde_json::Value;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::{Download, Reply};
+use super::workspaces::must_own;
+use crate::archive::{Format, pack};
+use crate::clock::now;
+use crate::deletions::carry_out;
+use crate::storage::{CheckpointFolder, Entry, Kind, folder_of};
+
+/// Downloads at the same time; the next one waits.
+static DOWNLOADS: Semaphore = Semaphore::const_new(16);
+/// Bytes that are sent at a time.
+const PART: usize = 128 << 10;
+/// Parts that may wait for a slow reader.
+const PARTS_AHEAD: usize = 8;
+/// How long a reader may take nothing before it is given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Checkpoints that one request may name.
+const MOST: usize = 10_000;
+
+/// The files of a checkpoint, found on this machine.
+struct Found {
+    folder: CheckpointFolder,
+    entries: Vec<Entry>,
+}
+
+/// Looks for a checkpoint's files where its configuration says that they are.
+async fn find(uuid: String, storage: Option<Value>) -> Result<Found, Failure> {
+    let folder = folder_of(&storage.unwrap_or(Value::Null))
+        .map_err(|why| Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}")))?;
+    let looking = tokio::task::spawn_blocking(move || {
+        let Some(found) = CheckpointFolder::open(&folder, &uuid).map_err(|error| unreadable(&uuid, &error))? else {
+            let shown = folder.display();
+            return Err(Failure::not_found(format!("checkpoint '{uuid}' is not in {shown} on the master's machine")));
+        };
+        let entries = found.entries().map_err(|error| unreadable(&uuid, &error))?;
+        if let Some(other) = entries.iter().find(|entry| entry.kind == Kind::Other) {
+            let what = format!("checkpoint '{uuid}': {} is not a file and is not followed", other.path.display());
+            return Err(Failure::new(Code::FailedPrecondition, what));
+        }
+        Ok(Found { folder: found, entries })
+    });
+    looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
+}
+
+fn unreadable(uuid: &str, error: &io::Error) -> Failure {
+    Failure::new(Code::FailedPrecondition, format!("cannot read checkpoint '{uuid}': {error}"))
+}
+
+/// Sends a checkpoint's files as one archive.
+pub(crate) async fn download(call: Call) -> Result<Reply, Failure> {
+    let format = Format::accepted(call.accept.as_deref())
+        .ok_or_else(|| Failure::unsupported("checkpoints are sent as application/x-tar or application/gzip"))?;
+    let uuid = call.part("uuid").to_owned();
+    let (checkpoint, storage) = call.application.database.checkpoint_storage(uuid.clone()).await?;
+    if !matches!(checkpoint.state, CheckpointState::Completed | CheckpointState::PartiallyDeleted) {
+        let what = format!("checkpoint '{uuid}' is in {} and has no files", checkpoint.state.as_str());
+        return Err(Failure::new(Code::FailedPrecondition, what));
+    }
+    let found = find(uuid.clone(), storage).await?;
+    let permit = DOWNLOADS.acquire().await.map_err(|error| Failure::new(Code::Unavailable, error.to_string()))?;
+    let (sender, parts) = mpsc::channel(PARTS_AHEAD);
+    let runtime = tokio::runtime::Handle::current();
+    // The thread ends with the download: when everything is sent, or when the reader goes away or stands still.
+    tokio::task::spawn_blocking(move || {
+        let mut out = Out { sender, runtime, part: Vec::with_capacity(PART) };
+        let packed = pack(&found.folder, &found.entries, format, &mut out).and_then(|()| out.flush());
+        if let Err(error) = packed {
+            // Sent in place of the end, so that the reader does not take a part for the whole.
+            let _ = out.sender.blocking_send(Err(error));
+        }
+        drop(permit);
+    });
+    let name = format!("{uuid}.{}", format.extension());
+    Ok(Reply::Download(Download { media_type: format.media_type(), name, parts }))
+}
+
+/// Collects what is written into parts, and sends them.
+struct Out {
+    sender: mpsc::Sender<io::Result<Vec<u8>>>,
+    runtime: tokio::runtime::Handle,
+    part: Vec<u8>,
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(PART - self.part.len());
+        self.part.extend_from_slice(&bytes[..count]);
+        if self.part.len() == PART {
+            self.flush()?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.part.is_empty() {
+            return Ok(());
+        }
+        let part = std::mem::replace(&mut self.part, Vec::with_capacity(PART));
+        let sending = tokio::time::timeout(PATIENCE, self.sender.send(Ok(part)));
+        match self.runtime.block_on(sending) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+}
+
+/// The checkpoints that a request names, all of which its caller may delete.
+async fn owned(call: &Call, uuids: Option<Vec<String>>) -> Result<Vec<(Checkpoint, Option<Value>)>, Failure> {
+    let uuids = uuids.unwrap_or_default();
+    if uuids.is_empty() || uuids.len() > MOST {
+        return Err(Failure::invalid(format!("checkpointUuids must name 1 to {MOST} checkpoints")));
+    }
+    let mut found = Vec::new();
+    for uuid in uuids {
+        let (checkpoint, storage) = call.application.database.checkpoint_storage(uuid).await?;
+        if let Some(experiment) = checkpoint.training.experiment_id {
+            must_own(call, call.application.database.experiment(experiment, now()).await?.user_id, "checkpoint")?;
+        }
+        found.push((checkpoint, storage));
+    }
+    Ok(found)
+}
+
+/// Waits until files are gone that were given up; says which of them could not be deleted.
+pub(super) async fn gone(call: &Call, uuids: &[String]) -> Result<Reply, Failure> {
+    let problems = carry_out(&call.application).await?;
+    match problems.iter().find(|problem| uuids.contains(&problem.uuid)) {
+        None => Reply::nothing(),
+        Some(problem) => {
+            let what = format!("checkpoint '{}' is deleted, but its files are not: {}", problem.uuid, problem.why);
+            Err(Failure::new(Code::FailedPrecondition, what))
+        }
+    }
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+    let request: DeleteCheckpointsRequest = call.json()?;
+    let uuids: Vec<String> =
+        owned(&call, request.checkpoint_uuids).await?.into_iter().map(|(checkpoint, _)| checkpoint.uuid).collect();
+    call.application.database.delete_checkpoints(uuids.clone()).await?;
+    gone(&call, &uuids).await
+}
+
+/// The patterns of a request: `*` stays within a folder, `**` does not.
+fn patterns(globs: &[String]) -> Result<GlobSet, Failure> {
+    let wrong = |error: globset::Error| Failure::invalid(format!("checkpointGlobs: {error}"));
+    let mut patterns = GlobSetBuilder::new();
+    for glob in globs {
+        patterns.add(GlobBuilder::new(glob).literal_separator(true).build().map_err(wrong)?);
+    }
+    patterns.build().map_err(wrong)
+}
+
+/// What is left of a checkpoint's files by patterns, and what goes. Folders stay as long as they hold something.
+fn split(entries: &[Entry], patterns: &GlobSet) -> (BTreeMap<String, Long>, Vec<String>) {
+    let name = |path: &PathBuf| path.to_string_lossy().into_owned();
+    let goes = |entry: &Entry| entry.kind == Kind::File && patterns.is_match(&entry.path);
+    let holds = |folder: &Entry| {
+        entries.iter().any(|entry| entry.kind == Kind::File && entry.path.starts_with(&folder.path) && !goes(entry))
+    };
+    let left = entries.iter().filter(|entry| if entry.kind == Kind::Folder { holds(entry) } else { !goes(entry) });
+    let left = left.map(|entry| match entry.kind {
+        Kind::Folder => (name(&entry.path) + "/", Long(0)),
+        Kind::File | Kind::Other => (name(&entry.path), Long(entry.size as i64)),
+    });
+    (left.collect(), entries.iter().filter(|entry| goes(entry)).map(|entry| name(&entry.path)).collect())
+}
+
+pub(crate) async fn remove(call: Call) -> Result<Reply, Failure> {
+    let request: RemoveFilesRequest = call.json()?;
+    let globs = request.checkpoint_globs.unwrap_or_default();
+    let patterns = patterns(&globs)?;
+    let mut uuids = Vec::new();
+    for (checkpoint, storage) in owned(&call, request.checkpoint_uuids).await? {
+        let uuid = checkpoint.uuid;
+        let found = find(uuid.clone(), storage).await?;
+        let (left, paths) = split(&found.entries, &patterns);
+        call.application.database.delete_checkpoint_files(uuid.clone(), left, paths).await?;
+        uuids.push(uuid);
+    }
+    gone(&call, &uuids).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_choose_files_and_empty_folders_go() {
+        let entry = |path: &str, kind| Entry { path: path.into(), kind, size: 3, modified: 0 };
+        let entries = [
+            entry("a.pt", Kind::File),
+            entry("metadata.json", Kind::File),
+            entry("sub", Kind::Folder),
+            entry("sub/b.pt", Kind::File),
+            entry("sub/inner", Kind::Folder),
+            entry("sub/inner/c.txt", Kind::File),
+        ];
+        let cases: &[(&[&str], &[&str])] = &[
+            (&[], &["a.pt", "metadata.json", "sub/", "sub/b.pt", "sub/inner/", "sub/inner/c.txt"]),
+            (&["*.pt"], &["metadata.json", "sub/", "sub/b.pt", "sub/inner/", "sub/inner/c.txt"]),
+            (&["**/*.pt"], &["metadata.json", "sub/", "sub/inner/", "sub/inner/c.txt"]),
+            (&["sub/**"], &["a.pt", "metadata.json"]),
+            (&["sub/inner/*", "a.*"], &["metadata.json", "sub/", "sub/b.pt"]),
+            (&["**/*"], &[]),
+            (&["**"], &[]),
+        ];
+        for (globs, expected) in cases {
+            let globs: Vec<String> = globs.iter().map(|glob| (*glob).to_owned()).collect();
+            let (left, gone) = split(&entries, &patterns(&globs).unwrap());
+            assert_eq!(left.keys().map(String::as_str).collect::<Vec<_>>(), *expected, "{globs:?}");
+            assert!(gone.iter().all(|path| !left.contains_key(path)), "{globs:?}");
+        }
+        assert!(patterns(&["[".to_owned()]).is_err());
+    }
+}

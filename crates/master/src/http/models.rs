@@ -1,0 +1,228 @@
+//! The model registry.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use instep_api::identifiers::{UserId, WorkspaceId};
+use instep_api::models::{
+    Model, ModelRequest, ModelResponse, ModelVersionRequest, ModelVersionResponse, ModelVersionsResponse,
+    ModelsResponse, MoveModelRequest,
+};
+use instep_api::pages::Order;
+
+use super::call::{Call, Query};
+use super::failure::Failure;
+use super::reply::Reply;
+use super::workspaces::must_own;
+use crate::clock::now;
+
+/// A model's name is a part of addresses, where numbers stand for themselves.
+fn checked_name(name: &str) -> Result<(), Failure> {
+    let wrong = |why: &str| Err(Failure::invalid(format!("`{name}` cannot be a model's name: {why}")));
+    match name {
+        "" => Err(Failure::invalid("a model needs a name")),
+        _ if name.len() > 255 => wrong("it is longer than 255 bytes"),
+        _ if name.trim() != name || name.contains("  ") => wrong("it has spaces at an end or several in a row"),
+        _ if name.contains(['/', '\\']) || name.chars().any(char::is_control) => {
+            wrong("it has a slash or a character that cannot be shown")
+        }
+        "." | ".." => wrong("it means something else in addresses"),
+        _ if name.parse::<i64>().is_ok() => wrong("it is a number"),
+        _ => Ok(()),
+    }
+}
+
+fn named(call: &Call) -> String {
+    call.part("name").to_owned()
+}
+
+/// The model of a request that may change it.
+async fn owned(call: &Call) -> Result<Model, Failure> {
+    let model = call.application.database.model(named(call)).await?;
+    must_own(call, model.user_id, "model")?;
+    Ok(model)
+}
+
+/// What a list of models is sorted by.
+fn compare(sort_by: &str) -> Result<fn(&Model, &Model) -> Ordering, Failure> {
+    Ok(match sort_by {
+        "" | "SORT_BY_UNSPECIFIED" => |one, other| one.id.cmp(&other.id),
+        "SORT_BY_NAME" => |one, other| one.name.cmp(&other.name),
+        "SORT_BY_DESCRIPTION" => |one, other| one.description.cmp(&other.description),
+        "SORT_BY_CREATION_TIME" => |one, other| one.creation_time.cmp(&other.creation_time),
+        "SORT_BY_LAST_UPDATED_TIME" => |one, other| one.last_updated_time.cmp(&other.last_updated_time),
+        "SORT_BY_NUM_VERSIONS" => |one, other| one.num_versions.cmp(&other.num_versions),
+        "SORT_BY_WORKSPACE" => |one, other| one.workspace_id.cmp(&other.workspace_id),
+        other => return Err(Failure::invalid(format!("models cannot be sorted by `{other}`"))),
+    })
+}
+
+/// Whether a query that filters wants a model; `workspaces` are the names of all.
+fn wanted(query: &Query, model: &Model, workspaces: &HashMap<WorkspaceId, String>) -> Result<bool, Failure> {
+    let part_of =
+        |text: &str, part: Option<&str>| part.is_none_or(|part| text.to_lowercase().contains(&part.to_lowercase()));
+    let users = query.texts("users");
+    let user_ids: Vec<UserId> = query.values("userIds")?;
+    let workspace_ids: Vec<WorkspaceId> = query.values("workspaceIds")?;
+    let names = query.texts("workspaceNames");
+    let workspace = workspaces.get(&model.workspace_id);
+    Ok(query.value::<bool>("archived")?.is_none_or(|wanted| wanted == model.archived)
+        && query.value::<i64>("id")?.is_none_or(|id| id == 0 || id == model.id.0)
+        && part_of(&model.name, query.text("name"))
+        && part_of(&model.description, query.text("description"))
+        && query.texts("labels").iter().all(|label| model.labels.contains(label))
+        && (users.is_empty() || users.contains(&model.username))
+        && (user_ids.is_empty() || user_ids.contains(&model.user_id))
+        && (workspace_ids.is_empty() || workspace_ids.contains(&model.workspace_id))
+        && (names.is_empty() || workspace.is_some_and(|name| names.contains(name))))
+}
+
+pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+    let database = &call.application.database;
+    let workspaces: HashMap<WorkspaceId, String> =
+        database.workspaces().await?.into_iter().map(|workspace| (workspace.id, workspace.name)).collect();
+    let mut models = Vec::new();
+    for model in database.models().await? {
+        if wanted(&call.query, &model, &workspaces)? {
+            models.push(model);
+        }
+    }
+    let compare = compare(call.query.text("sortBy").unwrap_or_default())?;
+    models.sort_by(compare);
+    if call.query.order()? == Some(Order::Descending) {
+        models.reverse();
+    }
+    let (range, pagination) = call.query.slice(None)?.of(models.len());
+    Reply::json(&ModelsResponse { models: models.drain(range).collect(), pagination })
+}
+
+/// All labels of models, those of most models first.
+pub(crate) async fn labels(call: Call) -> Result<Reply, Failure> {
+    let workspace: Option<WorkspaceId> = call.query.value("workspaceId")?.filter(|id: &WorkspaceId| id.0 != 0);
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    for model in call.application.database.models().await? {
+        if workspace.is_none_or(|id| id == model.workspace_id) {
+            for label in model.labels {
+                *counts.entry(label).or_default() += 1;
+            }
+        }
+    }
+    let mut labels: Vec<(String, usize)> = counts.into_iter().collect();
+    labels.sort_by(|(one, count), (other, others)| others.cmp(count).then_with(|| one.cmp(other)));
+    let labels = labels.into_iter().map(|(label, _)| label).collect();
+    Reply::json(&instep_api::experiments::LabelsResponse { labels })
+}
+
+pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+    let request: ModelRequest = call.json()?;
+    checked_name(request.name.as_deref().unwrap_or_default())?;
+    let owner = call.user()?.id;
+    let model = call.application.database.create_model(request, owner, now()).await?;
+    Reply::json(&ModelResponse { model })
+}
+
+pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+    let model = call.application.database.model(named(&call)).await?;
+    Reply::json(&ModelResponse { model })
+}
+
+pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+    let request: ModelRequest = call.json()?;
+    if let Some(name) = &request.name {
+        checked_name(name)?;
+    }
+    let id = owned(&call).await?.id;
+    let model = call.application.database.change_model(id.to_string(), request, now()).await?;
+    Reply::json(&ModelResponse { model })
+}
+
+pub(crate) async fn relocate(call: Call) -> Result<Reply, Failure> {
+    let request: MoveModelRequest = call.json()?;
+    let workspace_id = request.destination_workspace_id;
+    let workspace_id = workspace_id.ok_or_else(|| Failure::invalid("destinationWorkspaceId is missing"))?;
+    let id = owned(&call).await?.id;
+    let change = ModelRequest { workspace_id: Some(workspace_id), ..ModelRequest::default() };
+    call.application.database.change_model(id.to_string(), change, now()).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+    let id = owned(&call).await?.id;
+    call.application.database.archive_model(id.to_string(), true, now()).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+    let id = owned(&call).await?.id;
+    call.application.database.archive_model(id.to_string(), false, now()).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+    let id = owned(&call).await?.id;
+    call.application.database.delete_model(id.to_string()).await?;
+    Reply::nothing()
+}
+
+pub(crate) async fn versions(call: Call) -> Result<Reply, Failure> {
+    let (model, mut versions) = call.application.database.model_versions(named(&call)).await?;
+    match call.query.text("sortBy").unwrap_or_default() {
+        "" | "SORT_BY_UNSPECIFIED" | "SORT_BY_VERSION" => {}
+        "SORT_BY_CREATION_TIME" => versions.sort_by_key(|version| version.creation_time),
+        other => return Err(Failure::invalid(format!("versions cannot be sorted by `{other}`"))),
+    }
+    if call.query.order()? == Some(Order::Descending) {
+        versions.reverse();
+    }
+    let (range, pagination) = call.query.slice(None)?.of(versions.len());
+    Reply::json(&ModelVersionsResponse { model, model_versions: versions.drain(range).collect(), pagination })
+}
+
+pub(crate) async fn register(call: Call) -> Result<Reply, Failure> {
+    let request: ModelVersionRequest = call.json()?;
+    let owner = call.user()?.id;
+    let version = call.application.database.register_version(named(&call), request, owner, now()).await?;
+    Reply::json(&ModelVersionResponse { model_version: version })
+}
+
+pub(crate) async fn version(call: Call) -> Result<Reply, Failure> {
+    let version = call.application.database.model_version(named(&call), call.id("version")?).await?;
+    Reply::json(&ModelVersionResponse { model_version: version })
+}
+
+/// The number of the version of a request that may change it: its owner may, and the model's.
+async fn owned_version(call: &Call) -> Result<i64, Failure> {
+    let version = call.application.database.model_version(named(call), call.id("version")?).await?;
+    if call.user()?.id != version.user_id {
+        must_own(call, version.model.user_id, "version of a model")?;
+    }
+    Ok(version.version)
+}
+
+pub(crate) async fn change_version(call: Call) -> Result<Reply, Failure> {
+    let request: ModelVersionRequest = call.json()?;
+    let number = owned_version(&call).await?;
+    let version = call.application.database.change_version(named(&call), number, request, now()).await?;
+    Reply::json(&ModelVersionResponse { model_version: version })
+}
+
+pub(crate) async fn delete_version(call: Call) -> Result<Reply, Failure> {
+    let number = owned_version(&call).await?;
+    call.application.database.delete_version(named(&call), number, now()).await?;
+    Reply::nothing()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::checked_name;
+
+    #[test]
+    fn names_can_stand_in_addresses() {
+        for name in ["mnist", "a b", "GPT-2 (small)", "modèle", "12a"] {
+            assert!(checked_name(name).is_ok(), "{name}");
+        }
+        for name in ["", " ", "a  b", "a/b", "..", "12", "-3", "a\nb", &"x".repeat(256)] {
+            assert!(checked_name(name).is_err(), "{name}");
+        }
+    }
+}

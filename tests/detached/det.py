@@ -40,7 +40,7 @@ class Commands:
         """The same for command lines that must succeed; give their outputs."""
         found = self.outcomes(*commands)
         failed = [(command, each) for command, each in zip(commands, found, strict=True) if each.status != 0]
-        assert failed == []
+        assert failed == [], failed
         return [each.output for each in found]
 
 

@@ -3,6 +3,7 @@
 //! Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood.
 
 mod bench;
+mod client;
 mod console;
 mod demo;
 mod doctor;
@@ -45,6 +46,8 @@ enum Command {
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
+    #[command(flatten)]
+    Client(client::Verb),
     /// Say what this machine has and what is missing
     Doctor {
         /// Print JSON instead of a table
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Command::Master(arguments) => master::run(*arguments),
         Command::Up(arguments) => master::up(&arguments),
         Command::Down(arguments) => master::down(&arguments),
+        Command::Client(verb) => client::run(verb),
         Command::Doctor { json } => doctor::run(json),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Demo { arguments } => demo::run(arguments),

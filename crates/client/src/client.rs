@@ -156,6 +156,11 @@ impl Client {
         self.exchange(Method::DELETE, path, None, Repeat::Safely)
     }
 
+    /// Deletes what the body names.
+    pub fn delete_with<Answer: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<Answer> {
+        self.call(Method::DELETE, path, body, Repeat::Safely)
+    }
+
     /// Sends a body with any method, and says whether it may arrive twice.
     pub fn call<Answer: DeserializeOwned>(
         &self,

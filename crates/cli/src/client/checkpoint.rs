@@ -1,0 +1,197 @@
+//! `instep checkpoint`.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use instep_api::checkpoints::{
+    Checkpoint, CheckpointResponse, CheckpointsResponse, DeleteCheckpointsRequest, RemoveFilesRequest,
+};
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_client::{Client, Query};
+use serde_json::Value;
+
+use super::unpack::unpack;
+use super::{Common, api, confirm, say, session, shown, table};
+use crate::report::Hinted;
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the checkpoints of an experiment or a trial
+    #[command(visible_alias = "ls")]
+    List {
+        /// Of this experiment
+        #[arg(required_unless_present = "trial")]
+        experiment: Option<ExperimentId>,
+        /// Of this trial
+        #[arg(long, value_name = "ID", conflicts_with = "experiment")]
+        trial: Option<TrialId>,
+        /// Only the N best by the searcher's metric, the best first
+        #[arg(long, value_name = "N")]
+        best: Option<usize>,
+    },
+    /// Say everything about a checkpoint
+    Describe { uuid: String },
+    /// Copy a checkpoint's files from the master's machine
+    Download {
+        uuid: String,
+        /// Into this folder, which must not be there yet [default: checkpoints/UUID]
+        #[arg(short, long, value_name = "FOLDER")]
+        output_dir: Option<PathBuf>,
+    },
+    /// Delete checkpoints and their files
+    Delete {
+        #[arg(required = true, value_delimiter = ',')]
+        uuids: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Delete some files of checkpoints; without --glob only look again what is there
+    Rm {
+        #[arg(required = true, value_delimiter = ',')]
+        uuids: Vec<String>,
+        /// Files to delete, such as '*.pt' or 'optimizer/**'; may be repeated
+        #[arg(long, value_name = "PATTERN")]
+        glob: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(arguments: CheckpointArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List { experiment, trial, best } => {
+            let what = match (experiment, trial) {
+                (_, Some(trial)) => format!("trials/{trial}"),
+                (Some(experiment), None) => format!("experiments/{experiment}"),
+                (None, None) => anyhow::bail!("name an experiment, or a trial with --trial"),
+            };
+            list(&client, &common, &what, best)
+        }
+        Verb::Describe { uuid } => describe(&client, &common, &uuid),
+        Verb::Download { uuid, output_dir } => download(&client, &uuid, output_dir),
+        Verb::Delete { uuids, yes } => {
+            confirm(yes, &format!("deleting the files of {} checkpoints", uuids.len()))?;
+            let count = uuids.len();
+            let request = DeleteCheckpointsRequest { checkpoint_uuids: Some(uuids) };
+            let _: Value = client.delete_with("/api/v1/checkpoints", &request)?;
+            say(&format!("deleted {count} checkpoints"));
+            Ok(())
+        }
+        Verb::Rm { uuids, glob, yes } => {
+            confirm(yes || glob.is_empty(), &format!("deleting files of {} checkpoints", uuids.len()))?;
+            let request = RemoveFilesRequest { checkpoint_uuids: Some(uuids), checkpoint_globs: Some(glob) };
+            let _: Value = client.post("/api/v1/checkpoints/rm", &request)?;
+            Ok(())
+        }
+    }
+}
+
+/// Prints the checkpoints of `what`, such as `trials/7`.
+pub(super) fn list(client: &Client, common: &Common, what: &str, best: Option<usize>) -> anyhow::Result<()> {
+    let query = match best {
+        Some(count) => Query::new().with("limit", count).with("sortByAttr", "SORT_BY_SEARCHER_METRIC"),
+        None => Query::new().with("sortByAttr", "SORT_BY_END_TIME"),
+    };
+    let found: CheckpointsResponse = client.get(&format!("/api/v1/{what}/checkpoints{query}"))?;
+    if common.json {
+        return table::json(&found.checkpoints);
+    }
+    let mut table = table::Table::new(&["UUID", "TRIAL", "STEPS", "STATE", "METRIC", "FILES", "SIZE", "SAVED"]);
+    for checkpoint in &found.checkpoints {
+        table.row(vec![
+            checkpoint.uuid.clone(),
+            checkpoint.training.trial_id.map(|id| id.to_string()).unwrap_or_default(),
+            shown::value(&checkpoint.metadata["steps_completed"]),
+            shown::checkpoint_state(checkpoint.state),
+            checkpoint.training.searcher_metric.map(shown::number).unwrap_or_default(),
+            files(checkpoint).to_string(),
+            shown::size(size(checkpoint)),
+            shown::time(checkpoint.report_time),
+        ]);
+    }
+    table.print("no checkpoints yet", "the script saves them with core.checkpoint.store_path");
+    Ok(())
+}
+
+fn files(checkpoint: &Checkpoint) -> usize {
+    checkpoint.resources.keys().filter(|name| !name.ends_with('/')).count()
+}
+
+fn size(checkpoint: &Checkpoint) -> i64 {
+    checkpoint.resources.values().map(|size| size.0).sum()
+}
+
+fn get(client: &Client, uuid: &str) -> anyhow::Result<Checkpoint> {
+    match client.get::<CheckpointResponse>(&api(&["checkpoints", uuid])) {
+        Err(error) if error.is_not_found() => {
+            let hint = "`instep checkpoint list EXPERIMENT` shows those of an experiment";
+            Err(Hinted::new(error.to_string(), hint).into())
+        }
+        found => Ok(found?.checkpoint),
+    }
+}
+
+fn describe(client: &Client, common: &Common, uuid: &str) -> anyhow::Result<()> {
+    let checkpoint = get(client, uuid)?;
+    if common.json {
+        return table::json(&checkpoint);
+    }
+    let training = &checkpoint.training;
+    table::facts(&[
+        ("Checkpoint", checkpoint.uuid.clone()),
+        ("Experiment", training.experiment_id.map(|id| id.to_string()).unwrap_or_default()),
+        ("Trial", training.trial_id.map(|id| id.to_string()).unwrap_or_default()),
+        ("State", shown::checkpoint_state(checkpoint.state)),
+        ("Saved", shown::time(checkpoint.report_time)),
+        ("Metric", training.searcher_metric.map(shown::number).unwrap_or_default()),
+        ("Metadata", checkpoint.metadata.to_string()),
+        ("Storage", training.experiment_config["checkpoint_storage"].to_string()),
+    ]);
+    let mut table = table::Table::new(&["FILE", "SIZE"]);
+    for (name, size) in checkpoint.resources.iter().filter(|(name, _)| !name.ends_with('/')) {
+        table.row(vec![name.clone(), shown::size(size.0)]);
+    }
+    crate::console::print(b"\n");
+    table.print("it has no files", "");
+    Ok(())
+}
+
+/// Unpacks beside the place and then renames: what is there under its name is whole.
+fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Result<()> {
+    let folder = output.unwrap_or_else(|| PathBuf::from("checkpoints").join(uuid));
+    let shown_folder = folder.display().to_string();
+    if folder.exists() {
+        return Err(Hinted::new(format!("{shown_folder} is there already"), "choose another with -o").into());
+    }
+    get(client, uuid)?;
+    let archive = client.download(&format!("/checkpoints/{}", instep_client::segment(uuid)), "application/x-tar")?;
+    if let Some(parent) = folder.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    let mut name = folder.clone().into_os_string();
+    name.push(format!(".part-{}", std::process::id()));
+    let part = PathBuf::from(name);
+    std::fs::create_dir(&part).with_context(|| format!("cannot make {}", part.display()))?;
+    let unpacked = unpack(archive, &part).and_then(|bytes| std::fs::rename(&part, &folder).map(|()| bytes));
+    let bytes = unpacked.map_err(|error| {
+        // What came so far is of no use; if it cannot be removed, it at least does not bear the name.
+        let _ = std::fs::remove_dir_all(&part);
+        anyhow::Error::from(error).context(format!("cannot download checkpoint {uuid}"))
+    })?;
+    say(&format!("downloaded {}", shown::size(bytes as i64)));
+    crate::console::print(format!("{shown_folder}\n").as_bytes());
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! `instep experiment`.
+
+use std::thread;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use instep_api::experiments::{Experiment, ExperimentsResponse, GetExperimentResponse};
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::states::State;
+use instep_api::trials::TrialsResponse;
+use instep_client::{Client, Query};
+use serde_json::{Value, json};
+
+use super::export::{ExportArguments, save};
+use super::logs::LogArguments;
+use super::metrics::MetricArguments;
+use super::{
+    Common, api, checkpoint, confirm, delete, logs, metrics, project, say, session, shown, table, tell, trial,
+};
+use crate::report::Hinted;
+
+/// How often somebody who waits looks.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub(crate) struct ExperimentArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List experiments, the newest first
+    #[command(visible_alias = "ls")]
+    List(ListArguments),
+    /// Say everything about experiments
+    Describe {
+        /// Which ones
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
+    /// Print the configuration
+    Config { id: ExperimentId },
+    /// Summarise the metrics of its trial, or follow them
+    Metrics {
+        id: ExperimentId,
+        #[command(flatten)]
+        metrics: MetricArguments,
+    },
+    /// Print what its trial wrote
+    Logs {
+        id: ExperimentId,
+        #[command(flatten)]
+        logs: LogArguments,
+    },
+    /// Write all metrics of all its trials as CSV or JSON lines
+    Export {
+        id: ExperimentId,
+        #[command(flatten)]
+        export: ExportArguments,
+    },
+    /// List its trials
+    ListTrials { id: ExperimentId },
+    /// List its checkpoints
+    ListCheckpoints {
+        id: ExperimentId,
+        /// Only the N best by the searcher's metric, the best first
+        #[arg(long, value_name = "N")]
+        best: Option<usize>,
+    },
+    /// Wait until it ends: exit status 0 if it completed
+    Wait { id: ExperimentId },
+    /// Add or remove labels
+    #[command(subcommand)]
+    Label(Label),
+    /// Change what is written on it
+    #[command(subcommand)]
+    Set(Set),
+    /// Move it to another project
+    Move { id: ExperimentId, workspace: String, project: String },
+    /// Put experiments that are over out of sight
+    Archive {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
+    /// Bring them back
+    Unarchive {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
+    /// Delete experiments that are over, with their metrics, logs, and the files of their checkpoints
+    Delete {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ListArguments {
+    /// Those of all users and those in the archive too
+    #[arg(short, long)]
+    all: bool,
+    /// Only those in this state, such as running or completed; may be repeated
+    #[arg(long = "state", value_name = "STATE", value_parser = state)]
+    states: Vec<State>,
+    /// Only those with this label; may be repeated
+    #[arg(long = "label", value_name = "LABEL")]
+    labels: Vec<String>,
+    /// Only those with this in their name
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: i64,
+}
+
+#[derive(Debug, Subcommand)]
+enum Label {
+    /// Add a label
+    Add { id: ExperimentId, label: String },
+    /// Remove a label
+    Remove { id: ExperimentId, label: String },
+}
+
+#[derive(Debug, Subcommand)]
+enum Set {
+    /// Rename it
+    Name { id: ExperimentId, name: String },
+    /// Describe it
+    Description { id: ExperimentId, description: String },
+    /// Write notes on it
+    Notes { id: ExperimentId, notes: String },
+}
+
+fn state(text: &str) -> Result<State, String> {
+    let name = format!("STATE_{}", text.to_uppercase().replace(['-', ' '], "_"));
+    name.parse().map_err(|_| "there is no such state; running, completed, error and paused are some".to_owned())
+}
+
+pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List(list_arguments) => list(&client, &common, &list_arguments),
+        Verb::Describe { ids } => describe(&client, &common, &ids),
+        Verb::Config { id } => table::json(&get(&client, id)?.config),
+        Verb::Metrics { id, metrics } => metrics::print(&client, first_trial(&client, id)?, &metrics, common.json),
+        Verb::Logs { id, logs } => logs::print(&client, first_trial(&client, id)?, &logs, common.json),
+        Verb::Export { id, export } => save(&client, &format!("experiments/{id}"), &export),
+        Verb::ListTrials { id } => trial::list(&client, &common, id),
+        Verb::ListCheckpoints { id, best } => checkpoint::list(&client, &common, &format!("experiments/{id}"), best),
+        Verb::Wait { id } => wait(&client, id),
+        Verb::Label(Label::Add { id, label }) => {
+            let path = api(&["experiments", &id.to_string(), "labels", &label]);
+            let _: Value = client.put(&path, &json!({}))?;
+            Ok(())
+        }
+        Verb::Label(Label::Remove { id, label }) => {
+            delete(&client, &api(&["experiments", &id.to_string(), "labels", &label]))
+        }
+        Verb::Set(Set::Name { id, name }) => patch(&client, id, &json!({"name": name})),
+        Verb::Set(Set::Description { id, description }) => patch(&client, id, &json!({"description": description})),
+        Verb::Set(Set::Notes { id, notes }) => patch(&client, id, &json!({"notes": notes})),
+        Verb::Move { id, workspace, project } => {
+            let destination = project::by_names(&client, &workspace, &project)?.id;
+            let path = format!("/api/v1/experiments/{id}/move");
+            let _: Value = client.post(&path, &json!({"experimentId": id, "destinationProjectId": destination}))?;
+            Ok(())
+        }
+        Verb::Archive { ids } => each(&ids, |id| tell(&client, &format!("/api/v1/experiments/{id}/archive"))),
+        Verb::Unarchive { ids } => each(&ids, |id| tell(&client, &format!("/api/v1/experiments/{id}/unarchive"))),
+        Verb::Delete { ids, yes } => {
+            confirm(yes, &format!("deleting {} experiments with the files of their checkpoints", ids.len()))?;
+            each(&ids, |id| {
+                delete(&client, &format!("/api/v1/experiments/{id}"))?;
+                say(&format!("deleted experiment {id}"));
+                Ok(())
+            })
+        }
+    }
+}
+
+fn each(ids: &[ExperimentId], action: impl Fn(ExperimentId) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    ids.iter().try_for_each(|id| action(*id))
+}
+
+fn patch(client: &Client, id: ExperimentId, change: &Value) -> anyhow::Result<()> {
+    let _: Value = client.patch(&format!("/api/v1/experiments/{id}"), change)?;
+    Ok(())
+}
+
+fn get(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
+    match client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}")) {
+        Err(error) if error.is_not_found() => {
+            Err(Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into())
+        }
+        found => Ok(found?.experiment),
+    }
+}
+
+/// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
+fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<TrialId> {
+    let first = get(client, id)?.trial_ids.first().copied();
+    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script makes them when it runs");
+    Ok(first.ok_or_else(none)?)
+}
+
+fn list(client: &Client, common: &Common, arguments: &ListArguments) -> anyhow::Result<()> {
+    let mut query = Query::new()
+        .with("limit", if arguments.limit > 0 { arguments.limit } else { -1 })
+        .with("orderBy", "ORDER_BY_DESC")
+        .with_all("states", arguments.states.iter().map(|state| state.as_str()))
+        .with_all("labels", &arguments.labels)
+        .with_some("name", arguments.name.as_ref());
+    if !arguments.all {
+        query = query.with("archived", false).with("users", client.user()?.username);
+    }
+    let found: ExperimentsResponse = client.get(&format!("/api/v1/experiments{query}"))?;
+    if common.json {
+        return table::json(&found.experiments);
+    }
+    print_list(&found.experiments, if arguments.all { "" } else { "-a shows those of all users and the archive too" });
+    let (shown, total) = (found.experiments.len() as i64, found.pagination.total);
+    if shown > 0 && shown < total {
+        say(&format!("the newest {shown} of {total}; --limit shows more"));
+    }
+    Ok(())
+}
+
+/// Prints experiments as a table.
+pub(super) fn print_list(experiments: &[Experiment], hint: &str) {
+    let headings = ["ID", "NAME", "STATE", "PROGRESS", "OWNER", "STARTED", "TOOK", "TRIALS", "PROJECT"];
+    let mut table = table::Table::new(&headings);
+    for experiment in experiments {
+        table.row(vec![
+            experiment.id.to_string(),
+            experiment.name.clone(),
+            shown::state(experiment.state),
+            shown::progress(experiment.progress),
+            experiment.username.clone(),
+            shown::time(experiment.start_time),
+            shown::duration(experiment.duration),
+            experiment.num_trials.to_string(),
+            format!("{}/{}", experiment.workspace_name, experiment.project_name),
+        ]);
+    }
+    let hint = if hint.is_empty() { "a script makes one: `docs/concepts/tracking.md` shows how" } else { hint };
+    table.print("no experiments", hint);
+}
+
+fn describe(client: &Client, common: &Common, ids: &[ExperimentId]) -> anyhow::Result<()> {
+    let found: Vec<Experiment> = ids.iter().map(|id| get(client, *id)).collect::<anyhow::Result<_>>()?;
+    if common.json {
+        return table::json(&found);
+    }
+    for (index, experiment) in found.iter().enumerate() {
+        if index > 0 {
+            crate::console::print(b"\n");
+        }
+        print_one(client, experiment)?;
+    }
+    Ok(())
+}
+
+fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
+    let best = experiment.best_trial_searcher_metric.map(|value| {
+        let trial = experiment.best_trial_id.map(|id| format!(" (trial {id})")).unwrap_or_default();
+        format!("{} {}{trial}", experiment.searcher_metric, shown::number(value))
+    });
+    table::facts(&[
+        ("Experiment", experiment.id.to_string()),
+        ("Name", experiment.name.clone()),
+        ("Description", experiment.description.clone()),
+        ("Labels", shown::list(&experiment.labels)),
+        ("State", shown::state(experiment.state)),
+        ("Progress", shown::progress(experiment.progress)),
+        ("Owner", experiment.username.clone()),
+        ("Project", format!("{}/{}", experiment.workspace_name, experiment.project_name)),
+        ("Started", shown::time(experiment.start_time)),
+        ("Ended", shown::optional_time(experiment.end_time)),
+        ("Took", shown::duration(experiment.duration)),
+        ("Best", best.unwrap_or_default()),
+        ("Checkpoints", format!("{} ({})", experiment.checkpoint_count, shown::size(experiment.checkpoint_size.0))),
+        ("External id", experiment.external_experiment_id.clone().unwrap_or_default()),
+        ("Page", format!("{}/det/experiments/{}", client.address(), experiment.id)),
+    ]);
+    let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{}/trials", experiment.id))?;
+    crate::console::print(b"\n");
+    trial::print_list(&trials.trials);
+    Ok(())
+}
+
+fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
+    loop {
+        let state = get(client, id)?.state;
+        if state == State::Completed {
+            return Ok(());
+        }
+        if state.is_terminal() {
+            anyhow::bail!("experiment {id} ended in state {}", shown::state(state));
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}

@@ -1,0 +1,103 @@
+//! Logs of a trial: which lines, and how.
+
+use clap::Args;
+use instep_api::identifiers::TrialId;
+use instep_api::logs::ShownLine;
+use instep_client::{Client, Query};
+
+use super::table;
+use crate::console;
+
+/// Which lines are wanted.
+#[derive(Debug, Args)]
+pub(super) struct LogArguments {
+    /// Wait for further lines until the trial ends
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the first N lines
+    #[arg(long, value_name = "N", conflicts_with_all = ["tail", "follow"])]
+    head: Option<usize>,
+    /// Only the last N lines
+    #[arg(long, value_name = "N", conflicts_with = "follow")]
+    tail: Option<usize>,
+    /// Only lines of this rank; may be repeated; -1 for lines without a rank
+    #[arg(long = "rank-id", visible_alias = "rank", value_name = "RANK", allow_negative_numbers = true)]
+    ranks: Vec<i64>,
+    /// Only lines of this level or above: trace, debug, info, warning, error, critical
+    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    level: Option<usize>,
+    /// Only lines of this source; may be repeated
+    #[arg(long = "source", value_name = "SOURCE")]
+    sources: Vec<String>,
+    /// Only lines of stdout or stderr
+    #[arg(long = "stdtype", value_name = "STREAM", value_parser = ["stdout", "stderr"])]
+    stdtypes: Vec<String>,
+    /// Only lines with this text
+    #[arg(long, value_name = "TEXT")]
+    search: Option<String>,
+    /// Take the text of --search as a regular expression
+    #[arg(long, requires = "search")]
+    regex: bool,
+    /// Only lines before this time, such as 2026-01-02T03:04:05Z
+    #[arg(long, value_name = "TIME")]
+    timestamp_before: Option<String>,
+    /// Only lines after this time
+    #[arg(long, value_name = "TIME")]
+    timestamp_after: Option<String>,
+}
+
+const LEVELS: [&str; 6] = ["trace", "debug", "info", "warning", "error", "critical"];
+
+fn level(text: &str) -> Result<usize, String> {
+    let found = LEVELS.iter().position(|level| level.eq_ignore_ascii_case(text));
+    found.ok_or_else(|| format!("it takes {}", LEVELS.join(", ")))
+}
+
+impl LogArguments {
+    fn query(&self) -> Query {
+        let levels = self.level.map(|lowest| &LEVELS[lowest..]).unwrap_or_default();
+        let mut query = Query::new()
+            .with_some("limit", self.head.or(self.tail))
+            .with_all("rankIds", &self.ranks)
+            .with_all("levels", levels.iter().map(|level| format!("LOG_LEVEL_{}", level.to_uppercase())))
+            .with_all("sources", &self.sources)
+            .with_all("stdtypes", &self.stdtypes)
+            .with_some("searchText", self.search.as_ref())
+            .with_some("timestampBefore", self.timestamp_before.as_ref())
+            .with_some("timestampAfter", self.timestamp_after.as_ref());
+        for (name, wanted) in [("follow", self.follow), ("enableRegex", self.regex)] {
+            if wanted {
+                query = query.with(name, true);
+            }
+        }
+        if self.tail.is_some() {
+            query = query.with("orderBy", "ORDER_BY_DESC");
+        }
+        query
+    }
+}
+
+/// Prints lines as they come.
+pub(super) fn print(client: &Client, trial: TrialId, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
+    let path = format!("/api/v1/trials/{trial}/logs{}", arguments.query());
+    // Without a limit to the silence: a person watches, and can end it.
+    let mut lines = client.stream::<ShownLine>(&path, None)?;
+    if arguments.tail.is_some() {
+        let mut last: Vec<ShownLine> = lines.collect::<Result<_, _>>()?;
+        last.reverse();
+        return last.iter().try_for_each(|line| show(line, json));
+    }
+    lines.try_for_each(|line| show(&line?, json))
+}
+
+fn show(line: &ShownLine, json: bool) -> anyhow::Result<()> {
+    if json {
+        return table::json_line(line);
+    }
+    let mut text = line.message.clone();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    console::print(text.as_bytes());
+    Ok(())
+}

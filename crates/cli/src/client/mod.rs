@@ -1,0 +1,143 @@
+//! The verbs that talk to a master: `instep experiment list` and its like.
+//!
+//! Names and short forms are those of Determined's `det`, so that fingers need not learn anything. Data goes to stdout, as
+//! aligned tables or as the master's JSON (`--json`); everything else that is said goes to stderr.
+//!
+//! - [`session`] knows which master is meant, who speaks, and where tokens are kept; [`password`] asks for passwords.
+//! - [`table`] and [`shown`] decide how things look.
+//! - The other modules are the verbs, one for each kind of thing.
+
+mod account;
+mod checkpoint;
+mod experiment;
+mod export;
+mod logs;
+mod metrics;
+mod model;
+mod password;
+mod project;
+mod session;
+mod shown;
+mod table;
+mod trial;
+mod unpack;
+mod user;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use instep_client::{Client, Error};
+
+use crate::console;
+use crate::report::{Hinted, chain};
+
+/// The verbs; flattened into the commands of the program.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Log in to a master, and stay logged in
+    Login(account::LoginArguments),
+    /// End the session
+    Logout(account::SessionArguments),
+    /// Say which user speaks to which master
+    Whoami(account::SessionArguments),
+    /// Experiments: list, describe, metrics, logs, export, label, archive, delete
+    #[command(visible_alias = "e", arg_required_else_help = true)]
+    Experiment(experiment::ExperimentArguments),
+    /// Trials: list, describe, metrics, logs, export
+    #[command(visible_alias = "t", arg_required_else_help = true)]
+    Trial(trial::TrialArguments),
+    /// Checkpoints: list, describe, download, delete
+    #[command(visible_alias = "c", arg_required_else_help = true)]
+    Checkpoint(checkpoint::CheckpointArguments),
+    /// Models: names for checkpoints that are to be found again
+    #[command(visible_alias = "m", arg_required_else_help = true)]
+    Model(model::ModelArguments),
+    /// Workspaces, which group projects
+    #[command(visible_alias = "w", arg_required_else_help = true)]
+    Workspace(workspace::WorkspaceArguments),
+    /// Projects, which group experiments
+    #[command(visible_alias = "p", arg_required_else_help = true)]
+    Project(project::ProjectArguments),
+    /// Users of a master
+    #[command(visible_alias = "u", arg_required_else_help = true)]
+    User(user::UserArguments),
+}
+
+/// What all verbs take.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Common {
+    /// Address of the master [default: $INSTEP_MASTER, else $DET_MASTER, else http://127.0.0.1:8080]
+    #[arg(short, long, value_name = "ADDRESS", global = true)]
+    master: Option<String>,
+    /// Print JSON instead of a table
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// Does what a verb says.
+pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
+    let outcome = match verb {
+        Verb::Login(arguments) => account::login(&arguments),
+        Verb::Logout(arguments) => account::logout(&arguments),
+        Verb::Whoami(arguments) => account::whoami(&arguments),
+        Verb::Experiment(arguments) => experiment::run(arguments),
+        Verb::Trial(arguments) => trial::run(arguments),
+        Verb::Checkpoint(arguments) => checkpoint::run(arguments),
+        Verb::Model(arguments) => model::run(arguments),
+        Verb::Workspace(arguments) => workspace::run(arguments),
+        Verb::Project(arguments) => project::run(arguments),
+        Verb::User(arguments) => user::run(arguments),
+    };
+    outcome.map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Says what to do next where the client's own words do not.
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    let hint = match error.downcast_ref::<Error>() {
+        Some(Error::Unreachable { .. }) => "`instep up` starts one on this machine, --master names another",
+        Some(error) if error.is_unauthenticated() => "`instep login USER` logs in",
+        Some(Error::Refused { status: 403, .. }) => "`instep whoami` says who you are, `instep login USER` changes it",
+        Some(Error::Address { .. }) => "such as http://127.0.0.1:8080, or a name alone",
+        Some(_) | None => return error,
+    };
+    Hinted::new(chain(error.as_ref()), hint).into()
+}
+
+/// Says that something was done.
+fn say(what: &str) {
+    console::print_error(&format!("{what}\n"));
+}
+
+/// Asks before something that cannot be taken back, unless `yes`.
+fn confirm(yes: bool, what: &str) -> anyhow::Result<()> {
+    use std::io::{BufRead, IsTerminal};
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Hinted::new(format!("{what} cannot be taken back"), "add --yes to do it").into());
+    }
+    console::print_error(&format!("{what} cannot be taken back. Type yes to do it: "));
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(anyhow::anyhow!("nothing was done")) }
+}
+
+/// A path of the API with a name in it.
+fn api(parts: &[&str]) -> String {
+    let parts: Vec<String> = parts.iter().map(|part| instep_client::segment(part)).collect();
+    format!("/api/v1/{}", parts.join("/"))
+}
+
+/// Sends something without content whose answer does not matter.
+fn tell(client: &Client, path: &str) -> anyhow::Result<()> {
+    let _: serde_json::Value = client.post(path, &serde_json::json!({}))?;
+    Ok(())
+}
+
+/// Deletes.
+fn delete(client: &Client, path: &str) -> anyhow::Result<()> {
+    let _: serde_json::Value = client.delete(path)?;
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! `instep model`.
+
+use clap::{Args, Subcommand};
+use instep_api::models::{
+    Model, ModelRequest, ModelResponse, ModelVersion, ModelVersionResponse, ModelVersionsResponse, ModelsResponse,
+};
+use instep_client::{Client, Query};
+use serde_json::json;
+
+use super::{Common, api, confirm, delete, say, session, shown, table, tell};
+use crate::report::Hinted;
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List models
+    #[command(visible_alias = "ls")]
+    List {
+        /// Only those of this workspace; may be repeated
+        #[arg(
+            short,
+            long = "workspace-names",
+            visible_alias = "workspace",
+            value_name = "NAME",
+            value_delimiter = ','
+        )]
+        workspaces: Vec<String>,
+    },
+    /// Make a model
+    Create {
+        name: String,
+        /// What it is
+        #[arg(long, value_name = "TEXT")]
+        description: Option<String>,
+        /// In this workspace
+        #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
+        workspace: Option<String>,
+        /// With this label; may be repeated
+        #[arg(long = "label", value_name = "LABEL")]
+        labels: Vec<String>,
+    },
+    /// Say everything about a model and one of its versions
+    Describe {
+        name: String,
+        /// Which one, instead of the newest
+        #[arg(long, value_name = "NUMBER")]
+        version: Option<i64>,
+    },
+    /// List the versions of a model
+    ListVersions { name: String },
+    /// Make a checkpoint the next version of a model
+    RegisterVersion {
+        name: String,
+        /// The checkpoint
+        uuid: String,
+        /// What it is called
+        #[arg(long = "name", value_name = "NAME")]
+        version_name: Option<String>,
+    },
+    /// Take a version out of a model; its checkpoint stays
+    DeleteVersion {
+        name: String,
+        version: i64,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Move a model to another workspace
+    Move {
+        name: String,
+        /// Where to
+        #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
+        workspace: String,
+    },
+    /// Put a model out of reach of changes
+    Archive { name: String },
+    /// Bring it back
+    Unarchive { name: String },
+    /// Delete a model; the checkpoints stay
+    Delete {
+        name: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List { workspaces } => list(&client, &common, &workspaces),
+        Verb::Create { name, description, workspace, labels } => {
+            let request = ModelRequest {
+                name: Some(name),
+                description,
+                workspace_name: workspace,
+                labels: Some(labels),
+                ..ModelRequest::default()
+            };
+            let made: ModelResponse = client.post("/api/v1/models", &request)?;
+            if common.json {
+                return table::json(&made.model);
+            }
+            facts(&made.model);
+            Ok(())
+        }
+        Verb::Describe { name, version } => describe(&client, &common, &name, version),
+        Verb::ListVersions { name } => {
+            let found = versions(&client, &name)?;
+            if common.json {
+                return table::json(&found.model_versions);
+            }
+            print_versions(&found.model_versions, &name);
+            Ok(())
+        }
+        Verb::RegisterVersion { name, uuid, version_name } => {
+            let request = json!({"modelName": name, "checkpointUuid": uuid, "name": version_name});
+            let made: ModelVersionResponse = client.post(&api(&["models", &name, "versions"]), &request)?;
+            if common.json {
+                return table::json(&made.model_version);
+            }
+            say(&format!("checkpoint {uuid} is version {} of {name}", made.model_version.version));
+            Ok(())
+        }
+        Verb::DeleteVersion { name, version, yes } => {
+            confirm(yes, &format!("taking version {version} out of model {name}"))?;
+            delete(&client, &api(&["models", &name, "versions", &version.to_string()]))
+        }
+        Verb::Move { name, workspace } => {
+            let change = ModelRequest { workspace_name: Some(workspace), ..ModelRequest::default() };
+            let _: ModelResponse = client.patch(&api(&["models", &name]), &change)?;
+            Ok(())
+        }
+        Verb::Archive { name } => tell(&client, &api(&["models", &name, "archive"])),
+        Verb::Unarchive { name } => tell(&client, &api(&["models", &name, "unarchive"])),
+        Verb::Delete { name, yes } => {
+            confirm(yes, &format!("deleting model {name} with its versions"))?;
+            delete(&client, &api(&["models", &name]))?;
+            say(&format!("deleted model {name}"));
+            Ok(())
+        }
+    }
+}
+
+fn list(client: &Client, common: &Common, workspaces: &[String]) -> anyhow::Result<()> {
+    let query = Query::new().with_all("workspaceNames", workspaces);
+    let found: ModelsResponse = client.get(&format!("/api/v1/models{query}"))?;
+    if common.json {
+        return table::json(&found.models);
+    }
+    let headings = ["ID", "NAME", "DESCRIPTION", "VERSIONS", "LABELS", "OWNER", "UPDATED", "ARCHIVED"];
+    let mut table = table::Table::new(&headings);
+    for model in found.models {
+        table.row(vec![
+            model.id.to_string(),
+            model.name,
+            model.description,
+            model.num_versions.to_string(),
+            shown::list(&model.labels),
+            model.username,
+            shown::time(model.last_updated_time),
+            if model.archived { "yes".to_owned() } else { String::new() },
+        ]);
+    }
+    table.print("no models yet", "`instep model create NAME` makes one");
+    Ok(())
+}
+
+fn versions(client: &Client, name: &str) -> anyhow::Result<ModelVersionsResponse> {
+    match client.get(&api(&["models", name, "versions"])) {
+        Err(error) if error.is_not_found() => {
+            Err(Hinted::new(error.to_string(), "`instep model list` shows all there are").into())
+        }
+        found => Ok(found?),
+    }
+}
+
+fn describe(client: &Client, common: &Common, name: &str, version: Option<i64>) -> anyhow::Result<()> {
+    let found = versions(client, name)?;
+    let version = match version {
+        None => found.model_versions.into_iter().last(),
+        Some(number) => {
+            let mut all = found.model_versions.into_iter();
+            let none = || Hinted::new(format!("model '{name}' has no version {number}"), "list-versions shows them");
+            Some(all.find(|version| version.version == number).ok_or_else(none)?)
+        }
+    };
+    if common.json {
+        return table::json(&json!({"model": found.model, "version": version}));
+    }
+    facts(&found.model);
+    crate::console::print(b"\n");
+    print_versions(version.as_slice(), name);
+    Ok(())
+}
+
+fn facts(model: &Model) {
+    table::facts(&[
+        ("Model", model.id.to_string()),
+        ("Name", model.name.clone()),
+        ("Description", model.description.clone()),
+        ("Labels", shown::list(&model.labels)),
+        ("Owner", model.username.clone()),
+        ("Made", shown::time(model.creation_time)),
+        ("Updated", shown::time(model.last_updated_time)),
+        ("Versions", model.num_versions.to_string()),
+        ("Metadata", serde_json::Value::Object(model.metadata.clone()).to_string()),
+        ("Archived", if model.archived { "yes" } else { "no" }.to_owned()),
+    ]);
+}
+
+fn print_versions(versions: &[ModelVersion], name: &str) {
+    let mut table = table::Table::new(&["VERSION", "NAME", "CHECKPOINT", "TRIAL", "STEPS", "METRIC", "MADE"]);
+    for version in versions {
+        let training = &version.checkpoint.training;
+        table.row(vec![
+            version.version.to_string(),
+            version.name.clone(),
+            version.checkpoint.uuid.clone(),
+            training.trial_id.map(|id| id.to_string()).unwrap_or_default(),
+            shown::value(&version.checkpoint.metadata["steps_completed"]),
+            training.searcher_metric.map(shown::number).unwrap_or_default(),
+            shown::time(version.creation_time),
+        ]);
+    }
+    table.print("no versions yet", &format!("`instep model register-version {name} CHECKPOINT` makes one"));
+}

@@ -1,0 +1,160 @@
+//! `instep project`.
+
+use clap::{Args, Subcommand};
+use instep_api::experiments::ExperimentsResponse;
+use instep_api::workspaces::{Project, ProjectResponse, ProjectsResponse, Workspace};
+use instep_client::{Client, Query};
+use serde_json::json;
+
+use super::{Common, confirm, delete, experiment, say, session, shown, table, tell, workspace};
+use crate::report::Hinted;
+
+#[derive(Debug, Args)]
+pub(crate) struct ProjectArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// A project is named with its workspace.
+#[derive(Debug, Args)]
+struct Named {
+    workspace: String,
+    project: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the projects of a workspace
+    #[command(visible_alias = "ls")]
+    List { workspace: String },
+    /// Say everything about a project
+    Describe(Named),
+    /// List the experiments of a project
+    ListExperiments(Named),
+    /// Make a project
+    Create {
+        #[command(flatten)]
+        named: Named,
+        /// What it is about
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        description: String,
+    },
+    /// Rename or describe a project
+    Edit {
+        #[command(flatten)]
+        named: Named,
+        /// Its new name
+        #[arg(long = "new-name", visible_alias = "name", value_name = "NAME")]
+        new_name: Option<String>,
+        /// Its new description
+        #[arg(long, value_name = "TEXT")]
+        description: Option<String>,
+    },
+    /// Put a project out of sight
+    Archive(Named),
+    /// Bring it back
+    Unarchive(Named),
+    /// Delete a project that holds no experiments
+    Delete {
+        #[command(flatten)]
+        named: Named,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    let path = |named: &Named| -> anyhow::Result<String> {
+        Ok(format!("/api/v1/projects/{}", by_names(&client, &named.workspace, &named.project)?.id))
+    };
+    match arguments.verb {
+        Verb::List { workspace } => list(&client, &common, &workspace::by_name(&client, &workspace)?),
+        Verb::Describe(named) => describe(&common, &by_names(&client, &named.workspace, &named.project)?),
+        Verb::ListExperiments(named) => {
+            let project = by_names(&client, &named.workspace, &named.project)?;
+            let query = Query::new().with("projectId", project.id).with("limit", -1).with("orderBy", "ORDER_BY_DESC");
+            let found: ExperimentsResponse = client.get(&format!("/api/v1/experiments{query}"))?;
+            if common.json {
+                return table::json(&found.experiments);
+            }
+            experiment::print_list(&found.experiments, "`instep experiment move ID WORKSPACE PROJECT` moves some here");
+            Ok(())
+        }
+        Verb::Create { named, description } => {
+            let workspace = workspace::by_name(&client, &named.workspace)?;
+            let request = json!({"name": named.project, "description": description});
+            let made: ProjectResponse =
+                client.post(&format!("/api/v1/workspaces/{}/projects", workspace.id), &request)?;
+            describe(&common, &made.project)
+        }
+        Verb::Edit { named, new_name, description } => {
+            let change = json!({"name": new_name, "description": description});
+            let changed: ProjectResponse = client.patch(&path(&named)?, &change)?;
+            describe(&common, &changed.project)
+        }
+        Verb::Archive(named) => tell(&client, &format!("{}/archive", path(&named)?)),
+        Verb::Unarchive(named) => tell(&client, &format!("{}/unarchive", path(&named)?)),
+        Verb::Delete { named, yes } => {
+            let path = path(&named)?;
+            confirm(yes, &format!("deleting project {}/{}", named.workspace, named.project))?;
+            delete(&client, &path)?;
+            say(&format!("deleted project {}/{}", named.workspace, named.project));
+            Ok(())
+        }
+    }
+}
+
+/// Finds a project by the names of its workspace and itself.
+pub(super) fn by_names(client: &Client, workspace: &str, project: &str) -> anyhow::Result<Project> {
+    let id = workspace::by_name(client, workspace)?.id;
+    let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{id}/projects"))?;
+    let none = || {
+        let hint = format!("`instep project list {workspace}` shows those of the workspace");
+        Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
+    };
+    Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)
+}
+
+/// Prints the projects of a workspace.
+pub(super) fn list(client: &Client, common: &Common, workspace: &Workspace) -> anyhow::Result<()> {
+    let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{}/projects", workspace.id))?;
+    if common.json {
+        return table::json(&found.projects);
+    }
+    let mut table = table::Table::new(&["ID", "NAME", "DESCRIPTION", "EXPERIMENTS", "OWNER", "ARCHIVED"]);
+    for project in found.projects {
+        table.row(vec![
+            project.id.to_string(),
+            project.name,
+            project.description,
+            project.num_experiments.to_string(),
+            project.username,
+            if project.archived { "yes".to_owned() } else { String::new() },
+        ]);
+    }
+    table.print("no projects yet", &format!("`instep project create {} NAME` makes one", workspace.name));
+    Ok(())
+}
+
+fn describe(common: &Common, project: &Project) -> anyhow::Result<()> {
+    if common.json {
+        return table::json(project);
+    }
+    table::facts(&[
+        ("Project", project.id.to_string()),
+        ("Name", project.name.clone()),
+        ("Workspace", project.workspace_name.clone()),
+        ("Description", project.description.clone()),
+        ("Owner", project.username.clone()),
+        ("Experiments", project.num_experiments.to_string()),
+        ("Running", project.num_active_experiments.to_string()),
+        ("Last started", shown::optional_time(project.last_experiment_started_at)),
+        ("Archived", if project.archived { "yes" } else { "no" }.to_owned()),
+    ]);
+    Ok(())
+}

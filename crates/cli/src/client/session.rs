@@ -1,0 +1,190 @@
+//! Which master is meant, who speaks to it, and where tokens are kept.
+//!
+//! Tokens lie in `instep/sessions.json` in the user's configuration folder, which only its owner may read. Who speaks is
+//! decided in this order: a user and password in the environment; the session that is kept for this master; the user
+//! `determined` without a password, which a master on this machine has from the start.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use instep_api::users::User;
+use instep_client::{Address, Client, Credentials, Settings};
+use serde::{Deserialize, Serialize};
+
+use super::Common;
+use crate::report::Hinted;
+
+/// Where a master is that nobody named.
+const DEFAULT_MASTER: &str = "http://127.0.0.1:8080";
+/// Who speaks if nobody is named.
+const DEFAULT_USER: &str = "determined";
+/// A person waits: a master that is not there is reported soon.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A session that is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    user: String,
+    token: String,
+    /// Opened without asking anybody, and so may be opened again.
+    #[serde(default)]
+    automatic: bool,
+}
+
+/// The sessions that are kept, by the address of their master.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Sessions {
+    #[serde(default)]
+    masters: BTreeMap<String, Kept>,
+}
+
+/// Reads a variable that is not empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The address of the master that is meant.
+fn address(given: Option<&str>) -> anyhow::Result<Address> {
+    let text = given.map(str::to_owned).or_else(|| variable("INSTEP_MASTER")).or_else(|| variable("DET_MASTER"));
+    Ok(text.as_deref().unwrap_or(DEFAULT_MASTER).parse::<Address>()?)
+}
+
+/// A client of the master that is meant; it has not said who it is.
+pub(super) fn stranger(common: &Common) -> anyhow::Result<Client> {
+    let certificates = variable("INSTEP_MASTER_CERT_FILE").or_else(|| variable("DET_MASTER_CERT_FILE"));
+    let certificates = certificates.filter(|path| path != "noverify").map(PathBuf::from);
+    let settings = Settings { certificates, patience: PATIENCE, ..Settings::at(address(common.master.as_deref())?) };
+    Ok(Client::new(settings)?)
+}
+
+/// A client that speaks for somebody.
+pub(super) fn connect(common: &Common) -> anyhow::Result<Client> {
+    let client = stranger(common)?;
+    let names = [("INSTEP_USER", "INSTEP_PASSWORD"), ("DET_USER", "DET_PASS")];
+    let named = names.iter().find_map(|(user, password)| Some((variable(user)?, variable(password)?)));
+    if let Some((user, password)) = named {
+        client.login(Credentials::new(user, &password))?;
+        return Ok(client);
+    }
+    let path = file()?;
+    let mut sessions = read(&path)?;
+    let master = client.address().to_string();
+    if let Some(kept) = sessions.masters.get(&master) {
+        client.use_token(&kept.token);
+        match client.user() {
+            Ok(_) => return Ok(client),
+            Err(error) if error.is_unauthenticated() && kept.automatic => {}
+            Err(error) if error.is_unauthenticated() => {
+                let what = format!("the session of user '{}' at {master} has ended", kept.user);
+                return Err(Hinted::new(what, format!("`instep login {}` opens another", kept.user)).into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    client.login(Credentials::new(DEFAULT_USER, "")).map_err(|error| match error {
+        instep_client::Error::Refused { status: 401 | 403, .. } => {
+            let what = format!("nobody is logged in at {master}");
+            anyhow::Error::from(Hinted::new(what, "`instep login USER` logs in"))
+        }
+        other => other.into(),
+    })?;
+    keep(&mut sessions, &client, DEFAULT_USER, true);
+    // Not being able to keep it costs a login the next time, no more.
+    let _ = write(&path, &sessions);
+    Ok(client)
+}
+
+fn keep(sessions: &mut Sessions, client: &Client, user: &str, automatic: bool) {
+    if let Some(token) = client.token() {
+        let kept = Kept { user: user.to_owned(), token, automatic };
+        sessions.masters.insert(client.address().to_string(), kept);
+    }
+}
+
+/// Logs in and keeps the session.
+pub(super) fn open(client: &Client, user: &str, password: &str) -> anyhow::Result<User> {
+    let found = client.login(Credentials::new(user, password)).map_err(|error| match error {
+        error if error.is_unauthenticated() => {
+            let what = format!("wrong user or password: nobody was logged in at {}", client.address());
+            anyhow::Error::from(Hinted::new(what, "passwords are set with `instep user change-password`"))
+        }
+        other => other.into(),
+    })?;
+    let path = file()?;
+    let mut sessions = read(&path)?;
+    keep(&mut sessions, client, user, false);
+    write(&path, &sessions).with_context(|| format!("cannot keep the session in {}", path.display()))?;
+    Ok(found)
+}
+
+/// Ends the session that is kept for a master; says whose it was.
+pub(super) fn close(client: &Client) -> anyhow::Result<Option<String>> {
+    let path = file()?;
+    let mut sessions = read(&path)?;
+    let Some(kept) = sessions.masters.remove(&client.address().to_string()) else { return Ok(None) };
+    write(&path, &sessions).with_context(|| format!("cannot write {}", path.display()))?;
+    client.use_token(kept.token);
+    match client.logout() {
+        // A session that had ended before is as well ended now.
+        Err(error) if !error.is_unauthenticated() => Err(error.into()),
+        Ok(()) | Err(_) => Ok(Some(kept.user)),
+    }
+}
+
+fn file() -> anyhow::Result<PathBuf> {
+    let folder = variable("XDG_CONFIG_HOME").map(PathBuf::from);
+    let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".config")));
+    let none = || Hinted::new("this user has no home folder", "set XDG_CONFIG_HOME to where sessions can be kept");
+    Ok(folder.ok_or_else(none)?.join("instep/sessions.json"))
+}
+
+fn read(path: &Path) -> anyhow::Result<Sessions> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Sessions::default()),
+        found => found.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    serde_json::from_str(&text).map_err(|error| {
+        let what = format!("{} cannot be understood: {error}", path.display());
+        Hinted::new(what, "remove the file, then log in again with `instep login`").into()
+    })
+}
+
+/// Writes the file anew beside the old one and puts it in its place: readers see the old or the new, never a part.
+fn write(path: &Path, sessions: &Sessions) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    let new = path.with_extension(format!("json.{}", std::process::id()));
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    let text = serde_json::to_string_pretty(sessions).map_err(io::Error::other)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn sessions_are_kept_for_their_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/sessions.json");
+        assert_eq!(read(&path).unwrap(), Sessions::default());
+        let kept = Kept { user: "ann".into(), token: "secret".into(), automatic: false };
+        let sessions = Sessions { masters: [("http://127.0.0.1:8080".to_owned(), kept)].into() };
+        write(&path, &sessions).unwrap();
+        assert_eq!(read(&path).unwrap(), sessions);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::write(&path, "{").unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("hint: remove the file"));
+    }
+}

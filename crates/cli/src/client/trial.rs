@@ -1,0 +1,140 @@
+//! `instep trial`.
+
+use clap::{Args, Subcommand};
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::trials::{Trial, TrialResponse, TrialsResponse};
+use instep_client::Client;
+
+use super::export::{ExportArguments, save};
+use super::logs::LogArguments;
+use super::metrics::MetricArguments;
+use super::{Common, checkpoint, logs, metrics, session, shown, table};
+use crate::report::Hinted;
+
+#[derive(Debug, Args)]
+pub(crate) struct TrialArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the trials of an experiment
+    #[command(visible_alias = "ls")]
+    List { experiment: ExperimentId },
+    /// Say everything about trials
+    Describe {
+        #[arg(required = true)]
+        ids: Vec<TrialId>,
+    },
+    /// Summarise its metrics, or follow them
+    Metrics {
+        id: TrialId,
+        #[command(flatten)]
+        metrics: MetricArguments,
+    },
+    /// Print what it wrote
+    Logs {
+        id: TrialId,
+        #[command(flatten)]
+        logs: LogArguments,
+    },
+    /// Write all its metrics as CSV or JSON lines
+    Export {
+        id: TrialId,
+        #[command(flatten)]
+        export: ExportArguments,
+    },
+    /// List its checkpoints
+    ListCheckpoints {
+        id: TrialId,
+        /// Only the N best by the searcher's metric, the best first
+        #[arg(long, value_name = "N")]
+        best: Option<usize>,
+    },
+}
+
+pub(crate) fn run(arguments: TrialArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List { experiment } => list(&client, &common, experiment),
+        Verb::Describe { ids } => describe(&client, &common, &ids),
+        Verb::Metrics { id, metrics } => metrics::print(&client, id, &metrics, common.json),
+        Verb::Logs { id, logs } => logs::print(&client, id, &logs, common.json),
+        Verb::Export { id, export } => save(&client, &format!("trials/{id}"), &export),
+        Verb::ListCheckpoints { id, best } => checkpoint::list(&client, &common, &format!("trials/{id}"), best),
+    }
+}
+
+/// Prints the trials of an experiment.
+pub(super) fn list(client: &Client, common: &Common, experiment: ExperimentId) -> anyhow::Result<()> {
+    let found: TrialsResponse = client.get(&format!("/api/v1/experiments/{experiment}/trials"))?;
+    if common.json {
+        return table::json(&found.trials);
+    }
+    print_list(&found.trials);
+    Ok(())
+}
+
+/// Prints trials as a table.
+pub(super) fn print_list(trials: &[Trial]) {
+    let mut table =
+        table::Table::new(&["TRIAL", "STATE", "STEPS", "BEST", "STARTED", "TOOK", "CHECKPOINTS", "HPARAMS"]);
+    for trial in trials {
+        table.row(vec![
+            trial.id.to_string(),
+            shown::state(trial.state),
+            trial.total_batches_processed.to_string(),
+            trial.searcher_metric_value.map(shown::number).unwrap_or_default(),
+            shown::time(trial.start_time),
+            shown::duration(trial.wall_clock_time as i64),
+            trial.checkpoint_count.to_string(),
+            hparams(trial),
+        ]);
+    }
+    table.print("no trials yet", "the script makes one when it runs");
+}
+
+fn hparams(trial: &Trial) -> String {
+    let pairs = trial.hparams.as_object().into_iter().flatten();
+    pairs.map(|(name, value)| format!("{name}={}", shown::value(value))).collect::<Vec<_>>().join(" ")
+}
+
+fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result<()> {
+    let mut trials = Vec::new();
+    for id in ids {
+        match client.get::<TrialResponse>(&format!("/api/v1/trials/{id}")) {
+            Err(error) if error.is_not_found() => {
+                let hint = "`instep trial list EXPERIMENT` shows those of an experiment";
+                return Err(Hinted::new(error.to_string(), hint).into());
+            }
+            found => trials.push(found?.trial),
+        }
+    }
+    if common.json {
+        return table::json(&trials);
+    }
+    for (index, trial) in trials.iter().enumerate() {
+        if index > 0 {
+            crate::console::print(b"\n");
+        }
+        table::facts(&[
+            ("Trial", trial.id.to_string()),
+            ("Experiment", trial.experiment_id.to_string()),
+            ("State", shown::state(trial.state)),
+            ("Doing", trial.runner_state.clone()),
+            ("Hyperparameters", hparams(trial)),
+            ("Steps", trial.total_batches_processed.to_string()),
+            ("Best", trial.searcher_metric_value.map(shown::number).unwrap_or_default()),
+            ("Started", shown::time(trial.start_time)),
+            ("Ended", shown::optional_time(trial.end_time)),
+            ("Took", shown::duration(trial.wall_clock_time as i64)),
+            ("Checkpoints", format!("{} ({})", trial.checkpoint_count, shown::size(trial.total_checkpoint_size.0))),
+            ("Task", trial.task_id.clone()),
+        ]);
+    }
+    Ok(())
+}

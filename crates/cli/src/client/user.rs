@@ -1,0 +1,138 @@
+//! `instep user`.
+
+use clap::{Args, Subcommand};
+use instep_api::users::{NewUser, PatchUserRequest, PostUserRequest, User, UserResponse, UsersResponse};
+use instep_client::{Client, password_as_sent};
+
+use super::{Common, api, password, say, session, shown, table};
+use crate::report::Hinted;
+
+#[derive(Debug, Args)]
+pub(crate) struct UserArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List users
+    #[command(visible_alias = "ls")]
+    List {
+        /// Those who may not log in, too
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Make a user; asks for the password
+    Create {
+        name: String,
+        /// May change everything
+        #[arg(long)]
+        admin: bool,
+        /// The name that is shown
+        #[arg(long, value_name = "NAME", default_value = "")]
+        display_name: String,
+    },
+    /// Change a password, one's own if no user is named
+    ChangePassword { name: Option<String> },
+    /// Rename a user
+    Rename { name: String, new_name: String },
+    /// Change the shown name, or whether the user is an administrator
+    Edit {
+        name: String,
+        /// The name that is shown
+        #[arg(long, value_name = "NAME")]
+        display_name: Option<String>,
+        /// Whether the user may change everything
+        #[arg(long, value_name = "BOOL")]
+        admin: Option<bool>,
+    },
+    /// Let a user log in again
+    Activate { name: String },
+    /// Let a user no longer log in
+    Deactivate { name: String },
+}
+
+pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List { all } => list(&client, &common, all),
+        Verb::Create { name, admin, display_name } => {
+            let password = password_as_sent(&password::ask_new(&name)?);
+            let user = NewUser {
+                username: Some(name),
+                admin: Some(admin),
+                active: Some(true),
+                display_name: Some(display_name),
+                ..NewUser::default()
+            };
+            let request = PostUserRequest { user: Some(user), password: Some(password), is_hashed: Some(true) };
+            let made: UserResponse = client.post("/api/v1/users", &request)?;
+            say(&format!("made user {}", made.user.username));
+            Ok(())
+        }
+        Verb::ChangePassword { name } => {
+            let user = match name {
+                Some(name) => by_name(&client, &name)?,
+                None => client.user()?,
+            };
+            let password = password_as_sent(&password::ask_new(&user.username)?);
+            let change =
+                PatchUserRequest { password: Some(password), is_hashed: Some(true), ..PatchUserRequest::default() };
+            change_user(&client, &user, &change)?;
+            say(&format!("changed the password of {}; its sessions have ended", user.username));
+            Ok(())
+        }
+        Verb::Rename { name, new_name } => {
+            let change = PatchUserRequest { username: Some(new_name), ..PatchUserRequest::default() };
+            change_user(&client, &by_name(&client, &name)?, &change)
+        }
+        Verb::Edit { name, display_name, admin } => {
+            let change = PatchUserRequest { display_name, admin, ..PatchUserRequest::default() };
+            change_user(&client, &by_name(&client, &name)?, &change)
+        }
+        Verb::Activate { name } => set_active(&client, &name, true),
+        Verb::Deactivate { name } => set_active(&client, &name, false),
+    }
+}
+
+fn set_active(client: &Client, name: &str, active: bool) -> anyhow::Result<()> {
+    let change = PatchUserRequest { active: Some(active), ..PatchUserRequest::default() };
+    change_user(client, &by_name(client, name)?, &change)
+}
+
+fn change_user(client: &Client, user: &User, change: &PatchUserRequest) -> anyhow::Result<()> {
+    let _: UserResponse = client.patch(&format!("/api/v1/users/{}", user.id), change)?;
+    Ok(())
+}
+
+fn by_name(client: &Client, name: &str) -> anyhow::Result<User> {
+    match client.get::<UserResponse>(&api(&["users", name, "by-username"])) {
+        Err(error) if error.is_not_found() => {
+            Err(Hinted::new(error.to_string(), "`instep user list -a` shows all there are").into())
+        }
+        found => Ok(found?.user),
+    }
+}
+
+fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
+    let found: UsersResponse = client.get(if all { "/api/v1/users" } else { "/api/v1/users?active=true" })?;
+    if common.json {
+        return table::json(&found.users);
+    }
+    let mut table = table::Table::new(&["ID", "NAME", "SHOWN AS", "ROLE", "ACTIVE", "LAST LOGIN"]);
+    for user in found.users {
+        table.row(vec![
+            user.id.to_string(),
+            user.username,
+            user.display_name,
+            if user.admin { "administrator" } else { "user" }.to_owned(),
+            if user.active { "yes" } else { "no" }.to_owned(),
+            shown::optional_time(user.last_auth_at),
+        ]);
+    }
+    table.print("no users", "");
+    Ok(())
+}

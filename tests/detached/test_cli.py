@@ -1,0 +1,281 @@
+"""The verbs of `instep` against a master: what they do, and word by word what people read.
+
+Snapshots lie in tests/detached/snapshots, each a session at a shell; UPDATE_SNAPSHOTS=1 writes them anew.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shlex
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Result, Runner
+
+from .conftest import Client, Master
+from .trial import finish, make_trial, report, save
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+UPDATE = os.environ.get("UPDATE_SNAPSHOTS") == "1"
+GROUPS = ("experiment", "trial", "checkpoint", "model", "workspace", "project", "user")
+SESSIONS = {"client-empty", "client-errors", "client-help", "client-tables"}
+
+
+class Shell:
+    """`instep` in a home of its own, and what was said so far."""
+
+    def __init__(self, run: Runner, instep: Path, home: Path, master: str) -> None:
+        self._run = run
+        self._instep = instep
+        self.home = home
+        self.master = master
+        self.said: list[str] = []
+        unwanted = [name for name in os.environ if name.startswith(("DET_", "INSTEP_"))]
+        self.environment: dict[str, str | None] = {
+            **dict.fromkeys([*unwanted, "XDG_CONFIG_HOME", "COLUMNS"]),
+            "HOME": str(home),
+            "INSTEP_MASTER": master,
+            "TZ": "UTC",
+        }
+
+    def __call__(self, words: str, status: int = 0) -> Result:
+        """Run one command line, and remember it."""
+        result = self._run(self._instep, *shlex.split(words), env=self.environment, cwd=self.home).expect(status)
+        ending = f"[exit status {status}]\n" if status else ""
+        self.said.append(f"$ instep {words}\n{result.stdout}{result.stderr}{ending}")
+        return result
+
+    def json(self, words: str) -> object:
+        """What a command prints as JSON."""
+        found: object = json.loads(self(f"{words} --json").stdout)
+        return found
+
+    def matches(self, name: str) -> None:
+        """Compare all that was said with a snapshot."""
+        __tracebackhide__ = True
+        text = "\n".join(self.said).replace(self.master, "[MASTER]").replace(str(self.home), "[HOME]")
+        for pattern, placeholder in (
+            (r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", f"[{'UUID':^34}]"),
+            (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", f"[{'TIME':^17}]"),
+            (r"\[\d{4}-\d\d-\d\dT[\d:.]+Z\]", "[TIME]"),
+            (r"\b\d+s\b", "0s"),
+        ):
+            text = re.sub(pattern, placeholder, text)
+        path = SNAPSHOTS / f"{name}.txt"
+        assert name in SESSIONS
+        if UPDATE:
+            SNAPSHOTS.mkdir(exist_ok=True)
+            path.write_text(text)
+        before = path.read_text() if path.exists() else ""
+        if before != text:
+            lines = difflib.unified_diff(before.splitlines(), text.splitlines(), "snapshot", "what came", lineterm="")
+            pytest.fail("\n".join(lines) + "\nhint: if this is better than before: UPDATE_SNAPSHOTS=1", pytrace=False)
+
+
+@pytest.fixture
+def shell(run: Runner, instep: Path, tmp_path: Path, master: Master) -> Shell:
+    home = tmp_path / "home"
+    home.mkdir()
+    return Shell(run, instep, home, master.address)
+
+
+def test_every_snapshot_belongs_to_a_session() -> None:
+    assert {path.stem for path in SNAPSHOTS.iterdir()} == SESSIONS
+
+
+def test_empty_states_say_what_comes_next(shell: Shell) -> None:
+    for words in ("e list", "e ls -a", "m list", "w list", "p list Uncategorized", "u list"):
+        shell(words)
+    shell("w create lab")
+    shell("p list lab")
+    shell("p create lab thesis --description 'the last one'")
+    shell("p list-experiments lab thesis")
+    shell("m create digits --label small")
+    shell("m list-versions digits")
+    shell.matches("client-empty")
+
+
+def test_tables(shell: Shell, api: Client, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    made = make_trial(api, "first", storage)
+    uuid = save(api, made, storage, 20, {"state": "weights"})
+    report(api, made, 10, loss=0.5, accuracy=1 / 3)
+    report(api, made, 20, "validation", loss=0.25)
+    lines = [
+        {"task_id": made.task, "rank": rank, "log": f"line {rank}\n", "level": level}
+        for rank, level in ((0, "LOG_LEVEL_INFO"), (1, "LOG_LEVEL_ERROR"))
+    ]
+    api("POST", "/task-logs", lines)
+    finish(api, made)
+    api("POST", "/api/v1/models", {"name": "digits"})
+    api("POST", "/api/v1/models/digits/versions", {"checkpointUuid": uuid})
+    for words in (
+        "e list",
+        "e describe 1",
+        "e list-trials 1",
+        "e metrics 1",
+        "t metrics 1 --group validation -f",
+        "e logs 1",
+        "t logs 1 --level warning",
+        "t logs 1 --rank 0 --tail 1",
+        "t describe 1",
+        "c list 1",
+        "t list-checkpoints 1 --best 1",
+        f"c describe {uuid}",
+        "m list",
+        "m describe digits",
+        "whoami",
+    ):
+        shell(words)
+    shell.said = [each.replace(str(tmp_path), "[TMP]") for each in shell.said]
+    shell.matches("client-tables")
+    assert shell("t logs 1 -f --search 'LINE [01]$' --regex").stdout == ""
+    assert shell("t logs 1 --search 'line [0]' --regex").stdout.count("\n") == 1
+    experiments = shell.json("e list --state completed --label none")
+    assert experiments == []
+    [experiment] = shell.json("experiment describe 1")  # type: ignore[misc]
+    assert (experiment["id"], experiment["state"]) == (1, "STATE_COMPLETED")
+
+
+def test_changes_and_files(shell: Shell, api: Client, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    made = make_trial(api, "first", storage)
+    uuids = [save(api, made, storage, step, {"folder/state": "weights"}) for step in (1, 2, 3)]
+    report(api, made, 1, loss=0.5)
+    finish(api, made)
+    shell("experiment label add 1 'two words'")
+    shell("e label add 1 other")
+    shell("e label remove 1 other")
+    shell("e set name 1 renamed")
+    shell("w create lab")
+    shell("p create lab thesis")
+    shell("e move 1 lab thesis")
+    shell("e archive 1")
+    experiment = api("GET", "/api/v1/experiments/1")["experiment"]
+    found = [experiment[key] for key in ("name", "labels", "projectName", "archived")]
+    assert found == ["renamed", ["two words"], "thesis", True]
+    shell("e unarchive 1")
+    assert shell(f"c download {uuids[0]}").stdout == f"checkpoints/{uuids[0]}\n"
+    assert (shell.home / "checkpoints" / uuids[0] / "folder" / "state").read_text() == "weights"
+    again = shell(f"c download {uuids[0]}", 1)
+    assert "is there already" in again.stderr
+    shell(f"c rm {uuids[0]} --glob 'folder/*' --yes")
+    assert not (storage / uuids[0] / "folder").exists()
+    shell(f"c delete {uuids[1]} --yes")
+    assert not (storage / uuids[1]).exists()
+    csv = shell("e export 1").stdout.splitlines()
+    assert [line.split(",")[5:] for line in csv] == [["metric", "value"], ["loss", "0.5"]]
+    shell("t export 1 --format jsonl -o metrics.jsonl")
+    assert json.loads((shell.home / "metrics.jsonl").read_text())["metrics"] == {"loss": 0.5}
+    shell("m create digits")
+    shell(f"m register-version digits {uuids[2]}")
+    assert "cannot be deleted" in shell("e delete 1 --yes", 1).stderr
+    shell("m delete digits --yes")
+    shell("e delete 1 --yes")
+    assert list(storage.iterdir()) == []
+
+
+def test_metrics_are_followed_to_the_end(
+    shell: Shell, api: Client, run: Runner, instep: Path, wait_until: Callable[..., None]
+) -> None:
+    made = make_trial(api)
+    report(api, made, 1, loss=0.5)
+    shell("whoami")
+    following = run.start(instep, "t", "metrics", "1", "-f", "--json", env=shell.environment)
+    wait_until(lambda: "0.5" in following.stdout, 20, "the first point")
+    report(api, made, 2, loss=0.25)
+    report(api, made, 1, rate=1)
+    wait_until(lambda: following.stdout.count("\n") == 3, 20, "what came later")
+    finish(api, made)
+    following.wait().expect(0)
+    points = [json.loads(line) for line in following.stdout.splitlines()]
+    assert sorted((point["step"], json.dumps(point["metrics"])) for point in points) == [
+        (1, '{"loss": 0.5}'),
+        (1, '{"rate": 1}'),
+        (2, '{"loss": 0.25}'),
+    ]
+
+
+def test_sessions_are_kept_for_their_owner(shell: Shell, master: Master) -> None:
+    admin = master.client.login("admin")
+    user = {"user": {"username": "ann", "active": True}, "password": "Abcdefg1", "isHashed": False}
+    admin("POST", "/api/v1/users", user)
+    assert "determined" in shell("whoami").stdout
+    kept = shell.home / ".config" / "instep" / "sessions.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    wrong = shell("login ann", 1)
+    assert "wrong user or password" in wrong.stderr
+    shell.environment |= {"INSTEP_USER": "ann", "INSTEP_PASSWORD": "Abcdefg1"}
+    assert "ann" in shell("whoami").stdout
+    shell.environment |= {"INSTEP_USER": None, "INSTEP_PASSWORD": None}
+    token = json.loads(kept.read_text())["masters"][shell.master]["token"]
+    assert "determined" in shell("logout").stderr
+    assert Client(shell.master, token).raw("GET", "/api/v1/me")[0] == 401
+    assert "nobody was logged in" in shell("logout").stderr
+    # A session that was opened by itself is opened again when it has ended; one of a person's is not.
+    shell("whoami")
+    sessions = json.loads(kept.read_text())
+    sessions["masters"][shell.master]["token"] = "ended"
+    kept.write_text(json.dumps(sessions))
+    shell("whoami")
+    sessions["masters"][shell.master]["automatic"] = False
+    kept.write_text(json.dumps(sessions))
+    assert "has ended" in shell("whoami", 1).stderr
+
+
+def test_users_are_managed(shell: Shell, master: Master) -> None:
+    token = master.client.login("admin").token
+    folder = shell.home / ".config" / "instep"
+    folder.mkdir(parents=True)
+    session = {"masters": {shell.master: {"user": "admin", "token": token}}}
+    (folder / "sessions.json").write_text(json.dumps(session))
+    shell("user create ann --display-name Ann")
+    shell("user rename ann anna")
+    shell("user edit anna --admin true")
+    shell("user deactivate anna")
+    users = {user["username"]: user for user in shell.json("user list -a")}  # type: ignore[attr-defined]
+    assert (users["anna"]["admin"], users["anna"]["active"], users["anna"]["displayName"]) == (True, False, "Ann")
+    shell("user activate anna")
+    shell.environment["INSTEP_MASTER"] = None
+    shell.environment["DET_MASTER"] = shell.master
+    assert "admin" in shell("whoami").stdout
+
+
+def test_errors_say_what_to_do(shell: Shell) -> None:
+    for words, status in (
+        ("e describe 7", 1),
+        ("t describe 7", 1),
+        ("t logs 7", 1),
+        ("e describe seven", 2),
+        ("e list --state sleeping", 2),
+        ("t logs 1 --level loud", 2),
+        ("c describe x", 1),
+        ("c list", 2),
+        ("m describe nothing", 1),
+        ("w describe nothing", 1),
+        ("p describe Uncategorized nothing", 1),
+        ("u create ann", 1),
+        ("w delete Uncategorized --yes", 1),
+        ("w create Uncategorized", 1),
+        ("e delete 1", 1),
+        ("-m http://127.0.0.1:1 e list", 2),
+        ("e list -m http://127.0.0.1:1", 1),
+        ("e list -m ftp://somewhere", 1),
+    ):
+        shell(words, status)
+    (shell.home / ".config" / "instep" / "sessions.json").write_text("{")
+    shell("e list", 1)
+    shell.matches("client-errors")
+
+
+def test_help(shell: Shell) -> None:
+    shell.environment["COLUMNS"] = "100"
+    for words in ("login --help", *(f"{group} --help" for group in GROUPS), "e list --help", "t logs --help"):
+        shell(words)
+    shell.matches("client-help")

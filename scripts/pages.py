@@ -65,7 +65,7 @@ def install(home: Path, step: Step) -> None:
     if stamped(stamp, wanted):
         return
     step("pages", "npm install")
-    # Not `npm ci`: it refuses a lock file without the compilers for other systems, and not every registry carries these.
+    # Not `npm ci`: it refuses a lock file without the compilers for other systems, which not every registry carries.
     # What is in the lock file is installed as it says, and checked against its hashes, either way.
     npm = home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     in_web(

@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from instep import _binary
 from instep.demo.console import Console
 from instep.demo.events import EVENTS_FILE, Event, EventReader
+from instep.demo.tracking import DATABASE, OwnMaster, Run, TrackingError
 
 TOTAL_EPOCHS = 20
 SAVE_EVERY = 5
@@ -60,6 +61,7 @@ class Record:
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (attempt, epoch), as rank 0 began them
     pids: dict[tuple[int, int], int] = field(default_factory=dict)  # (attempt, rank) -> process id
     losses: dict[int, float] = field(default_factory=dict)  # rank -> final loss
+    recorded: int | None = None  # points of the loss that the master has
 
 
 class Demo:
@@ -72,6 +74,8 @@ class Demo:
         self._console = console
         self._events = EventReader(folder / EVENTS_FILE)
         self._record = Record()
+        self._master: OwnMaster | None = None
+        self._run: Run | None = None
 
     def run(self) -> str | None:
         """Play the whole story; return what went wrong, if anything did."""
@@ -82,21 +86,46 @@ class Demo:
                 "    (every rank imports torch first, which takes a few seconds, and again after a restart)"
             )
         began = time.monotonic()
-        status = self._run_job()
-        problem = self._problem(status)
+        self._tracked(self._begin_recording)
+        problem: str | None = "it was interrupted"
+        try:
+            problem = self._problem(self._run_job())
+        finally:
+            self._tracked(lambda: self._end_recording(well=problem is None))
+            if self._master is not None:
+                self._master.stop()
         if problem is None:
             self._summarise(time.monotonic() - began)
         return problem
+
+    def _begin_recording(self) -> None:
+        address = os.environ.get("INSTEP_MASTER")
+        if not address:
+            self._master = OwnMaster(launcher(), self._folder)
+            address = self._master.address
+        self._run = Run(address, self._options.ranks)
+        self._console.narrate(f"its loss is drawn at {self._run.page}")
+
+    def _end_recording(self, *, well: bool) -> None:
+        if self._run is not None:
+            self._record.recorded = self._run.finish(well=well)
+
+    def _tracked(self, work: Callable[[], None]) -> None:
+        """Do something with the master; without it the demo goes on, and says so once."""
+        try:
+            work()
+        except TrackingError as error:
+            self._run = None
+            self._console.plain(f"    (nothing more is recorded: {error})")
 
     def _run_job(self) -> int | None:
         """Start `instep run` and follow it to its end; None when it did not end in time."""
         module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"
         launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
         script = ["-m", module, f"--total-epochs={TOTAL_EPOCHS}", f"--save-every={SAVE_EVERY}", f"--pace={PACE_S}"]
-        launcher = os.environ.get("INSTEP_BINARY") or _binary.find()
         self._console.job_output(f"$ instep {' '.join([*launch, *script])}")
         process = subprocess.Popen(
-            [launcher, *launch, *script],
+            [launcher(), *launch, *script],
             cwd=self._folder,
             env=worker_environment(),
             stdin=subprocess.DEVNULL,
@@ -137,6 +166,8 @@ class Demo:
             if event.attempt > record.restarts:
                 record.restarts = event.attempt
                 self._console.narrate(f"instep stopped the others and restarts all {self._options.ranks}")
+                if self._run is not None:
+                    self._tracked(self._run.start)
         elif event.kind == "finished":
             record.losses[event.rank] = event.loss
         elif event.rank != 0:
@@ -144,6 +175,9 @@ class Demo:
         elif event.kind == "resumed":
             record.resumed_epoch = event.epoch
             self._console.narrate(f"resumed from the snapshot at epoch {event.epoch}")
+        elif event.kind == "loss" and self._run is not None:
+            run = self._run
+            self._tracked(lambda: run.report(event.epoch, event.loss))
         elif event.kind == "step" and event.attempt > 0 and record.recovered_at is None:
             record.recovered_at = event.at
         elif event.kind == "epoch":
@@ -188,6 +222,8 @@ class Demo:
         if record.killed_at is not None and record.recovered_at is not None:
             rows.append(("kill to first step after restart", f"{record.recovered_at - record.killed_at:.2f} s"))
         rows += [("final loss", f"{record.losses[0]:.6f}, the same on every rank"), ("whole demo", f"{seconds:.1f} s")]
+        if self._run is not None and record.recorded is not None:
+            rows.append(("recorded", f"{record.recorded} points of the loss, experiment {self._run.experiment}"))
         self._console.narrate("done")
         self._console.table(rows)
         self._console.plain()
@@ -205,7 +241,16 @@ class Demo:
             steps.insert(0, (f"{sys.executable} -m pip install torch", "then run the demo again, with torch"))
         if self._options.keep is not None:
             steps.append((f"ls {self._options.keep}", "snapshot and events of this run"))
+            if self._master is not None:
+                steps.append((f"instep master --db {self._options.keep / DATABASE}", "its charts in the browser"))
+        elif self._master is not None:
+            steps.append(("instep demo --keep DIR", "keep the run, to look at its charts afterwards"))
         return steps
+
+
+def launcher() -> str | Path:
+    """The binary that was called, or the one that belongs to this interpreter."""
+    return os.environ.get("INSTEP_BINARY") or _binary.find()
 
 
 def torch_installed() -> bool:

@@ -19,6 +19,7 @@ Kind = Literal[
     "resumed",  # a snapshot was loaded; `epoch` is the next epoch to run
     "epoch",  # `epoch` begins
     "step",  # the first optimizer step of this attempt is done
+    "loss",  # `epoch` epochs are done, with this `loss`
     "finished",  # training is over; `loss` is the final loss
 ]
 

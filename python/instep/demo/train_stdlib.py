@@ -161,7 +161,9 @@ def train(*, total_epochs: int, save_every: int, pace_s: float) -> None:
             if epoch == epochs_run and step == 0:
                 reporter.report("step", epoch=epoch)
         if reporter.rank == 0:
-            sys.stdout.write(f"epoch {epoch:2} | loss {model.loss(samples):.6f}\n")
+            loss = model.loss(samples)
+            reporter.report("loss", epoch=epoch + 1, loss=loss)
+            sys.stdout.write(f"epoch {epoch:2} | loss {loss:.6f}\n")
             if epoch % save_every == 0 or epoch == total_epochs - 1:
                 save_snapshot(model, epoch + 1)
                 sys.stdout.write(f"epoch {epoch:2} | snapshot saved\n")

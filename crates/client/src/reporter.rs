@@ -36,6 +36,10 @@ const LONGEST_BATCH: usize = 2000;
 const LONGEST_NEWS: usize = 100;
 /// How often a trial says that it lives. The master gives it up after five minutes.
 const HEARTBEAT: Duration = Duration::from_secs(60);
+/// While reports come, the thread looks for them so often, and they need not wake it: that would be most of their cost.
+const LINGER: Duration = Duration::from_millis(20);
+/// After so many looks at nothing it sleeps until it is woken.
+const EMPTY_LOOKS: u32 = 50;
 /// Without an answer for so long, people are told.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -83,7 +87,6 @@ pub struct Undelivered {
 /// Sends reports in the background.
 pub struct Reporter {
     shared: Arc<Shared>,
-    reporting: Reporting,
     process: u32,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -102,6 +105,8 @@ struct Shared {
 struct State {
     queue: VecDeque<Item>,
     queued_bytes: usize,
+    /// The thread waits to be woken.
+    asleep: bool,
     /// Things in the batch that is being sent.
     in_flight: usize,
     /// How far the trial is, if that is still to be sent; only the last word counts.
@@ -117,15 +122,21 @@ struct State {
     news: Vec<String>,
 }
 
+/// What is queued: little more than what the caller gave, as the thread has more time to put it into words.
 enum Item {
-    Report(String),
-    Line(String),
+    Report { group: String, step: Option<i64>, time: Timestamp, values: String, batches: Option<String> },
+    Line { line: String, stream: String, time: Timestamp },
 }
 
 impl Item {
-    fn text(&self) -> &str {
+    /// About its bytes in a batch.
+    fn size(&self) -> usize {
+        const FRAME: usize = 150;
         match self {
-            Item::Report(text) | Item::Line(text) => text,
+            Item::Report { group, values, batches, .. } => {
+                FRAME + group.len() + values.len() + batches.as_ref().map_or(0, String::len)
+            }
+            Item::Line { line, .. } => FRAME + line.len(),
         }
     }
 }
@@ -139,9 +150,9 @@ impl Reporter {
             progress: Condvar::new(),
             has_news: AtomicBool::new(false),
         });
-        let sender = Sender { shared: shared.clone(), client, reporting: reporting.clone(), sequence: 0 };
+        let sender = Sender { shared: shared.clone(), client, reporting, sequence: 0 };
         let thread = thread::Builder::new().name("instep-report".to_owned()).spawn(move || sender.run())?;
-        Ok(Reporter { shared, reporting, process: std::process::id(), thread: Mutex::new(Some(thread)) })
+        Ok(Reporter { shared, process: std::process::id(), thread: Mutex::new(Some(thread)) })
     }
 
     /// Queues metrics: `values` is a JSON object, `batches` a JSON list. Gives whether there are [`Reporter::news`].
@@ -149,41 +160,26 @@ impl Reporter {
         &self,
         group: &str,
         step: Option<i64>,
-        values: &str,
+        values: String,
         batches: Option<&str>,
         time: Timestamp,
     ) -> Result<bool, ReportError> {
-        let mut text = String::with_capacity(values.len() + batches.map_or(0, str::len) + 200);
-        let group = serde_json::Value::from(group);
-        let (trial, run) = (self.reporting.trial, self.reporting.run);
-        // Writing to a string does not fail.
-        let _ = write!(text, r#"{{"group":{group},"metrics":{{"trialId":{trial},"trialRunId":{run},"#);
-        if let Some(step) = step {
-            let _ = write!(text, r#""stepsCompleted":{step},"#);
-        }
-        let batches = batches.unwrap_or("null");
-        let _ =
-            write!(text, r#""reportTime":"{time}","metrics":{{"avgMetrics":{values},"batchMetrics":{batches}}}}}}}"#);
-        self.queue(Item::Report(text))
+        let (group, values, batches) = (group.to_owned(), values, batches.map(str::to_owned));
+        self.queue(Item::Report { group, step, time, values, batches })
     }
 
     /// Notes how far the trial is, from 0 to 1. Gives whether there are [`Reporter::news`].
     pub fn progress(&self, progress: f64) -> Result<bool, ReportError> {
         let mut state = self.accepting()?;
         state.progress = Some(progress);
-        if state.queue.is_empty() && state.in_flight == 0 {
-            self.shared.work.notify_one();
-        }
+        self.shared.wake(&mut state);
         drop(state);
         Ok(self.shared.has_news.load(Ordering::Relaxed))
     }
 
     /// Queues a line of output. Gives whether there are [`Reporter::news`].
     pub fn log(&self, line: &str, stream: &str, time: Timestamp) -> Result<bool, ReportError> {
-        let record = serde_json::json!({
-            "rank": self.reporting.rank, "timestamp": time, "stdtype": stream, "log": line,
-        });
-        self.queue(Item::Line(record.to_string()))
+        self.queue(Item::Line { line: line.to_owned(), stream: stream.to_owned(), time })
     }
 
     /// The state, if something may be added to it.
@@ -199,7 +195,7 @@ impl Reporter {
     }
 
     fn queue(&self, item: Item) -> Result<bool, ReportError> {
-        let size = item.text().len();
+        let size = item.size();
         if size > LARGEST_ITEM {
             return Err(ReportError::TooLarge(size));
         }
@@ -213,10 +209,7 @@ impl Reporter {
         } else {
             state.queued_bytes += size;
             state.queue.push_back(item);
-            // The thread looks again by itself after a batch; only an idle one must be woken.
-            if state.queue.len() == 1 && state.in_flight == 0 {
-                self.shared.work.notify_one();
-            }
+            self.shared.wake(&mut state);
         }
         drop(state);
         Ok(self.shared.has_news.load(Ordering::Relaxed))
@@ -233,6 +226,7 @@ impl Reporter {
     pub fn flush(&self, patience: Duration) -> Result<(), Undelivered> {
         let deadline = Instant::now() + patience;
         let mut state = self.shared.lock();
+        self.shared.work.notify_one();
         loop {
             if let Some(why) = &state.failed {
                 return Err(Undelivered { left: state.left(), why: why.clone() });
@@ -294,6 +288,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wakes the thread if it does not look by itself.
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.asleep) {
+            self.work.notify_one();
+        }
+    }
+
     fn tell(&self, state: &mut State, what: String) {
         if state.news.len() < LONGEST_NEWS {
             state.news.push(what);
@@ -333,6 +334,7 @@ impl Sender {
     /// What has gathered; empty when it is time for a heartbeat or for progress, `None` when the end has come.
     fn next_batch(&self, heartbeat: Option<Instant>) -> Option<Vec<Item>> {
         let mut state = self.shared.lock();
+        let mut empty_looks = 0;
         while state.queue.is_empty() {
             if state.progress.is_some() && !state.abandoned && state.failed.is_none() {
                 return Some(Vec::new());
@@ -344,15 +346,19 @@ impl Sender {
             if wait.is_zero() {
                 return Some(Vec::new());
             }
+            state.asleep = empty_looks >= EMPTY_LOOKS;
+            let wait = if state.asleep { wait } else { wait.min(LINGER) };
+            empty_looks += 1;
             state = self.shared.work.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
+        state.asleep = false;
         if state.abandoned {
             return None;
         }
         let mut batch = Vec::new();
         let mut bytes = 0;
         while let Some(item) = state.queue.front() {
-            let size = item.text().len();
+            let size = item.size();
             if batch.len() == LONGEST_BATCH || !batch.is_empty() && bytes + size > LARGEST_BATCH {
                 break;
             }
@@ -367,23 +373,41 @@ impl Sender {
     fn body(&self, batch: &[Item]) -> Vec<u8> {
         let reporter = serde_json::Value::from(self.reporting.reporter.as_str());
         let mut body = format!(r#"{{"reporter":{reporter},"sequence":{},"reports":["#, self.sequence);
-        let separated = |body: &mut String, first: &mut bool, text: &str| {
-            if !std::mem::take(first) {
-                body.push(',');
-            }
-            body.push_str(text);
-        };
-        let mut first = true;
-        for item in batch.iter().filter(|item| matches!(item, Item::Report(_))) {
-            separated(&mut body, &mut first, item.text());
-        }
+        self.write_reports(&mut body, batch);
         body.push_str(r#"],"logs":["#);
-        first = true;
-        for item in batch.iter().filter(|item| matches!(item, Item::Line(_))) {
-            separated(&mut body, &mut first, item.text());
-        }
+        self.write_lines(&mut body, batch);
         body.push_str("]}");
         body.into_bytes()
+    }
+
+    // Writing to a string does not fail, in both.
+
+    fn write_reports(&self, body: &mut String, batch: &[Item]) {
+        let (trial, run) = (self.reporting.trial, self.reporting.run);
+        let mut separator = "";
+        for item in batch {
+            let Item::Report { group, step, time, values, batches } = item else { continue };
+            let group = serde_json::Value::from(group.as_str());
+            let _ = write!(body, r#"{separator}{{"group":{group},"metrics":{{"trialId":{trial},"trialRunId":{run},"#);
+            if let Some(step) = step {
+                let _ = write!(body, r#""stepsCompleted":{step},"#);
+            }
+            let batches = batches.as_deref().unwrap_or("null");
+            let _ = write!(body, r#""reportTime":"{time}","metrics":{{"avgMetrics":{values},"#);
+            let _ = write!(body, r#""batchMetrics":{batches}}}}}}}"#);
+            separator = ",";
+        }
+    }
+
+    fn write_lines(&self, body: &mut String, batch: &[Item]) {
+        let mut separator = "";
+        for item in batch {
+            let Item::Line { line, stream, time } = item else { continue };
+            let rank = self.reporting.rank;
+            let record = serde_json::json!({"rank": rank, "timestamp": time, "stdtype": stream, "log": line});
+            let _ = write!(body, "{separator}{record}");
+            separator = ",";
+        }
     }
 
     /// Sends a batch until it is answered, the deadline of `close` is over, or the master refuses for good.

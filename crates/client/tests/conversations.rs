@@ -1,79 +1,14 @@
 //! The client against a server that answers from a script: what is repeated, what is not, and what errors say.
 #![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
-use std::thread::{self, JoinHandle};
+mod scripted;
+
+use std::net::TcpListener;
 use std::time::Duration;
 
-use instep_client::{Client, Credentials, Error, Settings};
+use instep_client::{Credentials, Error};
+use scripted::{Answer, client, serve};
 use serde_json::{Value, json};
-
-/// What the server does with one request.
-enum Answer {
-    Json(u16, Value),
-    Text(&'static str),
-    HangUp,
-}
-
-/// Answers requests in order, each on a connection of its own or not, as the client likes; gives what was asked.
-fn serve(answers: Vec<Answer>) -> (String, JoinHandle<Vec<String>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let server = thread::spawn(move || {
-        let mut asked = Vec::new();
-        let mut answers = answers.into_iter().peekable();
-        while answers.peek().is_some() {
-            let (stream, _) = listener.accept().unwrap();
-            let mut reader = BufReader::new(stream.try_clone().unwrap());
-            while let Some(request) = read_request(&mut reader) {
-                asked.push(request);
-                match answers.next() {
-                    None | Some(Answer::HangUp) => break,
-                    Some(Answer::Json(status, body)) => respond(&stream, status, &body.to_string()),
-                    Some(Answer::Text(text)) => respond(&stream, 200, text),
-                }
-                if answers.peek().is_none() {
-                    break;
-                }
-            }
-        }
-        asked
-    });
-    (address, server)
-}
-
-fn read_request(reader: &mut impl BufRead) -> Option<String> {
-    let mut first = String::new();
-    reader.read_line(&mut first).ok().filter(|count| *count > 0)?;
-    let (mut length, mut token) = (0, String::new());
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).ok()?;
-        let line = line.trim().to_lowercase();
-        if line.is_empty() {
-            break;
-        }
-        if let Some(value) = line.strip_prefix("content-length: ") {
-            length = value.parse().unwrap();
-        }
-        if let Some(value) = line.strip_prefix("authorization: bearer ") {
-            token = format!(" as {value}");
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
-    let words: Vec<&str> = first.split(' ').collect();
-    Some(format!("{} {}{token} {}", words[0], words[1], String::from_utf8(body).unwrap()).trim().to_owned())
-}
-
-fn respond(mut stream: &TcpStream, status: u16, body: &str) {
-    write!(stream, "HTTP/1.1 {status} x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-}
-
-fn client(address: &str, patience: Duration) -> Client {
-    Client::new(Settings { patience, ..Settings::at(address.parse().unwrap()) }).unwrap()
-}
 
 const PATIENT: Duration = Duration::from_secs(20);
 

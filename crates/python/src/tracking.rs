@@ -99,7 +99,7 @@ impl Reporter {
         let mut values = String::with_capacity(256);
         json::write_metrics(&mut values, metrics)?;
         let batches = batches.map(|batches| text_of(batches.as_any())).transpose()?;
-        self.reporter.report(group, step, &values, batches.as_deref(), now()).map_err(errors::report)
+        self.reporter.report(group, step, values, batches.as_deref(), now()).map_err(errors::report)
     }
 
     /// Note how far the trial is, 0 to 1; only the last word is sent. True if there are news.

@@ -134,6 +134,29 @@ def test_the_way_a_script_ends_is_the_state_of_its_trial(
     assert (line["stdtype"], line["rankId"]) == ("stderr", 0)
 
 
+def test_a_forked_process_neither_reports_nor_ends_the_trial(
+    run: Runner, python: Path, settings: Settings, api: Client
+) -> None:
+    lines = (
+        "import os, sys",
+        "with instep.core.init() as context:",
+        "    child = os.fork()",
+        "    if child == 0:",
+        "        print('from the child')",
+        "        try: context.train.report_training_metrics(1, {'a': 1})",
+        "        except RuntimeError as error: print(error)",
+        "        context.close()",
+        "        sys.stdout.flush(); os._exit(0)",
+        "    os.waitpid(child, 0)",
+        "    print(context._tracking.call('GET', '/api/v1/trials/1')['trial']['state'])",
+    )
+    stdout, _ = python_code(run, python, settings, *lines)
+    assert "forked from the one that reports" in stdout
+    assert "STATE_RUNNING" in stdout
+    assert rows(api, 1, "training") == {}
+    assert [line["log"] for line in api.lines("/api/v1/trials/1/logs")] == ["STATE_RUNNING\n"]
+
+
 def test_damage_is_noticed_when_a_checkpoint_is_restored(
     run: Runner, python: Path, settings: Settings, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -55,6 +56,7 @@ class Context:
         self._output = Output(tracking.reporter) if tracking is not None else None
         self._ending = Ending()
         self._closed = False
+        self._process = os.getpid()
         atexit.register(self.close)
 
     def __enter__(self) -> Context:
@@ -71,8 +73,8 @@ class Context:
 
     def close(self, *, error: BaseException | None = None) -> None:
         """Send what is left, say how the trial ended, and stop. Does nothing the second time."""
-        if self._closed:
-            return
+        if self._closed or os.getpid() != self._process:
+            return  # a forked process is not the trial, and its end is not the trial's
         self._closed = True
         atexit.unregister(self.close)
         failed = error is not None or self._ending.failed

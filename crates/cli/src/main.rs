@@ -29,8 +29,9 @@ struct Cli {
     command: Command,
 }
 
+/// The commands that start ranks.
 #[derive(Debug, Subcommand)]
-enum Command {
+enum Start {
     /// Start a script on several processes, on one machine or many (takes torchrun's options)
     #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
     #[command(override_usage = "instep run [OPTIONS] SCRIPT [ARGUMENTS]...", after_help = run::AFTER_HELP)]
@@ -38,6 +39,21 @@ enum Command {
     /// The same with the defaults of the old torch.distributed.launch
     #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
     Launch(Box<run::LaunchArguments>),
+}
+
+/// Those alone. Describing every command to the parser takes time that somebody who starts ranks need not spend, so a
+/// command line of theirs is tried without the others first.
+#[derive(Debug, Parser)]
+#[command(name = "instep", version, max_term_width = 100)]
+struct Launcher {
+    #[command(subcommand)]
+    command: Start,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Start(Start),
     /// Serve a key-value store that torch's TCPStore clients can use
     Store(store::StoreArguments),
     /// Record what training reports: serve Determined's REST API from one database file
@@ -75,13 +91,13 @@ fn main() -> ExitCode {
         guardian::stand_guard();
         return ExitCode::SUCCESS;
     }
-    let command = match Cli::try_parse() {
-        Ok(cli) => cli.command,
+    let command = match parse() {
+        Ok(command) => command,
         Err(error) => return misunderstood(&error),
     };
     let result = match command {
-        Command::Run(arguments) => run::run(*arguments),
-        Command::Launch(arguments) => run::launch(*arguments),
+        Command::Start(Start::Run(arguments)) => run::run(*arguments),
+        Command::Start(Start::Launch(arguments)) => run::launch(*arguments),
         Command::Store(arguments) => store::serve(&arguments),
         Command::Master(arguments) => master::run(*arguments),
         Command::Up(arguments) => master::up(&arguments),
@@ -99,6 +115,17 @@ fn main() -> ExitCode {
         report::error(&error);
         ExitCode::FAILURE
     })
+}
+
+/// Understands the command line. What the launcher's commands alone do not take is tried with all of them, whose errors
+/// are the ones to show.
+fn parse() -> Result<Command, clap::Error> {
+    let starts = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "launch");
+    let alone = if starts { Launcher::try_parse().ok() } else { None };
+    match alone {
+        Some(launcher) => Ok(Command::Start(launcher.command)),
+        None => Cli::try_parse().map(|cli| cli.command),
+    }
 }
 
 /// Help and version are printed as they are; everything else is a command line that cannot be understood.

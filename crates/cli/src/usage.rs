@@ -65,6 +65,7 @@ fn unknown_option(error: &Error, options: &Command, subcommand: &str) -> String 
         None if matches!(subcommand, "run" | "launch") => {
             format!("options of the script go behind its name; instep {subcommand} --help lists those of the launcher")
         }
+        None if subcommand.is_empty() => "options come behind the command; instep --help lists the commands".to_owned(),
         None => format!("instep {subcommand} --help lists the options"),
     };
     format!("unknown option {given}\nhint: {hint}")

@@ -83,15 +83,15 @@ pub(crate) fn run(arguments: CheckpointArguments) -> anyhow::Result<()> {
         Verb::Describe { uuid } => describe(&client, &common, &uuid),
         Verb::Download { uuid, output_dir } => download(&client, &uuid, output_dir),
         Verb::Delete { uuids, yes } => {
-            confirm(yes, &format!("deleting the files of {} checkpoints", uuids.len()))?;
-            let count = uuids.len();
+            confirm(yes, &format!("deleting the files of checkpoint {}", uuids.join(", ")))?;
+            let deleted = uuids.join(", ");
             let request = DeleteCheckpointsRequest { checkpoint_uuids: Some(uuids) };
             let _: Value = client.delete_with("/api/v1/checkpoints", &request)?;
-            say(&format!("deleted {count} checkpoints"));
+            say(&format!("deleted checkpoint {deleted}"));
             Ok(())
         }
         Verb::Rm { uuids, glob, yes } => {
-            confirm(yes || glob.is_empty(), &format!("deleting files of {} checkpoints", uuids.len()))?;
+            confirm(yes || glob.is_empty(), &format!("deleting files of checkpoint {}", uuids.join(", ")))?;
             let request = RemoveFilesRequest { checkpoint_uuids: Some(uuids), checkpoint_globs: Some(glob) };
             let _: Value = client.post("/api/v1/checkpoints/rm", &request)?;
             Ok(())

@@ -175,7 +175,8 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         Verb::Archive { ids } => each(&ids, |id| tell(&client, &format!("/api/v1/experiments/{id}/archive"))),
         Verb::Unarchive { ids } => each(&ids, |id| tell(&client, &format!("/api/v1/experiments/{id}/unarchive"))),
         Verb::Delete { ids, yes } => {
-            confirm(yes, &format!("deleting {} experiments with the files of their checkpoints", ids.len()))?;
+            let which: Vec<String> = ids.iter().map(ToString::to_string).collect();
+            confirm(yes, &format!("deleting experiment {} with the files of its checkpoints", which.join(", ")))?;
             each(&ids, |id| {
                 delete(&client, &format!("/api/v1/experiments/{id}"))?;
                 say(&format!("deleted experiment {id}"));

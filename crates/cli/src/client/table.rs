@@ -57,8 +57,9 @@ pub(super) fn on_one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Prints what is known of one thing, a line for each fact.
+/// Prints what is known of one thing, a line for each fact that is known.
 pub(super) fn facts(facts: &[(&str, String)]) {
+    let facts: Vec<&(&str, String)> = facts.iter().filter(|(_, value)| !value.is_empty()).collect();
     let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0) + 1;
     let lines = facts.iter().map(|(name, value)| {
         let value = on_one_line(value);

@@ -1,5 +1,7 @@
 """Compares `instep master` with MLflow's server: reports of ten metrics, each after the last one's acknowledgement.
 
+Single reports (ten points a request), and batches of a hundred (a thousand points a request).
+
     .venv/bin/python bench/tracking.py [--mlflow PYTHON] [--seconds 5] [--repetitions 3] [--json FILE]
 
 Both serve from one SQLite file that they sync on every commit, and are asked by the same plain HTTP client over
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
@@ -31,6 +34,8 @@ from typing import TypedDict
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = 10
 CLIENTS = (1, 8)
+# Reports in one request.
+BATCHES = (1, 100)
 
 
 class Figures(TypedDict):
@@ -67,8 +72,8 @@ class Server:
         """Make what the reports of one client belong to."""
         raise NotImplementedError
 
-    def report(self, connection: http.client.HTTPConnection, run: object, step: int) -> None:
-        """Report ten metrics; return when they are acknowledged."""
+    def report(self, connection: http.client.HTTPConnection, run: object, step: int, batch: int) -> None:
+        """Report ten metrics at so many steps; return when they are acknowledged."""
         raise NotImplementedError
 
 
@@ -90,10 +95,25 @@ class Instep(Server):
         self.ask(connection, f"/api/v1/trials/{trial}/start", {"resume": True})
         return trial
 
-    def report(self, connection: http.client.HTTPConnection, run: object, step: int) -> None:
-        """Report as Determined's client does."""
-        inner = {"trialId": run, "trialRunId": 1, "stepsCompleted": step, "metrics": {"avgMetrics": values(step)}}
-        self.ask(connection, f"/api/v1/trials/{run}/metrics", {"group": "training", "metrics": inner})
+    def report(self, connection: http.client.HTTPConnection, run: object, step: int, batch: int) -> None:
+        """Report single steps as Determined's client does, and batches as our own does."""
+        reports = [
+            {
+                "group": "training",
+                "metrics": {
+                    "trialId": run,
+                    "trialRunId": 1,
+                    "stepsCompleted": one,
+                    "metrics": {"avgMetrics": values(one)},
+                },
+            }
+            for one in range(step * batch, (step + 1) * batch)
+        ]
+        if batch == 1:
+            self.ask(connection, f"/api/v1/trials/{run}/metrics", reports[0])
+        else:
+            body = {"reporter": f"bench {run}", "sequence": step + 1, "reports": reports}
+            self.ask(connection, f"/api/v1/trials/{run}/reports", body)
 
 
 class Mlflow(Server):
@@ -104,10 +124,14 @@ class Mlflow(Server):
         answer = self.ask(self.connect(), "/api/2.0/mlflow/runs/create", {"experiment_id": "0", "start_time": 0})
         return answer["run"]["info"]["run_id"]
 
-    def report(self, connection: http.client.HTTPConnection, run: object, step: int) -> None:
-        """Report as MLflow's client does with `log_metrics`."""
+    def report(self, connection: http.client.HTTPConnection, run: object, step: int, batch: int) -> None:
+        """Report as MLflow's client does with `log_metrics` and `log_batch`."""
         now = int(time.time() * 1000)
-        metrics = [{"key": key, "value": value, "timestamp": now, "step": step} for key, value in values(step).items()]
+        metrics = [
+            {"key": key, "value": value, "timestamp": now, "step": one}
+            for one in range(step * batch, (step + 1) * batch)
+            for key, value in values(one).items()
+        ]
         self.ask(connection, "/api/2.0/mlflow/runs/log-batch", {"run_id": run, "metrics": metrics})
 
 
@@ -153,34 +177,38 @@ def mlflow(folder: Path, python: str) -> Iterator[Server]:
             os.killpg(process.pid, 15)
 
 
-def client(server: Server, run: object, barrier: Barrier, seconds: float, results: multiprocessing.Queue) -> None:
+def client(
+    server: Server, run: object, batch: int, barrier: Barrier, seconds: float, results: multiprocessing.Queue
+) -> None:
     """Report until the time is over; put the times of all reports."""
     connection = server.connect()
-    server.report(connection, run, 0)
+    server.report(connection, run, 0, batch)
     barrier.wait(timeout=120)
     times = []
     begin = time.perf_counter()
     step = 1
     while (now := time.perf_counter()) - begin < seconds:
-        server.report(connection, run, step)
+        server.report(connection, run, step, batch)
         times.append(time.perf_counter() - now)
         step += 1
     results.put(times)
 
 
-def measure(server: Server, clients: int, seconds: float) -> Figures:
+def measure(server: Server, clients: int, batch: int, seconds: float) -> Figures:
     """Let so many clients report at once."""
     barrier = multiprocessing.Barrier(clients)
     results: multiprocessing.Queue = multiprocessing.Queue()
     runs = [server.new_run() for _ in range(clients)]
-    processes = [multiprocessing.Process(target=client, args=(server, run, barrier, seconds, results)) for run in runs]
+    processes = [
+        multiprocessing.Process(target=client, args=(server, run, batch, barrier, seconds, results)) for run in runs
+    ]
     for process in processes:
         process.start()
     times = sorted(value for _ in processes for value in results.get(timeout=seconds + 180))
     for process in processes:
         process.join(timeout=30)
     return {
-        "points_per_second": len(times) * METRICS / seconds,
+        "points_per_second": len(times) * METRICS * batch / seconds,
         "p50_ms": statistics.median(times) * 1000,
         "p99_ms": times[len(times) * 99 // 100] * 1000,
     }
@@ -232,16 +260,17 @@ def main() -> None:
             servers["mlflow"] = stack.enter_context(mlflow(Path(folder), arguments.mlflow))
         found: dict[str, list[Figures]] = {}
         for _ in range(arguments.repetitions):
-            for clients in CLIENTS:
+            for count, batch in itertools.product(CLIENTS, BATCHES):
                 for name, server in servers.items():
-                    figures = measure(server, clients, arguments.seconds)
-                    found.setdefault(f"{name}, {clients} clients", []).append(figures)
+                    figures = measure(server, count, batch, arguments.seconds)
+                    what = f"{name}, {count} clients, {METRICS * batch} points a request"
+                    found.setdefault(what, []).append(figures)
         reporting = clients(servers, arguments)
     results = {name: median(figures) for name, figures in found.items()}
-    print(f"single reports of {METRICS} metrics, {os.cpu_count()} cores, medians of {arguments.repetitions}")
+    print(f"reports of {METRICS} metrics, {os.cpu_count()} cores, medians of {arguments.repetitions}")
     for name, figures in results.items():
         numbers = f"{figures['points_per_second']:10.0f} points/s  p50 {figures['p50_ms']:8.3f} ms"
-        print(f"  {name:<22} {numbers}  p99 {figures['p99_ms']:8.3f} ms")
+        print(f"  {name:<44} {numbers}  p99 {figures['p99_ms']:8.3f} ms")
     print("the training thread's time in a report, through the client")
     for name, times in reporting.items():
         print(

@@ -45,6 +45,7 @@ pub use lock::holder;
 pub use logs::LogQuery;
 pub use metrics::chunk;
 pub use metrics::downsample;
+pub use metrics::history::Part as HistoryPart;
 pub use trials::NewTrial;
 pub use users::{Account, NewAccount, UserChange};
 

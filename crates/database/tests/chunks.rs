@@ -1,6 +1,6 @@
 //! The format of chunks: any points survive, any bytes are refused without a panic.
 
-use instep_database::chunk::{Datum, Point, decode, encode};
+use instep_database::chunk::{Datum, Point, decode, decode_steps, encode};
 use proptest::prelude::*;
 
 fn datum() -> impl Strategy<Value = Datum> {
@@ -30,6 +30,8 @@ proptest! {
     #[test]
     fn any_points_survive(points in prop::collection::vec(point(), 0..300)) {
         let decoded = decode(&encode(&points)).unwrap();
+        let steps: Vec<i64> = points.iter().map(|point| point.step).collect();
+        prop_assert_eq!(decode_steps(&encode(&points)).unwrap(), steps);
         prop_assert_eq!(decoded.len(), points.len());
         prop_assert!(points.iter().zip(&decoded).all(|(one, other)| same(one, other)));
     }
@@ -37,6 +39,7 @@ proptest! {
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = decode(&bytes);
+        let _ = decode_steps(&bytes);
     }
 
     #[test]

@@ -60,7 +60,10 @@ fn report(trial: TrialId, run: i64, group: &str, step: i64, values: Value) -> Re
 
 /// Step and values of everything in a group.
 async fn rows(database: &Database, trial: TrialId, group: &str) -> Vec<(i64, Value)> {
-    let reports = database.metric_reports(trial, Some(group.into())).await.unwrap();
+    let mut reports = Vec::new();
+    for part in database.metric_history(trial, Some(group.into())).await.unwrap() {
+        reports.extend(database.metric_reports(trial, part).await.unwrap());
+    }
     let inner = |metrics: &Value| metrics.get("avg_metrics").or(metrics.get("validation_metrics")).unwrap().clone();
     reports.iter().map(|report| (report.total_batches, inner(&report.metrics))).collect()
 }
@@ -338,7 +341,9 @@ fn a_batch_that_arrives_twice_is_stored_once_and_answered_alike() {
     }
     let database = open(&path);
     block(async {
-        database.report_batch(batch(trial, 2, vec![machine()], &[])).await.unwrap();
+        // At the same time it would be the same report.
+        let later = Report { time: Timestamp(1), ..machine() };
+        database.report_batch(batch(trial, 2, vec![later], &[])).await.unwrap();
         assert_eq!(rows(&database, trial, "cpu").await.len(), 2);
         let gap = database.report_batch(batch(trial, 4, vec![machine()], &[])).await.unwrap_err();
         assert_eq!(gap.to_string(), "batch 4 of this reporter came before batch 3");

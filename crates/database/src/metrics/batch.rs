@@ -3,6 +3,8 @@
 //! A reporter numbers its batches. The number of the last one is written in the transaction that stores it, so a batch
 //! that is sent again because its answer was lost is recognised, also by a master that was killed in between.
 
+use std::collections::BTreeMap;
+
 use instep_api::metrics::{RefusedReport, ReportBatch};
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -17,12 +19,13 @@ impl Database {
     /// Reports that contradict what is known are refused one by one.
     pub async fn report_batch(&self, batch: ReportBatch) -> Result<Vec<RefusedReport>> {
         let trial = batch.trial;
-        let mut groups: Vec<String> = batch.reports.iter().map(|(_, report)| report.group.clone()).collect();
-        groups.sort_unstable();
-        groups.dedup();
+        let mut groups: BTreeMap<String, usize> = BTreeMap::new();
+        for (_, report) in &batch.reports {
+            *groups.entry(report.group.clone()).or_insert(0) += 1;
+        }
         let refused = self.engine.write(move |connection| store(connection, batch)).await?;
-        for group in groups {
-            self.merger.note(trial, group);
+        for (group, rows) in groups {
+            self.merger.note(trial, group, rows);
         }
         Ok(refused)
     }

@@ -15,7 +15,7 @@ impl Database {
     pub async fn report_metrics(&self, report: Report) -> Result<()> {
         let (trial, group) = (report.trial, report.group.clone());
         self.engine.write(move |connection| store(connection, &report)).await?;
-        self.merger.note(trial, group);
+        self.merger.note(trial, group, 1);
         Ok(())
     }
 }

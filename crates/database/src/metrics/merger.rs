@@ -28,7 +28,7 @@ const ROWS_BEFORE_MERGE: usize = 512;
 const ROWS_PER_MERGE: i64 = 2048;
 /// Points of a full chunk.
 pub(crate) const POINTS_PER_CHUNK: usize = 4096;
-/// How long the merger rests after a failure, before it tries again.
+/// How long the merger rests after a failure.
 const REST: Duration = Duration::from_secs(1);
 
 type Group = (TrialId, String);
@@ -70,12 +70,12 @@ impl Merger {
         Ok(Merger { agenda, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Notes a row more in a group's tail.
-    pub(crate) fn note(&self, trial: TrialId, group: String) {
+    /// Notes rows more in a group's tail.
+    pub(crate) fn note(&self, trial: TrialId, group: String, more: usize) {
         let mut agenda = locked(&self.agenda.0);
         let group = (trial, group);
         let rows = agenda.rows.entry(group.clone()).or_insert(0);
-        *rows += 1;
+        *rows += more;
         if *rows >= ROWS_BEFORE_MERGE && agenda.due.insert(group) {
             self.agenda.1.notify_one();
         }
@@ -145,8 +145,9 @@ fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>,
                 agenda.due.insert((trial, group));
             }
             Err(_) => {
-                // Whoever writes next learns what is wrong with the database; the tail stays, and stays readable.
-                agenda.due.insert((trial, group));
+                // The tail stays, and stays readable, and whoever reads or writes learns what is wrong. It is due again
+                // with the next report, or the next start: what is damaged does not mend by trying once a second.
+                agenda.rows.insert((trial, group), ROWS_BEFORE_MERGE);
                 drop(changed.wait_timeout_while(agenda, REST, |agenda| !agenda.ended));
             }
         }
@@ -223,9 +224,11 @@ fn prepare_series(
     };
     // A chunk that is not full is filled up, so that their number stays small.
     let (first_number, points_before, mut points) = match last {
-        Some((number, count, content)) if (count as usize) < POINTS_PER_CHUNK => {
-            (number, count, decode(&content).map_err(|error| Error::Damaged(error.to_string()))?)
-        }
+        Some((number, count, content)) if (count as usize) < POINTS_PER_CHUNK => match decode(&content) {
+            Ok(points) => (number, count, points),
+            // What is damaged stays as it is, for whoever reads it to be told; new points go behind it.
+            Err(_) => (number + 1, 0, Vec::new()),
+        },
         Some((number, _, _)) => (number + 1, 0, Vec::new()),
         None => (0, 0, Vec::new()),
     };

@@ -3,7 +3,8 @@
 //! A report is appended as one row to the *tail* ([`ingest`]), which is one small write; [`batch`] takes many at once,
 //! each exactly once. When a group's tail has grown,
 //! or its trial has ended, [`merger`] turns its rows into *chunks*: one series (trial, group, metric) × a few thousand
-//! points, each column packed for itself ([`chunk`]). Reads ([`read`]) join chunks and tail; [`summary`] keeps roll-ups
+//! points, each column packed for itself ([`chunk`]). Reads ([`read`]) join chunks and tail, long ones
+//! in parts ([`history`]); [`summary`] keeps roll-ups
 //! of what is in chunks; [`downsample`] thins out points for charts; [`validation`] remembers the best and the latest.
 //!
 //! Semantics, as Determined has them: a report belongs to a run of its trial; the current run's reports roll back what
@@ -14,6 +15,7 @@
 mod batch;
 pub mod chunk;
 pub mod downsample;
+pub(crate) mod history;
 mod ingest;
 pub(crate) mod merger;
 mod queries;
@@ -21,3 +23,4 @@ pub(crate) mod read;
 mod rollback;
 pub(crate) mod summary;
 pub(crate) mod validation;
+mod values;

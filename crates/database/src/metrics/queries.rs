@@ -9,11 +9,23 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 use super::downsample::thin;
+use super::history::{self, Part};
 use super::read;
 use crate::Database;
 use crate::checkpoints;
 use crate::error::Result;
 use crate::trials::must_exist;
+
+/// Values of one answer at most, so that a wish for everything does not fill the memory; readers ask for the rest.
+const VALUES_PER_ANSWER: usize = 200_000;
+
+/// The slice, or the beginning of it.
+fn at_most(slice: Slice, most: usize) -> Slice {
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    let wanted = if slice.limit == 0 { slice.default_limit.unwrap_or(-1) } else { slice.limit };
+    let everything = wanted == -1 || wanted > most;
+    if everything { Slice { limit: most, ..slice } } else { slice }
+}
 
 fn workload_of(row: read::Row, with_batches: bool) -> MetricsWorkload {
     let batches = row.batches.filter(|_| with_batches);
@@ -45,48 +57,75 @@ impl Database {
         self.engine
             .read(move |connection| {
                 must_exist(connection, trial)?;
-                let all = |group| read::rows(connection, trial, group, i64::MIN, i64::MAX);
+                let checkpoints = checkpoints::workloads(connection, trial)?;
+                let training = history::keys(connection, trial, TRAINING)?;
+                let validation = history::keys(connection, trial, VALIDATION)?;
+                let mut steps: Vec<i64> = checkpoints.iter().map(|checkpoint| checkpoint.total_batches).collect();
+                steps.extend(training.into_iter().chain(validation));
+                steps.sort_unstable();
+                let widths =
+                    [TRAINING, VALIDATION].map(|group| read::names(connection, trial, group).map(|all| all.len()));
+                let width = widths.into_iter().sum::<Result<usize>>()?.max(1);
+                let (range, page) = at_most(slice, (VALUES_PER_ANSWER / width).max(1)).of(steps.len());
+                if range.is_empty() {
+                    return Ok((Vec::new(), page));
+                }
+                let upwards = match order {
+                    Order::Ascending => range,
+                    Order::Descending => steps.len() - range.end..steps.len() - range.start,
+                };
+                let (first, last) = (steps[upwards.start], steps[upwards.end - 1]);
                 let mut workloads = Vec::new();
-                for row in all(TRAINING)? {
+                for row in read::rows(connection, trial, TRAINING, first, last)? {
                     let training = Some(workload_of(row, with_batches));
                     workloads.push(Workload { training, ..Workload::default() });
                 }
-                for row in all(VALIDATION)? {
+                for row in read::rows(connection, trial, VALIDATION, first, last)? {
                     let validation = Some(workload_of(row, with_batches));
                     workloads.push(Workload { validation, ..Workload::default() });
                 }
-                for checkpoint in checkpoints::workloads(connection, trial)? {
-                    workloads.push(Workload { checkpoint: Some(checkpoint), ..Workload::default() });
+                for checkpoint in checkpoints {
+                    if (first..=last).contains(&checkpoint.total_batches) {
+                        workloads.push(Workload { checkpoint: Some(checkpoint), ..Workload::default() });
+                    }
                 }
                 workloads.sort_by_key(steps_and_time);
+                // Of what has the first step, some may belong to the part before.
+                let skipped = upwards.start - steps.partition_point(|step| *step < first);
+                let mut wanted: Vec<Workload> = workloads.into_iter().skip(skipped).take(upwards.len()).collect();
                 if order == Order::Descending {
-                    workloads.reverse();
+                    wanted.reverse();
                 }
-                let (range, page) = slice.of(workloads.len());
-                Ok((workloads.drain(range).collect(), page))
+                Ok((wanted, page))
             })
             .await
     }
 
-    /// Everything that a trial reported, in all groups or in one, by run and step.
-    pub async fn metric_reports(&self, trial: TrialId, group: Option<String>) -> Result<Vec<MetricsReport>> {
+    /// The parts in which to read everything that a trial reported, in all groups or in one.
+    pub async fn metric_history(&self, trial: TrialId, group: Option<String>) -> Result<Vec<Part>> {
         self.engine
             .read(move |connection| {
                 must_exist(connection, trial)?;
                 let groups = match group {
-                    Some(group) => [group].into(),
-                    None => read::groups(connection, trial)?,
+                    Some(group) => vec![group],
+                    None => read::groups(connection, trial)?.into_iter().collect(),
                 };
+                history::parts(connection, trial, groups)
+            })
+            .await
+    }
+
+    /// What a trial reported in a part of its history, by run and step. Their ids are counted from 0.
+    pub async fn metric_reports(&self, trial: TrialId, part: Part) -> Result<Vec<MetricsReport>> {
+        self.engine
+            .read(move |connection| {
                 let mut reports = Vec::new();
-                for group in groups {
-                    for row in read::rows(connection, trial, &group, i64::MIN, i64::MAX)? {
-                        reports.push(report_of(trial, &group, row));
+                for group in &part.groups {
+                    for row in read::rows(connection, trial, group, part.first, part.last)? {
+                        reports.push(report_of(trial, group, row));
                     }
                 }
                 reports.sort_by_key(|report| (report.trial_run_id, report.total_batches));
-                for (index, report) in reports.iter_mut().enumerate() {
-                    report.id = index as i64 + 1;
-                }
                 Ok(reports)
             })
             .await
@@ -111,9 +150,11 @@ impl Database {
                 } else {
                     names
                 };
+                let mut tail = read::tail_points(connection, trial, &group, &names, (first, last))?;
                 let mut steps: BTreeMap<(i64, i64), DataPoint> = BTreeMap::new();
                 for name in names {
-                    let points = read::points_of(connection, trial, &group, &name, first, last)?;
+                    let recent = tail.remove(&name).unwrap_or_default();
+                    let points = read::points_of(connection, trial, &group, &name, (first, last), recent)?;
                     let numbers: Vec<_> =
                         points.into_iter().filter_map(|point| Some((point.value.number()?, point))).collect();
                     let values: Vec<f64> = numbers.iter().map(|(number, _)| *number).collect();

@@ -1,6 +1,6 @@
 //! Reading metrics: chunks and tail joined.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
@@ -8,6 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params};
 use serde_json::{Map, Value};
 
 use super::chunk::{Datum, Point, decode};
+use super::values;
 use crate::error::{Error, Result};
 use crate::rows::json;
 
@@ -15,7 +16,6 @@ use crate::rows::json;
 #[derive(Debug)]
 pub(crate) struct TailRow {
     pub id: i64,
-    pub group: String,
     pub step: i64,
     pub run: i64,
     pub time: i64,
@@ -35,7 +35,6 @@ pub(crate) struct Row {
 fn tail_row_of(row: &SqlRow<'_>) -> rusqlite::Result<TailRow> {
     Ok(TailRow {
         id: row.get("id")?,
-        group: row.get("group_name")?,
         step: row.get("step")?,
         run: row.get("run_id")?,
         time: row.get("reported_at")?,
@@ -43,11 +42,38 @@ fn tail_row_of(row: &SqlRow<'_>) -> rusqlite::Result<TailRow> {
     })
 }
 
-/// The whole tail of a trial.
-pub(crate) fn tail(connection: &Connection, trial: TrialId) -> Result<Vec<TailRow>> {
-    let mut statement = connection.prepare_cached("SELECT * FROM metric_tail WHERE trial_id = ?")?;
-    let rows = statement.query_map([trial.0], tail_row_of)?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
+/// Where and when a value of the tail was reported.
+pub(crate) struct TailPlace<'a> {
+    pub group: &'a str,
+    pub step: i64,
+    pub run: i64,
+    pub time: i64,
+}
+
+/// Hands over every value of a trial's tail, of one group or of all, whose metric is wanted.
+pub(crate) fn each_of_tail(
+    connection: &Connection,
+    trial: TrialId,
+    group: Option<&str>,
+    (first, last): (i64, i64),
+    wanted: impl Fn(&str) -> bool,
+    mut take: impl FnMut(&TailPlace<'_>, &str, Value),
+) -> Result<()> {
+    let which = if group.is_some() { "group_name = ?2" } else { "?2 IS NULL" };
+    let sql = format!(
+        "SELECT group_name, step, run_id, reported_at, metric_values FROM metric_tail \
+         WHERE trial_id = ?1 AND {which} AND step BETWEEN ?3 AND ?4 ORDER BY step, id"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![trial.0, group, first, last])?;
+    while let Some(row) = rows.next()? {
+        let damaged = |error: &dyn std::fmt::Display| Error::Damaged(format!("a report: {error}"));
+        let group = row.get_ref(0)?.as_str().map_err(|error| damaged(&error))?;
+        let place = TailPlace { group, step: row.get(1)?, run: row.get(2)?, time: row.get(3)? };
+        let text = row.get_ref(4)?.as_str().map_err(|error| damaged(&error))?;
+        values::each(text, &wanted, |name, value| take(&place, &name, value)).map_err(|error| damaged(&error))?;
+    }
+    Ok(())
 }
 
 /// The tail of a group between two steps, both included, by step; at most `limit` rows.
@@ -89,11 +115,14 @@ pub(crate) fn chunked_points(connection: &Connection, series: i64, first: i64, l
     Ok(points)
 }
 
-/// Everything reported in a group between two steps, both included, by step.
+/// Everything reported in a group between two steps, both included, by step; in a group about the machine, between two
+/// times.
 pub(crate) fn rows(connection: &Connection, trial: TrialId, group: &str, first: i64, last: i64) -> Result<Vec<Row>> {
     // The machine's groups have no steps: there, reports are told apart by their times.
     let by_time = PROFILING.contains(&group);
     let key = |step: i64, time: i64| (step, if by_time { time } else { 0 });
+    let (first_step, last_step) = if by_time { (i64::MIN, i64::MAX) } else { (first, last) };
+    let within = |time: i64| !by_time || (first..=last).contains(&time);
     let mut found: BTreeMap<(i64, i64), Row> = BTreeMap::new();
     let mut add = |step: i64, run: i64, time: i64, name: String, value: Value| {
         let empty = || Row { step, run, time, values: Map::new(), batches: None };
@@ -103,20 +132,32 @@ pub(crate) fn rows(connection: &Connection, trial: TrialId, group: &str, first: 
         row.values.insert(name, value);
     };
     for (id, name) in series(connection, trial, group)? {
-        for point in chunked_points(connection, id, first, last)? {
+        for point in
+            chunked_points(connection, id, first_step, last_step)?.into_iter().filter(|point| within(point.time))
+        {
             add(point.step, point.run, point.time, name.clone(), point.value.value());
         }
     }
-    for row in tail_between(connection, trial, group, first, last, -1)? {
-        for (name, value) in row.values {
-            add(row.step, row.run, row.time, name, value);
-        }
-    }
+    each_of_tail(
+        connection,
+        trial,
+        Some(group),
+        (first_step, last_step),
+        |_| true,
+        |place, name, value| {
+            if within(place.time) {
+                add(place.step, place.run, place.time, name.to_owned(), value);
+            }
+        },
+    )?;
     let sql = "SELECT * FROM metric_batches WHERE trial_id = ? AND group_name = ? AND step BETWEEN ? AND ?";
     let mut statement = connection.prepare_cached(sql)?;
-    let mut batches = statement.query(params![trial.0, group, first, last])?;
+    let mut batches = statement.query(params![trial.0, group, first_step, last_step])?;
     while let Some(row) = batches.next()? {
-        let (step, run, time) = (row.get("step")?, row.get("run_id")?, row.get("reported_at")?);
+        let (step, run, time): (i64, i64, i64) = (row.get("step")?, row.get("run_id")?, row.get("reported_at")?);
+        if !within(time) {
+            continue;
+        }
         // A report may bring metrics of batches and no averages.
         let empty = || Row { step, run, time, values: Map::new(), batches: None };
         found.entry(key(step, time)).or_insert_with(empty).batches = Some(json(row, "batches")?);
@@ -129,14 +170,40 @@ pub(crate) fn row_at(connection: &Connection, trial: TrialId, group: &str, step:
     Ok(rows(connection, trial, group, step, step)?.pop())
 }
 
-/// The numbers of one metric by step: chunks and tail.
+/// The points of some metrics that are still in the tail.
+pub(crate) fn tail_points(
+    connection: &Connection,
+    trial: TrialId,
+    group: &str,
+    names: &[String],
+    (first, last): (i64, i64),
+) -> Result<HashMap<String, Vec<Point>>> {
+    let mut found: HashMap<String, Vec<Point>> = names.iter().map(|name| (name.clone(), Vec::new())).collect();
+    let wanted: HashSet<&str> = names.iter().map(String::as_str).collect();
+    each_of_tail(
+        connection,
+        trial,
+        Some(group),
+        (first, last),
+        |name| wanted.contains(name),
+        |place, name, value| {
+            let point = Point { step: place.step, run: place.run, time: place.time, value: Datum::of(&value) };
+            if let Some(points) = found.get_mut(name) {
+                points.push(point);
+            }
+        },
+    )?;
+    Ok(found)
+}
+
+/// The points of one metric by step: chunks, and what the tail has of it.
 pub(crate) fn points_of(
     connection: &Connection,
     trial: TrialId,
     group: &str,
     name: &str,
-    first: i64,
-    last: i64,
+    (first, last): (i64, i64),
+    tail: Vec<Point>,
 ) -> Result<Vec<Point>> {
     let sql = "SELECT id FROM metric_series WHERE trial_id = ? AND group_name = ? AND name = ?";
     let series: Option<i64> =
@@ -145,11 +212,7 @@ pub(crate) fn points_of(
         Some(id) => chunked_points(connection, id, first, last)?,
         None => Vec::new(),
     };
-    for row in tail_between(connection, trial, group, first, last, -1)? {
-        if let Some(value) = row.values.get(name) {
-            points.push(Point { step: row.step, run: row.run, time: row.time, value: Datum::of(value) });
-        }
-    }
+    points.extend(tail);
     points.sort_by_key(|point| (point.step, point.time));
     Ok(points)
 }
@@ -166,10 +229,16 @@ pub(crate) fn groups(connection: &Connection, trial: TrialId) -> Result<BTreeSet
 
 /// The metrics that a trial reported in a group.
 pub(crate) fn names(connection: &Connection, trial: TrialId, group: &str) -> Result<BTreeSet<String>> {
-    let mut names: BTreeSet<String> = series(connection, trial, group)?.into_iter().map(|(_, name)| name).collect();
-    for row in tail_between(connection, trial, group, i64::MIN, i64::MAX, -1)? {
-        names.extend(row.values.into_iter().map(|(name, _)| name));
-    }
+    let chunked: HashSet<String> = series(connection, trial, group)?.into_iter().map(|(_, name)| name).collect();
+    let mut names = BTreeSet::new();
+    // Most names are known from the chunks already, and their values need not be looked at.
+    let unknown = |name: &str| !chunked.contains(name);
+    each_of_tail(connection, trial, Some(group), (i64::MIN, i64::MAX), unknown, |_, name, _| {
+        if !names.contains(name) {
+            names.insert(name.to_owned());
+        }
+    })?;
+    names.extend(chunked);
     Ok(names)
 }
 

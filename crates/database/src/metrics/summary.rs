@@ -130,27 +130,42 @@ fn shown_name(group: &str) -> &str {
 
 /// The summary of everything that a trial reported, the machine's groups left out.
 pub(crate) fn of_trial(connection: &Connection, trial: TrialId) -> Result<Value> {
-    let mut groups: BTreeMap<(String, String), RollUp> = BTreeMap::new();
+    let mut groups: BTreeMap<String, BTreeMap<String, RollUp>> = BTreeMap::new();
     let sql = "SELECT group_name, name, roll_up FROM metric_series WHERE trial_id = ?";
     let mut statement = connection.prepare_cached(sql)?;
     let mut rows = statement.query([trial.0])?;
     while let Some(row) = rows.next()? {
         let roll_up: String = row.get(2)?;
-        groups.insert((row.get(0)?, row.get(1)?), RollUp::parse(&roll_up)?);
+        groups.entry(row.get(0)?).or_default().insert(row.get(1)?, RollUp::parse(&roll_up)?);
     }
-    for row in read::tail(connection, trial)? {
-        for (name, value) in &row.values {
-            let roll_up = groups.entry((row.group.clone(), name.clone())).or_insert_with(RollUp::empty);
-            roll_up.add_value(row.step, row.time, value, Datum::of(value).number());
-        }
-    }
-    let mut summary = Map::new();
-    for ((group, name), roll_up) in groups {
-        if roll_up.count > 0 && !PROFILING.contains(&group.as_str()) {
-            let group = summary.entry(shown_name(&group)).or_insert_with(|| Value::Object(Map::new()));
-            if let Some(group) = group.as_object_mut() {
-                group.insert(name, roll_up.shown());
+    let shown = |group: &str| !PROFILING.contains(&group);
+    read::each_of_tail(
+        connection,
+        trial,
+        None,
+        (i64::MIN, i64::MAX),
+        |_| true,
+        |place, name, value| {
+            if shown(place.group) {
+                let number = Datum::of(&value).number();
+                let group = groups.entry(place.group.to_owned()).or_default();
+                // Looked up by reference first: all but the first value of a metric find it there.
+                match group.get_mut(name) {
+                    Some(roll_up) => roll_up.add_value(place.step, place.time, &value, number),
+                    None => {
+                        let roll_up = group.entry(name.to_owned()).or_insert_with(RollUp::empty);
+                        roll_up.add_value(place.step, place.time, &value, number);
+                    }
+                }
             }
+        },
+    )?;
+    let mut summary = Map::new();
+    for (group, metrics) in groups.into_iter().filter(|(group, _)| shown(group)) {
+        let metrics = metrics.into_iter().filter(|(_, roll_up)| roll_up.count > 0);
+        let metrics: Map<String, Value> = metrics.map(|(name, roll_up)| (name, roll_up.shown())).collect();
+        if !metrics.is_empty() {
+            summary.insert(shown_name(&group).to_owned(), Value::Object(metrics));
         }
     }
     Ok(Value::Object(summary))

@@ -69,11 +69,14 @@ async fn write(
     let group = call.query.text("group").map(str::to_owned);
     let mut text = table.header().to_owned();
     for trial in trials {
-        let reports = call.application.database.metric_reports(trial, group.clone()).await;
-        for report in reports.map_err(io::Error::other)? {
-            table.write(&report, &mut text);
-            if text.len() >= PART {
-                pass_on(std::mem::take(&mut text), sender).await?;
+        let parts = call.application.database.metric_history(trial, group.clone()).await;
+        for part in parts.map_err(io::Error::other)? {
+            let reports = call.application.database.metric_reports(trial, part).await;
+            for report in reports.map_err(io::Error::other)? {
+                table.write(&report, &mut text);
+                if text.len() >= PART {
+                    pass_on(std::mem::take(&mut text), sender).await?;
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::call::Call;
 use super::export::pass_on;
 use super::failure::Failure;
-use super::reply::{Download, Gone, LineSender, Reply, lines};
+use super::reply::{Download, Gone, LineSender, Reply, Stop, lines};
 use crate::clock::now;
 
 /// Lines that are read at a time.
@@ -232,24 +232,6 @@ impl Sink {
             Sink::Json(sender) => sender.is_closed(),
             Sink::Text(sender) => sender.is_closed(),
         }
-    }
-}
-
-/// Why a stream ends before its end.
-enum Stop {
-    Gone,
-    Failed(Failure),
-}
-
-impl From<Gone> for Stop {
-    fn from(_: Gone) -> Stop {
-        Stop::Gone
-    }
-}
-
-impl From<instep_database::Error> for Stop {
-    fn from(error: instep_database::Error) -> Stop {
-        Stop::Failed(error.into())
     }
 }
 

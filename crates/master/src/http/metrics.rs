@@ -12,11 +12,9 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::{Reply, lines};
+use super::reply::{LineSender, Reply, Stop, lines};
 use crate::clock::now;
 
-/// Reports in one line of a stream.
-const REPORTS_PER_LINE: usize = 1000;
 /// Points of a chart, for each metric, if nobody says how many.
 const DEFAULT_POINTS: usize = 1000;
 /// Bytes of a reporter's name.
@@ -119,19 +117,29 @@ pub(crate) async fn stream(call: Call) -> Result<Reply, Failure> {
     // The task ends with its stream: when everything is sent, or when the reader goes away.
     tokio::spawn(async move {
         for trial in trials {
-            match call.application.database.metric_reports(trial, group.clone()).await {
-                Ok(reports) => {
-                    for part in reports.chunks(REPORTS_PER_LINE) {
-                        if sender.send(&MetricsStreamElement { metrics: part.to_vec() }).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-                Err(error) => return sender.fail(&error.into()).await,
+            if let Err(Stop::Failed(failure)) = send_reports(&call, trial, group.clone(), &sender).await {
+                return sender.fail(&failure).await;
             }
         }
     });
     Ok(Reply::Lines(lines))
+}
+
+/// Sends what one trial reported, part by part, so that no more of it than that is in memory.
+async fn send_reports(call: &Call, trial: TrialId, group: Option<String>, sender: &LineSender) -> Result<(), Stop> {
+    let database = &call.application.database;
+    let mut id = 0;
+    for part in database.metric_history(trial, group).await? {
+        let mut metrics = database.metric_reports(trial, part).await?;
+        for report in &mut metrics {
+            id += 1;
+            report.id = id;
+        }
+        if !metrics.is_empty() {
+            sender.send(&MetricsStreamElement { metrics }).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Charts of several trials: `metricIds=group.name`, or `metricNames` with `group`, or everything.

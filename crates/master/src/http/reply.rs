@@ -117,6 +117,24 @@ pub(crate) struct LineSender(mpsc::Sender<Vec<u8>>);
 /// The reader has gone away.
 pub(crate) struct Gone;
 
+/// Why a stream ends before its end.
+pub(crate) enum Stop {
+    Gone,
+    Failed(Failure),
+}
+
+impl From<Gone> for Stop {
+    fn from(_: Gone) -> Stop {
+        Stop::Gone
+    }
+}
+
+impl From<instep_database::Error> for Stop {
+    fn from(error: instep_database::Error) -> Stop {
+        Stop::Failed(error.into())
+    }
+}
+
 impl LineSender {
     /// Sends `{"result": value}`; waits if the reader is slow.
     pub(crate) async fn send(&self, value: &impl Serialize) -> Result<(), Gone> {

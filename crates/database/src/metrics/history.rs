@@ -1,0 +1,116 @@
+//! What a trial reported, in parts, so that a long history is never in memory as a whole.
+//!
+//! Where the parts begin and end is found by reading no more than the steps (of groups about the machine: the times) of
+//! everything; a part is then read from the chunks that it touches.
+
+use instep_api::identifiers::TrialId;
+use instep_api::metrics::PROFILING;
+use rusqlite::{Connection, params};
+
+use super::chunk::{decode, decode_steps};
+use super::read;
+use crate::error::{Error, Result};
+
+/// Values of one part at most, unless a single step has more.
+const VALUES_PER_PART: usize = 100_000;
+/// Steps of one part at most.
+const STEPS_PER_PART: usize = 1000;
+
+/// A part of a history: what these groups reported between two steps, or two times, both included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub(crate) groups: Vec<String>,
+    pub(crate) first: i64,
+    pub(crate) last: i64,
+}
+
+/// Cuts the history of some groups into parts: those about the machine first, each for itself, as they have no steps.
+pub(crate) fn parts(connection: &Connection, trial: TrialId, groups: Vec<String>) -> Result<Vec<Part>> {
+    let (machine, others): (Vec<String>, Vec<String>) =
+        groups.into_iter().partition(|group| PROFILING.contains(&group.as_str()));
+    let mut parts = Vec::new();
+    for group in machine {
+        cut(connection, trial, vec![group], &mut parts)?;
+    }
+    cut(connection, trial, others, &mut parts)?;
+    Ok(parts)
+}
+
+fn cut(connection: &Connection, trial: TrialId, groups: Vec<String>, parts: &mut Vec<Part>) -> Result<()> {
+    let mut keys = Vec::new();
+    let mut widths = 0;
+    for group in &groups {
+        keys = united(keys, self::keys(connection, trial, group)?);
+        widths += read::names(connection, trial, group)?.len();
+    }
+    let length = (VALUES_PER_PART / widths.max(1)).clamp(1, STEPS_PER_PART);
+    for stretch in keys.chunks(length) {
+        let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
+        parts.push(Part { groups: groups.clone(), first, last });
+    }
+    Ok(())
+}
+
+/// The steps at which a group reported, upwards, each once; of a group about the machine the times.
+pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Result<Vec<i64>> {
+    let by_time = PROFILING.contains(&group);
+    let mut found = Vec::new();
+    for (series, _) in read::series(connection, trial, group)? {
+        let mut statement =
+            connection.prepare_cached("SELECT content FROM metric_chunks WHERE series_id = ? ORDER BY number")?;
+        let mut rows = statement.query([series])?;
+        let mut keys = Vec::new();
+        while let Some(row) = rows.next()? {
+            let content = row.get_ref(0)?.as_blob().map_err(|error| Error::Damaged(error.to_string()))?;
+            let damaged = |error: super::chunk::DecodeError| Error::Damaged(error.to_string());
+            if by_time {
+                keys.extend(decode(content).map_err(damaged)?.iter().map(|point| point.time));
+            } else {
+                keys.extend(decode_steps(content).map_err(damaged)?);
+            }
+        }
+        // Most often all metrics of a group have the same steps.
+        if keys != found {
+            found = united(found, sorted(keys));
+        }
+    }
+    let column = if by_time { "reported_at" } else { "step" };
+    for table in ["metric_tail", "metric_batches"] {
+        let sql = format!("SELECT {column} FROM {table} WHERE trial_id = ? AND group_name = ?");
+        let mut statement = connection.prepare_cached(&sql)?;
+        let keys = statement.query_map(params![trial.0, group], |row| row.get(0))?;
+        found = united(found, sorted(keys.collect::<rusqlite::Result<_>>()?));
+    }
+    Ok(found)
+}
+
+fn sorted(mut keys: Vec<i64>) -> Vec<i64> {
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// Two lists, each upwards, as one.
+fn united(one: Vec<i64>, other: Vec<i64>) -> Vec<i64> {
+    if one.is_empty() || other.is_empty() {
+        return if one.is_empty() { other } else { one };
+    }
+    let mut all = one;
+    all.extend(other);
+    // Both are sorted runs, which the stable sort merges in one pass.
+    all.sort();
+    all.dedup();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_united_without_repetitions() {
+        assert_eq!(united(vec![1, 3, 5], vec![2, 3, 9]), [1, 2, 3, 5, 9]);
+        assert_eq!(united(vec![], vec![2]), [2]);
+        assert_eq!(sorted(vec![3, 1, 3]), [1, 3]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Long histories: read in parts, in pages, and past a chunk that is damaged.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use instep_api::identifiers::{RunId, TrialId, UserId};
+use instep_api::metrics::{Report, ReportBatch};
+use instep_api::pages::{Order, Slice};
+use instep_api::trials::Workload;
+use instep_api::wire::Timestamp;
+use instep_database::{Database, NewExperiment, NewTrial, Opening};
+use serde_json::{Value, json};
+
+const NOW: Timestamp = Timestamp(1_000_000);
+
+fn open(path: &Path) -> Database {
+    let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: NOW };
+    Database::open(path, &opening).unwrap()
+}
+
+fn block<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+async fn new_trial(database: &Database) -> TrialId {
+    let experiment = NewExperiment {
+        external_id: None,
+        name: "test".into(),
+        description: String::new(),
+        labels: vec![],
+        config: json!({}),
+        original_config: String::new(),
+        job_id: "job".into(),
+        project_id: None,
+        project_names: None,
+        owner: UserId(1),
+        searcher_name: "single".into(),
+        searcher_metric: "loss".into(),
+        smaller_is_better: true,
+    };
+    let experiment = database.create_experiment(experiment, NOW).await.unwrap().id;
+    let new = NewTrial { experiment, external_id: None, hparams: json!({}), task_suffix: experiment.to_string() };
+    let trial = database.create_trial(new, NOW).await.unwrap().id;
+    database.start_trial(trial, true, NOW).await.unwrap();
+    trial
+}
+
+/// A report whose time is a thousand times its step.
+fn report(trial: TrialId, group: &str, step: i64, values: Value) -> Report {
+    let values = values.as_object().unwrap().clone();
+    Report { trial, run: RunId(1), group: group.into(), step, time: Timestamp(step * 1000), values, batches: None }
+}
+
+async fn store(database: &Database, trial: TrialId, sequence: i64, reports: Vec<Report>) {
+    let reports = reports.into_iter().enumerate().collect();
+    let reporter = "test".to_owned();
+    let batch = ReportBatch { trial, reporter, sequence, reports, refused: vec![], logs: vec![] };
+    assert!(database.report_batch(batch).await.unwrap().is_empty());
+}
+
+fn number(path: &Path, sql: &str) -> i64 {
+    let connection = rusqlite::Connection::open(path).unwrap();
+    connection.busy_timeout(Duration::from_secs(5)).unwrap();
+    connection.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+/// Waits until the merger has packed so much that at most `rows` are left.
+fn wait_for_tail(path: &Path, rows: i64) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while number(path, "SELECT COUNT(*) FROM metric_tail") > rows {
+        assert!(Instant::now() < deadline, "the tail was not merged within 20 s");
+        std::thread::yield_now();
+    }
+}
+
+fn step_and_kind(workload: &Workload) -> (i64, bool) {
+    let training = workload.training.as_ref().map(|metrics| (metrics.total_batches, true));
+    let validation = workload.validation.as_ref().map(|metrics| (metrics.total_batches, false));
+    training.or(validation).unwrap()
+}
+
+#[test]
+fn pages_of_a_history_are_parts_of_the_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    block(async {
+        let trial = new_trial(&database).await;
+        let training = (1..=1500).map(|step| report(trial, "training", step, json!({"loss": step, "other": 1})));
+        let validation = (1..=15).map(|step| report(trial, "validation", step * 100, json!({"loss": step})));
+        let all = training.chain(validation).collect();
+        store(&database, trial, 1, all).await;
+        wait_for_tail(&path, 600);
+        store(&database, trial, 2, vec![report(trial, "training", 2000, json!({"late": 1}))]).await;
+        let (whole, _) = database.workloads(trial, false, Order::Ascending, Slice::ALL).await.unwrap();
+        let whole: Vec<(i64, bool)> = whole.iter().map(step_and_kind).collect();
+        assert_eq!(whole.len(), 1516);
+        assert!(whole.is_sorted_by_key(|(step, _)| *step));
+        for order in [Order::Ascending, Order::Descending] {
+            let expected: Vec<(i64, bool)> = match order {
+                Order::Ascending => whole.clone(),
+                Order::Descending => whole.iter().rev().copied().collect(),
+            };
+            for (offset, limit) in [(0, 1), (98, 3), (99, 1), (100, 2), (101, 5), (1510, 100), (700, 400), (-3, 2)] {
+                let slice = Slice { offset, limit, default_limit: None };
+                let (page, pagination) = database.workloads(trial, false, order, slice).await.unwrap();
+                let page: Vec<(i64, bool)> = page.iter().map(step_and_kind).collect();
+                let range = pagination.start_index as usize..pagination.end_index as usize;
+                assert_eq!(page, expected[range], "{order:?} {offset} {limit}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_parts_of_a_history_are_all_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    block(async {
+        let trial = new_trial(&database).await;
+        // Some metrics have other steps than the rest, and the machine's have none.
+        let reports = (0..3000).map(|step| match step % 3 {
+            0 => report(trial, "training", step, json!({"often": step})),
+            1 => report(trial, "training", step, json!({"often": step, "seldom": step})),
+            _ => Report { time: Timestamp(step), ..report(trial, "cpu", 0, json!({"busy": step})) },
+        });
+        let reports: Vec<Report> = reports.collect();
+        store(&database, trial, 1, reports[..2000].to_vec()).await;
+        wait_for_tail(&path, 600);
+        store(&database, trial, 2, reports[2000..].to_vec()).await;
+        let mut steps = Vec::new();
+        let mut times = Vec::new();
+        let parts = database.metric_history(trial, None).await.unwrap();
+        assert!(parts.len() >= 3, "{}", parts.len());
+        for part in parts {
+            let found = database.metric_reports(trial, part).await.unwrap();
+            assert!(found.len() <= 1000);
+            for one in found {
+                match one.group.as_str() {
+                    "cpu" => times.push(one.end_time.0),
+                    _ => steps.push(one.total_batches),
+                }
+            }
+        }
+        assert_eq!(steps, (0..3000).filter(|step| step % 3 != 2).collect::<Vec<i64>>());
+        assert_eq!(times, (0..3000).filter(|step| step % 3 == 2).collect::<Vec<i64>>());
+    });
+}
+
+#[test]
+fn new_points_are_packed_behind_a_chunk_that_is_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    block(async {
+        let database = open(&path);
+        let trial = new_trial(&database).await;
+        let reports = |range: std::ops::Range<i64>| {
+            range.map(|step| report(trial, "training", step, json!({"loss": step}))).collect::<Vec<_>>()
+        };
+        store(&database, trial, 1, reports(0..600)).await;
+        wait_for_tail(&path, 0);
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection.busy_timeout(Duration::from_secs(5)).unwrap();
+        assert_eq!(connection.execute("UPDATE metric_chunks SET content = x'01ff'", []).unwrap(), 1);
+        drop(connection);
+        store(&database, trial, 2, reports(600..1200)).await;
+        wait_for_tail(&path, 0);
+        let chart = |first| database.chart(trial, "training".into(), vec!["loss".into()], first, i64::MAX, 1000);
+        assert_eq!(chart(600).await.unwrap().len(), 600);
+        // What is lost is said, and not drawn as if it had never been.
+        assert!(chart(0).await.unwrap_err().to_string().contains("damaged"));
+    });
+}

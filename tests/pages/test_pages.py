@@ -154,7 +154,7 @@ def test_logs_are_filtered_and_followed(window: Window, api: Client) -> None:
     expect(texts).to_have_text(["something broke"])
     page.get_by_label("Level").select_option("")
     page.get_by_label("Rank").select_option("")
-    page.get_by_label("Find in lines").fill(r"loss is \d\.\d$")
+    page.get_by_label("Find in lines").fill(r"loss is \d\.\d")
     expect(page.get_by_role("heading", name="No line fits")).to_be_visible()
     page.get_by_label("Regular expression").check()
     expect(texts).to_have_text(["loss is 3.5"])

@@ -10,6 +10,7 @@
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -32,11 +33,23 @@ type WriteJob = Box<dyn FnOnce(Option<&Connection>) -> Completion + Send>;
 type Completion = Box<dyn FnOnce(Option<&str>) + Send>;
 type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
 
+/// How much a database has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Points of metrics stored since it was opened.
+    pub points: u64,
+    /// Writes that wait for the writer.
+    pub waiting_writes: usize,
+    /// Reads that wait for a reader.
+    pub waiting_reads: usize,
+}
+
 /// The threads and the ways to them.
 pub(crate) struct Engine {
     writes: Mutex<Option<mpsc::Sender<WriteJob>>>,
     reads: Mutex<Option<mpsc::Sender<ReadJob>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    points: AtomicU64,
 }
 
 impl Engine {
@@ -57,7 +70,12 @@ impl Engine {
             };
             threads.push(spawn("instep-db-read", path, work)?);
         }
-        Ok(Engine { writes: Mutex::new(Some(writes)), reads: Mutex::new(Some(reads)), threads: Mutex::new(threads) })
+        Ok(Engine {
+            writes: Mutex::new(Some(writes)),
+            reads: Mutex::new(Some(reads)),
+            threads: Mutex::new(threads),
+            points: AtomicU64::new(0),
+        })
     }
 
     /// Runs `work` in a transaction; the answer comes when its effects are on disk.
@@ -101,6 +119,20 @@ impl Engine {
         reads.send(job).await.map_err(|_| Error::Closed)?;
         drop(reads);
         answer.await.map_err(|_| Error::Closed)?
+    }
+
+    /// Counts points of metrics that have been stored.
+    pub(crate) fn count_points(&self, count: usize) {
+        self.points.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// How much there is to do.
+    pub(crate) fn load(&self) -> Load {
+        Load {
+            points: self.points.load(Ordering::Relaxed),
+            waiting_writes: waiting(&self.writes),
+            waiting_reads: waiting(&self.reads),
+        }
     }
 
     /// Lets the threads finish what is queued, and joins them.
@@ -169,6 +201,10 @@ fn spawn(name: &str, path: &Path, work: impl FnOnce() + Send + 'static) -> Resul
 
 fn sender<T>(queue: &Mutex<Option<mpsc::Sender<T>>>) -> Result<mpsc::Sender<T>> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::Closed)
+}
+
+fn waiting<T>(queue: &Mutex<Option<mpsc::Sender<T>>>) -> usize {
+    sender(queue).map_or(0, |queue| queue.max_capacity() - queue.capacity())
 }
 
 fn write_job<T, F>(work: F) -> (WriteJob, oneshot::Receiver<Result<T>>)

@@ -38,6 +38,7 @@ pub use backup::{back_up, restore};
 pub use checkpoints::NewCheckpoint;
 pub use deletions::Deletion;
 use engine::Engine;
+pub use engine::Load;
 pub use error::{Error, Result};
 pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
 use lock::Lock;
@@ -93,6 +94,11 @@ impl Database {
     pub fn close(&self) {
         self.merger.close();
         self.engine.close();
+    }
+
+    /// How much there is to do.
+    pub fn load(&self) -> Load {
+        self.engine.load()
     }
 
     /// Says to whoever finds the file in use where this process can be reached; see [`holder`].

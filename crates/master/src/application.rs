@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::clock::now;
 use crate::passwords::token_hash;
 use crate::random;
+use crate::telemetry::Telemetry;
 
 /// How long a token that was looked up is believed without looking again. Changes that are made here are seen at once.
 const BELIEVED: Duration = Duration::from_secs(5);
@@ -26,18 +27,23 @@ pub(crate) struct Application {
     pub allowed_hosts: Vec<String>,
     /// A hash to compare with when there is no such user, so that the answer takes as long.
     pub decoy_hash: String,
+    /// How long a login lasts.
+    pub session: Duration,
+    pub telemetry: Telemetry,
     sessions: Mutex<HashMap<String, (User, Instant)>>,
     log_arrivals: watch::Sender<u64>,
 }
 
 impl Application {
-    pub(crate) fn new(database: Database, allowed_hosts: Vec<String>) -> Application {
+    pub(crate) fn new(database: Database, allowed_hosts: Vec<String>, session: Duration) -> Application {
         let decoy_hash = crate::passwords::to_store(&random::token(), true).unwrap_or_default();
         Application {
             database,
             master_id: random::uuid(),
             allowed_hosts,
             decoy_hash,
+            session,
+            telemetry: Telemetry::new(),
             sessions: Mutex::new(HashMap::new()),
             log_arrivals: watch::Sender::new(0),
         }

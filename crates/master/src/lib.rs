@@ -10,7 +10,11 @@
 //! - `config` reads experiment configurations, `passwords` checks who somebody is, `heartbeat` gives up trials
 //!   that went silent.
 //!
-//! Safe by default: served to this machine only, unless every user has a password; requests that name a foreign host,
+//! - `telemetry` counts, for Prometheus; what happens is logged as events of `tracing`, which the binary writes.
+//! - `listener` takes connections, plain or with `encryption`; `peer` knows who is at the other end.
+//!
+//! Safe by default: served to this machine only, unless every user has a password; users without one must be processes of
+//! the master's own user; requests that name a foreign host,
 //! or come from a foreign page, are refused; tokens and passwords are stored as hashes.
 //!
 //! Shutdown: no more connections are taken, requests get a few seconds, then the workers end, then the database.
@@ -21,16 +25,21 @@ mod clock;
 mod config;
 mod copies;
 mod deletions;
+mod encryption;
 mod export;
 mod heartbeat;
 mod http;
+mod listener;
 mod passwords;
+mod peer;
 mod presence;
 mod random;
 mod server;
 pub mod settings;
 mod storage;
+mod telemetry;
 
 pub use copies::{back_up, restore};
+pub use encryption::{Encryption, EncryptionError};
 pub use presence::Presence;
 pub use server::{Options, ServeError, serve};

@@ -5,15 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use instep_database::{Database, Opening};
 use tokio::net::{TcpListener, lookup_host};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_rustls::TlsAcceptor;
 
 use crate::application::Application;
 use crate::clock::now;
+use crate::encryption::{self, Encryption, EncryptionError};
 use crate::heartbeat;
 use crate::http::router::router;
+use crate::listener::Connections;
+use crate::peer::Peer;
 use crate::presence::Presence;
 use crate::random;
 
@@ -31,6 +34,10 @@ pub struct Options {
     pub database: PathBuf,
     /// Further names under which the master may be asked.
     pub allowed_hosts: Vec<String>,
+    /// How long a login lasts.
+    pub session: Duration,
+    /// Whether connections are encrypted, and with what.
+    pub encryption: Option<Encryption>,
 }
 
 /// Why the master does not serve.
@@ -39,6 +46,9 @@ pub enum ServeError {
     /// The database cannot be used.
     #[error("cannot use the database")]
     Database(#[from] instep_database::Error),
+    /// The certificate or its key cannot be used.
+    #[error(transparent)]
+    Encryption(#[from] EncryptionError),
     /// The host has no address.
     #[error("there is no address for `{host}`")]
     Host {
@@ -87,6 +97,7 @@ impl ServeError {
                 "put a copy in its place with `instep master restore`, or choose another --db"
             }
             ServeError::Database(_) => "choose another --db, in a folder that can be written",
+            ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::System(_) => "the system's limits may be too low for this user",
         }
     }
@@ -122,36 +133,51 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
     let mut allowed_hosts = options.allowed_hosts.clone();
     allowed_hosts.push(options.host.clone());
-    let application = Arc::new(Application::new(database.clone(), allowed_hosts));
+    let scheme = if options.encryption.is_some() { "https" } else { "http" };
+    if scheme == "http" && !address.ip().to_canonical().is_loopback() {
+        tracing::warn!(%address, "passwords and tokens cross the network in the clear: --tls-cert encrypts");
+    }
+    let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
+    let application = Arc::new(Application::new(database.clone(), allowed_hosts, options.session));
     // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
     let deletions = tokio::spawn({
         let application = Arc::clone(&application);
         async move { crate::deletions::carry_out(&application).await }
     });
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
-    let service = router(&application).into_make_service_with_connect_info::<SocketAddr>();
-    // Answers are small and each is waited for: they must not wait for a full packet. If the option cannot be set the
-    // connection works all the same.
-    let listener = listener.tap_io(|connection| {
-        let _ = connection.set_nodelay(true);
-    });
-    database.announce(&Presence::serving("http", address))?;
+    let service = router(&application).into_make_service_with_connect_info::<Peer>();
+    database.announce(&Presence::serving(scheme, address))?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = axum::serve(listener, service).with_graceful_shutdown(async {
+    let serving = axum::serve(connections, service).with_graceful_shutdown(async {
         // An error means that the sender is gone, which ends the server just as well.
         let _ = stopped.await;
     });
     let serving = tokio::spawn(serving.into_future());
-    announce(&format!("http://{address}"));
+    announce(&format!("{scheme}://{address}"));
+    tracing::info!(%address, scheme, version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
+    tracing::info!("ending");
     let _ = stop.send(());
     let _ = tokio::time::timeout(GRACE, serving).await;
     heartbeats.abort();
     deletions.abort();
     Ok(())
+}
+
+/// What encrypts connections, if they are to be.
+fn acceptor(options: &Options, allowed_hosts: &[String]) -> Result<Option<TlsAcceptor>, ServeError> {
+    let Some(wanted) = &options.encryption else { return Ok(None) };
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    names.extend(nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()));
+    names.extend(allowed_hosts.iter().map(|name| name.trim_matches(['[', ']']).to_owned()));
+    names.sort();
+    names.dedup();
+    let (certificate, key) = wanted.files(&options.database, &names)?;
+    tracing::info!(certificate = %certificate.display(), "connections are encrypted");
+    Ok(Some(encryption::acceptor(&certificate, &key)?))
 }
 
 async fn resolve(options: &Options) -> Result<SocketAddr, ServeError> {

@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::encryption::Encryption;
 use crate::server::Options;
 
 /// One thing that can be set.
@@ -32,6 +34,11 @@ enum Kind {
     Port,
     Path,
     Words,
+    Truth,
+    /// A number of hours.
+    Hours,
+    /// One of these.
+    Choice(&'static [&'static str]),
 }
 
 const fn key(name: &'static str, flag: &'static str, variable: &'static str, default: &'static str, kind: Kind) -> Key {
@@ -44,6 +51,12 @@ pub const KEYS: &[Key] = &[
     key("port", "port", "INSTEP_MASTER_PORT", "8080", Kind::Port),
     key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
+    key("session_hours", "session-hours", "INSTEP_MASTER_SESSION_HOURS", "168", Kind::Hours),
+    key("tls.cert", "tls-cert", "INSTEP_MASTER_TLS_CERT", "", Kind::Path),
+    key("tls.key", "tls-key", "INSTEP_MASTER_TLS_KEY", "", Kind::Path),
+    key("tls.self_signed", "tls-self-signed", "INSTEP_MASTER_TLS_SELF_SIGNED", "false", Kind::Truth),
+    key("log.format", "log-format", "INSTEP_MASTER_LOG_FORMAT", "text", Kind::Choice(&["text", "json"])),
+    key("log.level", "log-level", "INSTEP_MASTER_LOG_LEVEL", "info", Kind::Choice(&["error", "warn", "info", "debug"])),
 ];
 
 /// The variable that names the file.
@@ -174,7 +187,31 @@ impl Settings {
             port: self.text("port").parse().unwrap_or_default(),
             database: PathBuf::from(database),
             allowed_hosts: self.values["allow_hosts"].0.clone(),
+            session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
+            encryption: self.encryption()?,
         })
+    }
+
+    /// How the log is written: whether as JSON, and from which level on.
+    pub fn log(&self) -> (bool, &str) {
+        (self.text("log.format") == "json", self.text("log.level"))
+    }
+
+    fn encryption(&self) -> Result<Option<Encryption>, SettingsError> {
+        let file = |name| Some(PathBuf::from(self.text(name))).filter(|path| !path.as_os_str().is_empty());
+        match (file("tls.cert"), file("tls.key"), self.text("tls.self_signed") == "true") {
+            (None, None, false) => Ok(None),
+            (None, None, true) => Ok(Some(Encryption::SelfSigned)),
+            (Some(certificate), Some(key), false) => Ok(Some(Encryption::Files { certificate, key })),
+            (Some(_), _, true) | (_, Some(_), true) => Err(SettingsError::new(
+                "a certificate is given, and is to be made too",
+                "leave out --tls-self-signed, or --tls-cert and --tls-key",
+            )),
+            (Some(_), None, false) | (None, Some(_), false) => Err(SettingsError::new(
+                "a certificate and its key belong together, and one is missing",
+                "give both --tls-cert and --tls-key",
+            )),
+        }
     }
 
     fn text(&self, name: &str) -> &str {
@@ -186,13 +223,21 @@ impl Settings {
 fn split(key: &Key, text: &str) -> Vec<String> {
     match key.kind {
         Kind::Words => text.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
-        Kind::Text | Kind::Port | Kind::Path => vec![text.to_owned()],
+        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Hours | Kind::Choice(_) => vec![text.to_owned()],
     }
 }
 
 fn check(key: &Key, value: &str) -> Result<(), String> {
     match key.kind {
         Kind::Port => value.parse::<u16>().map(drop).map_err(|_| format!("`{value}` is not a port, 0 to 65535")),
+        Kind::Truth => value.parse::<bool>().map(drop).map_err(|_| format!("`{value}` is neither true nor false")),
+        // A hundred years, so that no time overflows.
+        Kind::Hours => match value.parse::<u32>() {
+            Ok(1..=876_000) => Ok(()),
+            _ => Err(format!("`{value}` is not a number of hours, 1 to 876000")),
+        },
+        Kind::Choice(choices) if choices.contains(&value) => Ok(()),
+        Kind::Choice(choices) => Err(format!("`{value}` is none of {}", choices.join(", "))),
         Kind::Text | Kind::Path | Kind::Words if value.trim().is_empty() => Err("it is empty".to_owned()),
         Kind::Text | Kind::Path | Kind::Words => Ok(()),
     }
@@ -304,6 +349,10 @@ mod tests {
             ("port: 70000", "`port` in m.yaml: `70000` is not a port", "config show"),
             ("port: [1]", "`port` in m.yaml must be a single value", ""),
             ("allow_hosts: {a: 1}", "`allow_hosts` in m.yaml must be a single value", ""),
+            ("tls: {crt: x}", "unknown key `tls.crt` in m.yaml", "did you mean `tls.cert`?"),
+            ("tls: 1", "`tls` in m.yaml must be a map of keys", ""),
+            ("log: {format: xml}", "`log.format` in m.yaml: `xml` is none of text, json", ""),
+            ("session_hours: 0", "`0` is not a number of hours", ""),
             ("[1]", "not a map", "YAML"),
             ("a: [", "cannot read m.yaml", "YAML"),
         ];
@@ -318,6 +367,18 @@ mod tests {
         let error = gather("", &[("INSTEP_MASTER_PORT", "x")], vec![]).unwrap_err();
         assert_eq!(error.to_string(), "INSTEP_MASTER_PORT: `x` is not a port, 0 to 65535");
         assert!(gather("# nothing\n", &[], vec![]).is_ok() && gather("port:\n", &[], vec![]).is_ok());
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key() {
+        let options = |file| gather(file, &[], vec![]).unwrap().options();
+        assert_eq!(options("").unwrap().encryption, None);
+        assert_eq!(options("tls: {self_signed: true}").unwrap().encryption, Some(Encryption::SelfSigned));
+        let files = Encryption::Files { certificate: "c".into(), key: "k".into() };
+        assert_eq!(options("tls: {cert: c, key: k}").unwrap().encryption, Some(files));
+        for wrong in ["tls: {cert: c}", "tls: {key: k}", "tls: {cert: c, key: k, self_signed: true}"] {
+            assert!(options(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -26,6 +26,26 @@ pub(crate) struct SettingsArguments {
     /// INSTEP_MASTER_ALLOW_HOSTS]
     #[arg(long = "allow-host", global = true, value_name = "NAME")]
     allow_hosts: Vec<String>,
+    /// Hours for which a login lasts [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]
+    #[arg(long, global = true, value_name = "HOURS")]
+    session_hours: Option<u32>,
+    /// Encrypt connections: the certificate with its chain, in PEM [env: INSTEP_MASTER_TLS_CERT]
+    #[arg(long, global = true, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key, in PEM [env: INSTEP_MASTER_TLS_KEY]
+    #[arg(long, global = true, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// Encrypt connections with a certificate that is made beside the database, once [env:
+    /// INSTEP_MASTER_TLS_SELF_SIGNED]
+    #[arg(long, global = true)]
+    tls_self_signed: bool,
+    /// How the log is written: text or json [default: text] [env: INSTEP_MASTER_LOG_FORMAT]
+    #[arg(long, global = true, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// From where on things are logged: error, warn, info or debug, which has every request [default: info] [env:
+    /// INSTEP_MASTER_LOG_LEVEL]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log_level: Option<String>,
     /// Settings file in YAML [default: instep/master.yaml in the user's configuration folder, if it is there] [env:
     /// INSTEP_MASTER_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
@@ -72,7 +92,10 @@ impl SettingsArguments {
         let mut words = Vec::new();
         for (name, values) in self.said() {
             for value in values {
-                words.push(format!("--{}={value}", flag(name).unwrap_or(name)));
+                let flag = flag(name).unwrap_or(name);
+                // The one option that takes no value.
+                let word = if name == "tls.self_signed" { format!("--{flag}") } else { format!("--{flag}={value}") };
+                words.push(word);
             }
         }
         words.extend(self.config.as_ref().map(|path| format!("--config={}", path.display())));
@@ -87,6 +110,14 @@ impl SettingsArguments {
         if !self.allow_hosts.is_empty() {
             said.push(("allow_hosts", self.allow_hosts.clone()));
         }
+        said.extend(self.session_hours.map(|hours| ("session_hours", vec![hours.to_string()])));
+        said.extend(self.tls_cert.as_ref().map(|path| ("tls.cert", vec![path.to_string_lossy().into_owned()])));
+        said.extend(self.tls_key.as_ref().map(|path| ("tls.key", vec![path.to_string_lossy().into_owned()])));
+        if self.tls_self_signed {
+            said.push(("tls.self_signed", vec!["true".to_owned()]));
+        }
+        said.extend(self.log_format.clone().map(|format| ("log.format", vec![format])));
+        said.extend(self.log_level.clone().map(|level| ("log.level", vec![level])));
         said
     }
 

@@ -58,7 +58,7 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.foreground {
-        return serve_announced(&options);
+        return serve_announced(&arguments.settings, &options);
     }
     let log = log_path(&options.database);
     let (child, log_start) = start(&arguments.settings, &log)?;

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod background;
+mod logging;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -99,10 +100,13 @@ fn serve(arguments: &SettingsArguments, background: bool) -> anyhow::Result<Exit
         // It fails only for the leader of a process group, which what `instep up` starts is not.
         let _ = nix::unistd::setsid();
     }
-    serve_announced(&options)
+    serve_announced(arguments, &options)
 }
 
-fn serve_announced(options: &Options) -> anyhow::Result<ExitCode> {
+fn serve_announced(arguments: &SettingsArguments, options: &Options) -> anyhow::Result<ExitCode> {
+    let settings = arguments.settings()?;
+    let (json, level) = settings.log();
+    logging::start(json, level);
     let shown = options.database.display().to_string();
     instep_master::serve(options, |address| {
         console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());

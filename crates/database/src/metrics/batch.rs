@@ -23,7 +23,9 @@ impl Database {
         for (_, report) in &batch.reports {
             *groups.entry(report.group.clone()).or_insert(0) += 1;
         }
+        let points = batch.reports.iter().map(|(_, report)| report.values.len()).sum();
         let refused = self.engine.write(move |connection| store(connection, batch)).await?;
+        self.engine.count_points(points);
         for (group, rows) in groups {
             self.merger.note(trial, group, rows);
         }

@@ -13,8 +13,9 @@ use crate::rows::text_of;
 impl Database {
     /// Stores a report; when this returns, it is on disk.
     pub async fn report_metrics(&self, report: Report) -> Result<()> {
-        let (trial, group) = (report.trial, report.group.clone());
+        let (trial, group, points) = (report.trial, report.group.clone(), report.values.len());
         self.engine.write(move |connection| store(connection, &report)).await?;
+        self.engine.count_points(points);
         self.merger.note(trial, group, 1);
         Ok(())
     }

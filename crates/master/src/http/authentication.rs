@@ -11,9 +11,6 @@ use crate::clock::now;
 use crate::passwords::{matches, token_hash};
 use crate::random;
 
-/// How long a session lasts.
-const SESSION_MICROSECONDS: i64 = 7 * 24 * 3600 * 1_000_000;
-
 pub(crate) async fn login(call: Call) -> Result<Reply, Failure> {
     let request: LoginRequest = call.json()?;
     let username = request.username.unwrap_or_default();
@@ -24,7 +21,7 @@ pub(crate) async fn login(call: Call) -> Result<Reply, Failure> {
     let is_hashed = request.is_hashed.unwrap_or(false);
     let account = call.application.database.account(username.clone()).await?;
     match account.as_ref().and_then(|account| account.password_hash.clone()) {
-        None if account.is_some() => check_without_password(&call, &username, &password)?,
+        None if account.is_some() => check_without_password(&call, &username, &password).await?,
         stored => {
             // Somebody who does not exist takes as long as a wrong password.
             let stored = stored.unwrap_or_else(|| call.application.decoy_hash.clone());
@@ -41,21 +38,28 @@ pub(crate) async fn login(call: Call) -> Result<Reply, Failure> {
     }
     let token = random::token();
     let time = now();
-    let expiry = Timestamp(time.0 + SESSION_MICROSECONDS);
+    let lasting = i64::try_from(call.application.session.as_micros()).unwrap_or(i64::MAX);
+    let expiry = Timestamp(time.0.saturating_add(lasting));
     call.application.database.open_session(token_hash(&token), user.id, time, expiry).await?;
     Reply::json(&LoginResponse { token, user })
 }
 
-/// Users without a password exist from the start; they may log in with none, from this machine.
-fn check_without_password(call: &Call, username: &str, password: &str) -> Result<(), Failure> {
+/// Users without a password exist from the start; they may log in with none, from a process of the master's own user on
+/// this machine.
+async fn check_without_password(call: &Call, username: &str, password: &str) -> Result<(), Failure> {
     if !password.is_empty() {
         return Err(Failure::unauthenticated());
     }
-    if !call.peer.ip().to_canonical().is_loopback() {
-        let what = format!("user '{username}' has no password and may log in on the master's own machine only");
-        return Err(Failure::forbidden(what));
+    let peer = call.peer;
+    let looking = tokio::task::spawn_blocking(move || peer.is_own_user());
+    if looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))? {
+        return Ok(());
     }
-    Ok(())
+    let what = format!(
+        "user '{username}' has no password, and may log in only on the master's own machine, as the user who runs it\n\
+         hint: give '{username}' a password there: det user change-password {username}"
+    );
+    Err(Failure::forbidden(what))
 }
 
 pub(crate) async fn logout(call: Call) -> Result<Reply, Failure> {

@@ -1,6 +1,5 @@
 //! A request as handlers see it.
 
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -11,13 +10,17 @@ use instep_api::wire::{Timestamp, camel_case};
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
+use super::routes::Route;
 use crate::application::Application;
+use crate::peer::Peer;
 
 /// A request that was let through.
 pub(crate) struct Call {
     pub application: Arc<Application>,
+    /// Which row of the table it is.
+    pub route: Arc<Route>,
     /// Where it came from.
-    pub peer: SocketAddr,
+    pub peer: Peer,
     /// Whose token it carries.
     pub user: Option<User>,
     /// The token itself.
@@ -48,7 +51,8 @@ impl Call {
     }
 
     /// The body as a JSON object, whatever its `Content-Type` says; an empty one is `{}`.
-    pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+    pub(crate) fn json<T: DeserializeOwned + 'static>(&self) -> Result<T, Failure> {
+        debug_assert!(self.route.is_said_to_take::<T>(), "{} takes something else in the table", self.route.path);
         let body = match self.body.trim_ascii() {
             b"" => b"{}",
             // Without this a list would be taken for the values of the fields, in their order.
@@ -59,7 +63,8 @@ impl Call {
     }
 
     /// The body as a JSON list; an empty one is `[]`.
-    pub(crate) fn json_list<T: DeserializeOwned>(&self) -> Result<Vec<T>, Failure> {
+    pub(crate) fn json_list<T: DeserializeOwned + 'static>(&self) -> Result<Vec<T>, Failure> {
+        debug_assert!(self.route.is_said_to_take::<Vec<T>>(), "{} takes something else in the table", self.route.path);
         let body = if self.body.trim_ascii().is_empty() { b"[]".as_slice() } else { &self.body };
         serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
     }
@@ -71,27 +76,37 @@ fn unreadable(why: &str) -> Failure {
 
 /// The parameters behind the question mark, named in camelCase however they were spelled.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Query(Vec<(String, String)>);
+pub(crate) struct Query {
+    pairs: Vec<(String, String)>,
+    /// The parameters that the table names for this route.
+    known: &'static [&'static str],
+}
 
 impl Query {
     /// Reads `a=1&b=x%20y`.
-    pub(crate) fn parse(text: &str) -> Query {
+    pub(crate) fn parse(text: &str, known: &'static [&'static str]) -> Query {
         let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             (camel_case(&decoded(name)), decoded(value))
         });
-        Query(pairs.collect())
+        Query { pairs: pairs.collect(), known }
+    }
+
+    /// All values of a parameter, which the table must name: what it says is what the OpenAPI document shows.
+    fn all(&self, name: &str) -> impl DoubleEndedIterator<Item = &str> {
+        debug_assert!(self.known.contains(&name), "the table of routes does not name the parameter `{name}`");
+        let pairs = self.pairs.iter().filter(move |(key, value)| key == name && !value.is_empty());
+        pairs.map(|(_, value)| value.as_str())
     }
 
     /// The value of a parameter, if it has one.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
-        let found = self.0.iter().rev().find(|(key, _)| key == name);
-        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+        self.all(name).next_back()
     }
 
     /// All values of a parameter that may be repeated.
     pub(crate) fn texts(&self, name: &str) -> Vec<String> {
-        self.0.iter().filter(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.clone()).collect()
+        self.all(name).map(str::to_owned).collect()
     }
 
     /// A parameter of another type.
@@ -159,7 +174,10 @@ mod tests {
 
     #[test]
     fn queries_are_read_in_both_spellings_and_with_repetitions() {
-        let query = Query::parse("states=A&states=B&order_by=ORDER_BY_DESC&name=a%20b+c%zz&empty=&follow=true");
+        let query = Query::parse(
+            "states=A&states=B&order_by=ORDER_BY_DESC&name=a%20b+c%zz&empty=&follow=true",
+            &["states", "orderBy", "name", "empty", "follow"],
+        );
         assert_eq!(query.texts("states"), ["A", "B"]);
         assert_eq!(query.order().unwrap(), Some(Order::Descending));
         assert_eq!(query.text("name"), Some("a b c%zz"));

@@ -1,6 +1,7 @@
 //! What the master says about itself.
 
 use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterResponse, TelemetryInfo};
+use instep_api::error::Code;
 use serde_json::json;
 
 use super::call::Call;
@@ -11,6 +12,13 @@ use super::reply::Reply;
 pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
     call.application.database.users_without_password().await?;
     Reply::json(&json!({"status": "up"}))
+}
+
+/// What Prometheus reads: on this machine without a token, as its users expect; from elsewhere with one, because it
+/// tells how much a master is used.
+pub(crate) async fn measures(call: Call) -> Result<Reply, Failure> {
+    let text = call.application.telemetry.text(&call.application.database.load());
+    text.map(Reply::Measures).map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 
 pub(crate) async fn info(call: Call) -> Result<Reply, Failure> {

@@ -63,14 +63,15 @@ impl Failure {
         })
     }
 
-    /// The answer: in gRPC's shape below `/api/v1`, plain elsewhere.
-    pub(crate) fn response(&self, path: &str) -> Response<Body> {
-        let body = if path.starts_with("/api/v1/") {
-            serde_json::to_vec(&ErrorBody::new(self.code, &self.message))
+    /// The answer: in gRPC's shape below `/api/v1`, plain elsewhere, and by which name the log knows the request.
+    pub(crate) fn response(&self, path: &str, request: &str) -> Response<Body> {
+        let mut body = if path.starts_with("/api/v1/") {
+            serde_json::json!(ErrorBody::new(self.code, &self.message))
         } else {
-            serde_json::to_vec(&PlainErrorBody { message: self.message.clone() })
+            serde_json::json!(PlainErrorBody { message: self.message.clone() })
         };
-        let mut response = Response::new(Body::from(body.unwrap_or_default()));
+        body["requestId"] = request.into();
+        let mut response = Response::new(Body::from(body.to_string()));
         *response.status_mut() = self.status();
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
         response

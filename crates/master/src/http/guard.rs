@@ -3,7 +3,7 @@
 //! A page in somebody's browser can send requests to 127.0.0.1, and with a host name that it points there (DNS
 //! rebinding) even read the answers. Both carry a foreign name: in `Host`, or in `Origin`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use axum::http::{HeaderMap, header};
 use instep_api::error::Code;
@@ -11,6 +11,7 @@ use instep_api::users::User;
 
 use super::failure::Failure;
 use crate::application::Application;
+use crate::peer::Peer;
 
 /// Who may call a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +75,7 @@ pub(crate) async fn admit(
     application: &Application,
     access: Access,
     token: Option<&str>,
-    peer: SocketAddr,
+    peer: Peer,
 ) -> Result<Option<User>, Failure> {
     let user = match token {
         Some(token) => application.user_of_token(token).await?,
@@ -82,7 +83,7 @@ pub(crate) async fn admit(
     };
     match (access, &user) {
         (Access::Open, _) | (Access::User, Some(_)) | (Access::LocalOrUser, Some(_)) => Ok(user),
-        (Access::LocalOrUser, None) if peer.ip().to_canonical().is_loopback() => Ok(user),
+        (Access::LocalOrUser, None) if peer.is_local() => Ok(user),
         (Access::Administrator, Some(caller)) if caller.admin => Ok(user),
         (Access::Administrator, Some(caller)) => {
             let what = format!("user '{}' is not an administrator", caller.username);

@@ -2,6 +2,7 @@
 //!
 //! - [`routes`] is the one table; [`router`] makes a server of it.
 //! - [`call`] is a request as handlers see it, [`reply`] what they answer, [`failure`] what they answer when they cannot.
+//! - [`openapi`] describes the table for programs, with [`shape`] for what bodies hold.
 //! - [`guard`] refuses requests before any handler sees them.
 //! - The other modules are the handlers, one for each kind of thing.
 
@@ -18,10 +19,13 @@ mod guard;
 mod logs;
 mod metrics;
 mod models;
+mod openapi;
 mod pages;
 mod reply;
+mod request_id;
 pub(crate) mod router;
 pub(crate) mod routes;
+mod shape;
 mod trials;
 mod users;
 mod workspaces;

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::assets::Asset;
 use super::failure::Failure;
+use super::routes::MEASURES;
 use instep_api::error::Code;
 
 /// Lines that may wait for a slow reader before the producer waits.
@@ -22,6 +23,8 @@ pub(crate) enum Reply {
     Lines(Lines),
     Asset(Asset),
     Download(Download),
+    /// What Prometheus reads.
+    Measures(String),
 }
 
 /// A file to be saved, sent as it is made. An error in place of a part breaks the answer off, so that nobody takes what
@@ -62,11 +65,12 @@ impl Reply {
             Reply::Download(download) => {
                 HeaderValue::from_str(&format!("attachment; filename=\"{}\"", download.name)).ok()
             }
-            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) => None,
+            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) => None,
         };
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
             Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
+            Reply::Measures(text) => (Body::from(text), MEASURES),
             Reply::Asset(asset) => return file(asset),
             Reply::Download(download) => {
                 let kind = download.media_type;

@@ -1,8 +1,7 @@
 //! Makes a server of the table of routes.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -15,8 +14,10 @@ use super::call::{Call, Query};
 use super::failure::Failure;
 use super::guard::{admit, check_origin, token_of};
 use super::reply::Reply;
+use super::request_id;
 use super::routes::{Route, routes};
 use crate::application::Application;
+use crate::peer::Peer;
 
 /// How long a request may take to be read and done; streams may take longer to be sent.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -29,44 +30,63 @@ pub(crate) fn router(application: &Arc<Application>) -> Router {
         let filter = route.method.filter();
         let path = route.path;
         let route = Arc::new(route);
-        let handler = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, parts: RawPathParams, request: Request| {
+        let handler = move |ConnectInfo(peer): ConnectInfo<Peer>, parts: RawPathParams, request: Request| {
             let parts = parts.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             answer(Arc::clone(&application), Arc::clone(&route), peer, parts, request)
         };
         router = router.route(path, on(filter, handler));
     }
+    let (unknown, wrong_method) = (Arc::clone(application), Arc::clone(application));
     router
-        .fallback(|request: Request| async move {
-            let (method, path) = (request.method(), request.uri().path());
-            Failure::not_found(format!("there is no {method} {path}")).response("")
+        .fallback(move |request: Request| async move {
+            let what = format!("there is no {} {}", request.method(), request.uri().path());
+            refused(&unknown, &request, Failure::not_found(what))
         })
-        .method_not_allowed_fallback(|request: Request| async move {
-            let (method, path) = (request.method(), request.uri().path());
-            Failure::method_not_allowed(format!("{path} cannot be asked with {method}")).response("")
+        .method_not_allowed_fallback(move |request: Request| async move {
+            let what = format!("{} cannot be asked with {}", request.uri().path(), request.method());
+            refused(&wrong_method, &request, Failure::method_not_allowed(what))
         })
+}
+
+/// The answer to what no route serves; strangers are told nothing else than by a route.
+fn refused(application: &Application, request: &Request, failure: Failure) -> Response<Body> {
+    let id = request_id::of(request.headers());
+    let failure = check_origin(request.headers(), &application.allowed_hosts).err().unwrap_or(failure);
+    request_id::mark(failure.response("", &id), &id)
 }
 
 async fn answer(
     application: Arc<Application>,
     route: Arc<Route>,
-    peer: SocketAddr,
+    peer: Peer,
     parts: Vec<(String, String)>,
     request: Request,
 ) -> Response<Body> {
-    let work = handle(application, &route, peer, parts, request);
+    let (id, started) = (request_id::of(request.headers()), Instant::now());
+    application.telemetry.begun();
+    let work = handle(Arc::clone(&application), Arc::clone(&route), peer, parts, request);
     let outcome = tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| {
         Err(Failure::new(Code::Unavailable, format!("the request took longer than {} s", DEADLINE.as_secs())))
     });
-    match outcome {
-        Ok(reply) => reply.response(),
-        Err(failure) => failure.response(route.path),
+    let response = match &outcome {
+        Err(failure) => failure.response(route.path, &id),
+        Ok(_) => Response::default(),
+    };
+    let (method, path, status, took) = (route.method.name(), route.path, response.status(), started.elapsed());
+    application.telemetry.answered(method, path, status.as_u16(), took);
+    match &outcome {
+        Err(failure) if status.is_server_error() => {
+            tracing::error!(request = id, method, route = path, status = status.as_u16(), why = failure.message);
+        }
+        _ => tracing::debug!(request = id, method, route = path, status = status.as_u16(), ?took, peer = %peer.remote),
     }
+    request_id::mark(outcome.map_or(response, Reply::response), &id)
 }
 
 async fn handle(
     application: Arc<Application>,
-    route: &Route,
-    peer: SocketAddr,
+    route: Arc<Route>,
+    peer: Peer,
     path: Vec<(String, String)>,
     request: Request,
 ) -> Result<Reply, Failure> {
@@ -83,9 +103,10 @@ async fn handle(
             Failure::invalid(format!("cannot read the request's body: {error}"))
         }
     })?;
-    let query = Query::parse(head.uri.query().unwrap_or_default());
+    let query = Query::parse(head.uri.query().unwrap_or_default(), route.query);
     let accept = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    (route.handler)(Call { application, peer, user, token, path, query, accept, body }).await
+    let call = Call { application, route: Arc::clone(&route), peer, user, token, path, query, accept, body };
+    (route.handler)(call).await
 }
 
 /// The methods that routes use.
@@ -99,6 +120,17 @@ pub(crate) enum Method {
 }
 
 impl Method {
+    /// As HTTP spells it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+        }
+    }
+
     fn filter(self) -> MethodFilter {
         match self {
             Method::Get => MethodFilter::GET,

@@ -1,16 +1,35 @@
 //! The table of everything that is served, and who may ask for it.
 
+use std::any::TypeId;
 use std::future::Future;
 use std::pin::Pin;
+
+use instep_api::checkpoints::{
+    DeleteCheckpointsRequest, PatchCheckpointsRequest, PostCheckpointMetadataRequest, RemoveFilesRequest,
+    ReportCheckpointRequest,
+};
+use instep_api::experiments::{CreateExperimentRequest, MoveExperimentRequest, PatchExperimentRequest};
+use instep_api::logs::{LogRecord, PostTaskLogsRequest};
+use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
+use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
+use instep_api::trials::{
+    CreateTrialRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata, RunnerMetadataRequest,
+    StartRunRequest, StartTrialRequest,
+};
+use instep_api::users::{LoginRequest, PatchUserRequest, PostUserRequest};
+use instep_api::workspaces::{ProjectRequest, WorkspaceRequest};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
 use super::guard::Access::{self, Administrator, LocalOrUser, Open, User};
 use super::reply::Reply;
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
+use super::shape::schema_of;
 use super::{
-    authentication, checkpoints, cluster, experiments, export, files, logs, metrics, models, pages, trials, users,
-    workspaces,
+    authentication, checkpoints, cluster, experiments, export, files, logs, metrics, models, openapi, pages, trials,
+    users, workspaces,
 };
 
 /// Bytes of a request's body at most, unless a route says otherwise.
@@ -19,6 +38,47 @@ const BODY_LIMIT: usize = 8 << 20;
 const LOGS_LIMIT: usize = 64 << 20;
 /// An experiment may come with its code: 96 MiB, a third more as base64.
 const EXPERIMENT_LIMIT: usize = 160 << 20;
+
+/// What workspaces and projects are listed by.
+const OWNED: &[&str] = &["users", "userIds", "name", "nameCaseSensitive", "archived", "limit", "offset"];
+/// What checkpoints are listed by.
+const CHECKPOINTS: &[&str] = &["states", "sortByAttr", "sortByMetric", "orderBy", "limit", "offset"];
+/// What models are listed by.
+const MODELS: &[&str] = &[
+    "users",
+    "userIds",
+    "workspaceIds",
+    "workspaceNames",
+    "archived",
+    "id",
+    "name",
+    "description",
+    "labels",
+    "sortBy",
+    "orderBy",
+    "limit",
+    "offset",
+];
+/// What lines of output are chosen by.
+const LOGS: &[&str] = &[
+    "agentIds",
+    "allocationIds",
+    "containerIds",
+    "rankIds",
+    "levels",
+    "sources",
+    "stdtypes",
+    "timestampBefore",
+    "timestampAfter",
+    "searchText",
+    "enableRegex",
+    "orderBy",
+    "limit",
+    "follow",
+    "afterId",
+];
+/// The text format of OpenMetrics.
+pub(crate) const MEASURES: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type Handler = Box<dyn Fn(Call) -> Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Send>> + Send + Sync>;
 
@@ -29,6 +89,22 @@ pub(crate) struct Route {
     pub access: Access,
     pub body_limit: usize,
     pub handler: Handler,
+    /// What its body is read as.
+    pub takes: Option<fn() -> Value>,
+    takes_type: Option<TypeId>,
+    /// Which parameters it looks at.
+    pub query: &'static [&'static str],
+    pub kind: Kind,
+}
+
+/// What a success brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Json,
+    /// Lines of JSON, as they come.
+    Lines,
+    /// Something else, of this type.
+    Other(&'static str),
 }
 
 fn route<F, Answer>(method: Method, path: &'static str, access: Access, handler: F) -> Route
@@ -36,12 +112,39 @@ where
     F: Fn(Call) -> Answer + Send + Sync + 'static,
     Answer: Future<Output = Result<Reply, Failure>> + Send + 'static,
 {
-    Route { method, path, access, body_limit: BODY_LIMIT, handler: Box::new(move |call| Box::pin(handler(call))) }
+    Route {
+        method,
+        path,
+        access,
+        body_limit: BODY_LIMIT,
+        handler: Box::new(move |call| Box::pin(handler(call))),
+        takes: None,
+        takes_type: None,
+        query: &[],
+        kind: Kind::Json,
+    }
 }
 
 impl Route {
     fn body_up_to(self, body_limit: usize) -> Route {
         Route { body_limit, ..self }
+    }
+
+    fn takes<T: DeserializeOwned + 'static>(self) -> Route {
+        Route { takes: Some(schema_of::<T>), takes_type: Some(TypeId::of::<T>()), ..self }
+    }
+
+    fn asks(self, query: &'static [&'static str]) -> Route {
+        Route { query, ..self }
+    }
+
+    fn answers(self, kind: Kind) -> Route {
+        Route { kind, ..self }
+    }
+
+    /// Whether the table says that bodies are read as this. What it says is what the OpenAPI document shows.
+    pub(crate) fn is_said_to_take<T: 'static>(&self) -> bool {
+        self.takes_type == Some(TypeId::of::<T>())
     }
 }
 
@@ -49,12 +152,14 @@ impl Route {
 pub(crate) fn routes() -> Vec<Route> {
     let mut routes = vec![
         route(Get, "/health", Open, cluster::health),
+        route(Get, "/metrics", LocalOrUser, cluster::measures).answers(Kind::Other(MEASURES)),
+        route(Get, "/api/openapi.json", Open, openapi::document),
         route(Get, "/info", Open, cluster::info),
         route(Get, "/api/v1/master", Open, cluster::master),
-        route(Get, "/", Open, pages::experiments),
-        route(Get, "/det/experiments/{id}", Open, pages::experiment),
-        route(Get, "/assets/{name}", Open, pages::asset),
-        route(Post, "/api/v1/auth/login", Open, authentication::login),
+        route(Get, "/", Open, pages::experiments).answers(Kind::Other("text/html; charset=utf-8")),
+        route(Get, "/det/experiments/{id}", Open, pages::experiment).answers(Kind::Other("text/html; charset=utf-8")),
+        route(Get, "/assets/{name}", Open, pages::asset).answers(Kind::Other("*/*")),
+        route(Post, "/api/v1/auth/login", Open, authentication::login).takes::<LoginRequest>(),
         route(Post, "/api/v1/auth/logout", User, authentication::logout),
         route(Get, "/api/v1/auth/user", User, authentication::me),
         route(Get, "/api/v1/me", User, authentication::me),
@@ -71,27 +176,27 @@ pub(crate) fn routes() -> Vec<Route> {
 
 fn user_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/users", User, users::list),
-        route(Post, "/api/v1/users", Administrator, users::create),
+        route(Get, "/api/v1/users", User, users::list).asks(&["active", "admin", "name", "limit", "offset"]),
+        route(Post, "/api/v1/users", Administrator, users::create).takes::<PostUserRequest>(),
         route(Get, "/api/v1/users/{id}", User, users::get),
         route(Get, "/api/v1/users/{name}/by-username", User, users::get_by_name),
-        route(Patch, "/api/v1/users/{id}", User, users::change),
+        route(Patch, "/api/v1/users/{id}", User, users::change).takes::<PatchUserRequest>(),
     ]
 }
 
 fn workspace_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/workspaces", User, workspaces::list),
-        route(Post, "/api/v1/workspaces", User, workspaces::create),
+        route(Get, "/api/v1/workspaces", User, workspaces::list).asks(OWNED),
+        route(Post, "/api/v1/workspaces", User, workspaces::create).takes::<WorkspaceRequest>(),
         route(Get, "/api/v1/workspaces/{id}", User, workspaces::get),
-        route(Patch, "/api/v1/workspaces/{id}", User, workspaces::change),
+        route(Patch, "/api/v1/workspaces/{id}", User, workspaces::change).takes::<WorkspaceRequest>(),
         route(Delete, "/api/v1/workspaces/{id}", User, workspaces::delete),
         route(Post, "/api/v1/workspaces/{id}/archive", User, workspaces::archive),
         route(Post, "/api/v1/workspaces/{id}/unarchive", User, workspaces::unarchive),
-        route(Get, "/api/v1/workspaces/{id}/projects", User, workspaces::list_projects),
-        route(Post, "/api/v1/workspaces/{id}/projects", User, workspaces::create_project),
+        route(Get, "/api/v1/workspaces/{id}/projects", User, workspaces::list_projects).asks(OWNED),
+        route(Post, "/api/v1/workspaces/{id}/projects", User, workspaces::create_project).takes::<ProjectRequest>(),
         route(Get, "/api/v1/projects/{id}", User, workspaces::get_project),
-        route(Patch, "/api/v1/projects/{id}", User, workspaces::change_project),
+        route(Patch, "/api/v1/projects/{id}", User, workspaces::change_project).takes::<ProjectRequest>(),
         route(Delete, "/api/v1/projects/{id}", User, workspaces::delete_project),
         route(Post, "/api/v1/projects/{id}/archive", User, workspaces::archive_project),
         route(Post, "/api/v1/projects/{id}/unarchive", User, workspaces::unarchive_project),
@@ -100,20 +205,37 @@ fn workspace_routes() -> Vec<Route> {
 
 fn experiment_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/experiments", User, experiments::list),
-        route(Post, "/api/v1/experiments", User, experiments::create).body_up_to(EXPERIMENT_LIMIT),
+        route(Get, "/api/v1/experiments", User, experiments::list).asks(&[
+            "archived",
+            "users",
+            "userIds",
+            "states",
+            "projectId",
+            "name",
+            "description",
+            "labels",
+            "sortBy",
+            "orderBy",
+            "limit",
+            "offset",
+        ]),
+        route(Post, "/api/v1/experiments", User, experiments::create)
+            .takes::<CreateExperimentRequest>()
+            .body_up_to(EXPERIMENT_LIMIT),
         route(Put, "/api/v1/experiments/by-external-id/{*external}", User, experiments::put)
+            .takes::<CreateExperimentRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
         route(Get, "/api/v1/experiments/{id}", User, experiments::get),
-        route(Patch, "/api/v1/experiments/{id}", User, experiments::change),
+        route(Patch, "/api/v1/experiments/{id}", User, experiments::change).takes::<PatchExperimentRequest>(),
         route(Delete, "/api/v1/experiments/{id}", User, experiments::delete),
         route(Post, "/api/v1/experiments/{id}/archive", User, experiments::archive),
         route(Post, "/api/v1/experiments/{id}/unarchive", User, experiments::unarchive),
-        route(Post, "/api/v1/experiments/{id}/move", User, experiments::relocate),
+        route(Post, "/api/v1/experiments/{id}/move", User, experiments::relocate).takes::<MoveExperimentRequest>(),
         route(Put, "/api/v1/experiments/{id}/labels/{label}", User, experiments::add_label),
         route(Delete, "/api/v1/experiments/{id}/labels/{label}", User, experiments::remove_label),
-        route(Get, "/api/v1/experiments/{id}/trials", User, trials::list),
-        route(Get, "/api/v1/experiments/{id}/checkpoints", User, checkpoints::of_experiment),
+        route(Get, "/api/v1/experiments/{id}/trials", User, trials::list)
+            .asks(&["states", "orderBy", "limit", "offset"]),
+        route(Get, "/api/v1/experiments/{id}/checkpoints", User, checkpoints::of_experiment).asks(CHECKPOINTS),
         route(
             Get,
             "/api/v1/experiments/{id}/searcher/best_searcher_validation_metric",
@@ -125,58 +247,81 @@ fn experiment_routes() -> Vec<Route> {
 
 fn trial_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/trials", User, trials::create),
-        route(Put, "/api/v1/trials", User, trials::put),
+        route(Post, "/api/v1/trials", User, trials::create).takes::<CreateTrialRequest>(),
+        route(Put, "/api/v1/trials", User, trials::put).takes::<PutTrialRequest>(),
         route(Get, "/api/v1/trials/by-external-id/{*external}", User, trials::get_by_external_id),
-        route(Get, "/api/v1/trials/time-series", User, metrics::compare),
-        route(Get, "/api/v1/trials/metrics/{kind}", User, metrics::stream),
+        route(Get, "/api/v1/trials/time-series", User, metrics::compare).asks(&[
+            "trialIds",
+            "metricIds",
+            "metricNames",
+            "group",
+            "startBatches",
+            "endBatches",
+            "maxDatapoints",
+        ]),
+        route(Get, "/api/v1/trials/metrics/{kind}", User, metrics::stream)
+            .asks(&["group", "trialIds"])
+            .answers(Kind::Lines),
         route(Get, "/api/v1/trials/{id}", User, trials::get),
-        route(Patch, "/api/v1/trials/{id}", User, trials::change),
-        route(Post, "/api/v1/trials/{id}/start", User, trials::start),
-        route(Post, "/api/v1/trials/{id}/metrics", User, metrics::report),
-        route(Post, "/api/v1/trials/{id}/reports", User, metrics::report_batch).body_up_to(LOGS_LIMIT),
-        route(Post, "/api/v1/trials/{id}/progress", User, trials::progress),
-        route(Post, "/api/v1/trials/{id}/runner/metadata", User, trials::runner_metadata),
-        route(Get, "/api/v1/trials/{id}/workloads", User, metrics::workloads),
-        route(Get, "/api/v1/trials/{id}/checkpoints", User, checkpoints::of_trial),
-        route(Get, "/api/v1/trials/{id}/logs", User, logs::of_trial),
-        route(Get, "/api/v1/trials/{id}/logs/fields", User, logs::fields_of_trial),
-        route(Post, "/api/v1/runs/start", User, trials::start_run),
+        route(Patch, "/api/v1/trials/{id}", User, trials::change).takes::<PatchTrialRequest>(),
+        route(Post, "/api/v1/trials/{id}/start", User, trials::start).takes::<StartTrialRequest>(),
+        route(Post, "/api/v1/trials/{id}/metrics", User, metrics::report).takes::<ReportMetricsRequest>(),
+        route(Post, "/api/v1/trials/{id}/reports", User, metrics::report_batch)
+            .takes::<ReportBatchRequest>()
+            .body_up_to(LOGS_LIMIT),
+        route(Post, "/api/v1/trials/{id}/progress", User, trials::progress).takes::<ProgressRequest>(),
+        route(Post, "/api/v1/trials/{id}/runner/metadata", User, trials::runner_metadata)
+            .takes::<RunnerMetadataRequest>(),
+        route(Get, "/api/v1/trials/{id}/workloads", User, metrics::workloads).asks(&[
+            "includeBatchMetrics",
+            "orderBy",
+            "limit",
+            "offset",
+        ]),
+        route(Get, "/api/v1/trials/{id}/checkpoints", User, checkpoints::of_trial).asks(CHECKPOINTS),
+        route(Get, "/api/v1/trials/{id}/logs", User, logs::of_trial).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/trials/{id}/logs/fields", User, logs::fields_of_trial).answers(Kind::Lines),
+        route(Post, "/api/v1/runs/start", User, trials::start_run).takes::<StartRunRequest>(),
         route(Get, "/api/v1/runs/{id}/metadata", User, trials::metadata),
-        route(Post, "/api/v1/runs/{id}/metadata", User, trials::set_metadata),
+        route(Post, "/api/v1/runs/{id}/metadata", User, trials::set_metadata).takes::<RunMetadata>(),
     ]
 }
 
 fn checkpoint_and_log_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/checkpoints", User, checkpoints::report),
-        route(Patch, "/api/v1/checkpoints", User, checkpoints::shrink),
-        route(Delete, "/api/v1/checkpoints", User, files::delete),
-        route(Post, "/api/v1/checkpoints/rm", User, files::remove),
+        route(Post, "/api/v1/checkpoints", User, checkpoints::report).takes::<ReportCheckpointRequest>(),
+        route(Patch, "/api/v1/checkpoints", User, checkpoints::shrink).takes::<PatchCheckpointsRequest>(),
+        route(Delete, "/api/v1/checkpoints", User, files::delete).takes::<DeleteCheckpointsRequest>(),
+        route(Post, "/api/v1/checkpoints/rm", User, files::remove).takes::<RemoveFilesRequest>(),
         route(Get, "/api/v1/checkpoints/{uuid}", User, checkpoints::get),
-        route(Post, "/api/v1/checkpoints/{uuid}/metadata", User, checkpoints::set_metadata),
-        route(Post, "/task-logs", LocalOrUser, logs::append).body_up_to(LOGS_LIMIT),
-        route(Post, "/api/v1/task/logs", User, logs::append_wrapped).body_up_to(LOGS_LIMIT),
-        route(Get, "/api/v1/tasks/{id}/logs", User, logs::of_task),
-        route(Get, "/api/v1/tasks/{id}/logs/fields", User, logs::fields_of_task),
+        route(Post, "/api/v1/checkpoints/{uuid}/metadata", User, checkpoints::set_metadata)
+            .takes::<PostCheckpointMetadataRequest>(),
+        route(Post, "/task-logs", LocalOrUser, logs::append).takes::<Vec<LogRecord>>().body_up_to(LOGS_LIMIT),
+        route(Post, "/api/v1/task/logs", User, logs::append_wrapped)
+            .takes::<PostTaskLogsRequest>()
+            .body_up_to(LOGS_LIMIT),
+        route(Get, "/api/v1/tasks/{id}/logs", User, logs::of_task).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/tasks/{id}/logs/fields", User, logs::fields_of_task).answers(Kind::Lines),
     ]
 }
 
 fn model_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/models", User, models::list),
-        route(Post, "/api/v1/models", User, models::create),
-        route(Get, "/api/v1/model/labels", User, models::labels),
+        route(Get, "/api/v1/models", User, models::list).asks(MODELS),
+        route(Post, "/api/v1/models", User, models::create).takes::<ModelRequest>(),
+        route(Get, "/api/v1/model/labels", User, models::labels).asks(&["workspaceId"]),
         route(Get, "/api/v1/models/{name}", User, models::get),
-        route(Patch, "/api/v1/models/{name}", User, models::change),
+        route(Patch, "/api/v1/models/{name}", User, models::change).takes::<ModelRequest>(),
         route(Delete, "/api/v1/models/{name}", User, models::delete),
         route(Post, "/api/v1/models/{name}/archive", User, models::archive),
         route(Post, "/api/v1/models/{name}/unarchive", User, models::unarchive),
-        route(Post, "/api/v1/models/{name}/move", User, models::relocate),
-        route(Get, "/api/v1/models/{name}/versions", User, models::versions),
-        route(Post, "/api/v1/models/{name}/versions", User, models::register),
+        route(Post, "/api/v1/models/{name}/move", User, models::relocate).takes::<MoveModelRequest>(),
+        route(Get, "/api/v1/models/{name}/versions", User, models::versions)
+            .asks(&["sortBy", "orderBy", "limit", "offset"]),
+        route(Post, "/api/v1/models/{name}/versions", User, models::register).takes::<ModelVersionRequest>(),
         route(Get, "/api/v1/models/{name}/versions/{version}", User, models::version),
-        route(Patch, "/api/v1/models/{name}/versions/{version}", User, models::change_version),
+        route(Patch, "/api/v1/models/{name}/versions/{version}", User, models::change_version)
+            .takes::<ModelVersionRequest>(),
         route(Delete, "/api/v1/models/{name}/versions/{version}", User, models::delete_version),
     ]
 }
@@ -184,12 +329,24 @@ fn model_routes() -> Vec<Route> {
 /// Files to be saved, for people with a browser or curl, and for the command line.
 fn download_routes() -> Vec<Route> {
     vec![
-        route(Get, "/checkpoints/{uuid}", User, files::download),
-        route(Get, "/trials/{id}/logs.txt", User, logs::text_of_trial),
-        route(Get, "/tasks/{id}/logs.txt", User, logs::text_of_task),
-        route(Get, "/trials/{id}/metrics.csv", User, export::trial_csv),
-        route(Get, "/trials/{id}/metrics.jsonl", User, export::trial_lines),
-        route(Get, "/experiments/{id}/metrics.csv", User, export::experiment_csv),
-        route(Get, "/experiments/{id}/metrics.jsonl", User, export::experiment_lines),
+        route(Get, "/checkpoints/{uuid}", User, files::download).answers(Kind::Other("application/x-tar")),
+        route(Get, "/trials/{id}/logs.txt", User, logs::text_of_trial)
+            .asks(LOGS)
+            .answers(Kind::Other("text/plain; charset=utf-8")),
+        route(Get, "/tasks/{id}/logs.txt", User, logs::text_of_task)
+            .asks(LOGS)
+            .answers(Kind::Other("text/plain; charset=utf-8")),
+        route(Get, "/trials/{id}/metrics.csv", User, export::trial_csv)
+            .asks(&["group"])
+            .answers(Kind::Other("text/csv")),
+        route(Get, "/trials/{id}/metrics.jsonl", User, export::trial_lines)
+            .asks(&["group"])
+            .answers(Kind::Other("application/jsonl")),
+        route(Get, "/experiments/{id}/metrics.csv", User, export::experiment_csv)
+            .asks(&["group"])
+            .answers(Kind::Other("text/csv")),
+        route(Get, "/experiments/{id}/metrics.jsonl", User, export::experiment_lines)
+            .asks(&["group"])
+            .answers(Kind::Other("application/jsonl")),
     ]
 }

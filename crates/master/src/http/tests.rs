@@ -1,4 +1,6 @@
-//! Walks the table of routes: every route × {no token, a wrong one, one that has expired, a user's, an administrator's}.
+//! Who may ask for what: every route × {no token, a wrong one, an expired one, another user's, an administrator's}.
+//!
+//! [`RULES`] says what is meant, the table of routes what is done; a route without a rule fails the test.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,12 +11,135 @@ use instep_api::identifiers::UserId;
 use instep_api::wire::Timestamp;
 use instep_database::{Database, Opening};
 
-use super::guard::Access;
-use super::router::{Method, router};
+use super::router::Method::{self, Delete, Get, Patch, Post, Put};
+use super::router::router;
 use super::routes::routes;
 use crate::application::Application;
 use crate::clock::now;
+use crate::listener::Connections;
 use crate::passwords::token_hash;
+use crate::peer::Peer;
+
+/// Who may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// Everybody, also without a token: what is there to find or to log in to the master, and pages without content.
+    Anybody,
+    /// The same, on this machine only.
+    Here,
+    /// Every user, about everybody's things: as in Determined, all users see and use all experiments.
+    Users,
+    /// Whose it is, and administrators.
+    Owner,
+    /// Administrators.
+    Administrator,
+}
+
+use Rule::{Administrator, Anybody, Here, Owner, Users};
+
+/// What is meant. Things with number 1 belong to the first user, who is an administrator.
+const RULES: &[(Method, &str, Rule)] = &[
+    (Get, "/health", Anybody),
+    (Get, "/metrics", Here),
+    (Get, "/api/openapi.json", Anybody),
+    (Get, "/info", Anybody),
+    (Get, "/api/v1/master", Anybody),
+    (Get, "/", Anybody),
+    (Get, "/det/experiments/{id}", Anybody),
+    (Get, "/assets/{name}", Anybody),
+    (Post, "/api/v1/auth/login", Anybody),
+    (Post, "/api/v1/auth/logout", Users),
+    (Get, "/api/v1/auth/user", Users),
+    (Get, "/api/v1/me", Users),
+    (Get, "/api/v1/users", Users),
+    (Post, "/api/v1/users", Administrator),
+    (Get, "/api/v1/users/{id}", Users),
+    (Get, "/api/v1/users/{name}/by-username", Users),
+    (Patch, "/api/v1/users/{id}", Owner),
+    (Get, "/api/v1/workspaces", Users),
+    (Post, "/api/v1/workspaces", Users),
+    (Get, "/api/v1/workspaces/{id}", Users),
+    (Patch, "/api/v1/workspaces/{id}", Owner),
+    (Delete, "/api/v1/workspaces/{id}", Owner),
+    (Post, "/api/v1/workspaces/{id}/archive", Owner),
+    (Post, "/api/v1/workspaces/{id}/unarchive", Owner),
+    (Get, "/api/v1/workspaces/{id}/projects", Users),
+    (Post, "/api/v1/workspaces/{id}/projects", Users),
+    (Get, "/api/v1/projects/{id}", Users),
+    (Patch, "/api/v1/projects/{id}", Owner),
+    (Delete, "/api/v1/projects/{id}", Owner),
+    (Post, "/api/v1/projects/{id}/archive", Owner),
+    (Post, "/api/v1/projects/{id}/unarchive", Owner),
+    (Get, "/api/v1/experiments", Users),
+    (Post, "/api/v1/experiments", Users),
+    (Put, "/api/v1/experiments/by-external-id/{*external}", Users),
+    (Get, "/api/v1/experiments/{id}", Users),
+    (Patch, "/api/v1/experiments/{id}", Users),
+    (Delete, "/api/v1/experiments/{id}", Owner),
+    (Post, "/api/v1/experiments/{id}/archive", Users),
+    (Post, "/api/v1/experiments/{id}/unarchive", Users),
+    (Post, "/api/v1/experiments/{id}/move", Users),
+    (Put, "/api/v1/experiments/{id}/labels/{label}", Users),
+    (Delete, "/api/v1/experiments/{id}/labels/{label}", Users),
+    (Get, "/api/v1/experiments/{id}/trials", Users),
+    (Get, "/api/v1/experiments/{id}/checkpoints", Users),
+    (Get, "/api/v1/experiments/{id}/searcher/best_searcher_validation_metric", Users),
+    (Post, "/api/v1/trials", Users),
+    (Put, "/api/v1/trials", Users),
+    (Get, "/api/v1/trials/by-external-id/{*external}", Users),
+    (Get, "/api/v1/trials/time-series", Users),
+    (Get, "/api/v1/trials/metrics/{kind}", Users),
+    (Get, "/api/v1/trials/{id}", Users),
+    (Patch, "/api/v1/trials/{id}", Users),
+    (Post, "/api/v1/trials/{id}/start", Users),
+    (Post, "/api/v1/trials/{id}/metrics", Users),
+    (Post, "/api/v1/trials/{id}/reports", Users),
+    (Post, "/api/v1/trials/{id}/progress", Users),
+    (Post, "/api/v1/trials/{id}/runner/metadata", Users),
+    (Get, "/api/v1/trials/{id}/workloads", Users),
+    (Get, "/api/v1/trials/{id}/checkpoints", Users),
+    (Get, "/api/v1/trials/{id}/logs", Users),
+    (Get, "/api/v1/trials/{id}/logs/fields", Users),
+    (Post, "/api/v1/runs/start", Users),
+    (Get, "/api/v1/runs/{id}/metadata", Users),
+    (Post, "/api/v1/runs/{id}/metadata", Users),
+    (Post, "/api/v1/checkpoints", Users),
+    (Patch, "/api/v1/checkpoints", Users),
+    (Delete, "/api/v1/checkpoints", Users),
+    (Post, "/api/v1/checkpoints/rm", Users),
+    (Get, "/api/v1/checkpoints/{uuid}", Users),
+    (Post, "/api/v1/checkpoints/{uuid}/metadata", Users),
+    (Post, "/task-logs", Here),
+    (Post, "/api/v1/task/logs", Users),
+    (Get, "/api/v1/tasks/{id}/logs", Users),
+    (Get, "/api/v1/tasks/{id}/logs/fields", Users),
+    (Get, "/api/v1/models", Users),
+    (Post, "/api/v1/models", Users),
+    (Get, "/api/v1/model/labels", Users),
+    (Get, "/api/v1/models/{name}", Users),
+    (Patch, "/api/v1/models/{name}", Owner),
+    (Delete, "/api/v1/models/{name}", Owner),
+    (Post, "/api/v1/models/{name}/archive", Owner),
+    (Post, "/api/v1/models/{name}/unarchive", Owner),
+    (Post, "/api/v1/models/{name}/move", Owner),
+    (Get, "/api/v1/models/{name}/versions", Users),
+    (Post, "/api/v1/models/{name}/versions", Users),
+    (Get, "/api/v1/models/{name}/versions/{version}", Users),
+    (Patch, "/api/v1/models/{name}/versions/{version}", Owner),
+    (Delete, "/api/v1/models/{name}/versions/{version}", Owner),
+    (Get, "/checkpoints/{uuid}", Users),
+    (Get, "/trials/{id}/logs.txt", Users),
+    (Get, "/tasks/{id}/logs.txt", Users),
+    (Get, "/trials/{id}/metrics.csv", Users),
+    (Get, "/trials/{id}/metrics.jsonl", Users),
+    (Get, "/experiments/{id}/metrics.csv", Users),
+    (Get, "/experiments/{id}/metrics.jsonl", Users),
+];
+
+/// Where things are moved to: whoever may not move them is refused before anybody looks whether they can.
+const MOVE: &str = r#"{"destinationProjectId": 1, "destinationWorkspaceId": 1}"#;
+const UNAUTHENTICATED: u16 = 401;
+const FORBIDDEN: u16 = 403;
 
 /// A server on a database of its own, with a token for each of the two first users and one that has expired.
 struct Served {
@@ -33,73 +158,126 @@ fn serve() -> Served {
         for (token, user, expiry) in [("admin", 1, later), ("user", 2, later), ("expired", 1, Timestamp(1))] {
             database.open_session(token_hash(token), UserId(user), Timestamp(0), expiry).await.unwrap();
         }
-        let application = Arc::new(Application::new(database, vec![]));
+        let application = Arc::new(Application::new(database, vec![], Duration::from_secs(60)));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let service = router(&application).into_make_service_with_connect_info::<SocketAddr>();
-        tokio::spawn(async move { axum::serve(listener, service).await });
+        let service = router(&application).into_make_service_with_connect_info::<Peer>();
+        tokio::spawn(async move { axum::serve(Connections::of(listener, None).unwrap(), service).await });
         address
     });
     Served { address, _runtime: runtime, _folder: folder }
 }
 
-fn status(served: &Served, method: &str, path: &str, header: &str) -> u16 {
+/// Asks, and gives the whole answer.
+fn ask(served: &Served, method: Method, path: &str, header: &str, body: &str) -> (u16, String) {
     let mut connection = TcpStream::connect(served.address).unwrap();
     connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let (method, length) = (method.name(), body.len());
+    let host = if header.contains("Host:") { "" } else { "Host: localhost\r\n" };
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n{header}\r\n"
+        "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {length}\r\n{header}\r\n{body}"
     );
     connection.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     connection.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no status: {answer:?}"))
+    let status = answer.split(' ').nth(1).and_then(|word| word.parse().ok());
+    (status.unwrap_or_else(|| panic!("no status: {answer:?}")), answer)
 }
 
-fn name(method: Method) -> &'static str {
-    match method {
-        Method::Get => "GET",
-        Method::Post => "POST",
-        Method::Put => "PUT",
-        Method::Patch => "PATCH",
-        Method::Delete => "DELETE",
-    }
+/// A path of the table with things of the first user in it.
+fn filled(path: &str) -> String {
+    let path = path.replace("{*external}", "x/y").replace("{id}", "1").replace("{kind}", "trial_metrics");
+    path.replace("{version}", "1").replace(['{', '}'], "")
+}
+
+fn bearer(token: &str) -> String {
+    format!("Authorization: Bearer {token}\r\n")
+}
+
+/// An experiment of the first user with a trial, and a model, so that there is something to refuse.
+fn fill(served: &Served) {
+    let make = |path: &str, body: &str| {
+        let (status, answer) = ask(served, Post, path, &bearer("admin"), body);
+        assert!(status < 300, "{answer}");
+        answer
+    };
+    let config = r#"{"config": "{name: a, searcher: {name: single, metric: x}}", "unmanaged": true}"#;
+    make("/api/v1/experiments", config);
+    let trial = make("/api/v1/trials", r#"{"experimentId": 1, "unmanaged": true}"#);
+    let task = trial.split(r#""taskId":""#).nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    let uuid = "11111111-2222-4333-8444-555555555555";
+    let metadata = r#"{"steps_completed": 1}"#;
+    let checkpoint = format!(
+        r#"{{"uuid": "{uuid}", "taskId": "{task}", "state": "STATE_COMPLETED", "resources": {{}}, "metadata": {metadata}}}"#
+    );
+    make("/api/v1/checkpoints", &checkpoint);
+    make("/api/v1/models", r#"{"name": "name"}"#);
+    make("/api/v1/models/name/versions", &format!(r#"{{"checkpointUuid": "{uuid}"}}"#));
 }
 
 #[test]
-fn every_route_asks_for_what_its_table_says() {
+fn every_route_has_a_rule_and_no_rule_is_left_over() {
+    let key = |method: Method, path: &str| format!("{} {path}", method.name());
+    let mut served: Vec<String> = routes().iter().map(|route| key(route.method, route.path)).collect();
+    let mut meant: Vec<String> = RULES.iter().map(|(method, path, _)| key(*method, path)).collect();
+    served.sort();
+    meant.sort();
+    let count = served.len();
+    served.dedup();
+    assert_eq!(served.len(), count, "a route is there twice");
+    let missing: Vec<&String> = served.iter().filter(|route| !meant.contains(route)).collect();
+    assert!(missing.is_empty(), "who may ask for these? say so in RULES: {missing:#?}");
+    assert_eq!(meant, served, "rules of routes that are not served");
+}
+
+#[test]
+fn every_route_answers_as_its_rule_says() {
     let served = serve();
-    let unauthenticated = 401;
-    let forbidden = 403;
-    for route in routes() {
-        let path = route.path.replace("{*external}", "x/y").replace("{id}", "77").replace("{kind}", "trial_metrics");
-        let path = path.replace(['{', '}'], "");
-        let ask = |header: &str| status(&served, name(route.method), &path, header);
-        let what = format!("{} {path}", name(route.method));
-        // Requests come from this machine, so that what is open to it is open here.
-        let open = matches!(route.access, Access::Open | Access::LocalOrUser);
-        for header in
-            ["", "Authorization: Bearer wrong\r\n", "Authorization: Bearer expired\r\n", "Cookie: auth=no\r\n"]
-        {
-            assert_eq!(ask(header) == unauthenticated, !open, "{what} with {header:?}");
+    fill(&served);
+    let forged = ["".to_owned(), bearer("wrong"), bearer("expired"), "Cookie: auth=no\r\n".to_owned(), bearer("")];
+    for (method, path, rule) in RULES {
+        let (what, path) = (format!("{} {path}", method.name()), filled(path));
+        let body = if path.ends_with("/move") { MOVE } else { "" };
+        let status = |header: &str| ask(&served, *method, &path, header, body).0;
+        for header in &forged {
+            let open = matches!(rule, Anybody | Here);
+            assert_eq!(status(header) == UNAUTHENTICATED, !open, "{what} with {header:?}");
         }
+        for header in ["Origin: http://evil.example\r\n", "Host: evil.example\r\n", "Origin: null\r\n"] {
+            let header = format!("{}{header}", bearer("admin"));
+            assert_eq!(status(&header), FORBIDDEN, "{what} with {header:?}");
+        }
+        // Whoever logs out has no token for the others any more.
         if path != "/api/v1/auth/logout" {
-            let refused = [ask("Authorization: Bearer user\r\n"), ask("Authorization: Bearer admin\r\n")];
-            // Users may change themselves, and nobody else.
-            let reserved = route.access == Access::Administrator || what == "PATCH /api/v1/users/77";
-            assert_eq!(refused[0] == forbidden, reserved, "{what} for a user");
-            assert!(refused[1] != forbidden && refused[1] != unauthenticated, "{what} for an administrator");
-            assert!(refused.iter().all(|status| *status < 500), "{what}: {refused:?}");
+            let refused = matches!(rule, Owner | Administrator);
+            let found = status(&bearer("user"));
+            assert_eq!(found == FORBIDDEN, refused, "{what} for another user: {found}");
+            assert!(found != UNAUTHENTICATED && found < 500, "{what} for another user: {found}");
         }
-        let foreign = status(&served, name(route.method), &path, "Origin: http://evil.example\r\n");
-        assert_eq!(foreign, forbidden, "{what} from a foreign page");
+    }
+    for (method, path, _) in RULES.iter().filter(|(_, path, _)| !path.ends_with("/logout")) {
+        let (found, answer) = ask(&served, *method, &filled(path), &bearer("admin"), "");
+        assert!(found != FORBIDDEN && found != UNAUTHENTICATED, "{} {path} for an administrator", method.name());
+        assert!(found < 500, "{} {path}: {answer}", method.name());
     }
 }
 
 #[test]
-fn no_route_is_there_twice() {
-    let mut seen: Vec<(&str, &str)> = routes().iter().map(|route| (name(route.method), route.path)).collect();
-    let count = seen.len();
-    seen.sort_unstable();
-    seen.dedup();
-    assert_eq!(seen.len(), count);
+fn what_is_not_served_tells_strangers_nothing() {
+    let served = serve();
+    for path in ["/nothing", "/api/v1/auth/login"] {
+        assert!(matches!(ask(&served, Get, path, "", "").0, 404 | 405));
+        assert_eq!(ask(&served, Get, path, "Host: evil.example\r\n", "").0, FORBIDDEN);
+    }
+}
+
+#[test]
+fn requests_have_names_in_answers_and_errors() {
+    let served = serve();
+    let (_, answer) = ask(&served, Get, "/info", "X-Request-Id: mine-7\r\n", "");
+    assert!(answer.contains("x-request-id: mine-7"), "{answer}");
+    for path in ["/api/v1/me", "/nothing"] {
+        let (_, answer) = ask(&served, Get, path, "X-Request-Id: mine-8\r\n", "");
+        assert!(answer.contains("x-request-id: mine-8") && answer.contains(r#""requestId":"mine-8""#), "{answer}");
+    }
 }

@@ -1,0 +1,109 @@
+//! What the master counts about itself, for Prometheus.
+//!
+//! Labels are routes as the table spells them, never what callers sent: their number is bounded, and they name nobody.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+/// Upper ends of the classes of latencies, in seconds.
+const LATENCIES: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouteLabels {
+    method: &'static str,
+    route: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AnswerLabels {
+    method: &'static str,
+    route: &'static str,
+    status: u64,
+}
+
+/// The counters.
+pub(crate) struct Telemetry {
+    answers: Family<AnswerLabels, Counter>,
+    seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    running: Gauge,
+}
+
+impl Telemetry {
+    pub(crate) fn new() -> Telemetry {
+        let histogram: fn() -> Histogram = || Histogram::new(LATENCIES);
+        Telemetry {
+            answers: Family::default(),
+            seconds: Family::new_with_constructor(histogram),
+            running: Gauge::default(),
+        }
+    }
+
+    /// A request has come.
+    pub(crate) fn begun(&self) {
+        self.running.inc();
+    }
+
+    /// It has been answered. What is streamed is counted when it begins.
+    pub(crate) fn answered(&self, method: &'static str, route: &'static str, status: u16, took: Duration) {
+        self.running.dec();
+        self.answers.get_or_create(&AnswerLabels { method, route, status: status.into() }).inc();
+        self.seconds.get_or_create(&RouteLabels { method, route }).observe(took.as_secs_f64());
+    }
+
+    /// Everything in the text format, with what the database counts.
+    pub(crate) fn text(&self, database: &instep_database::Load) -> Result<String, std::fmt::Error> {
+        let mut registry = Registry::with_prefix("instep");
+        let info = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The version that runs", info);
+        registry.register("requests", "Requests answered", self.answers.clone());
+        registry.register("request_seconds", "Time until an answer began", self.seconds.clone());
+        registry.register("requests_running", "Requests that wait for their answer", self.running.clone());
+        let points = ConstCounter::new(database.points);
+        registry.register("metric_points", "Points of metrics stored since the start", points);
+        let waiting = "Jobs that wait for the database";
+        let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+        registry.register("database_writes_waiting", waiting, gauge(database.waiting_writes));
+        registry.register("database_reads_waiting", waiting, gauge(database.waiting_reads));
+        let mut text = String::new();
+        encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happened_is_in_the_text() {
+        let telemetry = Telemetry::new();
+        for _ in 0..3 {
+            telemetry.begun();
+        }
+        telemetry.answered("GET", "/info", 200, Duration::from_micros(700));
+        telemetry.answered("GET", "/info", 200, Duration::from_micros(300));
+        let load = instep_database::Load { points: 7, waiting_writes: 1, waiting_reads: 0 };
+        let text = telemetry.text(&load).unwrap();
+        let version = env!("CARGO_PKG_VERSION");
+        for line in [
+            "instep_requests_total{method=\"GET\",route=\"/info\",status=\"200\"} 2",
+            "instep_request_seconds_bucket{le=\"0.0005\",method=\"GET\",route=\"/info\"} 1",
+            "instep_request_seconds_count{method=\"GET\",route=\"/info\"} 2",
+            "instep_requests_running 1",
+            "instep_metric_points_total 7",
+            "instep_database_writes_waiting 1",
+            &format!("instep_build_info{{version=\"{version}\"}} 1"),
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+"""Who gets in: users without passwords, other users of the machine, other machines, and encryption."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Runner
+
+from .conftest import Client, Failed, Master
+
+# Nobody may not read this interpreter's modules: nothing is imported after the change.
+LOGIN = """
+import http.client, os, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=20)
+"".encode("idna"), "".encode("latin-1")
+os.setgid(65534); os.setuid(65534)
+connection.request("POST", "/api/v1/auth/login", sys.argv[2])
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+
+
+def set_password(master: Master, username: str, password: str) -> None:
+    """Give a user a password, as an administrator."""
+    admin = master.client.login("admin", "" if username == "admin" else "Abcdefg1")
+    ids = {user["username"]: user["id"] for user in admin("GET", "/api/v1/users")["users"]}
+    admin("PATCH", f"/api/v1/users/{ids[username]}", {"password": password, "isHashed": False})
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_users_without_password_must_be_the_one_who_runs_the_master(master: Master) -> None:
+    def as_nobody(password: str) -> tuple[str, str]:
+        request = json.dumps({"username": "determined", "password": password, "isHashed": False})
+        words = [sys.executable, "-c", LOGIN, str(master.port), request]
+        status, answer = subprocess.run(words, text=True, capture_output=True, check=True).stdout.split(" ", 1)
+        return status, answer
+
+    assert master.client.login().token
+    status, answer = as_nobody("")
+    assert status == "403"
+    assert "has no password" in answer
+    assert "hint:" in answer
+    assert as_nobody("guess")[0] == "401"
+    set_password(master, "admin", "Abcdefg1")
+    set_password(master, "determined", "Bcdefgh2")
+    assert as_nobody("Bcdefgh2")[0] == "200"
+    with pytest.raises(Failed) as refused:
+        master.client.login()
+    assert refused.value.status == 401
+
+
+def test_other_machines_are_served_only_when_everybody_has_a_password(
+    master: Master, run: Runner, instep: Path, wait_until: Callable[..., None]
+) -> None:
+    master.stop()
+    words = (instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", master.database)
+    result = run(*words).expect(1)
+    assert "will not serve on 0.0.0.0:0" in result.stderr
+    assert "admin, determined have no password" in result.stderr
+    assert "hint: " in result.stderr
+    master.start(wait_until)
+    set_password(master, "admin", "Abcdefg1")
+    set_password(master, "determined", "Bcdefgh2")
+    master.stop()
+    serving = run.start(*words)
+    wait_until(lambda: "listening" in serving.stdout, 30, "the master to listen")
+    wait_until(lambda: "in the clear" in serving.stderr, 30, "a warning")
+
+
+def test_sessions_end_when_they_are_said_to(master: Master, wait_until: Callable[..., None]) -> None:
+    import sqlite3
+
+    master.stop()
+    master.start(wait_until, "--session-hours", "2")
+    api = master.client.login()
+    with sqlite3.connect(master.database) as database:
+        ((created, expires),) = database.execute("SELECT created_at, expires_at FROM sessions").fetchall()
+    database.close()
+    assert expires - created == 2 * 3600 * 1_000_000
+    assert api("GET", "/api/v1/me")["user"]["username"] == "determined"
+
+
+def https(address: str, certificate: Path, path: str) -> Any:  # noqa: ANN401
+    """Ask an encrypted master, trusting one certificate."""
+    host, port = address.removeprefix("https://").split(":")
+    context = ssl.create_default_context(cafile=str(certificate))
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=20)
+    connection.request("GET", path)
+    return json.loads(connection.getresponse().read())
+
+
+def test_connections_are_encrypted_for_the_stock_client_too(
+    run: Runner, instep: Path, tmp_path: Path, determined: Path, wait_until: Callable[..., None]
+) -> None:
+    database = tmp_path / "master.db"
+    serving = run.start(instep, "master", "--port", "0", "--db", database, "--tls-self-signed")
+    wait_until(lambda: "listening" in serving.stdout or serving.poll() is not None, 30, "the master to listen")
+    found = re.search(r"https://127\.0\.0\.1:\d+", serving.stdout)
+    assert found, serving.stderr
+    certificate = tmp_path / "master.cert.pem"
+    assert https(found[0], certificate, "/info")["version"] == "0.38.1"
+    with pytest.raises(OSError):
+        Client(found[0].replace("https", "http"))("GET", "/info")
+    environment = {
+        "DET_MASTER": found[0],
+        "DET_MASTER_CERT_FILE": str(certificate),
+        "DET_DEBUG_CONFIG_PATH": str(tmp_path / "client"),
+        "HOME": str(tmp_path),
+    }
+    command = (determined, "-m", "determined.cli", "user", "whoami")
+    assert "determined" in run(*command, env=environment).expect(0).stdout
+    # Without the certificate it is a stranger's.
+    assert run(*command, env={**environment, "DET_MASTER_CERT_FILE": None}).status != 0
+
+    wrong = run(instep, "master", "--port", "0", "--db", database, "--tls-cert", certificate)
+    assert "belong together" in wrong.expect(1).stderr
+    (tmp_path / "empty.pem").write_text("")
+    files = ("--tls-cert", tmp_path / "empty.pem", "--tls-key", tmp_path / "master.key.pem")
+    wrong = run(instep, "master", "--port", "0", "--db", tmp_path / "other.db", *files).expect(1)
+    assert "empty.pem for encryption" in wrong.stderr
+    assert "hint: " in wrong.stderr

@@ -204,6 +204,6 @@ def test_a_damaged_database_is_reported_and_the_process_lives(master: Master, wa
             api("GET", path)
     assert failed.value.status == 500
     assert failed.value.body["requestId"]
-    assert api("GET", "/info")["version"]
+    assert master.client("GET", "/info")["version"]
     assert master.process.poll() is None
     master.kill()

@@ -87,14 +87,12 @@ def test_snake_case_and_null_are_understood(api: Client) -> None:
 
 
 def test_errors_have_the_documented_shapes(api: Client, master: Master) -> None:
-    status, _, body = api.raw("GET", "/api/v1/experiments/9")
-    assert (status, json.loads(body)) == (
-        404,
-        {"error": {"code": 5, "reason": "NotFound", "error": "experiment '9' not found"}},
-    )
+    status, headers, body = api.raw("GET", "/api/v1/experiments/9")
+    expected = {"code": 5, "reason": "NotFound", "error": "experiment '9' not found"}
+    assert (status, json.loads(body)) == (404, {"error": expected, "requestId": headers["x-request-id"]})
     assert refused(api, 404, "GET", "/api/v1/trials/9") == "trial '9' not found"
     status, _, body = master.client.raw("GET", "/nothing/here")
-    assert (status, list(json.loads(body))) == (404, ["message"])
+    assert (status, list(json.loads(body))) == (404, ["message", "requestId"])
     assert refused(api, 400, "GET", "/api/v1/trials/abc")
     assert "cannot read the request's body" in refused(api, 400, "POST", "/api/v1/trials", [1])
     assert refused(api, 405, "DELETE", "/api/v1/me")

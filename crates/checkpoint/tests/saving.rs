@@ -80,7 +80,8 @@ fn before_the_last_step_there_is_nothing_that_looks_like_a_checkpoint() {
 
 #[test]
 fn damage_is_noticed_and_named() {
-    let cases: [(&str, fn(&Path)); 5] = [
+    type Damage = fn(&Path);
+    let cases: [(&str, Damage); 5] = [
         ("state_0", |path| fs::write(path, "99,1").unwrap()),
         ("state_0", |path| fs::write(path, "99,10").unwrap()),
         ("state_0", |path| fs::remove_file(path).unwrap()),

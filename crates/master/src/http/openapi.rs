@@ -172,7 +172,9 @@ fn operation_id(route: &Route) -> String {
     let words =
         route.path.split(['/', '-', '_', '{', '}', '*', '.']).filter(|word| !matches!(*word, "" | "api" | "v1"));
     let word = |word: &str| format!("{}{}", word[..1].to_uppercase(), &word[1..]);
-    route.method.name().to_lowercase() + &words.map(word).collect::<String>()
+    // `/checkpoints/{uuid}` is the files of what `/api/v1/checkpoints/{uuid}` describes.
+    let place = if route.path.starts_with("/api/") { "" } else { "Root" };
+    route.method.name().to_lowercase() + place + &words.map(word).collect::<String>()
 }
 
 fn tag(path: &str) -> &str {

@@ -23,6 +23,8 @@ PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
 DEFAULT_PORT = 12360
 # Ranks may be apart by a long step, or by one that writes a large checkpoint.
 DEFAULT_TIMEOUT_S = 1800.0
+# After so many gathers and broadcasts, which need not wait for each other, the ranks meet and delete what they wrote.
+EXCHANGES_KEPT = 256
 # How long rank 0 serves after its own last word, for those who still have to read it.
 FAREWELL_S = 5.0
 
@@ -115,22 +117,37 @@ class _Channel:
     def __init__(self, store: _Store | None, name: str, place: int, ranks: list[int]) -> None:
         self._store, self._name, self._place, self._ranks = store, name, place, ranks
         self._sequence = 0
+        self._meet_at = EXCHANGES_KEPT
         self._written: list[str] = []
 
     def allgather(self, value: object) -> list[Any]:
         """Give everybody everybody's value, in the order of ranks."""
-        collected = self.gather(value)
-        result = self.broadcast(collected)
+        result = self._hand_out(self._collect(value))
         # Whoever handed this out had read what all wrote before: nobody needs it any more.
         for key in self._written[:-1]:
             if self._store is not None:
                 self._store.delete(key)
         del self._written[:-1]
+        self._meet_at = self._sequence + EXCHANGES_KEPT
         assert isinstance(result, list)
         return result
 
     def gather(self, value: object) -> list[Any] | None:
         """Give the first rank everybody's value, the others None."""
+        self._meet_if_due()
+        return self._collect(value)
+
+    def broadcast(self, value: object) -> Any:  # noqa: ANN401
+        """Give everybody the first rank's value."""
+        self._meet_if_due()
+        return self._hand_out(value)
+
+    def _meet_if_due(self) -> None:
+        """Meet now and then: only then is it known that what was written has been read and can go."""
+        if self._store is not None and self._sequence >= self._meet_at:
+            self.allgather(None)
+
+    def _collect(self, value: object) -> list[Any] | None:
         if self._store is None:
             return [value]
         self._sequence += 1
@@ -139,8 +156,7 @@ class _Channel:
             return None
         return [value, *(self._read(place) for place in range(1, len(self._ranks)))]
 
-    def broadcast(self, value: object) -> Any:  # noqa: ANN401
-        """Give everybody the first rank's value."""
+    def _hand_out(self, value: object) -> Any:  # noqa: ANN401
         if self._store is None:
             return value
         self._sequence += 1

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import instep.core
+from instep.core._distributed import EXCHANGES_KEPT
 
 
 def main(storage: str) -> None:
@@ -21,6 +22,9 @@ def main(storage: str) -> None:
     assert distributed.broadcast_local(Path("/x") if rank == 0 else None) == Path("/x")
     for number in range(50):
         assert distributed.allgather(number) == [number] * size
+    for number in range(3 * EXCHANGES_KEPT):
+        assert distributed.broadcast(number if rank == 0 else None) == number
+    assert len(distributed._all._written) <= EXCHANGES_KEPT + 1, "what all have read is deleted"
     with instep.core.init(distributed=distributed, checkpoint_storage=storage) as context:
         errors = []
         for attempt in ("name", "metadata", "script"):

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A save, in [`Folder`]'s words: every rank [`Folder::begin`]s and writes into the path it is given, then
-//! [`Folder::seal`]s, which hashes and syncs its files; the lists are exchanged by the caller and [`merge`]d, which
+//! [`Folder::seal`]s, which hashes and syncs its files; the lists are exchanged by the caller and [merged](merge()), which
 //! refuses names that two ranks use for different things; every rank [`Folder::join`]s its files; one rank
 //! [`Folder::commit`]s. [`Folder::open`] verifies and gives the path back.
 //!

@@ -121,11 +121,12 @@ def instep_commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if instep_commands(page.read_text())], ids=name_of)
 def test_every_command_line_is_understood(page: Path, instep: Path, python: Path) -> None:
-    known = set(re.findall(r"^  (\w+) ", help_of(instep), re.MULTILINE)) | {"launch"}
+    listed = set(re.findall(r"^  (\w+) ", help_of(instep), re.MULTILINE))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     for command, *arguments in instep_commands(page.read_text()):
-        assert command in known, f"there is no `instep {command}`"
         if command not in ("run", "launch"):
+            if command not in listed:
+                help_of(instep, command)  # fails unless it is the short name of one that is listed
             continue
         # The machine that tests need not have the GPUs of the reader's.
         arguments = [re.sub(r"^(--nproc.per.node)=gpu$", r"\1=1", argument) for argument in arguments]
@@ -153,7 +154,7 @@ def test_command_line_reference_is_fresh(run: Runner, instep: Path) -> None:
 
 
 def test_options_named_in_the_reference_exist(instep: Path) -> None:
-    commands = ("run", "launch", "store", "master", "doctor", "bench collectives")
+    commands = ("run", "launch", "store", "master", "up", "experiment list", "doctor", "bench collectives")
     helps = [help_of(instep, *command.split()) for command in commands]
     options = {option for text in helps for option in re.findall(r"--[a-z][a-z-]+", text)}
     options |= {"--version", "--release"}  # of instep itself, of cargo

@@ -24,6 +24,7 @@ import re
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -144,11 +145,13 @@ def instep(folder: Path, binary: Path) -> Iterator[Server]:
         found = re.search(r":(\d+) ", process.stdout.readline())
         assert found
         server = Instep(int(found[1]), {"Host": "127.0.0.1"})
-        request = {"username": "determined", "password": "", "isHashed": True}
-        token = server.ask(server.connect(), "/api/v1/auth/login", request)["token"]
-        server.headers["Authorization"] = f"Bearer {token}"
-        yield server
-        process.terminate()
+        try:
+            request = {"username": "determined", "password": "", "isHashed": True}
+            token = server.ask(server.connect(), "/api/v1/auth/login", request)["token"]
+            server.headers["Authorization"] = f"Bearer {token}"
+            yield server
+        finally:
+            process.terminate()
 
 
 @contextlib.contextmanager
@@ -259,18 +262,28 @@ def main() -> None:
         if arguments.mlflow:
             servers["mlflow"] = stack.enter_context(mlflow(Path(folder), arguments.mlflow))
         found: dict[str, list[Figures]] = {}
-        for _ in range(arguments.repetitions):
+        for repetition in range(arguments.repetitions):
             for count, batch in itertools.product(CLIENTS, BATCHES):
+                where = f"{repetition + 1} of {arguments.repetitions}: {count} clients, {batch} reports a request"
+                print(f"\r\x1b[K{where}", end="", file=sys.stderr, flush=True)
                 for name, server in servers.items():
                     figures = measure(server, count, batch, arguments.seconds)
                     what = f"{name}, {count} clients, {METRICS * batch} points a request"
                     found.setdefault(what, []).append(figures)
+        print("\r\x1b[Kthrough the clients", end="", file=sys.stderr, flush=True)
         reporting = clients(servers, arguments)
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     results = {name: median(figures) for name, figures in found.items()}
     print(f"reports of {METRICS} metrics, {os.cpu_count()} cores, medians of {arguments.repetitions}")
     for name, figures in results.items():
         numbers = f"{figures['points_per_second']:10.0f} points/s  p50 {figures['p50_ms']:8.3f} ms"
         print(f"  {name:<44} {numbers}  p99 {figures['p99_ms']:8.3f} ms")
+    if arguments.mlflow:
+        for count, batch in itertools.product(CLIENTS, BATCHES):
+            what = f"{count} clients, {METRICS * batch} points a request"
+            ours, theirs = results[f"instep, {what}"], results[f"mlflow, {what}"]
+            faster, sooner = ours["points_per_second"] / theirs["points_per_second"], theirs["p50_ms"] / ours["p50_ms"]
+            print(f"  {what}: instep takes {faster:.0f} times the points/s, p50 is 1/{sooner:.0f}")
     print("the training thread's time in a report, through the client")
     for name, times in reporting.items():
         print(

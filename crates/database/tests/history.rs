@@ -1,56 +1,19 @@
 //! Long histories: read in parts, in pages, and past a chunk that is damaged.
 #![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
+mod made;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use instep_api::identifiers::{RunId, TrialId, UserId};
+use instep_api::identifiers::TrialId;
 use instep_api::metrics::{Report, ReportBatch};
 use instep_api::pages::{Order, Slice};
 use instep_api::trials::Workload;
 use instep_api::wire::Timestamp;
-use instep_database::{Database, NewExperiment, NewTrial, Opening};
-use serde_json::{Value, json};
-
-const NOW: Timestamp = Timestamp(1_000_000);
-
-fn open(path: &Path) -> Database {
-    let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: NOW };
-    Database::open(path, &opening).unwrap()
-}
-
-fn block<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
-}
-
-async fn new_trial(database: &Database) -> TrialId {
-    let experiment = NewExperiment {
-        external_id: None,
-        name: "test".into(),
-        description: String::new(),
-        labels: vec![],
-        config: json!({}),
-        original_config: String::new(),
-        job_id: "job".into(),
-        project_id: None,
-        project_names: None,
-        owner: UserId(1),
-        searcher_name: "single".into(),
-        searcher_metric: "loss".into(),
-        smaller_is_better: true,
-    };
-    let experiment = database.create_experiment(experiment, NOW).await.unwrap().id;
-    let new = NewTrial { experiment, external_id: None, hparams: json!({}), task_suffix: experiment.to_string() };
-    let trial = database.create_trial(new, NOW).await.unwrap().id;
-    database.start_trial(trial, true, NOW).await.unwrap();
-    trial
-}
-
-/// A report whose time is a thousand times its step.
-fn report(trial: TrialId, group: &str, step: i64, values: Value) -> Report {
-    let values = values.as_object().unwrap().clone();
-    Report { trial, run: RunId(1), group: group.into(), step, time: Timestamp(step * 1000), values, batches: None }
-}
+use instep_database::Database;
+use made::{block, new_trial, open, report};
+use serde_json::json;
 
 async fn store(database: &Database, trial: TrialId, sequence: i64, reports: Vec<Report>) {
     let reports = reports.into_iter().enumerate().collect();
@@ -86,13 +49,13 @@ fn pages_of_a_history_are_parts_of_the_whole() {
     let path = folder.path().join("a.db");
     let database = open(&path);
     block(async {
-        let trial = new_trial(&database).await;
-        let training = (1..=1500).map(|step| report(trial, "training", step, json!({"loss": step, "other": 1})));
-        let validation = (1..=15).map(|step| report(trial, "validation", step * 100, json!({"loss": step})));
+        let trial = new_trial(&database, true).await;
+        let training = (1..=1500).map(|step| report(trial, 1, "training", step, json!({"loss": step, "other": 1})));
+        let validation = (1..=15).map(|step| report(trial, 1, "validation", step * 100, json!({"loss": step})));
         let all = training.chain(validation).collect();
         store(&database, trial, 1, all).await;
         wait_for_tail(&path, 600);
-        store(&database, trial, 2, vec![report(trial, "training", 2000, json!({"late": 1}))]).await;
+        store(&database, trial, 2, vec![report(trial, 1, "training", 2000, json!({"late": 1}))]).await;
         let (whole, _) = database.workloads(trial, false, Order::Ascending, Slice::ALL).await.unwrap();
         let whole: Vec<(i64, bool)> = whole.iter().map(step_and_kind).collect();
         assert_eq!(whole.len(), 1516);
@@ -119,12 +82,12 @@ fn the_parts_of_a_history_are_all_of_it() {
     let path = folder.path().join("a.db");
     let database = open(&path);
     block(async {
-        let trial = new_trial(&database).await;
+        let trial = new_trial(&database, true).await;
         // Some metrics have other steps than the rest, and the machine's have none.
         let reports = (0..3000).map(|step| match step % 3 {
-            0 => report(trial, "training", step, json!({"often": step})),
-            1 => report(trial, "training", step, json!({"often": step, "seldom": step})),
-            _ => Report { time: Timestamp(step), ..report(trial, "cpu", 0, json!({"busy": step})) },
+            0 => report(trial, 1, "training", step, json!({"often": step})),
+            1 => report(trial, 1, "training", step, json!({"often": step, "seldom": step})),
+            _ => Report { time: Timestamp(step), ..report(trial, 1, "cpu", 0, json!({"busy": step})) },
         });
         let reports: Vec<Report> = reports.collect();
         store(&database, trial, 1, reports[..2000].to_vec()).await;
@@ -155,9 +118,9 @@ fn new_points_are_packed_behind_a_chunk_that_is_damaged() {
     let path = folder.path().join("a.db");
     block(async {
         let database = open(&path);
-        let trial = new_trial(&database).await;
+        let trial = new_trial(&database, true).await;
         let reports = |range: std::ops::Range<i64>| {
-            range.map(|step| report(trial, "training", step, json!({"loss": step}))).collect::<Vec<_>>()
+            range.map(|step| report(trial, 1, "training", step, json!({"loss": step}))).collect::<Vec<_>>()
         };
         store(&database, trial, 1, reports(0..600)).await;
         wait_for_tail(&path, 0);

@@ -1,62 +1,19 @@
 //! Metrics in the database: runs, roll-back, joining of reports, merging, charts.
 #![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
+mod made;
+
 use std::path::Path;
 
-use instep_api::identifiers::{ExperimentId, RunId, TrialId, UserId};
+use instep_api::identifiers::{RunId, TrialId};
 use instep_api::logs::LogLine;
 use instep_api::metrics::{Report, ReportBatch};
 use instep_api::pages::{Order, Slice};
 use instep_api::states::{LogLevel, State};
 use instep_api::wire::Timestamp;
-use instep_database::{Database, Error, NewExperiment, NewTrial, Opening};
+use instep_database::{Database, Error, Opening};
+use made::{NOW, block, new_trial, open, report};
 use serde_json::{Value, json};
-
-const NOW: Timestamp = Timestamp(1_000_000);
-
-fn open(path: &Path) -> Database {
-    let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: NOW };
-    Database::open(path, &opening).unwrap()
-}
-
-fn block<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
-}
-
-async fn new_trial(database: &Database, smaller_is_better: bool) -> TrialId {
-    let experiment = NewExperiment {
-        external_id: None,
-        name: "test".into(),
-        description: String::new(),
-        labels: vec![],
-        config: json!({}),
-        original_config: String::new(),
-        job_id: "job".into(),
-        project_id: None,
-        project_names: None,
-        owner: UserId(1),
-        searcher_name: "single".into(),
-        searcher_metric: "loss".into(),
-        smaller_is_better,
-    };
-    let experiment: ExperimentId = database.create_experiment(experiment, NOW).await.unwrap().id;
-    let new = NewTrial { experiment, external_id: None, hparams: json!({}), task_suffix: experiment.to_string() };
-    let trial = database.create_trial(new, NOW).await.unwrap().id;
-    database.start_trial(trial, true, NOW).await.unwrap();
-    trial
-}
-
-fn report(trial: TrialId, run: i64, group: &str, step: i64, values: Value) -> Report {
-    Report {
-        trial,
-        run: RunId(run),
-        group: group.into(),
-        step,
-        time: Timestamp(step * 1000),
-        values: values.as_object().unwrap().clone(),
-        batches: None,
-    }
-}
 
 /// Step and values of everything in a group.
 async fn rows(database: &Database, trial: TrialId, group: &str) -> Vec<(i64, Value)> {

@@ -1,20 +1,19 @@
 //! Trials in the database: states, silence, storage, deletion.
 #![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
+mod made;
+
 use instep_api::identifiers::UserId;
 use instep_api::pages::{Order, Slice};
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
 use instep_database::{Database, Error, ExperimentFilter, ExperimentSort, NewExperiment, NewTrial, Opening};
+use made::block;
 use serde_json::json;
 
 fn open(folder: &tempfile::TempDir) -> Database {
     let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: Timestamp(0) };
     Database::open(&folder.path().join("a.db"), &opening).unwrap()
-}
-
-fn block<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
 fn experiment(external_id: Option<&str>, name: &str) -> NewExperiment {
@@ -23,15 +22,7 @@ fn experiment(external_id: Option<&str>, name: &str) -> NewExperiment {
         name: name.into(),
         description: "50% of_it".into(),
         labels: vec!["a\"b".into()],
-        config: json!({}),
-        original_config: String::new(),
-        job_id: "job".into(),
-        project_id: None,
-        project_names: None,
-        owner: UserId(1),
-        searcher_name: "single".into(),
-        searcher_metric: "loss".into(),
-        smaller_is_better: true,
+        ..made::experiment()
     }
 }
 

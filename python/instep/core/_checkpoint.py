@@ -79,7 +79,8 @@ class CheckpointContext:
             raise ValueError("upload needs a folder, except on ranks that have nothing to save, with shard=True")
         with self.store_path(metadata, shard=shard) as (path, storage_id):
             if ckpt_dir is not None:
-                _copy(Path(ckpt_dir), path, selector)
+                # The new checkpoint's own are given, and not copied.
+                _copy(Path(ckpt_dir), path, selector, without=frozenset({MANIFEST, METADATA}))
         return storage_id
 
     @contextlib.contextmanager
@@ -107,15 +108,17 @@ class CheckpointContext:
         """Copy a checkpoint into a folder, its files verified: all, or those that any rank's `selector` picks."""
         target = Path(ckpt_dir)
         if DownloadMode(download_mode) is DownloadMode.NoSharedDownload:
-            _copy(self._open(storage_id, self._picked(storage_id, selector)), target, selector)
+            source = self._open(storage_id, self._picked(storage_id, selector))
+            _copy(source, target, selector, without=frozenset({MANIFEST}))
             return
         source, names = self._chosen_together(storage_id, selector)
 
         def copy() -> None:
             if self._distributed.local_rank == 0:
-                _copy(source, target, None if names is None else set(names).__contains__)
+                picked = None if names is None else set(names).__contains__
+                _copy(source, target, picked, without=frozenset({MANIFEST}))
 
-        _all_local(self._distributed, copy)
+        _on_machine(self._distributed, copy)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Give the metadata that a checkpoint was saved with."""
@@ -218,13 +221,13 @@ class CheckpointContext:
 
     def _chosen_together(self, storage_id: str, selector: Selector | None) -> tuple[Path, list[str] | None]:
         """Let the first rank of the machine verify what any of its ranks wants."""
-        picks = _all_local(self._distributed, lambda: self._picked(storage_id, selector))
+        picks = _on_machine(self._distributed, lambda: self._picked(storage_id, selector))
         names = None if any(pick is None for pick in picks) else sorted({name for pick in picks for name in pick or ()})
 
         def verify() -> str:
             return str(self._open(storage_id, names)) if self._distributed.local_rank == 0 else ""
 
-        return Path(_all_local(self._distributed, verify)[0]), names
+        return Path(_on_machine(self._distributed, verify)[0]), names
 
     def _open_together(self, storage_id: str, selector: Selector | None) -> Path:
         return self._chosen_together(storage_id, selector)[0]
@@ -261,7 +264,7 @@ class _Together(_Ranks):
         return on_chief(self._distributed, work)
 
     def on_all(self, work: Callable[[], Any]) -> list[Any]:
-        return on_all(self._distributed, work)
+        return on_all(self._distributed.allgather, work)
 
 
 def merge_metadata(ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -292,26 +295,13 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _all_local(distributed: DistributedContext, work: Callable[[], Any]) -> list[Any]:
+def _on_machine(distributed: DistributedContext, work: Callable[[], Any]) -> list[Any]:
     """Let every rank of this machine do something; an error of one is raised on all."""
-    error: Exception | None = None
-    outcome: dict[str, Any]
-    try:
-        outcome = {"result": work()}
-    except Exception as raised:
-        error = raised
-        outcome = {"error": str(raised)}
-    outcomes = distributed.allgather_local(outcome)
-    if error is not None:
-        raise error
-    for local_rank, each in enumerate(outcomes):
-        if "error" in each:
-            raise RuntimeError(f"local rank {local_rank}: {each['error']}")
-    return [each["result"] for each in outcomes]
+    return on_all(distributed.allgather_local, work, "local rank")
 
 
-def _copy(source: Path, target: Path, selector: Selector | None) -> None:
-    """Copy a folder's content, or what is picked of it, without metadata and list of files at its top."""
+def _copy(source: Path, target: Path, selector: Selector | None, *, without: frozenset[str]) -> None:
+    """Copy a folder's content, or what is picked of it, without some names at its top."""
     target.mkdir(parents=True, exist_ok=True)
     for folder, folders, files in os.walk(source):
         inner = Path(folder).relative_to(source)
@@ -321,13 +311,8 @@ def _copy(source: Path, target: Path, selector: Selector | None) -> None:
                 (target / inner / name).mkdir(parents=True, exist_ok=True)
         for name in files:
             relative = (inner / name).as_posix()
-            if relative == MANIFEST or (relative == METADATA and _is_staging(target)):
+            if relative in without:
                 continue
             if selector is None or selector(relative):
                 (target / inner).mkdir(parents=True, exist_ok=True)
                 shutil.copy2(Path(folder) / name, target / inner / name)
-
-
-def _is_staging(path: Path) -> bool:
-    """Whether a folder is where a rank writes a new checkpoint, whose metadata is given and not copied."""
-    return path.parent.name.startswith(".instep-")

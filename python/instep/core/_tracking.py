@@ -83,8 +83,11 @@ def on_chief(distributed: DistributedContext, work: Callable[[], Answer]) -> Ans
     return result
 
 
-def on_all(distributed: DistributedContext, work: Callable[[], Answer]) -> list[Answer]:
-    """Let every rank do something and give all of them all results; the first error is raised on all."""
+def on_all(allgather: Callable[[Any], list[Any]], work: Callable[[], Answer], who: str = "rank") -> list[Answer]:
+    """Let every rank that takes part in `allgather` do something and give all of them all results.
+
+    An error is raised on all of them: on others than the one it happened to, with its number, as `who`.
+    """
     error: Exception | None = None
     outcome: dict[str, Any]
     try:
@@ -92,12 +95,12 @@ def on_all(distributed: DistributedContext, work: Callable[[], Answer]) -> list[
     except Exception as raised:
         error = raised
         outcome = {"error": str(raised)}
-    outcomes = distributed.allgather(outcome)
+    outcomes = allgather(outcome)
     if error is not None:
         raise error
-    for rank, each in enumerate(outcomes):
+    for number, each in enumerate(outcomes):
         if "error" in each:
-            raise RuntimeError(f"rank {rank}: {each['error']}")
+            raise RuntimeError(f"{who} {number}: {each['error']}")
     return [each["result"] for each in outcomes]
 
 
@@ -151,7 +154,7 @@ class Tracking:
         def log_in() -> None:
             clients.append(connect(address))
 
-        on_all(distributed, log_in)
+        on_all(distributed.allgather, log_in)
         [client] = clients
         started = on_chief(distributed, lambda: _started(client, config, storage))
         return cls(client, distributed, started)

@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod error;
 pub mod experiments;
 pub mod identifiers;
+pub mod link;
 pub mod logs;
 pub mod metrics;
 pub mod models;

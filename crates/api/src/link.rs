@@ -1,0 +1,251 @@
+//! What agents and the master say to each other: JSON messages over one websocket that the agent opens.
+//!
+//! 1. The agent speaks first ([`Hello`]), with everything it still runs or has not yet been thanked for; the master
+//!    answers with [`Welcome`] or closes with a reason.
+//! 2. Every order and every report names an allocation's share on this machine ([`Share`]). Saying one twice changes
+//!    nothing, so either side repeats what it is not sure of.
+//! 3. The agent repeats [`Report::Exited`] with every hello until the master has thanked for it ([`Order::Forget`]):
+//!    by then the end is in the master's database.
+//! 4. An agent without a connection ends its work after [`Welcome::window_seconds`]; the master gives the work to
+//!    others only after a longer time. So nothing ever runs twice.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::Timestamp;
+
+/// The version of these messages. Both sides refuse any other.
+pub const VERSION: u32 = 1;
+
+/// Where an agent connects.
+pub const PATH: &str = "/api/v1/agents/link";
+
+/// An allocation's share on one machine: what Determined calls resources, or a container.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Share {
+    /// `<task>.<run>`.
+    pub allocation: String,
+    /// A UUID.
+    pub resources: String,
+}
+
+/// From an agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Report {
+    /// The first message of a connection.
+    Hello(Hello),
+    /// The share's own process runs; its addresses are those under which other machines reach it.
+    Started {
+        /// Which.
+        share: Share,
+    },
+    /// The share has ended and nothing of it runs any more.
+    Exited {
+        /// Which.
+        share: Share,
+        /// How.
+        exit: Exit,
+    },
+}
+
+/// Who the agent is, what it lends and what it runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`] of the sender.
+    pub protocol: u32,
+    /// Of the program.
+    pub version: String,
+    /// The agent's name, by which it is known for ever.
+    pub agent: String,
+    /// Which pool its slots belong to; empty for the default one.
+    pub pool: String,
+    /// Under which other machines reach this one, the best first.
+    pub addresses: Vec<String>,
+    /// What it lends.
+    pub devices: Vec<Device>,
+    /// What it runs, and what has ended without thanks.
+    pub shares: Vec<ShareState>,
+}
+
+/// One slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Counts from 0 on this machine.
+    pub id: u32,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Its model, for people.
+    pub brand: String,
+    /// How the driver names it; empty for processors.
+    pub uuid: String,
+}
+
+/// What a slot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceKind {
+    /// A share of the processors.
+    Cpu,
+    /// A GPU of NVIDIA's.
+    Cuda,
+}
+
+/// A share that the agent knows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShareState {
+    /// Which.
+    pub share: Share,
+    /// The devices it occupies.
+    pub devices: Vec<u32>,
+    /// How it ended, if it has.
+    pub exit: Option<Exit>,
+}
+
+/// How a share ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Exit {
+    /// The entrypoint ended by itself.
+    Code {
+        /// What it returned; 128 + n after signal n.
+        code: i32,
+    },
+    /// It never ran: the context, the folders or the program could not be prepared. Not the script's fault.
+    Failed {
+        /// For people.
+        why: String,
+    },
+    /// It was ended on the master's word.
+    Killed,
+    /// It was ended because agent and master had lost each other, or its supervisor died with it.
+    Lost {
+        /// For people.
+        why: String,
+    },
+}
+
+/// From the master.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Order {
+    /// The answer to [`Hello`].
+    Welcome(Welcome),
+    /// The agent is not wanted; it gives up and says why.
+    Refused {
+        /// For people.
+        why: String,
+    },
+    /// Run a share, unless it is known already.
+    Start(Box<Start>),
+    /// End a share: SIGTERM, then SIGKILL after the grace period. A share that is not known is reported as lost.
+    Stop {
+        /// Which.
+        share: Share,
+        /// Before SIGKILL; 0 for at once.
+        grace_seconds: u32,
+        /// For people.
+        why: String,
+    },
+    /// Its exit is recorded: remove what is left of it.
+    Forget {
+        /// Which.
+        share: Share,
+    },
+}
+
+/// What an agent needs to know of the master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Changes with every start of the master.
+    pub master_id: String,
+    /// Never changes.
+    pub cluster_id: String,
+    /// How long an agent without a connection lets its work run.
+    pub window_seconds: u32,
+    /// How often the agent sends a ping, and what silence of three times that means: the connection is dead.
+    pub ping_seconds: u32,
+}
+
+/// Everything `instep task` needs to run one share.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// Which.
+    pub share: Share,
+    /// Whose logs these are.
+    pub task: String,
+    /// Which of the agent's devices.
+    pub devices: Vec<u32>,
+    /// What the task sees as its identifier of the container.
+    pub container: String,
+    /// The variables of the task: everything that does not depend on the machine. The agent adds the rest.
+    pub environment: BTreeMap<String, String>,
+    /// Set after everything else, in this order: what the configuration asks for. `K` alone takes the agent's own.
+    pub user_environment: Vec<String>,
+    /// What to run.
+    pub entrypoint: Entrypoint,
+    /// The token with which the task asks the master.
+    pub token: String,
+    /// Whether there is a context directory to fetch (`GET /api/v1/tasks/{task}/context_directory`).
+    pub context: bool,
+    /// Whether the task waits for the other shares before its entrypoint starts.
+    pub rendezvous: bool,
+    /// As whom it runs; the agent's own user if there is none, or if the agent is not root.
+    pub run_as: Option<RunAs>,
+    /// Host folders that the task sees elsewhere.
+    pub mounts: Vec<Mount>,
+    /// What to say in the task's log before it starts.
+    pub notes: Vec<String>,
+    /// When the master decided it.
+    pub decided_at: Timestamp,
+}
+
+/// What a task runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Entrypoint {
+    /// By `sh -c`.
+    Shell(String),
+    /// As it is.
+    Arguments(Vec<String>),
+}
+
+/// A user of the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunAs {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// A folder of the machine, seen elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// On the machine; absolute.
+    pub host_path: String,
+    /// In the task; relative ones lie in its working directory.
+    pub task_path: String,
+    /// Whether it cannot be written.
+    pub read_only: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_they_are() {
+        let share = Share { allocation: "7.u.1".to_owned(), resources: "r".to_owned() };
+        let exited = Report::Exited { share: share.clone(), exit: Exit::Code { code: 1 } };
+        let text = serde_json::to_string(&exited).unwrap();
+        assert_eq!(
+            text,
+            r#"{"type":"exited","share":{"allocation":"7.u.1","resources":"r"},"exit":{"kind":"code","code":1}}"#
+        );
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), exited);
+        let stop = Order::Stop { share, grace_seconds: 30, why: "paused".to_owned() };
+        assert_eq!(serde_json::from_str::<Order>(&serde_json::to_string(&stop).unwrap()).unwrap(), stop);
+    }
+}

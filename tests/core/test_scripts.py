@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Runner
 from detached.conftest import Client
-from detached.test_scripts import rows
+from detached.test_scripts import recorded_by_ranks, rows
 
 from .conftest import SCRIPTS
 
@@ -78,16 +78,7 @@ def test_torch_distributed_with_sharded_checkpoints(
     program = (instep, "run") if launcher == "instep" else (python, "-m", "torch.distributed.run")
     environment = {**settings, "PYTHON_EXEC": str(python), "OMP_NUM_THREADS": "1"}
     run(*program, *options, "--max_restarts", "0", ours("distributed.py"), env=environment).expect(0)
-    experiment = api("GET", "/api/v1/experiments/1")["experiment"]
-    assert (experiment["state"], experiment["numTrials"]) == ("STATE_COMPLETED", 1)
-    training = rows(api, 1, "training")
-    assert {step: row["rank"] for step, row in training.items()} == {step: step % ranks for step in range(100)}
-    validation = rows(api, 1, "validation")
-    assert {step: row["rank"] for step, row in validation.items()} == {step: step % ranks for step in range(9, 100, 10)}
-    [checkpoint] = api("GET", "/api/v1/trials/1/checkpoints")["checkpoints"]
-    assert checkpoint["metadata"] == {"steps_completed": 99, **{f"rank_{rank}": "ok" for rank in range(ranks)}}
-    files = {name: size for name, size in checkpoint["resources"].items() if name != "metadata.json"}
-    assert files == {f"state_{rank}": "4" for rank in range(ranks)}
+    checkpoint = recorded_by_ranks(api, ranks)
     folder = Path(str(settings["XDG_DATA_HOME"])) / "instep" / "checkpoints" / checkpoint["uuid"]
     assert json.loads((folder / "metadata.json").read_text()) == checkpoint["metadata"]
     manifest = json.loads((folder / "instep-manifest.json").read_text())

@@ -29,6 +29,22 @@ def rows(api: Client, trial: int, group: str) -> dict[int, Json]:
     return found
 
 
+def recorded_by_ranks(api: Client, ranks: int) -> Json:
+    """Compare what distributed.py must have recorded, however it was started; give its checkpoint."""
+    experiment = api("GET", "/api/v1/experiments/1")["experiment"]
+    assert (experiment["state"], experiment["numTrials"]) == ("STATE_COMPLETED", 1)
+    training = rows(api, 1, "training")
+    assert {step: row["rank"] for step, row in training.items()} == {step: step % ranks for step in range(100)}
+    validation = rows(api, 1, "validation")
+    assert {step: row["rank"] for step, row in validation.items()} == {step: step % ranks for step in range(9, 100, 10)}
+    [checkpoint] = api("GET", "/api/v1/trials/1/checkpoints")["checkpoints"]
+    assert checkpoint["metadata"] == {"steps_completed": 99, **{f"rank_{rank}": "ok" for rank in range(ranks)}}
+    files = {name: size for name, size in checkpoint["resources"].items() if name != "metadata.json"}
+    assert files == {f"state_{rank}": "4" for rank in range(ranks)}
+    assert isinstance(checkpoint, dict)
+    return checkpoint
+
+
 def test_metrics_of_a_single_process(run: Runner, determined: Path, settings: dict[str, str], api: Client) -> None:
     done = run(determined, SCRIPTS / "singleton.py", env=settings).expect(0)
     assert f"See the experiment at: {settings['DET_MASTER']}/det/experiments/1" in done.stdout
@@ -113,16 +129,7 @@ def test_torch_distributed_with_sharded_checkpoints(
         "INTER_TRAIN_PROCESS_COMM_PORT_2": port(0),
     }
     run(*program, *options.split(), SCRIPTS / "distributed.py", env=environment, timeout=150).expect(0)
-    experiment = api("GET", "/api/v1/experiments/1")["experiment"]
-    assert (experiment["state"], experiment["numTrials"]) == ("STATE_COMPLETED", 1)
-    training = rows(api, 1, "training")
-    assert {step: row["rank"] for step, row in training.items()} == {step: step % ranks for step in range(100)}
-    validation = rows(api, 1, "validation")
-    assert {step: row["rank"] for step, row in validation.items()} == {step: step % ranks for step in range(9, 100, 10)}
-    [checkpoint] = api("GET", "/api/v1/trials/1/checkpoints")["checkpoints"]
-    assert checkpoint["metadata"] == {"steps_completed": 99, **{f"rank_{rank}": "ok" for rank in range(ranks)}}
-    files = {name: size for name, size in checkpoint["resources"].items() if name != "metadata.json"}
-    assert files == {f"state_{rank}": "4" for rank in range(ranks)}
+    checkpoint = recorded_by_ranks(api, ranks)
     folder = Path(settings["XDG_DATA_HOME"]) / "determined" / "checkpoints" / checkpoint["uuid"]
     assert json.loads((folder / "metadata.json").read_text())["steps_completed"] == 99
 

@@ -4,11 +4,13 @@ Single reports (ten points a request), and batches of a hundred (a thousand poin
 
     .venv/bin/python bench/tracking.py [--mlflow PYTHON] [--seconds 5] [--repetitions 3] [--json FILE]
 
-Both serve from one SQLite file that they sync on every commit, and are asked by the same plain HTTP client over
-keep-alive connections, from 1 and from 8 processes at a time. They take turns, so that a noisy machine disturbs both
-alike; medians of the repetitions are shown. Then each is asked through its own client, in a loop that "trains" for a
-millisecond a step, to see how long the training thread spends in a report. `--mlflow` names an interpreter with mlflow
-installed; without it only ours is measured.
+Both serve from one SQLite file that they sync on every commit, and are asked by the same plain HTTP client over keep-
+alive connections, from 1 and from 8 processes at a time. The bodies are written beforehand but for their steps, so
+that little more than the request is timed. The servers take turns, so that a noisy machine disturbs both alike, and
+one whose turn it is not stands still (SIGSTOP): MLflow's would go on working in the background. Medians of the
+repetitions are shown. Then each is asked through its own client, in a loop that "trains" for a millisecond a step, to
+see how long the training thread spends in a report. `--mlflow` names an interpreter with mlflow installed; without it
+only ours is measured.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -37,6 +40,12 @@ METRICS = 10
 CLIENTS = (1, 8)
 # Reports in one request.
 BATCHES = (1, 100)
+# Bodies with other values that a client takes in turn.
+VARIANTS = 20
+# Stand for the numbers that differ between requests, until they are filled in.
+SEQUENCE = 899_999_999
+STEP = 900_000_000
+BLANK = r"\b(?:899999999|900000\d\d\d)\b"
 
 
 class Figures(TypedDict):
@@ -50,13 +59,26 @@ class Figures(TypedDict):
 class Server:
     """What the clients need to know of a server."""
 
-    def __init__(self, port: int, headers: dict[str, str]) -> None:
+    def __init__(self, port: int, headers: dict[str, str], group: int) -> None:
         self.port = port
         self.headers = headers
+        self.group = group
+
+    def stand_still(self) -> None:
+        """Stop all its processes."""
+        os.killpg(self.group, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let all its processes run again."""
+        os.killpg(self.group, signal.SIGCONT)
 
     def ask(self, connection: http.client.HTTPConnection, path: str, body: object) -> dict:
         """Send a request and give the answer's JSON."""
-        connection.request("POST", path, json.dumps(body), self.headers)
+        return self.send(connection, path, json.dumps(body).encode())
+
+    def send(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> dict:
+        """Send a request whose body is written already and give the answer's JSON."""
+        connection.request("POST", path, body, self.headers)
         answer = connection.getresponse()
         text = answer.read()
         assert answer.status == 200, text
@@ -73,14 +95,30 @@ class Server:
         """Make what the reports of one client belong to."""
         raise NotImplementedError
 
-    def report(self, connection: http.client.HTTPConnection, run: object, step: int, batch: int) -> None:
-        """Report ten metrics at so many steps; return when they are acknowledged."""
+    def report(self, run: object, variant: int, batch: int) -> tuple[str, dict]:
+        """Give the path and the body with which ten metrics at so many steps are reported, for `Form` to fill in."""
         raise NotImplementedError
 
 
 def values(step: int) -> dict[str, float]:
     """Ten numbers as a training loop has them."""
     return {f"metric_{index}": 1.0 / (step + 1 + index) for index in range(METRICS)}
+
+
+class Form:
+    """A request that is written but for its steps: filling them in takes next to no time."""
+
+    def __init__(self, path: str, body: dict) -> None:
+        self.path = path
+        text = json.dumps(body)
+        self.blanks = [int(number) for number in re.findall(BLANK, text)]
+        self.text = re.sub(BLANK, "%d", text)
+
+    def filled(self, request: int, batch: int) -> bytes:
+        """Give the body of the n-th request."""
+        step = request * batch - STEP
+        numbers = (request + 1 if blank == SEQUENCE else step + blank for blank in self.blanks)
+        return (self.text % tuple(numbers)).encode()
 
 
 class Instep(Server):
@@ -96,7 +134,7 @@ class Instep(Server):
         self.ask(connection, f"/api/v1/trials/{trial}/start", {"resume": True})
         return trial
 
-    def report(self, connection: http.client.HTTPConnection, run: object, step: int, batch: int) -> None:
+    def report(self, run: object, variant: int, batch: int) -> tuple[str, dict]:
         """Report single steps as Determined's client does, and batches as our own does."""
         reports = [
             {
@@ -104,17 +142,16 @@ class Instep(Server):
                 "metrics": {
                     "trialId": run,
                     "trialRunId": 1,
-                    "stepsCompleted": one,
-                    "metrics": {"avgMetrics": values(one)},
+                    "stepsCompleted": STEP + ahead,
+                    "metrics": {"avgMetrics": values(variant + ahead)},
                 },
             }
-            for one in range(step * batch, (step + 1) * batch)
+            for ahead in range(batch)
         ]
         if batch == 1:
-            self.ask(connection, f"/api/v1/trials/{run}/metrics", reports[0])
-        else:
-            body = {"reporter": f"bench {run}", "sequence": step + 1, "reports": reports}
-            self.ask(connection, f"/api/v1/trials/{run}/reports", body)
+            return f"/api/v1/trials/{run}/metrics", reports[0]
+        body = {"reporter": f"bench {run}", "sequence": SEQUENCE, "reports": reports}
+        return f"/api/v1/trials/{run}/reports", body
 
 
 class Mlflow(Server):
@@ -125,32 +162,34 @@ class Mlflow(Server):
         answer = self.ask(self.connect(), "/api/2.0/mlflow/runs/create", {"experiment_id": "0", "start_time": 0})
         return answer["run"]["info"]["run_id"]
 
-    def report(self, connection: http.client.HTTPConnection, run: object, step: int, batch: int) -> None:
+    def report(self, run: object, variant: int, batch: int) -> tuple[str, dict]:
         """Report as MLflow's client does with `log_metrics` and `log_batch`."""
         now = int(time.time() * 1000)
         metrics = [
-            {"key": key, "value": value, "timestamp": now, "step": one}
-            for one in range(step * batch, (step + 1) * batch)
-            for key, value in values(one).items()
+            {"key": key, "value": value, "timestamp": now, "step": STEP + ahead}
+            for ahead in range(batch)
+            for key, value in values(variant + ahead).items()
         ]
-        self.ask(connection, "/api/2.0/mlflow/runs/log-batch", {"run_id": run, "metrics": metrics})
+        return "/api/2.0/mlflow/runs/log-batch", {"run_id": run, "metrics": metrics}
 
 
 @contextlib.contextmanager
 def instep(folder: Path, binary: Path) -> Iterator[Server]:
     """Serve from a fresh database."""
     command = [binary, "master", "--port", "0", "--db", folder / "instep.db"]
-    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as process:
+    words = [str(word) for word in command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         found = re.search(r":(\d+) ", process.stdout.readline())
         assert found
-        server = Instep(int(found[1]), {"Host": "127.0.0.1"})
+        server = Instep(int(found[1]), {"Host": "127.0.0.1"}, process.pid)
         try:
             request = {"username": "determined", "password": "", "isHashed": True}
             token = server.ask(server.connect(), "/api/v1/auth/login", request)["token"]
             server.headers["Authorization"] = f"Bearer {token}"
             yield server
         finally:
+            server.go_on()
             process.terminate()
 
 
@@ -175,9 +214,10 @@ def mlflow(folder: Path, python: str) -> Iterator[Server]:
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                     break
                 time.sleep(0.2)
-            yield Mlflow(port, {"Content-Type": "application/json"})
+            yield Mlflow(port, {"Content-Type": "application/json"}, process.pid)
         finally:
-            os.killpg(process.pid, 15)
+            os.killpg(process.pid, signal.SIGCONT)
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def client(
@@ -185,15 +225,19 @@ def client(
 ) -> None:
     """Report until the time is over; put the times of all reports."""
     connection = server.connect()
-    server.report(connection, run, 0, batch)
+    forms = [Form(*server.report(run, variant, batch)) for variant in range(VARIANTS)]
+    server.send(connection, forms[0].path, forms[0].filled(0, batch))
     barrier.wait(timeout=120)
     times = []
     begin = time.perf_counter()
-    step = 1
-    while (now := time.perf_counter()) - begin < seconds:
-        server.report(connection, run, step, batch)
+    request = 1
+    while time.perf_counter() - begin < seconds:
+        form = forms[request % VARIANTS]
+        body = form.filled(request, batch)
+        now = time.perf_counter()
+        server.send(connection, form.path, body)
         times.append(time.perf_counter() - now)
-        step += 1
+        request += 1
     results.put(times)
 
 
@@ -261,16 +305,22 @@ def main() -> None:
         servers = {"instep": stack.enter_context(instep(Path(folder), arguments.binary))}
         if arguments.mlflow:
             servers["mlflow"] = stack.enter_context(mlflow(Path(folder), arguments.mlflow))
+        for server in servers.values():
+            server.stand_still()
         found: dict[str, list[Figures]] = {}
         for repetition in range(arguments.repetitions):
             for count, batch in itertools.product(CLIENTS, BATCHES):
                 where = f"{repetition + 1} of {arguments.repetitions}: {count} clients, {batch} reports a request"
                 print(f"\r\x1b[K{where}", end="", file=sys.stderr, flush=True)
                 for name, server in servers.items():
+                    server.go_on()
                     figures = measure(server, count, batch, arguments.seconds)
+                    server.stand_still()
                     what = f"{name}, {count} clients, {METRICS * batch} points a request"
                     found.setdefault(what, []).append(figures)
         print("\r\x1b[Kthrough the clients", end="", file=sys.stderr, flush=True)
+        for server in servers.values():
+            server.go_on()
         reporting = clients(servers, arguments)
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     results = {name: median(figures) for name, figures in found.items()}

@@ -5,7 +5,9 @@
 //! crates that own the sockets and the processes.
 //!
 //! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
+//! - [`lifecycle`]: experiments, their trials and the trials' runs.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
 
 pub mod heartbeat;
+pub mod lifecycle;
 pub mod membership;

@@ -21,7 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // level 1
     ("instep-client", &["instep-api"]),
     ("instep-database", &["instep-api"]),
-    ("instep-policy", &[]),
+    ("instep-policy", &["instep-api"]),
     // level 2
     ("instep-launch", &["instep-policy", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),

@@ -68,6 +68,20 @@ wire_enum!(
 );
 
 wire_enum!(
+    /// What an attempt to run a task on slots is doing.
+    AllocationState {
+        Unspecified = "STATE_UNSPECIFIED",
+        Queued = "STATE_QUEUED",
+        Waiting = "STATE_WAITING",
+        Pulling = "STATE_PULLING",
+        Starting = "STATE_STARTING",
+        Running = "STATE_RUNNING",
+        Terminating = "STATE_TERMINATING",
+        Terminated = "STATE_TERMINATED",
+    }
+);
+
+wire_enum!(
     /// How important a log line is.
     LogLevel {
         Unspecified = "LOG_LEVEL_UNSPECIFIED",

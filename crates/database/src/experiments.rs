@@ -98,6 +98,18 @@ macro_rules! best_metric {
     };
 }
 
+// What an active experiment does is what its allocations do.
+macro_rules! shown_state {
+    () => {
+        "(CASE WHEN experiments.state = 'STATE_ACTIVE' THEN COALESCE((SELECT CASE MAX(CASE state \
+         WHEN 'STATE_RUNNING' THEN 4 WHEN 'STATE_TERMINATING' THEN 4 WHEN 'STATE_STARTING' THEN 3 \
+         WHEN 'STATE_PULLING' THEN 2 ELSE 1 END) WHEN 4 THEN 'STATE_RUNNING' WHEN 3 THEN 'STATE_STARTING' \
+         WHEN 2 THEN 'STATE_PULLING' ELSE 'STATE_QUEUED' END FROM allocations \
+         WHERE allocations.experiment_id = experiments.id AND allocations.ended_at IS NULL), 'STATE_QUEUED') \
+         ELSE experiments.state END)"
+    };
+}
+
 impl ExperimentSort {
     fn expression(self) -> &'static str {
         match self {
@@ -106,7 +118,7 @@ impl ExperimentSort {
             ExperimentSort::Description => "experiments.description",
             ExperimentSort::StartTime => "experiments.started_at",
             ExperimentSort::EndTime => "experiments.ended_at",
-            ExperimentSort::State => "experiments.state",
+            ExperimentSort::State => shown_state!(),
             ExperimentSort::TrialCount => trial_count!(),
             ExperimentSort::Progress => "experiments.progress",
             ExperimentSort::User => "username",
@@ -130,7 +142,9 @@ const COLUMNS: &str = concat!(
     checkpoint_size!(),
     " AS checkpoint_size, ",
     best_metric!(),
-    " AS best_metric"
+    " AS best_metric, ",
+    shown_state!(),
+    " AS shown_state"
 );
 
 const JOINS: &str = " FROM experiments JOIN users ON users.id = experiments.user_id \
@@ -163,19 +177,19 @@ fn experiment_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Experiment> 
         searcher_metric: column(row, "searcher_metric")?,
         start_time,
         end_time,
-        state: word(row, "state")?,
+        state: word(row, "shown_state")?,
         username: column(row, "username")?,
         display_name: column(row, "user_display_name")?,
         user_id: UserId(column(row, "user_id")?),
-        resource_pool: String::new(),
+        resource_pool: column(row, "resource_pool")?,
         progress: column(row, "progress")?,
-        forked_from: None,
+        forked_from: column::<Option<i64>>(row, "forked_from")?.map(ExperimentId),
         checkpoint_size: Long(column(row, "checkpoint_size")?),
         checkpoint_count: column(row, "checkpoint_count")?,
         unmanaged: column(row, "unmanaged")?,
         external_experiment_id: column(row, "external_id")?,
         external_trial_id: None,
-        model_definition_size: 0,
+        model_definition_size: column(row, "model_definition_size")?,
         best_trial_id: None,
         best_trial_searcher_metric: column(row, "best_metric")?,
         duration: end_time.unwrap_or(now).seconds_since(start_time).max(0.0) as i64,
@@ -235,7 +249,7 @@ fn conditions(filter: &ExperimentFilter) -> (String, Vec<SqlValue>) {
     };
     one_of("username", filter.users.iter().map(|name| name.clone().into()).collect());
     one_of("experiments.user_id", filter.user_ids.iter().map(|id| id.0.into()).collect());
-    one_of("experiments.state", filter.states.iter().map(|state| state.as_str().to_owned().into()).collect());
+    one_of(shown_state!(), wanted_states(&filter.states));
     one_of("experiments.project_id", filter.project.iter().map(|id| id.0.into()).collect());
     if let Some(archived) = filter.archived {
         clauses.push(if archived { "experiments.archived".into() } else { "NOT experiments.archived".into() });
@@ -252,6 +266,13 @@ fn conditions(filter: &ExperimentFilter) -> (String, Vec<SqlValue>) {
         values.push(format!("%{}%", escaped(&Value::from(label.as_str()).to_string())).into());
     }
     (clauses.join(" AND "), values)
+}
+
+/// States as they are shown: who asks for active ones means all that active ones are shown as.
+fn wanted_states(states: &[State]) -> Vec<SqlValue> {
+    let shown = [State::Queued, State::Pulling, State::Starting, State::Running];
+    let also = if states.contains(&State::Active) { shown.as_slice() } else { &[] };
+    states.iter().chain(also).map(|state| state.as_str().to_owned().into()).collect()
 }
 
 /// Text that `LIKE` takes literally.
@@ -272,46 +293,58 @@ fn find_project(connection: &Connection, new: &NewExperiment) -> Result<ProjectI
     }
 }
 
+/// Makes an experiment, or brings the one with its external id up to date.
+pub(crate) fn insert(
+    connection: &Connection,
+    new: &NewExperiment,
+    state: State,
+    unmanaged: bool,
+    now: Timestamp,
+) -> Result<ExperimentId> {
+    let project = find_project(connection, new)?;
+    let id = connection
+        .prepare_cached(
+            "INSERT INTO experiments (external_id, name, description, labels, notes, config, \
+             original_config, archived, job_id, project_id, user_id, searcher_name, searcher_metric, \
+             smaller_is_better, state, unmanaged, started_at) \
+             VALUES (?, ?, ?, ?, '', ?, ?, FALSE, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+             ON CONFLICT (external_id) DO UPDATE SET name = excluded.name, \
+             description = excluded.description, labels = excluded.labels, config = excluded.config, \
+             original_config = excluded.original_config, searcher_name = excluded.searcher_name, \
+             searcher_metric = excluded.searcher_metric, smaller_is_better = excluded.smaller_is_better \
+             RETURNING id",
+        )?
+        .query_row(
+            params![
+                new.external_id,
+                new.name,
+                new.description,
+                text_of(&new.labels)?,
+                text_of(&new.config)?,
+                new.original_config,
+                new.job_id,
+                project.0,
+                new.owner.0,
+                new.searcher_name,
+                new.searcher_metric,
+                new.smaller_is_better,
+                state.as_str(),
+                unmanaged,
+                now.0
+            ],
+            |row| row.get(0),
+        )?;
+    Ok(ExperimentId(id))
+}
+
 impl Database {
     /// Makes an experiment whose trials run elsewhere. With an external id that is known already, the experiment of
     /// that id is given instead, its configuration brought up to date.
     pub async fn create_experiment(&self, new: NewExperiment, now: Timestamp) -> Result<Experiment> {
         self.engine
             .write(move |connection| {
-                let project = find_project(connection, &new)?;
-                let labels = text_of(&new.labels)?;
-                let config = text_of(&new.config)?;
-                let id: i64 = connection
-                    .prepare_cached(
-                        "INSERT INTO experiments (external_id, name, description, labels, notes, config, \
-                         original_config, archived, job_id, project_id, user_id, searcher_name, searcher_metric, \
-                         smaller_is_better, state, unmanaged, started_at) \
-                         VALUES (?, ?, ?, ?, '', ?, ?, FALSE, ?, ?, ?, ?, ?, ?, 'STATE_PAUSED', TRUE, ?) \
-                         ON CONFLICT (external_id) DO UPDATE SET name = excluded.name, \
-                         description = excluded.description, labels = excluded.labels, config = excluded.config, \
-                         original_config = excluded.original_config, searcher_name = excluded.searcher_name, \
-                         searcher_metric = excluded.searcher_metric, smaller_is_better = excluded.smaller_is_better \
-                         RETURNING id",
-                    )?
-                    .query_row(
-                        params![
-                            new.external_id,
-                            new.name,
-                            new.description,
-                            labels,
-                            config,
-                            new.original_config,
-                            new.job_id,
-                            project.0,
-                            new.owner.0,
-                            new.searcher_name,
-                            new.searcher_metric,
-                            new.smaller_is_better,
-                            now.0
-                        ],
-                        |row| row.get(0),
-                    )?;
-                experiment_by_id(connection, ExperimentId(id), now)
+                let id = insert(connection, &new, State::Paused, true, now)?;
+                experiment_by_id(connection, id, now)
             })
             .await
     }
@@ -432,7 +465,13 @@ impl Database {
                 for trial in &current.trial_ids {
                     crate::trials::forget(connection, *trial)?;
                 }
-                connection.execute("DELETE FROM experiments WHERE id = ?", [id.0])?;
+                for sql in [
+                    "DELETE FROM experiment_snapshots WHERE experiment_id = ?",
+                    "DELETE FROM model_definitions WHERE experiment_id = ?",
+                    "DELETE FROM experiments WHERE id = ?",
+                ] {
+                    connection.execute(sql, [id.0])?;
+                }
                 Ok(())
             })
             .await

@@ -14,6 +14,8 @@
 //! Threads: one writer, three readers, one that merges the tail of metrics into chunks. [`Database::close`] ends them in
 //! the order merger, writer, readers; dropping the last handle does the same.
 
+mod agents;
+mod allocations;
 mod backup;
 mod checkpoints;
 mod deletions;
@@ -22,6 +24,7 @@ mod error;
 mod experiments;
 mod lock;
 mod logs;
+mod managed;
 mod metrics;
 mod migrations;
 mod models;
@@ -34,6 +37,8 @@ mod workspaces;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use agents::AgentRow;
+pub use allocations::AllocationRow;
 pub use backup::{back_up, restore};
 pub use checkpoints::NewCheckpoint;
 pub use deletions::Deletion;
@@ -44,6 +49,10 @@ pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
 use lock::Lock;
 pub use lock::holder;
 pub use logs::LogQuery;
+pub use managed::{
+    Decision, ExperimentDecision, LiveExperiment, LiveTrial, NewManagedExperiment, NewManagedTrial, TaskSession,
+    TrialDecision,
+};
 pub use metrics::chunk;
 pub use metrics::downsample;
 pub use metrics::history::Part as HistoryPart;

@@ -10,8 +10,12 @@ use crate::backup::{self, with_suffix};
 use crate::error::{Error, Result};
 
 /// Step n of the schema is entry n - 1.
-const STEPS: &[&str] =
-    &[include_str!("schema/0001.sql"), include_str!("schema/0002.sql"), include_str!("schema/0003.sql")];
+const STEPS: &[&str] = &[
+    include_str!("schema/0001.sql"),
+    include_str!("schema/0002.sql"),
+    include_str!("schema/0003.sql"),
+    include_str!("schema/0004.sql"),
+];
 
 /// How SQLite spells what engines spell differently.
 const SPELLINGS: &[(&str, &str)] = &[("{identity}", "INTEGER PRIMARY KEY AUTOINCREMENT"), ("{bytes}", "BLOB")];

@@ -29,7 +29,11 @@ pub struct NewTrial {
 const COLUMNS: &str = "SELECT trials.*, \
     (SELECT COUNT(*) FROM checkpoints WHERE trial_id = trials.id AND state <> 'STATE_DELETED') AS checkpoint_count, \
     (SELECT COALESCE(SUM(size), 0) FROM checkpoints WHERE trial_id = trials.id AND state <> 'STATE_DELETED') \
-        AS checkpoint_size FROM trials";
+        AS checkpoint_size, \
+    (CASE WHEN trials.state = 'STATE_ACTIVE' THEN COALESCE((SELECT CASE state WHEN 'STATE_TERMINATING' \
+        THEN 'STATE_RUNNING' WHEN 'STATE_WAITING' THEN 'STATE_QUEUED' ELSE state END FROM allocations \
+        WHERE trial_id = trials.id AND ended_at IS NULL ORDER BY run DESC LIMIT 1), 'STATE_QUEUED') \
+        ELSE trials.state END) AS shown_state FROM trials";
 
 fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
     let start_time = time(row, "started_at")?;
@@ -40,7 +44,7 @@ fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
     Ok(Trial {
         id: TrialId(column(row, "id")?),
         experiment_id: ExperimentId(column(row, "experiment_id")?),
-        state: word(row, "state")?,
+        state: word(row, "shown_state")?,
         start_time,
         end_time,
         hparams: json(row, "hparams")?,
@@ -54,17 +58,20 @@ fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
         best_validation: best.map(validation::Validation::workload),
         latest_validation: latest.map(validation::Validation::workload),
         best_checkpoint: None,
-        warm_start_checkpoint_uuid: None,
+        warm_start_checkpoint_uuid: column(row, "warm_start_checkpoint")?,
         wall_clock_time: end_time.unwrap_or(now).seconds_since(start_time).max(0.0),
         checkpoint_count: column(row, "checkpoint_count")?,
         total_checkpoint_size: Long(column(row, "checkpoint_size")?),
         metadata: optional_json(row, "metadata")?,
-        log_policy_matched: None,
+        log_policy_matched: column(row, "log_policy_matched")?,
         log_retention_days: None,
     })
 }
 
 fn complete(connection: &Connection, mut trial: Trial) -> Result<Trial> {
+    // One for each time it was continued; the first has the first name.
+    let mut tasks = connection.prepare_cached("SELECT id FROM tasks WHERE trial_id = ? ORDER BY started_at, id")?;
+    trial.task_ids = tasks.query_map([trial.id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     trial.summary_metrics = summary::of_trial(connection, trial.id)?;
     trial.best_checkpoint = best_checkpoint(connection, trial.id)?;
     Ok(trial)
@@ -88,6 +95,17 @@ pub(crate) fn must_exist(connection: &Connection, id: TrialId) -> Result<Experim
     found.map(ExperimentId).ok_or_else(|| Error::not_found("trial", id))
 }
 
+/// Fails if the master itself runs an experiment's trials: nobody else says what they do.
+fn must_run_elsewhere(connection: &Connection, experiment: ExperimentId) -> Result<()> {
+    let unmanaged: bool = connection
+        .prepare_cached("SELECT unmanaged FROM experiments WHERE id = ?")?
+        .query_row([experiment.0], |row| row.get(0))?;
+    if unmanaged {
+        return Ok(());
+    }
+    Err(Error::Precondition(format!("experiment {experiment} is run by the master, which says what its trials do")))
+}
+
 /// Removes a trial and everything that belongs to it.
 pub(crate) fn forget(connection: &Connection, id: TrialId) -> Result<()> {
     for sql in [
@@ -98,6 +116,9 @@ pub(crate) fn forget(connection: &Connection, id: TrialId) -> Result<()> {
         "DELETE FROM metric_tail WHERE trial_id = ?",
         "DELETE FROM reporters WHERE trial_id = ?",
         "DELETE FROM checkpoints WHERE trial_id = ?",
+        "DELETE FROM allocations WHERE trial_id = ?",
+        "DELETE FROM excluded_agents WHERE task_id IN (SELECT id FROM tasks WHERE trial_id = ?)",
+        "DELETE FROM task_contexts WHERE task_id IN (SELECT id FROM tasks WHERE trial_id = ?)",
         "DELETE FROM task_logs WHERE task_id IN (SELECT id FROM tasks WHERE trial_id = ?)",
         "DELETE FROM tasks WHERE trial_id = ?",
         "DELETE FROM trials WHERE id = ?",
@@ -109,6 +130,7 @@ pub(crate) fn forget(connection: &Connection, id: TrialId) -> Result<()> {
 
 fn start(connection: &Connection, id: TrialId, resume: bool, now: Timestamp) -> Result<StartTrialResponse> {
     let experiment = must_exist(connection, id)?;
+    must_run_elsewhere(connection, experiment)?;
     let run: i64 = connection.query_row("SELECT run_id FROM trials WHERE id = ?", [id.0], |row| row.get(0))?;
     if run > 0 && !resume {
         return Err(Error::Precondition("trial has already been started".to_owned()));
@@ -130,6 +152,7 @@ fn set_state(connection: &Connection, id: TrialId, state: Option<State>, now: Ti
     let experiment = must_exist(connection, id)?;
     connection.prepare_cached("UPDATE trials SET last_activity_at = ? WHERE id = ?")?.execute([now.0, id.0])?;
     if let Some(state) = state {
+        must_run_elsewhere(connection, experiment)?;
         let ended_at = state.is_terminal().then_some(now.0);
         connection.prepare_cached("UPDATE trials SET state = ?, ended_at = ? WHERE id = ?")?.execute(params![
             state.as_str(),
@@ -147,6 +170,7 @@ impl Database {
         self.engine
             .write(move |connection| {
                 crate::experiments::experiment_by_id(connection, new.experiment, now)?;
+                must_run_elsewhere(connection, new.experiment)?;
                 if let Some(external) = &new.external_id {
                     let known: Option<i64> = connection
                         .query_row(
@@ -214,7 +238,10 @@ impl Database {
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map([experiment.0], |row| trial_of(row, now))?;
                 let mut trials: Vec<Trial> = found.collect::<rusqlite::Result<_>>()?;
-                trials.retain(|trial| states.is_empty() || states.contains(&trial.state));
+                let active = [State::Queued, State::Pulling, State::Starting, State::Running];
+                let wanted =
+                    |state: &State| states.contains(state) || states.contains(&State::Active) && active.contains(state);
+                trials.retain(|trial| states.is_empty() || wanted(&trial.state));
                 if order == Order::Descending {
                     trials.reverse();
                 }

@@ -170,7 +170,9 @@ impl Database {
                     connection.execute("UPDATE users SET password_hash = ? WHERE id = ?", params![hash, id.0])?;
                 }
                 if change.password_hash.is_some() || change.active == Some(false) {
-                    connection.execute("DELETE FROM sessions WHERE user_id = ?", [id.0])?;
+                    // Tasks keep theirs: they end with their allocations.
+                    let sql = "DELETE FROM sessions WHERE user_id = ? AND allocation_id IS NULL";
+                    connection.execute(sql, [id.0])?;
                 }
                 user_by_id(connection, id)
             })

@@ -1,0 +1,382 @@
+//! What the master decides about the work that it runs: everything that follows from one step is one transaction.
+
+use instep_api::experiments::Experiment;
+use instep_api::identifiers::{ExperimentId, TrialId, UserId};
+use instep_api::logs::LogLine;
+use instep_api::states::State;
+use instep_api::wire::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::Value;
+
+use crate::Database;
+use crate::agents::{self, AgentRow};
+use crate::allocations::{self, AllocationRow};
+use crate::error::{Error, Result};
+use crate::experiments::{NewExperiment, experiment_by_id, insert};
+use crate::metrics::read;
+use crate::rows::{json, text_of, word};
+
+/// What one step decides. An empty part changes nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Decision {
+    /// Where experiments stand now.
+    pub experiments: Vec<ExperimentDecision>,
+    /// Trials to be made; one that is there already stays as it is.
+    pub new_trials: Vec<NewManagedTrial>,
+    /// Where trials stand now.
+    pub trials: Vec<TrialDecision>,
+    /// Allocations as they are now, new ones among them.
+    pub allocations: Vec<AllocationRow>,
+    /// Tokens of tasks. They end with their allocations.
+    pub sessions: Vec<TaskSession>,
+    /// Agents as they are now.
+    pub agents: Vec<AgentRow>,
+    /// Task, agent and why the one is not tried on the other again.
+    pub excluded: Vec<(String, String, String)>,
+    /// Tasks that are over.
+    pub ended_tasks: Vec<String>,
+    /// What the tasks' logs say of it.
+    pub lines: Vec<LogLine>,
+}
+
+/// Where an experiment stands.
+#[derive(Debug, Clone)]
+pub struct ExperimentDecision {
+    /// Which.
+    pub id: ExperimentId,
+    /// Its state.
+    pub state: State,
+    /// How far it is, 0 to 1.
+    pub progress: f64,
+    /// What its state machine needs to go on.
+    pub snapshot: String,
+}
+
+/// A trial that a searcher wants.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "as in Trial")]
+pub struct NewManagedTrial {
+    pub experiment: ExperimentId,
+    /// The searcher's name of it.
+    pub request: String,
+    pub state: State,
+    pub hparams: Value,
+    pub seed: u32,
+    pub warm_start_checkpoint: Option<String>,
+}
+
+/// Where a trial stands.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "as in Trial")]
+pub struct TrialDecision {
+    pub id: TrialId,
+    pub state: State,
+    pub restarts: i64,
+    /// The run that is or was the last one; 0 leaves it.
+    pub run: i64,
+    pub log_policy_matched: Option<String>,
+}
+
+/// A token of a task.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct TaskSession {
+    pub token_hash: String,
+    pub user: UserId,
+    pub allocation: String,
+}
+
+/// What a managed experiment has besides what all have.
+#[derive(Debug, Clone)]
+pub struct NewManagedExperiment {
+    /// What all have.
+    pub experiment: NewExperiment,
+    /// [`State::Active`] or [`State::Paused`].
+    pub state: State,
+    /// The pool whose slots it takes.
+    pub pool: String,
+    /// Whose code it took over.
+    pub forked_from: Option<ExperimentId>,
+    /// Its code, a tar in gzip; empty for none.
+    pub model_definition: Vec<u8>,
+}
+
+/// A managed experiment that is not over.
+#[derive(Debug, Clone)]
+pub struct LiveExperiment {
+    /// Everything about it.
+    pub experiment: Experiment,
+    /// As it is stored: not as it is shown.
+    pub state: State,
+    /// Its state machine; `None` if the master ended before the first step.
+    pub snapshot: Option<String>,
+    /// Its trials, by the searcher's names.
+    pub trials: Vec<LiveTrial>,
+}
+
+/// A trial of a managed experiment.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "as in Trial")]
+pub struct LiveTrial {
+    pub id: TrialId,
+    pub request: String,
+    pub task_id: String,
+    pub state: State,
+    pub hparams: Value,
+    pub seed: u32,
+    pub run: i64,
+    pub warm_start_checkpoint: Option<String>,
+}
+
+impl Database {
+    /// Stores what one step decides; gives the ids of the new trials, in their order.
+    pub async fn decide(&self, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {
+        let over: Vec<TrialId> =
+            decision.trials.iter().filter(|trial| trial.state.is_terminal()).map(|trial| trial.id).collect();
+        let made = self.engine.write(move |connection| decide(connection, decision, now)).await?;
+        for trial in over {
+            self.merger.finish(trial);
+        }
+        Ok(made)
+    }
+
+    /// Makes a managed experiment. Its trials come with the first decision about it.
+    pub async fn create_managed_experiment(&self, new: NewManagedExperiment, now: Timestamp) -> Result<Experiment> {
+        self.engine
+            .write(move |connection| {
+                let id = insert(connection, &new.experiment, new.state, false, now)?;
+                connection.execute(
+                    "UPDATE experiments SET forked_from = ?, resource_pool = ?, model_definition_size = ?, progress = 0 \
+                     WHERE id = ?",
+                    params![
+                        new.forked_from.map(|id| id.0),
+                        new.pool,
+                        i64::try_from(new.model_definition.len()).unwrap_or(i64::MAX),
+                        id.0
+                    ],
+                )?;
+                connection.execute(
+                    "INSERT INTO model_definitions (experiment_id, content) VALUES (?, ?)",
+                    params![id.0, new.model_definition],
+                )?;
+                experiment_by_id(connection, id, now)
+            })
+            .await
+    }
+
+    /// All managed experiments that are not over, by id.
+    pub async fn live_experiments(&self, now: Timestamp) -> Result<Vec<LiveExperiment>> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT id FROM experiments WHERE NOT unmanaged AND ended_at IS NULL ORDER BY id";
+                let mut statement = connection.prepare(sql)?;
+                let ids: Vec<i64> = statement.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+                ids.into_iter().map(|id| live_experiment(connection, ExperimentId(id), now)).collect()
+            })
+            .await
+    }
+
+    /// A managed experiment as the master goes on with it.
+    pub async fn live_experiment(&self, id: ExperimentId, now: Timestamp) -> Result<LiveExperiment> {
+        self.engine.read(move |connection| live_experiment(connection, id, now)).await
+    }
+
+    /// The code of an experiment, a tar in gzip; empty for none.
+    pub async fn model_definition(&self, id: ExperimentId, now: Timestamp) -> Result<Vec<u8>> {
+        self.engine
+            .read(move |connection| {
+                experiment_by_id(connection, id, now)?;
+                let mut statement =
+                    connection.prepare_cached("SELECT content FROM model_definitions WHERE experiment_id = ?")?;
+                Ok(statement.query_row([id.0], |row| row.get(0)).optional()?.unwrap_or_default())
+            })
+            .await
+    }
+
+    /// The files of a task: its own, or those of its experiment; a tar in gzip, empty for none.
+    pub async fn task_context(&self, task: String) -> Result<Vec<u8>> {
+        self.engine
+            .read(move |connection| {
+                let there: bool =
+                    connection
+                        .query_row("SELECT EXISTS (SELECT 1 FROM tasks WHERE id = ?)", [&task], |row| row.get(0))?;
+                if !there {
+                    return Err(Error::not_found("task", task));
+                }
+                let sql = "SELECT content FROM task_contexts WHERE task_id = ?1 UNION ALL \
+                           SELECT content FROM model_definitions \
+                           JOIN trials ON trials.experiment_id = model_definitions.experiment_id \
+                           JOIN tasks ON tasks.trial_id = trials.id WHERE tasks.id = ?1 LIMIT 1";
+                Ok(connection.query_row(sql, [&task], |row| row.get(0)).optional()?.unwrap_or_default())
+            })
+            .await
+    }
+
+    /// Where a trial's next run begins: its newest completed checkpoint with its steps, or the one it was to start warm
+    /// from, whose steps do not count.
+    pub async fn resume_point(&self, trial: TrialId) -> Result<(Option<String>, i64)> {
+        self.engine
+            .read(move |connection| {
+                if let Some((uuid, steps)) = crate::checkpoints::newest_checkpoint(connection, trial)? {
+                    return Ok((Some(uuid), steps));
+                }
+                let sql = "SELECT warm_start_checkpoint FROM trials WHERE id = ?";
+                Ok((connection.query_row(sql, [trial.0], |row| row.get(0))?, 0))
+            })
+            .await
+    }
+}
+
+fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) -> Result<LiveExperiment> {
+    let experiment = experiment_by_id(connection, id, now)?;
+    let state: State = connection
+        .prepare_cached("SELECT state FROM experiments WHERE id = ?")?
+        .query_row([id.0], |row| word(row, "state"))?;
+    let snapshot = connection
+        .prepare_cached("SELECT content FROM experiment_snapshots WHERE experiment_id = ?")?
+        .query_row([id.0], |row| row.get(0))
+        .optional()?;
+    let sql = "SELECT * FROM trials WHERE experiment_id = ? AND request_id IS NOT NULL ORDER BY id";
+    let mut statement = connection.prepare_cached(sql)?;
+    let trials = statement.query_map([id.0], |row| {
+        Ok(LiveTrial {
+            id: TrialId(row.get("id")?),
+            request: row.get("request_id")?,
+            task_id: row.get("task_id")?,
+            state: word(row, "state")?,
+            hparams: json(row, "hparams")?,
+            seed: row.get("seed")?,
+            run: row.get("run_id")?,
+            warm_start_checkpoint: row.get("warm_start_checkpoint")?,
+        })
+    })?;
+    let trials = trials.collect::<rusqlite::Result<_>>()?;
+    Ok(LiveExperiment { experiment, state, snapshot, trials })
+}
+
+fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {
+    for experiment in &decision.experiments {
+        stand(connection, experiment, now)?;
+    }
+    let mut made = Vec::with_capacity(decision.new_trials.len());
+    for trial in &decision.new_trials {
+        made.push(make_trial(connection, trial, now)?);
+    }
+    for trial in &decision.trials {
+        stand_trial(connection, trial, now)?;
+    }
+    for row in &decision.allocations {
+        allocations::put(connection, row)?;
+    }
+    for session in &decision.sessions {
+        // It ends with its allocation; until then it must not expire.
+        connection
+            .prepare_cached(
+                "INSERT INTO sessions (token_hash, user_id, created_at, expires_at, allocation_id) \
+                 VALUES (?, ?, ?, ?, ?) ON CONFLICT (token_hash) DO NOTHING",
+            )?
+            .execute(params![session.token_hash, session.user.0, now.0, i64::MAX, session.allocation])?;
+    }
+    for agent in &decision.agents {
+        agents::put(connection, agent)?;
+    }
+    for (task, agent, reason) in &decision.excluded {
+        connection
+            .prepare_cached(
+                "INSERT INTO excluded_agents (task_id, agent, reason) VALUES (?, ?, ?) \
+                 ON CONFLICT (task_id, agent) DO NOTHING",
+            )?
+            .execute([task, agent, reason])?;
+    }
+    for task in &decision.ended_tasks {
+        connection
+            .prepare_cached("UPDATE tasks SET ended_at = ? WHERE id = ? AND ended_at IS NULL")?
+            .execute(params![now.0, task])?;
+    }
+    crate::logs::append(connection, decision.lines)?;
+    Ok(made)
+}
+
+fn stand(connection: &Connection, decision: &ExperimentDecision, now: Timestamp) -> Result<()> {
+    let ended = decision.state.is_terminal();
+    connection
+        .prepare_cached(
+            "UPDATE experiments SET state = ?1, progress = ?2, \
+             ended_at = CASE WHEN ?3 THEN COALESCE(ended_at, ?4) END WHERE id = ?5",
+        )?
+        .execute(params![decision.state.as_str(), decision.progress, ended, now.0, decision.id.0])?;
+    connection
+        .prepare_cached(
+            "INSERT INTO experiment_snapshots (experiment_id, content) VALUES (?, ?) \
+             ON CONFLICT (experiment_id) DO UPDATE SET content = excluded.content",
+        )?
+        .execute(params![decision.id.0, decision.snapshot])?;
+    Ok(())
+}
+
+fn make_trial(connection: &Connection, new: &NewManagedTrial, now: Timestamp) -> Result<TrialId> {
+    let known: Option<i64> = connection
+        .prepare_cached("SELECT id FROM trials WHERE experiment_id = ? AND request_id = ?")?
+        .query_row(params![new.experiment.0, new.request], |row| row.get(0))
+        .optional()?;
+    if let Some(id) = known {
+        return Ok(TrialId(id));
+    }
+    let task = format!("{}.{}", new.experiment, new.request);
+    let id: i64 = connection
+        .prepare_cached(
+            "INSERT INTO trials (experiment_id, task_id, state, hparams, run_id, restarts, runner_state, \
+             total_batches, started_at, last_activity_at, request_id, seed, warm_start_checkpoint) \
+             VALUES (?, ?, ?, ?, 0, 0, '', 0, ?, ?, ?, ?, ?) RETURNING id",
+        )?
+        .query_row(
+            params![
+                new.experiment.0,
+                task,
+                new.state.as_str(),
+                text_of(&new.hparams)?,
+                now.0,
+                now.0,
+                new.request,
+                new.seed,
+                new.warm_start_checkpoint
+            ],
+            |row| row.get(0),
+        )?;
+    connection
+        .prepare_cached("INSERT INTO tasks (id, kind, trial_id, started_at) VALUES (?, 'TASK_TYPE_TRIAL', ?, ?)")?
+        .execute(params![task, id, now.0])?;
+    Ok(TrialId(id))
+}
+
+fn stand_trial(connection: &Connection, decision: &TrialDecision, now: Timestamp) -> Result<()> {
+    let id = decision.id;
+    let run: i64 = connection
+        .prepare_cached("SELECT run_id FROM trials WHERE id = ?")?
+        .query_row([id.0], |row| row.get(0))
+        .optional()?
+        .ok_or_else(|| Error::not_found("trial", id))?;
+    if decision.run > run {
+        // From now on everything there is belongs to an earlier run, and gives way where this run reports.
+        let earlier = if run > 0 { read::highest_step(connection, id)? } else { None };
+        connection
+            .prepare_cached("UPDATE trials SET run_id = ?, earlier_run_step = ? WHERE id = ?")?
+            .execute(params![decision.run, earlier, id.0])?;
+    }
+    let ended = decision.state.is_terminal();
+    connection
+        .prepare_cached(
+            "UPDATE trials SET state = ?1, restarts = ?2, last_activity_at = ?3, \
+             log_policy_matched = COALESCE(?4, log_policy_matched), \
+             ended_at = CASE WHEN ?5 THEN COALESCE(ended_at, ?3) END WHERE id = ?6",
+        )?
+        .execute(params![
+            decision.state.as_str(),
+            decision.restarts,
+            now.0,
+            decision.log_policy_matched,
+            ended,
+            id.0
+        ])?;
+    Ok(())
+}

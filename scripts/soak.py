@@ -92,6 +92,7 @@ def main(arguments: list[str]) -> None:
     """Build, model, soak, fuzz."""
     system.require("soak")
     run([sys.executable, "scripts/build.py", "build"], what="build")
+    run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
     models()
     every_combination()
     soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "3")))

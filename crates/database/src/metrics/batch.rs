@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use instep_api::metrics::{RefusedReport, ReportBatch};
+use instep_api::metrics::{RefusedReport, Report, ReportBatch};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::ingest;
+use super::ingest::Intake;
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::logs;
@@ -43,11 +43,13 @@ fn store(connection: &Connection, batch: ReportBatch) -> Result<Vec<RefusedRepor
         return Ok(refused);
     }
     let mut refused = batch.refused;
+    let mut intake = Intake::begin(connection, batch.trial)?;
     for (index, report) in &batch.reports {
-        if let Some(message) = try_to_store(connection, report)? {
+        if let Some(message) = try_to_store(connection, &mut intake, report)? {
             refused.push(RefusedReport { index: *index, message });
         }
     }
+    intake.end(connection)?;
     refused.sort_by_key(|refusal| refusal.index);
     let mut lines = batch.logs;
     for line in &mut lines {
@@ -85,17 +87,26 @@ fn stored_before(connection: &Connection, batch: &ReportBatch) -> Result<Option<
 }
 
 /// Stores one report, or leaves everything as it was and says why.
-fn try_to_store(connection: &Connection, report: &instep_api::metrics::Report) -> Result<Option<String>> {
+fn try_to_store(connection: &Connection, intake: &mut Intake, report: &Report) -> Result<Option<String>> {
+    if intake.is_plain(connection, report)? {
+        return refusal(intake.store(connection, report));
+    }
+    let before = intake.clone();
     connection.prepare_cached("SAVEPOINT report")?.execute([])?;
-    let refusal = match ingest::store(connection, report) {
-        Ok(()) => None,
-        Err(error @ (Error::Invalid(_) | Error::Precondition(_))) => {
-            connection.prepare_cached("ROLLBACK TO report")?.execute([])?;
-            Some(error.to_string())
-        }
-        // The whole batch is rolled back by whoever runs it.
-        Err(error) => return Err(error),
-    };
+    let refusal = refusal(intake.store(connection, report))?;
+    if refusal.is_some() {
+        connection.prepare_cached("ROLLBACK TO report")?.execute([])?;
+        *intake = before;
+    }
     connection.prepare_cached("RELEASE report")?.execute([])?;
     Ok(refusal)
+}
+
+/// Why a report was refused, if it was. After any other error the whole batch is rolled back by whoever runs it.
+fn refusal(outcome: Result<()>) -> Result<Option<String>> {
+    match outcome {
+        Ok(()) => Ok(None),
+        Err(error @ (Error::Invalid(_) | Error::Precondition(_))) => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
+    }
 }

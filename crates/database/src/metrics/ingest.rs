@@ -1,5 +1,8 @@
 //! Taking a report in.
 
+use std::collections::BTreeMap;
+
+use instep_api::identifiers::TrialId;
 use instep_api::metrics::{PROFILING, Report, VALIDATION};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Map, Value};
@@ -14,49 +17,136 @@ impl Database {
     /// Stores a report; when this returns, it is on disk.
     pub async fn report_metrics(&self, report: Report) -> Result<()> {
         let (trial, group, points) = (report.trial, report.group.clone(), report.values.len());
-        self.engine.write(move |connection| store(connection, &report)).await?;
+        let store = move |connection: &Connection| {
+            let mut intake = Intake::begin(connection, report.trial)?;
+            intake.store(connection, &report)?;
+            intake.end(connection)
+        };
+        self.engine.write(store).await?;
         self.engine.count_points(points);
         self.merger.note(trial, group, 1);
         Ok(())
     }
 }
 
-pub(super) fn store(connection: &Connection, report: &Report) -> Result<()> {
-    let trial = report.trial;
-    let (run, total_batches, earlier_run_step): (i64, i64, Option<i64>) = connection
-        .prepare_cached("SELECT run_id, total_batches, earlier_run_step FROM trials WHERE id = ?")?
-        .query_row([trial.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        .optional()?
-        .ok_or_else(|| Error::not_found("trial", trial))?;
-    if report.run.0 != run {
-        return Err(Error::Invalid(format!("invalid run id, {} (reported) != {run} (expected)", report.run)));
+/// Takes reports of one trial in, in one transaction. What it has read of the trial it need not read again for the next
+/// report: most reports bring steps that are later than everything known, and cost one row each.
+#[derive(Clone)]
+pub(super) struct Intake {
+    trial: TrialId,
+    run: i64,
+    total_batches: i64,
+    batches_before: i64,
+    earlier_run_step: Option<i64>,
+    /// The last step known of a group; `i64::MIN` if there is none.
+    last_steps: BTreeMap<String, i64>,
+}
+
+impl Intake {
+    pub(super) fn begin(connection: &Connection, trial: TrialId) -> Result<Intake> {
+        let (run, total_batches, earlier_run_step) = connection
+            .prepare_cached("SELECT run_id, total_batches, earlier_run_step FROM trials WHERE id = ?")?
+            .query_row([trial.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+            .optional()?
+            .ok_or_else(|| Error::not_found("trial", trial))?;
+        let last_steps = BTreeMap::new();
+        Ok(Intake { trial, run, total_batches, batches_before: total_batches, earlier_run_step, last_steps })
     }
-    if PROFILING.contains(&report.group.as_str()) {
-        return append(connection, report, &report.values);
+
+    /// Stores a report. One that is refused may leave a part of itself behind, unless it [`is_plain`](Intake::is_plain).
+    pub(super) fn store(&mut self, connection: &Connection, report: &Report) -> Result<()> {
+        if report.run.0 != self.run {
+            let what = format!("invalid run id, {} (reported) != {} (expected)", report.run, self.run);
+            return Err(Error::Invalid(what));
+        }
+        if PROFILING.contains(&report.group.as_str()) {
+            return append(connection, report, &report.values);
+        }
+        if self.is_plain(connection, report)? {
+            append(connection, report, &report.values)?;
+        } else {
+            self.join(connection, report)?;
+        }
+        self.total_batches = self.total_batches.max(report.step);
+        if let Some(last) = self.last_steps.get_mut(&report.group) {
+            *last = (*last).max(report.step);
+        }
+        Ok(())
     }
-    if earlier_run_step.is_some_and(|step| step >= report.step) {
-        rollback::roll_back(connection, report)?;
+
+    /// Whether a report only adds a step behind all others of its group, so that nothing can contradict it.
+    pub(super) fn is_plain(&mut self, connection: &Connection, report: &Report) -> Result<bool> {
+        let is_simple = report.group != VALIDATION && report.batches.is_none() && !report.values.is_empty();
+        if !is_simple || self.rolls_back(report) {
+            return Ok(false);
+        }
+        if let Some(last) = self.last_steps.get(&report.group) {
+            return Ok(report.step > *last);
+        }
+        let last = last_step(connection, report)?;
+        self.last_steps.insert(report.group.clone(), last);
+        Ok(report.step > last)
     }
-    let known = known(connection, report)?;
-    let added = joined(&known.values, &report.values)?;
-    if let Some(batches) = &report.batches {
-        store_batches(connection, report, batches)?;
+
+    fn rolls_back(&self, report: &Report) -> bool {
+        self.earlier_run_step.is_some_and(|step| step >= report.step)
     }
-    if !added.is_empty() {
-        put_row(connection, report, known.tail_row, added)?;
+
+    /// Joins a report with what is known of its step.
+    fn join(&mut self, connection: &Connection, report: &Report) -> Result<()> {
+        if self.rolls_back(report) {
+            self.write_down(connection)?;
+            rollback::roll_back(connection, report)?;
+            *self = Intake::begin(connection, self.trial)?;
+        }
+        let known = known(connection, report)?;
+        let added = joined(&known.values, &report.values)?;
+        if let Some(batches) = &report.batches {
+            store_batches(connection, report, batches)?;
+        }
+        if !added.is_empty() {
+            put_row(connection, report, known.tail_row, added)?;
+        }
+        if report.group == VALIDATION {
+            let mut values = known.values;
+            values.extend(report.values.clone());
+            let validation = validation::Validation { step: report.step, time: report.time.0, values };
+            validation::note(connection, report.trial, &validation)?;
+        }
+        Ok(())
     }
-    if report.step > total_batches {
-        connection
-            .prepare_cached("UPDATE trials SET total_batches = ? WHERE id = ?")?
-            .execute([report.step, trial.0])?;
+
+    /// Writes down what the reports together have changed of the trial.
+    pub(super) fn end(self, connection: &Connection) -> Result<()> {
+        self.write_down(connection)
     }
-    if report.group == VALIDATION {
-        let mut values = known.values;
-        values.extend(report.values.clone());
-        let validation = validation::Validation { step: report.step, time: report.time.0, values };
-        validation::note(connection, trial, &validation)?;
+
+    fn write_down(&self, connection: &Connection) -> Result<()> {
+        if self.total_batches > self.batches_before {
+            connection
+                .prepare_cached("UPDATE trials SET total_batches = ? WHERE id = ?")?
+                .execute([self.total_batches, self.trial.0])?;
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+/// The last step known of a report's group, in chunks or in the tail.
+fn last_step(connection: &Connection, report: &Report) -> Result<i64> {
+    let group = params![report.trial.0, report.group];
+    let in_tail: Option<i64> = connection
+        .prepare_cached("SELECT MAX(step) FROM metric_tail WHERE trial_id = ? AND group_name = ?")?
+        .query_row(group, |row| row.get(0))?;
+    let in_chunks = last_chunked_step(connection, report)?;
+    Ok(in_tail.max(in_chunks).unwrap_or(i64::MIN))
+}
+
+fn last_chunked_step(connection: &Connection, report: &Report) -> Result<Option<i64>> {
+    let found = connection
+        .prepare_cached("SELECT last_chunked_step FROM metric_groups WHERE trial_id = ? AND group_name = ?")?
+        .query_row(params![report.trial.0, report.group], |row| row.get(0))
+        .optional()?;
+    Ok(found)
 }
 
 /// What is known of a group at a step.
@@ -70,11 +160,7 @@ struct Known {
 fn known(connection: &Connection, report: &Report) -> Result<Known> {
     let (trial, group, step) = (report.trial, report.group.as_str(), report.step);
     let tail_row = read::tail_between(connection, trial, group, step, step, 1)?.pop();
-    let chunked: Option<i64> = connection
-        .prepare_cached("SELECT last_chunked_step FROM metric_groups WHERE trial_id = ? AND group_name = ?")?
-        .query_row(params![trial.0, group], |row| row.get(0))
-        .optional()?;
-    let values = if chunked.is_some_and(|chunked| chunked >= step) {
+    let values = if last_chunked_step(connection, report)?.is_some_and(|chunked| chunked >= step) {
         read::row_at(connection, trial, group, step)?.map(|row| row.values)
     } else {
         tail_row.as_ref().map(|row| row.values.clone())

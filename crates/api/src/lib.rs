@@ -8,10 +8,14 @@
 //! 3. 64-bit integers are strings in JSON ([`wire::Long`]); identifiers and counts are numbers. Both forms are read.
 //! 4. Times are RFC 3339 in UTC with microseconds ([`wire::Timestamp`]).
 //!
+//! [`config`] is the configuration of an experiment. It is read from YAML here and not in the master, because whoever
+//! speaks to a master (a command line that checks a file before it sends it) must understand it the same way.
+//!
 //! This crate does no I/O and reads no clock.
 
 pub mod checkpoints;
 pub mod cluster;
+pub mod config;
 pub mod error;
 pub mod experiments;
 pub mod identifiers;

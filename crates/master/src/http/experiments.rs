@@ -1,22 +1,28 @@
 //! Experiments: making, listing, changing.
 
+use instep_api::config::Sources;
 use instep_api::experiments::{
     BestMetricResponse, CreateExperimentRequest, CreateExperimentResponse, ExperimentResponse, ExperimentsResponse,
     GetExperimentResponse, LabelsResponse, MoveExperimentRequest, PatchExperimentRequest,
 };
 use instep_api::identifiers::{ExperimentId, ProjectId};
 use instep_api::states::State;
+use instep_api::wire::Timestamp;
 use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment};
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::Reply;
 use crate::clock::now;
-use crate::config::ExperimentConfig;
-use crate::random;
+use crate::{config, random};
 
 /// Elements of a list of experiments if nobody says how many.
 const DEFAULT_LIMIT: i64 = 100;
+
+/// The time as a seed.
+fn seconds(time: Timestamp) -> u32 {
+    (time.0 / 1_000_000).rem_euclid(1 << 32) as u32
+}
 
 async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure> {
     let request: CreateExperimentRequest = call.json()?;
@@ -25,21 +31,23 @@ async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure
     }
     let text = request.config.unwrap_or_default();
     let job_id = random::uuid();
-    let config = ExperimentConfig::parse(&text, &format!("Experiment ({})", &job_id[..8])).map_err(Failure::invalid)?;
+    let sources =
+        Sources { name: format!("Experiment ({})", &job_id[..8]), seed: seconds(now()), ..Sources::default() };
+    let config = config::read(&text, &sources).map_err(Failure::invalid)?;
     let new = NewExperiment {
         external_id,
-        name: config.name,
-        description: config.description,
-        labels: config.labels,
-        config: config.full,
+        config: config.to_json(),
         original_config: text,
         job_id,
         project_id: request.project_id.filter(|id| id.0 != 0),
-        project_names: config.project,
+        project_names: config.project_names().map(|(workspace, project)| (workspace.to_owned(), project.to_owned())),
         owner: call.user()?.id,
-        searcher_name: config.searcher_name,
-        searcher_metric: config.searcher_metric,
-        smaller_is_better: config.smaller_is_better,
+        searcher_name: config.searcher.name().to_owned(),
+        searcher_metric: config.searcher.metric,
+        smaller_is_better: config.searcher.smaller_is_better,
+        name: config.name,
+        description: config.description.unwrap_or_default(),
+        labels: config.labels,
     };
     let experiment = call.application.database.create_experiment(new, now()).await?;
     let config = experiment.config.clone();

@@ -1,0 +1,106 @@
+//! What a task finds around it: the `environment` section.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::reader::{Fields, Mistakes, text_at};
+
+/// Variables, image and ports.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct Environment {
+    pub image: ByDevice<Option<String>>,
+    pub environment_variables: ByDevice<Vec<String>>,
+    pub ports: Map<String, Value>,
+    pub proxy_ports: Vec<Value>,
+    pub force_pull_image: bool,
+    pub registry_auth: Option<Map<String, Value>>,
+    pub add_capabilities: Vec<String>,
+    pub drop_capabilities: Vec<String>,
+    pub pod_spec: Option<Map<String, Value>>,
+}
+
+/// The same thing for each kind of device that a task may run on.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ByDevice<T> {
+    pub cpu: T,
+    pub cuda: T,
+    pub rocm: T,
+}
+
+impl Environment {
+    pub(super) fn read(mut fields: Fields<'_>) -> Environment {
+        let mistakes = fields.mistakes();
+        let image = fields.take("image").map(|value| images(&fields.path("image"), value, mistakes));
+        let variables = fields
+            .take("environment_variables")
+            .map(|value| variables(&fields.path("environment_variables"), value, mistakes));
+        let environment = Environment {
+            image: image.unwrap_or_default(),
+            environment_variables: variables.unwrap_or_default(),
+            ports: ports(&mut fields),
+            proxy_ports: fields.list("proxy_ports").into_iter().map(|(_, value)| value).collect(),
+            force_pull_image: fields.flag("force_pull_image").unwrap_or(false),
+            registry_auth: fields.map("registry_auth"),
+            add_capabilities: fields.texts("add_capabilities"),
+            drop_capabilities: fields.texts("drop_capabilities"),
+            pod_spec: fields.map("pod_spec"),
+        };
+        fields.finish();
+        environment
+    }
+}
+
+fn ports(fields: &mut Fields<'_>) -> Map<String, Value> {
+    let ports = fields.map("ports").unwrap_or_default();
+    for (name, port) in &ports {
+        if !port.as_u64().is_some_and(|port| (1..=65535).contains(&port)) {
+            fields.mistakes().add(fields.path(&format!("ports.{name}")), "must be a port from 1 to 65535");
+        }
+    }
+    ports
+}
+
+fn images(path: &str, value: Value, mistakes: &Mistakes) -> ByDevice<Option<String>> {
+    if let Value::String(image) = value {
+        return ByDevice { cpu: Some(image.clone()), cuda: Some(image.clone()), rocm: Some(image) };
+    }
+    let mut fields = Fields::of(path, value, mistakes);
+    // `gpu` is what Determined once called `cuda`.
+    let gpu = fields.text("gpu");
+    let images = ByDevice { cpu: fields.text("cpu"), cuda: fields.text("cuda").or(gpu), rocm: fields.text("rocm") };
+    fields.finish();
+    images
+}
+
+fn variables(path: &str, value: Value, mistakes: &Mistakes) -> ByDevice<Vec<String>> {
+    if let Value::Array(elements) = value {
+        let all: Vec<String> = elements
+            .into_iter()
+            .enumerate()
+            .filter_map(|(index, value)| variable(&format!("{path}[{index}]"), &value, mistakes))
+            .collect();
+        return ByDevice { cpu: all.clone(), cuda: all.clone(), rocm: all };
+    }
+    let mut fields = Fields::of(path, value, mistakes);
+    let mut of = |name| {
+        let elements: Vec<(String, Value)> = fields.list(name);
+        elements.into_iter().filter_map(|(path, value)| variable(&path, &value, mistakes)).collect::<Vec<_>>()
+    };
+    let mut cuda = of("cuda");
+    // `gpu` is what Determined once called `cuda`.
+    cuda.extend(of("gpu"));
+    let variables = ByDevice { cpu: of("cpu"), cuda, rocm: of("rocm") };
+    fields.finish();
+    variables
+}
+
+fn variable(path: &str, value: &Value, mistakes: &Mistakes) -> Option<String> {
+    let text = text_at(path, value, mistakes)?;
+    if text.is_empty() || text.starts_with('=') || text.contains('\0') {
+        mistakes.add(path, "must be NAME=VALUE, or NAME alone");
+        return None;
+    }
+    Some(text)
+}

@@ -1,0 +1,167 @@
+"""A cluster of one's own for each test: a master and as many agents as the test wants, all on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Runner, Running
+from detached.conftest import Client, Master, determined, master
+from detached.det import det
+from detached.test_scripts import rows
+
+__all__ = ["det", "determined", "master", "rows"]
+
+CONTEXTS = Path(__file__).parent / "contexts"
+# What no experiment leaves by itself, or only by being deleted.
+TERMINAL = {"STATE_COMPLETED", "STATE_CANCELED", "STATE_ERROR"}
+Json = dict[str, Any]
+
+
+class Cluster:
+    """A master, its agents, and experiments on them."""
+
+    def __init__(
+        self,
+        run: Runner,
+        instep: Path,
+        interpreter: Path,
+        master: Master,
+        folder: Path,
+        wait_until: Callable[..., None],
+    ) -> None:
+        self._run = run
+        self._instep = instep
+        self._interpreter = interpreter
+        self._folder = folder
+        self.wait_until = wait_until
+        self.master = master
+        self.api = master.client.login()
+        self.agents: dict[str, Running] = {}
+
+    def agent(self, name: str, slots: int, *options: str, python: Path | None = None) -> Running:
+        """Start an agent, or start it again, and wait until its slots are lent."""
+        words = ["--master", self.master.address, "--name", name, "--slots", str(slots)]
+        words += ["--python", str(python or self._interpreter), "--state-folder", str(self._folder / name), *options]
+        environment = {"HOME": str(self._folder), "DET_DEBUG_CONFIG_PATH": str(self._folder / "client")}
+        process = self._run.start(self._instep, "agent", *words, env=environment)
+        self.agents[name] = process
+
+        def is_known() -> bool:
+            assert process.poll() is None, process.stderr
+            return any(
+                agent["id"] == name and agent["enabled"] for agent in self.api("GET", "/api/v1/agents")["agents"]
+            )
+
+        self.wait_until(is_known, 30, f"agent {name} to be known")
+        return process
+
+    def config(self, entrypoint: str | list[str], **more: object) -> Json:
+        """Give a configuration with everything that tests do not care about."""
+        return {
+            "name": "test",
+            "entrypoint": entrypoint,
+            "searcher": {"name": "single", "metric": "x", "smaller_is_better": False},
+            "checkpoint_storage": {
+                "type": "shared_fs",
+                "host_path": str(self._folder),
+                "storage_path": "checkpoints",
+            },
+            "max_restarts": 0,
+            **more,
+        }
+
+    def written(self, config: Json) -> Path:
+        """Write a configuration to a file; JSON is YAML, too."""
+        path = self._folder / f"config-{len(list(self._folder.glob('config-*')))}.yaml"
+        path.write_text(json.dumps(config))
+        return path
+
+    def experiment(self, number: int) -> Json:
+        """Give an experiment as the API shows it."""
+        found: Json = self.api("GET", f"/api/v1/experiments/{number}")["experiment"]
+        return found
+
+    def trials(self, number: int) -> list[Json]:
+        """Give the trials of an experiment, oldest first."""
+        found: list[Json] = self.api("GET", f"/api/v1/experiments/{number}/trials?limit=1000")["trials"]
+        return sorted(found, key=lambda trial: trial["id"])
+
+    def logs(self, trial: int, query: str = "") -> list[Json]:
+        """Give the lines of a trial's log."""
+        return self.api.lines(f"/api/v1/trials/{trial}/logs?{query}")
+
+    def text(self, trial: int) -> str:
+        """Give a trial's log as people read it."""
+        return "".join(line["message"] for line in self.logs(trial))
+
+    def wait_for(self, number: int, state: str, seconds: float = 90) -> Json:
+        """Wait until an experiment has reached a state; fail at once when it ends in another."""
+
+        def reached() -> bool:
+            found = self.experiment(number)["state"]
+            if found != state and found in TERMINAL:
+                logs = "\n".join(self.text(trial["id"]) for trial in self.trials(number))
+                pytest.fail(f"experiment {number} is {found}, not {state}\n{logs}")
+            return bool(found == state)
+
+        self.wait_until(reached, seconds, f"experiment {number} to be {state}")
+        return self.experiment(number)
+
+    def wait_for_steps(self, trial: int, steps: int, seconds: float = 60) -> None:
+        """Wait until a trial has reported so many steps."""
+        path = f"/api/v1/trials/{trial}"
+        self.wait_until(
+            lambda: self.api("GET", path)["trial"]["totalBatchesProcessed"] >= steps,
+            seconds,
+            f"trial {trial} to report step {steps}",
+        )
+
+
+@pytest.fixture
+def cluster(
+    run: Runner,
+    instep: Path,
+    determined: Path,
+    master: Master,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Cluster]:
+    """A master without agents; when the test is over, nothing that it started may still run."""
+    made = Cluster(run, instep, determined, master, tmp_path, wait_until)
+    yield made
+    for agent in made.agents.values():
+        left = agent.left_behind()
+        agent.kill_tree()
+        for process in left:
+            process.kill()
+
+
+@pytest.fixture
+def settings(master: Master, tmp_path: Path) -> dict[str, str]:
+    """The environment for Determined's client: this test's master, and no trace of other logins."""
+    return {
+        "DET_MASTER": master.address,
+        "DET_DEBUG_CONFIG_PATH": str(tmp_path / "client"),
+        "HOME": str(tmp_path),
+    }
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Client:
+    """A client that speaks for the default user."""
+    return cluster.api
+
+
+@pytest.fixture
+def follow(run: Runner, determined: Path, settings: dict[str, str]) -> Callable[..., Running]:
+    """Start the real `det`, to watch it while it runs."""
+
+    def start(*words: str | Path) -> Running:
+        return run.start(determined, "-m", "determined.cli", *words, env=settings)
+
+    return start

@@ -7,7 +7,9 @@
 //! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
 //! - [`lifecycle`]: experiments, their trials and the trials' runs.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
+//! - [`schedule`]: who gets which slots, and why the others wait.
 
 pub mod heartbeat;
 pub mod lifecycle;
 pub mod membership;
+pub mod schedule;

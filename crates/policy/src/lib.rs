@@ -1,6 +1,6 @@
 //! Every decision instep takes, as pure functions of events and time.
 //!
-//! Nothing in this crate does I/O, reads a clock or draws a random number: time comes in as an argument, and each
+//! Nothing in this crate does I/O, reads a clock or draws a random number that does not follow from a seed: time comes in as an argument, and each
 //! decision goes out together with the sentence that explains it. The shells that perform the decisions live in the
 //! crates that own the sockets and the processes.
 //!
@@ -8,8 +8,10 @@
 //! - [`lifecycle`]: experiments, their trials and the trials' runs.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
 //! - [`schedule`]: who gets which slots, and why the others wait.
+//! - [`search`]: which trials an experiment runs, and which of them stop early.
 
 pub mod heartbeat;
 pub mod lifecycle;
 pub mod membership;
 pub mod schedule;
+pub mod search;

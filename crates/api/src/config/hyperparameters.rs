@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::Error;
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::reader::{Fields, Mistakes, as_whole, join, near};
@@ -196,6 +197,17 @@ fn range(fields: &mut Fields<'_>) -> (f64, f64) {
         fields.wrong("maxval", format!("must not be less than minval, which is {minval}"));
     }
     (minval.unwrap_or(0.0), maxval.unwrap_or(0.0))
+}
+
+impl<'de> Deserialize<'de> for Hyperparameters {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Hyperparameters, D::Error> {
+        let mistakes = Mistakes::default();
+        let read = Hyperparameters::read("", Map::deserialize(deserializer)?, &mistakes);
+        match mistakes.into_result() {
+            Ok(()) => Ok(read),
+            Err(mistakes) => Err(D::Error::custom(mistakes.iter().map(ToString::to_string).collect::<String>())),
+        }
+    }
 }
 
 impl Serialize for Hyperparameter {

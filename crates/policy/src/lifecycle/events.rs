@@ -64,6 +64,8 @@ pub enum Event {
         request: String,
         /// By name.
         metrics: Map<String, Value>,
+        /// The report's `steps_completed`.
+        steps: u64,
     },
     /// A trial said how far it is.
     Progressed {

@@ -135,7 +135,7 @@ impl<S: Searcher> Experiment<S> {
             Event::Kill => self.stop(State::StoppingKilled, "somebody killed it", now, out),
             Event::KillTrial { request } => self.kill_trial(&request, now, out),
             Event::TrialMade { request, trial } => self.trial_made(&request, trial, out),
-            Event::Validated { request, metrics } => self.validated(&request, metrics),
+            Event::Validated { request, metrics, steps } => self.validated(&request, metrics, steps),
             Event::Progressed { request, progress } => self.progressed(&request, progress),
             Event::InvalidHyperparameters { request } => self.invalid(&request, now, out),
             Event::Assigned { run } => self.reached(&run, Phase::Assigned, out),
@@ -261,9 +261,9 @@ impl<S: Searcher> Experiment<S> {
         self.finish_if_nothing_left(request, out);
     }
 
-    fn validated(&mut self, request: &str, metrics: Map<String, Value>) {
+    fn validated(&mut self, request: &str, metrics: Map<String, Value>, steps: u64) {
         if let Some(trial) = self.trials.get(request).filter(|trial| trial.is_live()) {
-            self.news.push_back(SearchEvent::Validated { request: trial.alias.clone(), metrics });
+            self.news.push_back(SearchEvent::Validated { request: trial.alias.clone(), metrics, steps });
         }
     }
 
@@ -335,10 +335,10 @@ impl<S: Searcher> Experiment<S> {
             }
             _ if is_stopping(self.state) => {}
             Action::Create { request, seed, hyperparameters } => self.create(request, seed, hyperparameters, out),
-            Action::Stop { request } => {
-                let why = "the search stopped it";
+            Action::Stop { request, reason } => {
+                let why = format!("the search stopped it: {reason}");
                 if let Some(request) = self.by_alias(&request) {
-                    self.stop_trial(&request, State::StoppingCompleted, Manner::Gently, why, now, out);
+                    self.stop_trial(&request, State::StoppingCompleted, Manner::Gently, &why, now, out);
                 }
             }
         }

@@ -38,7 +38,9 @@ impl Searcher for Double {
             Event::Started => Ok((0..self.at_once).map(|_| self.create()).collect()),
             Event::TrialCreated { .. } | Event::Progressed { .. } => Ok(Vec::new()),
             Event::Validated { metrics, .. } if metrics.contains_key("fail") => Err("no such metric".to_owned()),
-            Event::Validated { request, metrics } if metrics.contains_key("stop") => Ok(vec![Action::Stop { request }]),
+            Event::Validated { request, metrics, .. } if metrics.contains_key("stop") => {
+                Ok(vec![Action::Stop { request, reason: "it is told to".to_owned() }])
+            }
             Event::Validated { .. } => Ok(Vec::new()),
             Event::ExitedEarly { request, reason } => {
                 self.heard.push(format!("{request} {reason:?}"));

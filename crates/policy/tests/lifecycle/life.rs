@@ -73,7 +73,7 @@ impl Life {
 
     pub fn reports(&mut self, metric: &str) -> Vec<Effect> {
         let metrics = Map::from_iter([(metric.to_owned(), json!(1))]);
-        self.on(Event::Validated { request: "r1".to_owned(), metrics })
+        self.on(Event::Validated { request: "r1".to_owned(), metrics, steps: 1 })
     }
 
     pub fn state(&self) -> State {

@@ -147,7 +147,7 @@ impl World {
             return self.on(Event::InvalidHyperparameters { request });
         }
         let name = if random.once_in(30) { "fail" } else { *random.pick(&["loss", "loss", "loss", "stop"]) };
-        self.on(Event::Validated { request, metrics: Map::from_iter([(name.to_owned(), json!(1))]) });
+        self.on(Event::Validated { request, metrics: Map::from_iter([(name.to_owned(), json!(1))]), steps: 1 });
     }
 
     fn something_of_a_run(&mut self, random: &mut Random) {

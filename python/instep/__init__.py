@@ -39,6 +39,10 @@ def __getattr__(name: str) -> object:
         from instep.core._information import get_cluster_info
 
         return get_cluster_info
+    if name == "InvalidHP":
+        from instep.core.errors import InvalidHP
+
+        return InvalidHP
     if name == "__version__":
         from importlib.metadata import version
 

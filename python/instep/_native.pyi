@@ -14,6 +14,7 @@ __all__ = [
     "CollectiveGroup",
     "MasterClient",
     "Operation",
+    "Preemption",
     "Reporter",
     "StoreClient",
     "StoreServer",
@@ -290,6 +291,19 @@ class Reporter:
 
     def close(self, timeout: float) -> tuple[int, str] | None:
         """Send what is left and end; None, or how many are left and why."""
+
+@final
+class Preemption:
+    """Waits in the background for the word that an allocation should make room."""
+
+    def __new__(cls, client: MasterClient, allocation: str) -> Self:
+        """Start to wait."""
+
+    def preempt(self, patience: float) -> bool:
+        """Whether to make room; only the first call may have to wait, `patience` seconds at most."""
+
+    def news(self) -> list[str]:
+        """What people should know, once."""
 
 @final
 class CheckpointFolder:

@@ -28,7 +28,8 @@
 //! 3. A session that has run out is renewed once, if the client logged in with [`Client::login`].
 //! 4. Passwords leave this process hashed with Determined's salt, as its own client sends them.
 //!
-//! [`Reporter`] sends metrics and lines of output in the background, each exactly once.
+//! [`Reporter`] sends metrics and lines of output in the background, each exactly once. [`Preemption`] waits in the
+//! background for the word that a task should make room.
 //!
 //! It decides nothing about what is asked, reads no environment, and prints nothing.
 
@@ -37,6 +38,7 @@ mod client;
 mod error;
 mod login;
 mod path;
+mod preemption;
 mod reporter;
 mod retry;
 mod stream;
@@ -46,5 +48,6 @@ pub use client::{Client, Repeat, Settings};
 pub use error::{Error, Result};
 pub use login::{Credentials, password_as_sent};
 pub use path::{Query, segment};
+pub use preemption::Preemption;
 pub use reporter::{ReportError, Reporter, Reporting, Undelivered};
 pub use stream::Lines;

@@ -25,7 +25,7 @@ mod _native {
     #[pymodule_export]
     use super::store::{StoreClient, StoreServer};
     #[pymodule_export]
-    use super::tracking::{MasterClient, Reporter};
+    use super::tracking::{MasterClient, Preemption, Reporter};
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]

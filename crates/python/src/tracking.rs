@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::wire::Timestamp;
 use instep_client::{Address, Client, Credentials, Repeat, Reporting, Settings, Undelivered};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyList};
 use pyo3::{pyclass, pymethods};
@@ -127,6 +128,32 @@ impl Reporter {
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<(usize, String)>> {
         let patience = bounded(timeout)?;
         Ok(left(py.detach(|| self.reporter.close(patience))))
+    }
+}
+
+/// Waits for the word that a task should make room.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Preemption {
+    preemption: instep_client::Preemption,
+}
+
+#[pymethods]
+impl Preemption {
+    /// Starts to wait.
+    #[new]
+    fn new(client: &MasterClient, allocation: &str) -> PyResult<Preemption> {
+        Ok(Preemption { preemption: instep_client::Preemption::watch(client.client.clone(), allocation)? })
+    }
+
+    /// Whether to make room; only the first call may have to wait, `patience` seconds at most.
+    fn preempt(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
+        let patience = bounded(patience)?;
+        py.detach(|| self.preemption.preempt(patience)).map_err(PyRuntimeError::new_err)
+    }
+
+    /// What people should know, once.
+    fn news(&self) -> Vec<String> {
+        self.preemption.news()
     }
 }
 

@@ -8,7 +8,8 @@
         with context.checkpoint.store_path({"steps_completed": step}) as (path, uuid):
             torch.save(model.state_dict(), path / "model.pt")
 
-`INSTEP_MASTER` (or `DET_MASTER`) says where the master is. Without either the same script runs alone: checkpoints are
+In a task that a cluster runs, `init` speaks for its trial. Elsewhere `INSTEP_MASTER` (or `DET_MASTER`) says where the
+master is, and a trial is made that it only records. Without either the same script runs alone: checkpoints are
 saved, metrics go nowhere, and a line says so. The names and their meanings are those of Determined's Core API;
 `instep.experimental.core_v2` is its form with module-level state.
 
@@ -22,12 +23,12 @@ from instep.core._checkpoint import CheckpointContext, DownloadMode
 from instep.core._config import Config, TensorboardMode
 from instep.core._context import Context, init
 from instep.core._distributed import DistributedContext
-from instep.core._information import ClusterInfo, TrialInfo
+from instep.core._information import ClusterInfo, RendezvousInfo, TrialInfo
 from instep.core._preempt import PreemptContext, PreemptMode
 from instep.core._profiler import ProfilerContext
-from instep.core._searcher import SearcherContext, SearcherMode, SearcherOperation
-from instep.core._train import TrainContext
-from instep.core.errors import MasterRefused, MasterUnreachable
+from instep.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+from instep.core._train import EarlyExitReason, TrainContext
+from instep.core.errors import InvalidHP, MasterRefused, MasterUnreachable
 
 __all__ = [
     "CheckpointContext",
@@ -36,16 +37,20 @@ __all__ = [
     "Context",
     "DistributedContext",
     "DownloadMode",
+    "EarlyExitReason",
+    "InvalidHP",
     "MasterRefused",
     "MasterUnreachable",
     "PreemptContext",
     "PreemptMode",
     "ProfilerContext",
+    "RendezvousInfo",
     "SearcherContext",
     "SearcherMode",
     "SearcherOperation",
     "TensorboardMode",
     "TrainContext",
     "TrialInfo",
+    "Unit",
     "init",
 ]

@@ -197,7 +197,7 @@ class CheckpointContext:
         body = {
             "uuid": storage_id,
             "taskId": tracking.task_id,
-            "allocationId": None,
+            "allocationId": tracking.info.allocation_id or None,
             "state": "STATE_COMPLETED",
             "storageId": tracking.storage_id,
             "reportTime": datetime.datetime.now(datetime.timezone.utc).isoformat(),

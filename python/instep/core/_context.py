@@ -17,10 +17,10 @@ from instep.core._information import ClusterInfo, get_cluster_info
 from instep.core._output import Output
 from instep.core._preempt import PreemptContext, PreemptMode
 from instep.core._profiler import ProfilerContext, host_prefix
-from instep.core._searcher import SearcherContext
+from instep.core._searcher import SearcherContext, length_and_unit
 from instep.core._tracking import Tracking
-from instep.core._train import TrainContext
-from instep.core.errors import MasterRefused, MasterUnreachable
+from instep.core._train import EarlyExitReason, TrainContext
+from instep.core.errors import InvalidHP, MasterRefused, MasterUnreachable
 
 logger = logging.getLogger("instep.core")
 # How long the end of a script waits for reports that are on their way.
@@ -36,24 +36,28 @@ class Context:
         tracking: Tracking | None,
         distributed: DistributedContext,
         storage: dict[str, Any],
-        config: Config,
+        searcher: dict[str, Any],
         preempt_mode: PreemptMode,
     ) -> None:
         self._tracking = tracking
+        managed = tracking is not None and tracking.managed
         self.distributed = distributed
         where = f"experiment/{tracking.experiment_id}/trial/{tracking.trial_id}" if tracking is not None else "alone"
         self.train = TrainContext(tracking, data_folder() / "tensorboard" / where)
         self.checkpoint = CheckpointContext(distributed, storage_root(storage), tracking)
-        self.preempt = PreemptContext(preempt_mode)
-        length = (config.searcher or {}).get("max_length")
-        self.searcher = SearcherContext(distributed, self.train, length if isinstance(length, int) else 1)
+        self.preempt = PreemptContext(preempt_mode, distributed, tracking)
+        length, unit = length_and_unit(searcher)
+        # A script that nobody manages trains once, to an end of its own.
+        self.searcher = SearcherContext(distributed, self.train, length if managed else length or 1, unit)
         self.info: ClusterInfo | None = tracking.info if tracking is not None else None
         looks = tracking is not None and distributed.local_rank == 0
         self.profiler = ProfilerContext(
             tracking.reporter if tracking is not None and looks else None, host_prefix(distributed.cross_size)
         )
-        self.profiler.on()
-        self._output = Output(tracking.reporter) if tracking is not None else None
+        if tracking is None or not managed or _asks_for_profiling(tracking):
+            self.profiler.on()
+        # A cluster takes the output of its tasks from outside.
+        self._output = Output(tracking.reporter) if tracking is not None and not managed else None
         self._ending = Ending()
         self._closed = False
         self._process = os.getpid()
@@ -69,6 +73,14 @@ class Context:
         """End the trial: in error if the block ends with one."""
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None
+        managed = self._tracking is not None and self._tracking.managed
+        if managed and isinstance(error, InvalidHP):
+            # The searcher tries others; that is no failure of the trial, so the script ends well.
+            if self.distributed.rank == 0:
+                self.train.report_early_exit(EarlyExitReason.INVALID_HP)
+            logger.info("these hyperparameters are not valid: %s", error)
+            self.close()
+            sys.exit(0)
         self.close(error=error)
 
     def close(self, *, error: BaseException | None = None) -> None:
@@ -80,6 +92,7 @@ class Context:
         failed = error is not None or self._ending.failed
         self._ending.restore()
         self.profiler.off()
+        self.preempt.close()
         self.distributed.close()
         if self._output is not None:
             self._output.close()
@@ -93,7 +106,7 @@ class Context:
         if undelivered is not None:
             left, why = undelivered
             say(f"{left} reports or lines of output were not delivered within {FLUSH_S:.0f} s: {why}")
-        if tracking.chief:
+        if tracking.chief and not tracking.managed:
             try:
                 tracking.set_state("ERROR" if failed else "COMPLETED")
             except (MasterRefused, MasterUnreachable) as error:
@@ -129,6 +142,11 @@ class Ending:
             sys.exit = self._exit
 
 
+def _asks_for_profiling(tracking: Tracking) -> bool:
+    profiling = tracking.info.trial._config.get("profiling")
+    return isinstance(profiling, dict) and profiling.get("enabled") is True
+
+
 def say(sentence: str) -> None:
     """Tell people something at the end, when logging may be gone."""
     stream = sys.stderr
@@ -146,22 +164,27 @@ def init(
 ) -> Context:
     """Begin to record; all ranks of a job call this with their `distributed`.
 
-    Without INSTEP_MASTER and DET_MASTER nothing is recorded, which is said once. A master that is named and cannot be
-    reached is an error. `checkpoint_storage` is the path of a folder that all ranks share.
+    In a trial that a cluster runs, its configuration says where checkpoints go, and `config` is not looked at.
+    Elsewhere, without INSTEP_MASTER and DET_MASTER nothing is recorded, which is said once. A master that is named and
+    cannot be reached is an error. `checkpoint_storage` is the path of a folder that all ranks share.
     """
     TensorboardMode(tensorboard_mode)
     preempt_mode = PreemptMode(preempt_mode)
-    if get_cluster_info() is not None:
-        raise RuntimeError(
-            "this process is a task of a cluster (DET_TASK_ID is set), and instep.core records detached scripts only\n"
-            "hint: unset DET_TASK_ID and DET_CLUSTER_ID to record it as a detached trial"
-        )
     config = config or Config()
     distributed = distributed or DistributedContext.alone()
-    storage = storage_config(checkpoint_storage or config.checkpoint_storage)
-    tracking = Tracking.start(config, storage, distributed)
+    info = get_cluster_info()
+    # A task of another kind, such as a command, has no trial; what it runs is recorded like any script.
+    if info is not None and info.allocation_id and info._trial_info is not None:
+        given = info.trial._config
+        storage = storage_config(checkpoint_storage or given.get("checkpoint_storage"))
+        tracking: Tracking | None = Tracking.join(info, storage, distributed)
+        searcher = given.get("searcher") or {}
+    else:
+        storage = storage_config(checkpoint_storage or config.checkpoint_storage)
+        tracking = Tracking.start(config, storage, distributed)
+        searcher = config.searcher or {}
     if tracking is None and distributed.rank == 0:
         say("neither INSTEP_MASTER nor DET_MASTER is set: metrics and output are not recorded")
     return Context(
-        tracking=tracking, distributed=distributed, storage=storage, config=config, preempt_mode=preempt_mode
+        tracking=tracking, distributed=distributed, storage=storage, searcher=searcher, preempt_mode=preempt_mode
     )

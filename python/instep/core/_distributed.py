@@ -1,7 +1,7 @@
 """Ranks that exchange small values: who is there, and gather, allgather and broadcast between them.
 
-The values go through a key-value store: torch's own if `torch.distributed` is set up, else one that rank 0 serves. They
-travel as JSON. For tensors there is `torch.distributed`.
+The values go through a key-value store: torch's own if `torch.distributed` is set up, else that of the launcher, else
+one that rank 0 serves. They travel as JSON. For tensors there is `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.core._encoding import decode, encode
+from instep.core._information import get_cluster_info
 
 if TYPE_CHECKING:
     from instep.store import Client, Server
@@ -109,6 +110,44 @@ class _OwnStore:
         self._client.close()
         if self._server is not None:
             self._server.shutdown()
+
+
+class _LauncherStore(_OwnStore):
+    """The store that the launcher serves for its ranks; keys of this attempt of the job, and of this context."""
+
+    # See `_TorchStore.made`.
+    made = 0
+
+    def __init__(self, host: str, port: int, timeout: float) -> None:
+        from instep.store import Client
+
+        _LauncherStore.made += 1
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+        self._prefix = f"instep.core/ranks/{attempt}/{_LauncherStore.made}/"
+        self._client = Client(host, port, timeout=timeout)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._client.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._client.get(self._prefix + key)
+
+    def delete(self, key: str) -> None:
+        self._client.delete(self._prefix + key)
+
+    def close(self) -> None:
+        """Leave; the launcher serves on."""
+        self._client.close()
+
+
+def _launcher_store(rank: int, size: int, timeout: float) -> _LauncherStore | None:
+    """Find the store of the launcher that started this job, if these are its ranks."""
+    environment = os.environ
+    ours = environment.get("RANK") == str(rank) and environment.get("WORLD_SIZE") == str(size)
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT") or ""
+    if not ours or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not host or not port.isdigit():
+        return None
+    return _LauncherStore(host, int(port), timeout)
 
 
 class _Channel:
@@ -211,6 +250,7 @@ class DistributedContext:
         ):
             if not 0 <= value < limit:
                 raise ValueError(f"{name} is {value}, of {limit}")
+        chief_ip = chief_ip or _chief_ip()
         if cross_size > 1 and chief_ip is None:
             raise ValueError("with several machines chief_ip must say where rank 0 is")
         self.rank, self.size = rank, size
@@ -218,7 +258,12 @@ class DistributedContext:
         self.cross_rank, self.cross_size = cross_rank, cross_size
 
         def open_store() -> _Store:
-            number = port if port is not None else int(os.environ.get(PORT_VARIABLE) or DEFAULT_PORT)
+            chosen = port if port is not None else os.environ.get(PORT_VARIABLE)
+            if not chosen:
+                launcher = _launcher_store(rank, size, timeout)
+                if launcher is not None:
+                    return launcher
+            number = int(chosen or DEFAULT_PORT)
             host = chief_ip if cross_size > 1 and chief_ip is not None else "127.0.0.1"
             return _OwnStore(rank, size, host, number, cross_size == 1, timeout)
 
@@ -255,13 +300,13 @@ class DistributedContext:
                     setattr(context, name, value)
                 context._connect(lambda: _TorchStore(DEFAULT_TIMEOUT_S))
                 return context
-        return cls(**ranks, chief_ip=chief_ip or os.environ.get("DET_CHIEF_IP"))
+        return cls(**ranks, chief_ip=chief_ip)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
         """Take the ranks from the environment that DeepSpeed's launcher sets."""
         ranks = _ranks("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-        return cls(**ranks, chief_ip=chief_ip or os.environ.get("DET_CHIEF_IP"))
+        return cls(**ranks, chief_ip=chief_ip)
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:  # noqa: ANN401
@@ -273,7 +318,7 @@ class DistributedContext:
             local_size=hvd.local_size(),
             cross_rank=hvd.cross_rank(),
             cross_size=hvd.cross_size(),
-            chief_ip=chief_ip or os.environ.get("DET_CHIEF_IP"),
+            chief_ip=chief_ip,
         )
 
     @classmethod
@@ -326,6 +371,15 @@ class DistributedContext:
     def broadcast_local(self, stuff: object = None) -> Any:  # noqa: ANN401
         """Give every rank of this machine the value of its first."""
         return self._local.broadcast(stuff)
+
+
+def _chief_ip() -> str | None:
+    """Where the environment says that rank 0 is: a launcher's word, or the first machine of a cluster's task."""
+    told = os.environ.get("DET_CHIEF_IP")
+    if told:
+        return told
+    info = get_cluster_info()
+    return info.container_addrs[0] if info is not None and info._rendezvous_info is not None else None
 
 
 def _ranks(rank: str, size: str, local_rank: str, local_size: str, cross_rank: str, cross_size: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The master that records a trial: finding it, logging in, making the trial, and ending it."""
+"""The master that records a trial: finding it, logging in, making a trial or joining that of a cluster, its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from instep._native import MasterClient, Reporter
+from instep._native import MasterClient, Preemption, Reporter
 from instep.core._information import ClusterInfo, TrialInfo
 from instep.core.errors import MasterRefused, MasterUnreachable
 
@@ -107,36 +107,25 @@ def on_all(allgather: Callable[[Any], list[Any]], work: Callable[[], Answer], wh
 class Tracking:
     """A trial on a master, as one rank sees it."""
 
-    def __init__(self, client: MasterClient, distributed: DistributedContext, started: dict[str, Any]) -> None:
+    def __init__(
+        self, client: MasterClient, distributed: DistributedContext, info: ClusterInfo, storage_id: int | None
+    ) -> None:
         self._client = client
         self.chief = distributed.rank == 0
-        self.experiment_id = int(started["experiment_id"])
-        self.trial_id = int(started["trial_id"])
-        self.task_id = str(started["task_id"])
-        self.storage_id: int | None = started["storage_id"]
-        self.info = ClusterInfo(
-            master_url=client.address,
-            cluster_id=str(started["cluster_id"]),
-            task_id=self.task_id,
-            task_type="TRIAL",
-            latest_checkpoint=started["latest_checkpoint"],
-            _trial_info=TrialInfo(
-                trial_id=self.trial_id,
-                experiment_id=self.experiment_id,
-                trial_seed=0,
-                hparams=started["hparams"],
-                _config=started["config"],
-                _steps_completed=int(started["steps_completed"]),
-                _trial_run_id=int(started["run_id"]),
-            ),
-        )
+        # Whether the cluster runs this script, and so watches its end and its output itself.
+        self.managed = bool(info.allocation_id)
+        self.info = info
+        self.experiment_id = info.trial.experiment_id
+        self.trial_id = info.trial.trial_id
+        self.task_id = info.task_id
+        self.storage_id = storage_id
         self.reporter = Reporter(
             client,
             trial=self.trial_id,
-            run=int(started["run_id"]),
+            run=info.trial._trial_run_id,
             name=str(uuid.uuid4()),
             rank=distributed.rank,
-            heartbeat=self.chief,
+            heartbeat=self.chief and not self.managed,
         )
 
     @classmethod
@@ -157,16 +146,64 @@ class Tracking:
         on_all(distributed.allgather, log_in)
         [client] = clients
         started = on_chief(distributed, lambda: _started(client, config, storage))
-        return cls(client, distributed, started)
+        return cls(client, distributed, _detached(client, started), started["storage_id"])
+
+    @classmethod
+    def join(cls, info: ClusterInfo, storage: dict[str, Any], distributed: DistributedContext) -> Tracking:
+        """Speak for the trial of a cluster that this script is; the allocation's token says that it may."""
+        client = MasterClient(info.master_url, certificates=info.master_cert_file, patience=PATIENCE_S)
+        client.use_token(info.session_token)
+        body = {"runId": info.trial.trial_id, "checkpointStorage": storage}
+
+        def begin() -> int | None:
+            answer: int | None = _call(client, "POST", "/api/v1/runs/start", body, repeat=True)["storageId"]
+            return answer
+
+        return cls(client, distributed, info, on_chief(distributed, begin))
 
     def call(self, method: str, path: str, body: object = None, *, repeat: bool | None = None) -> dict[str, Any]:
         """Ask the master something; see `instep._native.MasterClient.call`."""
         return _call(self._client, method, path, body, repeat=repeat)
 
+    def watch_preemption(self) -> Preemption:
+        """Listen for the word that this allocation should make room."""
+        return Preemption(self._client, self.info.allocation_id)
+
+    def acknowledge_preemption(self) -> None:
+        """Say that the script stops before it is done."""
+        path = f"/api/v1/allocations/{quote(self.info.allocation_id)}/signals/ack_preemption"
+        self.call("POST", path, {}, repeat=True)
+
+    def require_chief(self, what: str) -> None:
+        """Refuse what only rank 0 of a managed trial may do."""
+        if self.managed and not self.chief:
+            raise RuntimeError(
+                f"{what} is for rank 0 of a managed trial\nhint: if context.distributed.rank == 0: {what}(...)"
+            )
+
     def set_state(self, state: str) -> None:
         """Say how the trial stands."""
         body = {"trialId": self.trial_id, "state": f"STATE_{state}"}
         self.call("PATCH", f"/api/v1/trials/{self.trial_id}", body)
+
+
+def _detached(client: MasterClient, started: dict[str, Any]) -> ClusterInfo:
+    return ClusterInfo(
+        master_url=client.address,
+        cluster_id=str(started["cluster_id"]),
+        task_id=str(started["task_id"]),
+        task_type="TRIAL",
+        latest_checkpoint=started["latest_checkpoint"],
+        _trial_info=TrialInfo(
+            trial_id=int(started["trial_id"]),
+            experiment_id=int(started["experiment_id"]),
+            trial_seed=0,
+            hparams=started["hparams"],
+            _config=started["config"],
+            _steps_completed=int(started["steps_completed"]),
+            _trial_run_id=int(started["run_id"]),
+        ),
+    )
 
 
 def _started(client: MasterClient, config: Config, storage: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("instep.core")
 
 
+class EarlyExitReason(enum.Enum):
+    """Why a trial ends before its time."""
+
+    INVALID_HP = "EXITED_REASON_INVALID_HP"
+    USER_REQUESTED_STOP = "EXITED_REASON_USER_REQUESTED_STOP"
+
+
 class TrainContext:
-    """Metrics, progress and other words about the trial. Every rank may report metrics.
+    """Metrics, progress and other words about the trial.
+
+    Every rank of a detached trial may report; in a trial that a cluster runs, rank 0 does.
 
     Reports are queued and return at once, in microseconds; a report that the master refuses is logged as a warning.
     """
@@ -42,6 +52,7 @@ class TrainContext:
         self._report(group, steps_completed, metrics, None)
 
     def _report(self, group: str, step: int, metrics: dict[str, Any], batches: list[dict[str, Any]] | None) -> None:
+        self._require_chief("context.train.report_metrics")
         if self._reporter is not None and self._reporter.report(group, step, metrics, batches):
             self._tell()
 
@@ -52,10 +63,23 @@ class TrainContext:
 
     def report_progress(self, progress: float) -> None:
         """Say how far the training is, from 0 to 1."""
+        self._require_chief("context.train.report_progress")
         if not 0 <= progress <= 1:
             raise ValueError(f"progress goes from 0 to 1, not to {progress}")
         if self._reporter is not None and self._reporter.progress(progress):
             self._tell()
+
+    def report_early_exit(self, reason: EarlyExitReason) -> None:
+        """Tell the searcher why this trial of a cluster will end early; detached trials have no searcher to tell."""
+        if self._tracking is None or not self._tracking.managed:
+            return
+        self._require_chief("context.train.report_early_exit")
+        path = f"/api/v1/trials/{self._tracking.trial_id}/early_exit"
+        self._tracking.call("POST", path, {"reason": EarlyExitReason(reason).value}, repeat=True)
+
+    def _require_chief(self, what: str) -> None:
+        if self._tracking is not None:
+            self._tracking.require_chief(what)
 
     def set_status(self, status: str) -> None:
         """Say what the trial is doing, in a few words."""

@@ -1,8 +1,8 @@
-"""What a master raises: it cannot be reached, or it will not do it."""
+"""What a master raises: it cannot be reached, or it will not do it; and what a script raises for the searcher."""
 
 from __future__ import annotations
 
-__all__ = ["MasterRefused", "MasterUnreachable"]
+__all__ = ["InvalidHP", "MasterRefused", "MasterUnreachable"]
 
 
 class MasterUnreachable(ConnectionError):
@@ -15,3 +15,7 @@ class MasterRefused(RuntimeError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class InvalidHP(Exception):
+    """For scripts to raise in `init`'s block: these hyperparameters make no sense, the searcher should try others."""

@@ -199,6 +199,15 @@ mod tests {
         assert_eq!(worse, Verdict::Stops("at 1 it is number 2 of 2, and the best 1 go on".to_owned()));
     }
 
+    /// The table of docs/concepts/search.md.
+    #[test]
+    fn the_documented_trials_go_on_or_stop() {
+        let mut bracket = Bracket::new(vec![25, 100], 7, 7, 4.0);
+        let losses = [0.90, 0.80, 0.85, 0.95, 0.70, 0.75, 0.60];
+        let goes_on = losses.map(|loss| bracket.judge(&mut Standing::default(), loss, 25) == Verdict::GoesOn);
+        assert_eq!(goes_on, [true, true, false, false, true, false, true]);
+    }
+
     #[test]
     fn one_report_can_pass_several_rungs() {
         let mut bracket = bracket();

@@ -10,9 +10,10 @@ use serde_json::{Map, Value};
 
 use super::allocation::{Manner, Phase};
 use super::events::{Effect, Event, Run};
-use super::searcher::{Action, Early, Event as SearchEvent, Searcher};
+use super::searcher::Searcher;
 use super::states::{experiment_may, is_stopping, stopping_for, terminal_of, word};
 use super::trial::{Birth, Trial};
+use crate::search::{Action, EarlyExit, Event as SearchEvent, Search};
 
 /// What an experiment was started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +28,7 @@ pub struct Terms {
 
 /// The decisions about one experiment. See the module documentation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Experiment<S> {
+pub struct Experiment<S = Search> {
     id: i32,
     state: State,
     terms: Terms,
@@ -277,7 +278,7 @@ impl<S: Searcher> Experiment<S> {
         let Some(trial) = self.trials.get_mut(request).filter(|trial| trial.is_live() && !trial.early) else { return };
         trial.early = true;
         trial.invalid(now, out);
-        let reason = Early::InvalidHyperparameters;
+        let reason = EarlyExit::InvalidHyperparameters;
         self.news.push_back(SearchEvent::ExitedEarly { request: trial.alias.clone(), reason });
         self.finish_if_nothing_left(request, out);
     }
@@ -300,8 +301,8 @@ impl<S: Searcher> Experiment<S> {
     fn announce_end(&mut self, request: &str, state: State) {
         let Some(trial) = self.trials.get_mut(request) else { return };
         let reason = match state {
-            State::Error => Some(Early::Errored),
-            State::Canceled => Some(Early::UserCancelled),
+            State::Error => Some(EarlyExit::Errored),
+            State::Canceled => Some(EarlyExit::UserCancelled),
             _ => None,
         };
         if let Some(reason) = reason.filter(|_| !trial.early) {

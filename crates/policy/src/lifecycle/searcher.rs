@@ -5,16 +5,21 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use crate::search::{Action, EarlyExit as Early, Event};
+use crate::search::{Action, Event, Search, SearchError};
 
 /// Decides which trials there are.
 pub trait Searcher: Serialize + DeserializeOwned {
-    /// Takes an event and says what follows from it; an error ends the experiment.
-    fn on(&mut self, event: Event) -> Result<Vec<Action>, String>;
+    /// Why it cannot go on; the experiment ends with it.
+    type Error: std::fmt::Display;
+
+    /// Takes an event and says what follows from it.
+    fn on(&mut self, event: Event) -> Result<Vec<Action>, Self::Error>;
 }
 
-impl Searcher for crate::search::Search {
-    fn on(&mut self, event: Event) -> Result<Vec<Action>, String> {
-        crate::search::Search::on(self, event).map_err(|error| error.to_string())
+impl Searcher for Search {
+    type Error = SearchError;
+
+    fn on(&mut self, event: Event) -> Result<Vec<Action>, SearchError> {
+        Search::on(self, event)
     }
 }

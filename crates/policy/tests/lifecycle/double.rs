@@ -1,7 +1,7 @@
 //! A search that does what a test wants, and counts ends as every search does.
 
 use instep_policy::lifecycle::Searcher;
-use instep_policy::lifecycle::searcher::{Action, Early, Event};
+use instep_policy::search::{Action, EarlyExit, Event};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -33,6 +33,8 @@ impl Double {
 }
 
 impl Searcher for Double {
+    type Error = String;
+
     fn on(&mut self, event: Event) -> Result<Vec<Action>, String> {
         match event {
             Event::Started => Ok((0..self.at_once).map(|_| self.create()).collect()),
@@ -45,9 +47,9 @@ impl Searcher for Double {
             Event::ExitedEarly { request, reason } => {
                 self.heard.push(format!("{request} {reason:?}"));
                 match reason {
-                    Early::Errored => self.errored += 1,
-                    Early::UserCancelled => self.cancelled += 1,
-                    Early::InvalidHyperparameters => return Ok(vec![self.create()]),
+                    EarlyExit::Errored => self.errored += 1,
+                    EarlyExit::UserCancelled => self.cancelled += 1,
+                    EarlyExit::InvalidHyperparameters => return Ok(vec![self.create()]),
                 }
                 Ok(Vec::new())
             }

@@ -21,7 +21,7 @@ impl Machines {
     /// A share begins to run. Nothing else may be on its slots.
     pub fn begin(&mut self, seed: u64, allocation: &str, rank: usize, agent: &str, slots: &[u32]) {
         let trial = trial_of(allocation);
-        for ((other, _), _) in &self.shares {
+        for (other, _) in self.shares.keys() {
             assert!(
                 other == allocation || trial_of(other) != trial,
                 "SEED={seed}: {trial} runs twice: {other}, {allocation}"

@@ -21,8 +21,10 @@ struct Pass<'v, 'a> {
     no_fit_after_preemption: Failures<'a>,
     /// Running allocations from the first that makes room to the last.
     victims: Vec<usize>,
-    /// Running allocations that are stopping.
-    stopping: Vec<usize>,
+    /// Which running allocations are stopping.
+    stopping: Vec<bool>,
+    /// The board as it will be without those; the same is promised on both.
+    later: Board,
 }
 
 /// Decides about every waiting request that needs slots, in order.
@@ -37,7 +39,8 @@ pub(super) fn pass<'a>(view: &mut View<'a>, preemption: bool) -> (Vec<(Candidate
         no_fit_after_stops: Failures::default(),
         no_fit_after_preemption: Failures::default(),
         victims: victims(view),
-        stopping: (0..view.running.len()).filter(|index| view.running[*index].holder.stopping).collect(),
+        stopping: view.running.iter().map(|held| held.holder.stopping).collect(),
+        later: without_stopping(view),
         view,
     };
     let mut decisions = Vec::with_capacity(slotted.len());
@@ -91,6 +94,7 @@ impl<'a> Pass<'_, 'a> {
         let view = &mut *self.view;
         if let Some(fit) = self.no_fit.unless_known(request, || view.find(request)) {
             let placement = view.promise(&fit);
+            self.later.adopt(&view.board, machines(&fit));
             if !self.preempt.is_empty() {
                 return Decision::NextPass;
             }
@@ -102,17 +106,10 @@ impl<'a> Pass<'_, 'a> {
     /// Whether there will be room when everything that is stopping has: then the slots are kept for this request, and
     /// the answer is who has them.
     fn after_stops(&mut self, request: &'a Request) -> Option<Vec<usize>> {
-        if self.stopping.is_empty() {
-            return None;
-        }
-        let (view, stopping) = (&mut *self.view, &self.stopping);
-        let (mut later, fit) = self.no_fit_after_stops.unless_known(request, || {
-            let later = without(&view.board, stopping);
-            let fit = fit::find(&later, request, view.settings)?;
-            Some((later, fit))
-        })?;
-        promise(&mut later, &fit, Some(&view.board));
-        Some(view.board.adopt(&later, fit.iter().map(|(machine, _)| *machine)))
+        let (view, later) = (&mut *self.view, &mut self.later);
+        let fit = self.no_fit_after_stops.unless_known(request, || fit::find(later, request, view.settings))?;
+        promise(later, &fit, Some(&view.board));
+        Some(view.board.adopt(later, machines(&fit)))
     }
 
     /// Asks less important work to stop, if that makes room.
@@ -120,42 +117,45 @@ impl<'a> Pass<'_, 'a> {
         if let Some(leaving) = self.after_stops(candidate.request) {
             return Some(leaving);
         }
-        let (view, stopping, victims) = (&mut *self.view, &self.stopping, &self.victims);
+        let (view, later, victims) = (&mut *self.view, &mut self.later, &self.victims);
         // Of the same priority, only those later in the queue make room; the list has them last.
         let end = victims.partition_point(|victim| view.running[*victim].place > candidate.place);
-        let (mut later, fit) = self
+        let (mut roomy, fit) = self
             .no_fit_after_preemption
-            .unless_known(candidate.request, || remove_until_fit(view, stopping, &victims[..end], candidate.request))?;
-        promise(&mut later, &fit, Some(&view.board));
-        let leaving = view.board.adopt(&later, fit.iter().map(|(machine, _)| *machine));
+            .unless_known(candidate.request, || remove_until_fit(view, later, &victims[..end], candidate.request))?;
+        promise(&mut roomy, &fit, Some(&view.board));
+        let leaving = view.board.adopt(&roomy, machines(&fit));
         let (name, priority) = (&candidate.job.name, candidate.job.priority);
-        for victim in leaving.iter().filter(|holder| !stopping.contains(holder)) {
-            let allocation = view.running[*victim].holder.id.clone();
-            self.preempt.push(Preempt { allocation, reason: format!("{name} (priority {priority}) needs its slots") });
+        for victim in leaving.iter().copied() {
+            if !std::mem::replace(&mut self.stopping[victim], true) {
+                let reason = format!("{name} (priority {priority}) needs its slots");
+                self.preempt.push(Preempt { allocation: view.running[victim].holder.id.clone(), reason });
+                later.remove(victim);
+            }
         }
-        self.victims.retain(|victim| !leaving.contains(victim));
-        self.stopping
-            .extend(leaving.iter().filter(|holder| !self.stopping.contains(holder)).copied().collect::<Vec<_>>());
+        later.adopt(&roomy, machines(&fit));
+        self.victims.retain(|victim| !self.stopping[*victim]);
         self.no_fit_after_stops.forget();
         Some(leaving)
     }
 }
 
-/// A copy of the board without these holders.
-fn without(board: &Board, holders: &[usize]) -> Board {
-    let mut later = board.clone();
-    holders.iter().for_each(|holder| later.remove(*holder));
+fn machines(fit: &fit::Fit) -> impl Iterator<Item = usize> + '_ {
+    fit.iter().map(|(machine, _)| *machine)
+}
+
+/// The board as it will be when everything that is stopping has.
+fn without_stopping(view: &View<'_>) -> Board {
+    let mut later = view.board.clone();
+    for index in (0..view.running.len()).filter(|index| view.running[*index].holder.stopping) {
+        later.remove(index);
+    }
     later
 }
 
 /// Takes victims off a copy of the board, one after the other, until the request fits.
-fn remove_until_fit(
-    view: &View<'_>,
-    stopping: &[usize],
-    victims: &[usize],
-    request: &Request,
-) -> Option<(Board, fit::Fit)> {
-    let mut later = without(&view.board, stopping);
+fn remove_until_fit(view: &View<'_>, later: &Board, victims: &[usize], request: &Request) -> Option<(Board, fit::Fit)> {
+    let mut later = later.clone();
     let within_reach: usize = victims.iter().map(|victim| later.held(*victim)).sum();
     if later.free().0 + within_reach < request.slots {
         return None;

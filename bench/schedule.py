@@ -4,7 +4,8 @@
 
 Runs crates/policy/examples/schedule.rs, which calls the pure scheduler on invented clusters: idle and full, by priority
 with and without preemption, and by fair share. The table shows the median and the slowest pass, the sentences that
-people see included. The target is 50 ms; the exit code is 1 if a median is above it.
+people see included, and the median of the processor time, which a busy machine disturbs less. The target is 50 ms; the
+exit code is 1 if a median by the clock is above it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def measure(passes: int) -> list[dict[str, object]]:
     for line in output.splitlines():
         result = json.loads(line)
         times = [microseconds / 1000 for microseconds in result.pop("microseconds")]
-        results.append({**result, "median_ms": statistics.median(times), "slowest_ms": max(times)})
+        processor = statistics.median(result.pop("processor_microseconds")) / 1000
+        figures = {"median_ms": statistics.median(times), "slowest_ms": max(times), "processor_ms": processor}
+        results.append({**result, **figures})
     return results
 
 
@@ -48,6 +51,7 @@ def main() -> None:
     for result in results:
         decided = f"{result['started']} started, {result['preempted']} preempted, {result['waiting']} waiting"
         times = f"median {result['median_ms']:6.1f} ms  slowest {result['slowest_ms']:6.1f} ms"
+        times += f"  on the processor {result['processor_ms']:6.1f} ms"
         print(f"  {result['situation']:<44} {times}  {decided}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"target_ms": TARGET_MS, "results": results}, indent=2) + "\n")

@@ -7,3 +7,4 @@ mod double;
 mod ends;
 mod life;
 mod random;
+mod searched;

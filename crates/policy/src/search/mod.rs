@@ -8,7 +8,7 @@
 //! - `single`, `random`, `grid`: trials are made until there are enough, and run to their end.
 //! - `halving`: asynchronous successive halving; `adaptive`: several brackets of it side by side.
 //! - `generator`, `sample`: where random hyperparameters, seeds and names of trials come from.
-//! - [`preview`]: what a search will do, told before it begins. [`simulation`]: a search played without a cluster.
+//! - [`preview()`]: what a search will do, told before it begins. [`simulation`]: a search played without a cluster.
 
 mod adaptive;
 mod generator;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::identifiers::{ExperimentId, ProjectId, TrialId, UserId, WorkspaceId};
 use crate::pages::Pagination;
 use crate::states::State;
-use crate::wire::{Long, Timestamp};
+use crate::wire::{Base64, Long, Timestamp, Whole};
 
 /// One experiment, with everything that lists show.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,6 +66,34 @@ pub struct CreateExperimentRequest {
     pub project_id: Option<ProjectId>,
     #[serde(alias = "validate_only")]
     pub validate_only: Option<bool>,
+    pub activate: Option<bool>,
+    #[serde(alias = "parent_id")]
+    pub parent_id: Option<ExperimentId>,
+    pub template: Option<String>,
+    #[serde(alias = "model_definition")]
+    pub model_definition: Option<Vec<ModelFile>>,
+}
+
+/// A file or a folder of the code that comes with an experiment or a task.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ModelFile {
+    pub path: Option<String>,
+    /// As tar numbers kinds of entries.
+    #[serde(rename = "type")]
+    pub kind: Option<Whole>,
+    pub content: Option<Base64>,
+    pub mtime: Option<Long>,
+    pub mode: Option<Whole>,
+}
+
+/// `GET /experiments/{id}/model_def` and `GET /tasks/{id}/context_directory`: a tar in gzip.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ModelDefinitionResponse {
+    #[serde(rename = "b64Tgz")]
+    pub b64_tgz: Base64,
 }
 
 /// The answer to a creation.

@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod models;
 pub mod pages;
 pub mod states;
+pub mod tasks;
 pub mod trials;
 pub mod users;
 pub mod wire;

@@ -155,6 +155,14 @@ pub struct ProgressRequest {
     pub is_raw: Option<bool>,
 }
 
+/// `POST /trials/{id}/early_exit`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct EarlyExitRequest {
+    pub reason: Option<String>,
+}
+
 /// `POST /trials/{id}/runner/metadata`
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

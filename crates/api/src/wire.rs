@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -41,6 +43,23 @@ impl<'de> Deserialize<'de> for Timestamp {
         let text = String::deserialize(deserializer)?;
         Timestamp::parse(&text)
             .ok_or_else(|| Error::invalid_value(Unexpected::Str(&text), &"a time such as 2026-01-02T03:04:05Z"))
+    }
+}
+
+/// Bytes, as standard base64.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Base64(pub Vec<u8>);
+
+impl Serialize for Base64 {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64_STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Base64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        BASE64_STANDARD.decode(text).map(Base64).map_err(|error| Error::custom(format!("this is not base64: {error}")))
     }
 }
 
@@ -146,6 +165,13 @@ mod tests {
             assert!(serde_json::from_str::<Long>(text).is_err(), "{text}");
         }
         assert_eq!(serde_json::to_string(&Long(i64::MAX)).unwrap(), r#""9223372036854775807""#);
+    }
+
+    #[test]
+    fn bytes_are_base64() {
+        assert_eq!(serde_json::to_string(&Base64(b"hello".to_vec())).unwrap(), r#""aGVsbG8=""#);
+        assert_eq!(serde_json::from_str::<Base64>(r#""aGVsbG8=""#).unwrap().0, b"hello");
+        assert!(serde_json::from_str::<Base64>(r#""aGVsbG8!""#).is_err());
     }
 
     #[test]

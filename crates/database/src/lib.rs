@@ -50,8 +50,8 @@ use lock::Lock;
 pub use lock::holder;
 pub use logs::LogQuery;
 pub use managed::{
-    Decision, ExperimentDecision, LiveExperiment, LiveTrial, NewManagedExperiment, NewManagedTrial, TaskSession,
-    TrialDecision,
+    Decision, ExperimentDecision, LiveExperiment, LiveTrial, NewManagedExperiment, NewManagedTrial, RevisedTrial,
+    TaskSession, TrialDecision,
 };
 pub use metrics::chunk;
 pub use metrics::downsample;

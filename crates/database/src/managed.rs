@@ -14,7 +14,7 @@ use crate::allocations::{self, AllocationRow};
 use crate::error::{Error, Result};
 use crate::experiments::{NewExperiment, experiment_by_id, insert};
 use crate::metrics::read;
-use crate::rows::{json, text_of, word};
+use crate::rows::{json, optional_json, text_of, word};
 
 /// What one step decides. An empty part changes nothing.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +23,8 @@ pub struct Decision {
     pub experiments: Vec<ExperimentDecision>,
     /// Trials to be made; one that is there already stays as it is.
     pub new_trials: Vec<NewManagedTrial>,
+    /// Trials that go on under another task.
+    pub revised: Vec<RevisedTrial>,
     /// Where trials stand now.
     pub trials: Vec<TrialDecision>,
     /// Allocations as they are now, new ones among them.
@@ -33,6 +35,8 @@ pub struct Decision {
     pub agents: Vec<AgentRow>,
     /// Task, agent and why the one is not tried on the other again.
     pub excluded: Vec<(String, String, String)>,
+    /// Experiments whose checkpoints are to be looked through.
+    pub collect: Vec<ExperimentId>,
     /// Tasks that are over.
     pub ended_tasks: Vec<String>,
     /// What the tasks' logs say of it.
@@ -63,6 +67,17 @@ pub struct NewManagedTrial {
     pub hparams: Value,
     pub seed: u32,
     pub warm_start_checkpoint: Option<String>,
+}
+
+/// A trial that goes on in another life of its experiment.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "as in Trial")]
+pub struct RevisedTrial {
+    pub experiment: ExperimentId,
+    pub request: String,
+    pub task: String,
+    pub hparams: Value,
+    pub seed: u32,
 }
 
 /// Where a trial stands.
@@ -110,6 +125,8 @@ pub struct LiveExperiment {
     pub state: State,
     /// Its state machine; `None` if the master ended before the first step.
     pub snapshot: Option<String>,
+    /// As whom its owner's tasks run, as the owner's account says.
+    pub agent_user_group: Option<Value>,
     /// Its trials, by the searcher's names.
     pub trials: Vec<LiveTrial>,
 }
@@ -212,6 +229,28 @@ impl Database {
             .await
     }
 
+    /// Experiments that are over and whose checkpoints have yet to be looked through.
+    pub async fn uncollected_experiments(&self) -> Result<Vec<ExperimentId>> {
+        self.engine
+            .read(|connection| {
+                let sql = "SELECT id FROM experiments WHERE collecting AND ended_at IS NOT NULL ORDER BY id";
+                let mut statement = connection.prepare_cached(sql)?;
+                let found = statement.query_map([], |row| row.get(0).map(ExperimentId))?;
+                Ok(found.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
+    /// Notes that an experiment's checkpoints have been looked through.
+    pub async fn collected(&self, id: ExperimentId) -> Result<()> {
+        self.engine
+            .write(move |connection| {
+                connection.execute("UPDATE experiments SET collecting = FALSE WHERE id = ?", [id.0])?;
+                Ok(())
+            })
+            .await
+    }
+
     /// Where a trial's next run begins: its newest completed checkpoint with its steps, or the one it was to start warm
     /// from, whose steps do not count.
     pub async fn resume_point(&self, trial: TrialId) -> Result<(Option<String>, i64)> {
@@ -236,6 +275,9 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         .prepare_cached("SELECT content FROM experiment_snapshots WHERE experiment_id = ?")?
         .query_row([id.0], |row| row.get(0))
         .optional()?;
+    let agent_user_group = connection
+        .prepare_cached("SELECT agent_user_group FROM users WHERE id = ?")?
+        .query_row([experiment.user_id.0], |row| optional_json(row, "agent_user_group"))?;
     let sql = "SELECT * FROM trials WHERE experiment_id = ? AND request_id IS NOT NULL ORDER BY id";
     let mut statement = connection.prepare_cached(sql)?;
     let trials = statement.query_map([id.0], |row| {
@@ -251,7 +293,7 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         })
     })?;
     let trials = trials.collect::<rusqlite::Result<_>>()?;
-    Ok(LiveExperiment { experiment, state, snapshot, trials })
+    Ok(LiveExperiment { experiment, state, snapshot, agent_user_group, trials })
 }
 
 fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {
@@ -261,6 +303,12 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
     let mut made = Vec::with_capacity(decision.new_trials.len());
     for trial in &decision.new_trials {
         made.push(make_trial(connection, trial, now)?);
+    }
+    for trial in &decision.revised {
+        revise(connection, trial, now)?;
+    }
+    for id in &decision.collect {
+        connection.prepare_cached("UPDATE experiments SET collecting = TRUE WHERE id = ?")?.execute([id.0])?;
     }
     for trial in &decision.trials {
         stand_trial(connection, trial, now)?;
@@ -347,6 +395,24 @@ fn make_trial(connection: &Connection, new: &NewManagedTrial, now: Timestamp) ->
         .prepare_cached("INSERT INTO tasks (id, kind, trial_id, started_at) VALUES (?, 'TASK_TYPE_TRIAL', ?, ?)")?
         .execute(params![task, id, now.0])?;
     Ok(TrialId(id))
+}
+
+fn revise(connection: &Connection, revised: &RevisedTrial, now: Timestamp) -> Result<()> {
+    let id: i64 = connection
+        .prepare_cached("SELECT id FROM trials WHERE experiment_id = ? AND request_id = ?")?
+        .query_row(params![revised.experiment.0, revised.request], |row| row.get(0))
+        .optional()?
+        .ok_or_else(|| Error::not_found("trial", &revised.request))?;
+    connection.execute(
+        "UPDATE trials SET task_id = ?, hparams = ?, seed = ? WHERE id = ?",
+        params![revised.task, text_of(&revised.hparams)?, revised.seed, id],
+    )?;
+    connection.execute(
+        "INSERT INTO tasks (id, kind, trial_id, started_at) VALUES (?, 'TASK_TYPE_TRIAL', ?, ?) \
+         ON CONFLICT (id) DO NOTHING",
+        params![revised.task, id, now.0],
+    )?;
+    Ok(())
 }
 
 fn stand_trial(connection: &Connection, decision: &TrialDecision, now: Timestamp) -> Result<()> {

@@ -2,6 +2,8 @@
 
 ALTER TABLE experiments ADD COLUMN forked_from BIGINT;
 ALTER TABLE experiments ADD COLUMN resource_pool TEXT NOT NULL DEFAULT '';
+-- Whether its checkpoints have yet to be looked through, now that it is over.
+ALTER TABLE experiments ADD COLUMN collecting BOOLEAN NOT NULL DEFAULT FALSE;
 ALTER TABLE experiments ADD COLUMN model_definition_size BIGINT NOT NULL DEFAULT 0;
 
 -- The searcher's name of a trial; null for those that run elsewhere.

@@ -1,0 +1,204 @@
+//! One attempt to run a task on slots, as the master holds it while it lasts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::link::Start;
+use instep_api::states::AllocationState;
+use instep_api::tasks::RendezvousInfo;
+use instep_api::wire::Timestamp;
+use instep_database::AllocationRow;
+use instep_policy::lifecycle::gang::Gang;
+use instep_policy::lifecycle::{End, Run};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::{oneshot, watch};
+
+use super::Refusal;
+
+/// What a task may be told while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// Nothing.
+    GoOn,
+    /// To stop in good order.
+    Preempt,
+    /// Nothing any more: it is over.
+    Over,
+}
+
+/// An allocation that has not ended.
+pub(crate) struct Allocation {
+    pub id: String,
+    pub task: String,
+    pub experiment: ExperimentId,
+    pub trial: TrialId,
+    pub run: Run,
+    pub pool: String,
+    pub slots: u32,
+    pub excluded: BTreeSet<String>,
+    pub queued_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    pub state: AllocationState,
+    pub ready: bool,
+    pub end: Option<End>,
+    /// Why it is in its state, for people.
+    pub reason: String,
+    /// Where it runs; `None` while it waits for slots.
+    pub placed: Option<Placed>,
+    /// Why it was asked to stop, if it was.
+    pub preempting: Option<String>,
+    pub calls: Calls,
+}
+
+/// Where an allocation runs.
+pub(crate) struct Placed {
+    pub shares: Vec<Share>,
+    pub gang: Gang,
+    pub ports: BTreeMap<String, u16>,
+    /// The orders, to be repeated to an agent that has not heard them. Not kept over restarts: they hold tokens.
+    pub starts: Vec<Start>,
+}
+
+/// What one agent runs of it. The rank is the place in the list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Share {
+    pub agent: String,
+    pub resources: String,
+    pub container: String,
+    pub devices: Vec<u32>,
+    /// The address under which the others reach it.
+    pub address: String,
+    pub started: bool,
+}
+
+/// What an allocation was told, as it is stored.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Signals {
+    gang: Option<Gang>,
+    preempting: Option<String>,
+}
+
+/// Who waits for an answer about an allocation.
+pub(crate) struct Calls {
+    pub signal: watch::Sender<Signal>,
+    /// By rank.
+    pub rendezvous: BTreeMap<usize, oneshot::Sender<Result<RendezvousInfo, Refusal>>>,
+    /// Ranks that have been answered.
+    pub met: BTreeSet<usize>,
+    /// By the callers' own identifiers.
+    pub gathering: BTreeMap<String, (Value, oneshot::Sender<Result<Vec<Value>, Refusal>>)>,
+}
+
+impl Default for Calls {
+    fn default() -> Calls {
+        Calls {
+            signal: watch::Sender::new(Signal::GoOn),
+            rendezvous: BTreeMap::new(),
+            met: BTreeSet::new(),
+            gathering: BTreeMap::new(),
+        }
+    }
+}
+
+impl Allocation {
+    /// One that waits for slots.
+    pub(crate) fn queued(id: String, task: String, experiment: ExperimentId, trial: TrialId, run: Run) -> Allocation {
+        Allocation {
+            id,
+            task,
+            experiment,
+            trial,
+            run,
+            pool: String::new(),
+            slots: 0,
+            excluded: BTreeSet::new(),
+            queued_at: Timestamp(0),
+            started_at: None,
+            ended_at: None,
+            state: AllocationState::Queued,
+            ready: false,
+            end: None,
+            reason: "waiting for slots".to_owned(),
+            placed: None,
+            preempting: None,
+            calls: Calls::default(),
+        }
+    }
+
+    /// One that had slots when the master ended; `None` if the row cannot be read.
+    pub(crate) fn restored(row: &AllocationRow, request: String) -> Option<Allocation> {
+        let (experiment, trial) = (row.experiment?, row.trial?);
+        let run = Run { request, number: u32::try_from(row.run).ok()? };
+        let shares: Vec<Share> = serde_json::from_value(row.shares.clone()).ok()?;
+        let signals: Signals = serde_json::from_value(row.signals.clone()).ok()?;
+        let ports = serde_json::from_value(row.ports.clone()).ok()?;
+        let placed = signals.gang.map(|gang| Placed { shares, gang, ports, starts: Vec::new() });
+        let mut allocation = Allocation::queued(row.id.clone(), row.task_id.clone(), experiment, trial, run);
+        allocation.pool.clone_from(&row.pool);
+        allocation.slots = u32::try_from(row.slots).ok()?;
+        allocation.queued_at = row.queued_at;
+        allocation.started_at = row.started_at;
+        allocation.state = row.state;
+        allocation.ready = row.ready;
+        allocation.reason.clone_from(&row.reason);
+        allocation.placed = placed;
+        if let Some(why) = signals.preempting {
+            allocation.preempt(why);
+        }
+        Some(allocation)
+    }
+
+    /// As it is stored.
+    pub(crate) fn row(&self) -> AllocationRow {
+        let signals = Signals {
+            gang: self.placed.as_ref().map(|placed| placed.gang.clone()),
+            preempting: self.preempting.clone(),
+        };
+        let json = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Null);
+        let shares = self.placed.as_ref().map_or(&[] as &[Share], |placed| &placed.shares);
+        let no_ports = BTreeMap::new();
+        let ports = self.placed.as_ref().map_or(&no_ports, |placed| &placed.ports);
+        AllocationRow {
+            id: self.id.clone(),
+            task_id: self.task.clone(),
+            trial: Some(self.trial),
+            experiment: Some(self.experiment),
+            run: self.run.number.into(),
+            state: self.state,
+            ready: self.ready,
+            pool: self.pool.clone(),
+            slots: self.slots.into(),
+            shares: json(serde_json::to_value(shares)),
+            ports: json(serde_json::to_value(ports)),
+            signals: json(serde_json::to_value(signals)),
+            exit: self.end.as_ref().map(|end| json(serde_json::to_value(end))),
+            reason: self.reason.clone(),
+            queued_at: self.queued_at,
+            started_at: self.started_at,
+            ended_at: self.ended_at,
+        }
+    }
+
+    /// Lets its script know that it is to stop.
+    pub(crate) fn preempt(&mut self, why: String) {
+        self.preempting = Some(why);
+        self.calls.signal.send_replace(Signal::Preempt);
+    }
+
+    /// The rank of a share.
+    pub(crate) fn rank_of(&self, resources: &str) -> Option<usize> {
+        self.placed.as_ref()?.shares.iter().position(|share| share.resources == resources)
+    }
+
+    /// What the share of a rank is told when all have asked.
+    pub(crate) fn meeting(&self, rank: usize) -> Option<RendezvousInfo> {
+        let placed = self.placed.as_ref()?;
+        Some(RendezvousInfo {
+            addresses: placed.shares.iter().map(|share| share.address.clone()).collect(),
+            rank: i64::try_from(rank).ok()?,
+            slots: placed.shares.iter().map(|share| share.devices.len() as i64).collect(),
+        })
+    }
+}

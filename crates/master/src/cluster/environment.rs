@@ -1,0 +1,86 @@
+//! The variables of a trial's task, as far as they do not depend on the machine.
+
+use std::collections::BTreeMap;
+
+use instep_api::identifiers::{ExperimentId, TrialId};
+use serde_json::{Value, json};
+
+/// What the variables say.
+pub(super) struct Facts<'a> {
+    pub task: &'a str,
+    pub allocation: &'a str,
+    pub experiment: ExperimentId,
+    pub trial: TrialId,
+    pub run: i64,
+    pub seed: u32,
+    pub config: &'a Value,
+    pub hparams: &'a Value,
+    /// The checkpoint to go on from, and how many steps it holds.
+    pub checkpoint: Option<&'a str>,
+    pub steps: i64,
+    pub username: &'a str,
+    pub user_token: &'a str,
+    pub ports: &'a BTreeMap<String, u16>,
+}
+
+/// The variables.
+pub(super) fn of_trial(facts: &Facts<'_>) -> BTreeMap<String, String> {
+    let metadata = json!({"allocation_id": facts.allocation, "task_id": facts.task});
+    let mut all: BTreeMap<String, String> = [
+        ("DET_TASK_TYPE", "TRIAL".to_owned()),
+        ("DET_USER", facts.username.to_owned()),
+        ("DET_USER_TOKEN", facts.user_token.to_owned()),
+        ("DET_EXPERIMENT_ID", facts.experiment.to_string()),
+        ("DET_TRIAL_ID", facts.trial.to_string()),
+        ("DET_TRIAL_RUN_ID", facts.run.to_string()),
+        ("DET_TRIAL_SEED", facts.seed.to_string()),
+        ("DET_EXPERIMENT_CONFIG", facts.config.to_string()),
+        ("DET_HPARAMS", facts.hparams.to_string()),
+        ("DET_STEPS_COMPLETED", facts.steps.to_string()),
+        ("DET_TASK_LOGGING_METADATA", metadata.to_string()),
+        ("DET_SEGMENT_ENABLED", "false".to_owned()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect();
+    // Scripts take an empty one for a checkpoint without a name, so there is none at all.
+    if let Some(uuid) = facts.checkpoint {
+        all.insert("DET_LATEST_CHECKPOINT".to_owned(), uuid.to_owned());
+    }
+    all.extend(facts.ports.iter().map(|(name, port)| (name.clone(), port.to_string())));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_learns_who_it_is_and_where_it_goes_on() {
+        let ports = BTreeMap::from([("C10D_PORT".to_owned(), 29400)]);
+        let (config, hparams) = (json!({"a": null}), json!({"x": 1}));
+        let mut facts = Facts {
+            task: "7.u",
+            allocation: "7.u.2",
+            experiment: ExperimentId(7),
+            trial: TrialId(9),
+            run: 2,
+            seed: 5,
+            config: &config,
+            hparams: &hparams,
+            checkpoint: None,
+            steps: 0,
+            username: "somebody",
+            user_token: "token",
+            ports: &ports,
+        };
+        let first = of_trial(&facts);
+        assert_eq!((first["DET_TRIAL_ID"].as_str(), first["DET_TRIAL_RUN_ID"].as_str()), ("9", "2"));
+        assert_eq!((first["DET_HPARAMS"].as_str(), first["C10D_PORT"].as_str()), (r#"{"x":1}"#, "29400"));
+        assert!(!first.contains_key("DET_LATEST_CHECKPOINT"));
+        (facts.checkpoint, facts.steps) = (Some("c"), 30);
+        let second = of_trial(&facts);
+        let found = (second["DET_LATEST_CHECKPOINT"].as_str(), second["DET_STEPS_COMPLETED"].as_str());
+        assert_eq!(found, ("c", "30"));
+    }
+}

@@ -1,0 +1,244 @@
+//! Runs experiments: one task owns everything that lives and decides everything, with the pure policies.
+//!
+//! A request becomes a command to that task ([`Cluster`] is the way to it). The task takes all commands that wait, feeds
+//! them to the state machines, stores what follows in one transaction, and only then acts: orders to agents, answers,
+//! lines for logs. So whatever was acted on is in the database, and a master that was killed goes on from there. Orders
+//! name what they are about and may be repeated, so it simply does.
+//!
+//! - `actor`: the task: commands in, one transaction, acts out.
+//! - `experiments`: experiments and what their state machines want.
+//! - `agents`: who lends slots, what they report, when they are given up.
+//! - `allocation`: one attempt to run a task. `tasks`: what the running ones ask. `placing`: who gets which slots.
+//! - `environment`, `ports`: what a task is given. `policies`: lines of output that mean something.
+//! - `restore`: what is found in the database at the start. `collection`: checkpoints that are not kept.
+
+mod actor;
+mod agents;
+mod allocation;
+mod collection;
+mod environment;
+mod experiments;
+mod placing;
+mod policies;
+mod ports;
+mod restore;
+mod tasks;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::link::{Hello, Order, Report};
+use instep_api::logs::LogLine;
+use instep_api::tasks::RendezvousInfo;
+use instep_database::{Database, LiveExperiment};
+use instep_policy::lifecycle::Event;
+use instep_policy::schedule;
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::notices::Notices;
+pub(crate) use actor::Actor;
+pub(crate) use allocation::Signal;
+pub(crate) use placing::Measures;
+
+/// Commands that may wait before callers do.
+const QUEUE: usize = 1024;
+
+/// Something that is done inside the task.
+type Command = Box<dyn FnOnce(&mut Actor) + Send>;
+/// Where the answer to a command goes, once what it changed is stored.
+type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+
+/// Why something was not done, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is no such thing.
+    Missing(String),
+    /// The thing is not in a state in which this can be done.
+    Precondition(String),
+    /// The request makes no sense.
+    Invalid(String),
+    /// The master is ending.
+    Closed,
+}
+
+/// How the cluster is run.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// How long an agent without a connection lets its work run.
+    pub reconnect_window: Duration,
+    /// How slots are given away, in every pool.
+    pub scheduling: schedule::Settings,
+    /// The priority of what does not say.
+    pub default_priority: u32,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        ClusterOptions {
+            reconnect_window: Duration::from_secs(25),
+            scheduling: schedule::Settings::default(),
+            default_priority: 42,
+        }
+    }
+}
+
+/// The way to the task that runs everything. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    commands: mpsc::Sender<Command>,
+    measures: Arc<Measures>,
+}
+
+impl Cluster {
+    /// Loads what there is and starts the task; it ends when the last handle is gone, or the database closes.
+    pub(crate) async fn start(
+        database: Database,
+        notices: Arc<Notices>,
+        master_id: String,
+        options: ClusterOptions,
+    ) -> instep_database::Result<Cluster> {
+        let (commands, received) = mpsc::channel(QUEUE);
+        let measures = Arc::new(Measures::default());
+        let cluster = Cluster { commands, measures: Arc::clone(&measures) };
+        let mut actor = Actor::new(database, notices, master_id, options, measures);
+        actor.restore().await?;
+        tokio::spawn(actor.run(received));
+        Ok(cluster)
+    }
+
+    async fn ask<T, F>(&self, work: F) -> Result<T, Refusal>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Actor, Reply<T>) + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let command: Command = Box::new(move |actor| work(actor, reply));
+        self.commands.send(command).await.map_err(|_| Refusal::Closed)?;
+        answer.await.unwrap_or(Err(Refusal::Closed))
+    }
+
+    /// Looks at what lives, without changing it.
+    #[expect(dead_code, reason = "the views of agents, jobs and tasks are about to use it")]
+    pub(crate) async fn look<T, F>(&self, look: F) -> Result<T, Refusal>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Actor) -> T + Send + 'static,
+    {
+        self.ask(move |actor, reply| {
+            // Nobody listens any more when the request was given up.
+            let _ = reply.send(Ok(look(actor)));
+        })
+        .await
+    }
+
+    /// How long passes of the scheduler take.
+    pub(crate) fn measures(&self) -> &Measures {
+        &self.measures
+    }
+
+    /// Sets an experiment in motion that is in the database; gives what its author should know.
+    pub(crate) async fn begin(&self, experiment: LiveExperiment) -> Result<Vec<String>, Refusal> {
+        self.ask(move |actor, reply| actor.begin(experiment, reply)).await
+    }
+
+    /// Somebody wants something of an experiment. `false` if it is not among those that live.
+    pub(crate) async fn control(&self, id: ExperimentId, event: Event) -> Result<bool, Refusal> {
+        self.ask(move |actor, reply| actor.control(id, event, reply)).await
+    }
+
+    /// Something happened to a trial. `false` if it is not among those that the master runs now.
+    pub(crate) async fn tell(&self, trial: TrialId, news: TrialNews) -> Result<bool, Refusal> {
+        self.ask(move |actor, reply| actor.tell(trial, news, reply)).await
+    }
+
+    /// Lines of output have been stored: some may mean something.
+    pub(crate) async fn lines_arrived(&self, lines: Vec<LogLine>) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.lines_arrived(&lines, reply)).await
+    }
+
+    /// The state of an experiment's job: how many are before it, and whether it has slots.
+    pub(crate) async fn job_summary(&self, id: ExperimentId) -> Result<Option<Value>, Refusal> {
+        self.ask(move |actor, reply| actor.job_summary(id, reply)).await
+    }
+
+    /// How many slots a pool has now; `None` if there is no such pool.
+    pub(crate) async fn slots_of(&self, pool: String) -> Result<Option<usize>, Refusal> {
+        self.ask(move |actor, reply| {
+            let _ = reply.send(Ok(actor.slots_of(&pool)));
+        })
+        .await
+    }
+
+    /// An agent says hello; orders for it go to `orders`. Gives the number of the connection.
+    pub(crate) async fn hello(&self, hello: Hello, orders: mpsc::Sender<Order>) -> Result<u64, Refusal> {
+        self.ask(move |actor, reply| actor.hello(hello, orders, reply)).await
+    }
+
+    /// An agent reports.
+    pub(crate) async fn report(&self, agent: String, connection: u64, report: Report) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.report(&agent, connection, report, reply)).await
+    }
+
+    /// An agent's connection has ended.
+    pub(crate) async fn disconnected(&self, agent: String, connection: u64) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.disconnected(&agent, connection, reply)).await
+    }
+
+    /// A share wants to know where the others are: answered when all have asked.
+    pub(crate) async fn rendezvous(&self, allocation: String, resources: String) -> Result<RendezvousInfo, Refusal> {
+        self.ask(move |actor, reply| actor.rendezvous(&allocation, &resources, reply)).await
+    }
+
+    /// To be woken when an allocation is told something; `None` if it does not live.
+    pub(crate) async fn signal(&self, allocation: String) -> Result<Option<watch::Receiver<Signal>>, Refusal> {
+        self.ask(move |actor, reply| actor.signal(&allocation, reply)).await
+    }
+
+    /// A task says something about itself.
+    pub(crate) async fn said(&self, allocation: String, word: Word) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.said(&allocation, word, reply)).await
+    }
+
+    /// Shares exchange something: answered when so many have brought theirs.
+    pub(crate) async fn gather(
+        &self,
+        allocation: String,
+        caller: String,
+        peers: usize,
+        data: Value,
+    ) -> Result<Vec<Value>, Refusal> {
+        self.ask(move |actor, reply| actor.gather(&allocation, caller, peers, data, reply)).await
+    }
+}
+
+/// What a trial reports that decides something.
+#[derive(Debug, Clone)]
+pub(crate) enum TrialNews {
+    /// Validation metrics, at a step.
+    Validated(Map<String, Value>, i64),
+    /// How far it is.
+    Progressed(f64),
+    /// Its hyperparameters make no sense.
+    InvalidHyperparameters,
+    /// Somebody wants it to end.
+    Kill,
+}
+
+/// What a task says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// It can hear signals.
+    Ready,
+    /// It waits for something.
+    Waiting,
+    /// It stops although it is not done.
+    Acknowledged,
+    /// Whoever runs it wants it to stop.
+    Pending,
+    /// This share of it serves others, and nobody waits for its end.
+    Daemon(String),
+    /// Nothing that changes anything.
+    Noted,
+}

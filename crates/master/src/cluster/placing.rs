@@ -1,0 +1,317 @@
+//! Gives slots away: builds what the policy looks at, and starts what it decides.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use instep_api::config::{Entrypoint as Configured, ExperimentConfig};
+use instep_api::identifiers::ExperimentId;
+use instep_api::link::{DeviceKind, Entrypoint, Mount, Order, Share as ShareName, Start};
+use instep_api::states::AllocationState;
+use instep_database::TaskSession;
+use instep_policy::lifecycle::Event;
+use instep_policy::lifecycle::gang::Gang;
+use instep_policy::schedule::{self, Agent, Cluster, Grant, Holder, Job, Pool, Queue, Request, Slot};
+use serde_json::{Value, json};
+
+use super::actor::{Act, Actor};
+use super::allocation::{Placed, Share};
+use super::environment::{self, Facts};
+use super::experiments::DEFAULT_POOL;
+use super::{Refusal, Reply};
+use crate::clock::now;
+use crate::passwords::token_hash;
+use crate::random;
+
+/// Between two passes, at least.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+/// A pass takes at most this part of the time.
+const PART_OF_TIME: u32 = 10;
+
+/// When the next pass is due.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    wanted: bool,
+    last: Option<(Instant, Duration)>,
+}
+
+impl Pace {
+    /// Something changed that a pass should look at.
+    pub(super) fn wanted(&mut self) {
+        self.wanted = true;
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.last.map(|(ended, took)| ended + (took * PART_OF_TIME).max(SHORTEST_PAUSE))
+    }
+
+    pub(super) fn is_due(&self, moment: Instant) -> bool {
+        self.wanted && self.next().is_none_or(|next| next <= moment)
+    }
+
+    pub(super) fn until_next(&self) -> Option<Duration> {
+        let wait = self.next().map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()));
+        self.wanted.then_some(wait)
+    }
+
+    fn done(&mut self, took: Duration) {
+        self.wanted = false;
+        self.last = Some((Instant::now(), took));
+    }
+}
+
+/// How long passes take, and how much waits.
+#[derive(Debug, Default)]
+pub(crate) struct Measures {
+    passes: Mutex<Passes>,
+}
+
+/// What the passes so far were like.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Passes {
+    pub count: u64,
+    pub last: Duration,
+    pub longest: Duration,
+    /// Allocations that wait for slots.
+    pub waiting: usize,
+}
+
+impl Measures {
+    pub(crate) fn passes(&self) -> Passes {
+        *self.passes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, took: Duration, waiting: usize) {
+        let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        passes.count += 1;
+        passes.last = took;
+        passes.longest = passes.longest.max(took);
+        passes.waiting = waiting;
+    }
+}
+
+impl Actor {
+    /// One pass over everything that waits.
+    pub(super) async fn place(&mut self) {
+        let began = Instant::now();
+        let (cluster, queue) = (self.cluster(), self.queue());
+        let plan = schedule::schedule(&cluster, &queue, now());
+        let took = began.elapsed();
+        self.measures.note(took, plan.waiting.len());
+        self.pace.done(took);
+        let (start, preempt, waiting) = (plan.start.len(), plan.preempt.len(), plan.waiting.len());
+        tracing::debug!(?took, start, preempt, waiting, "a scheduling pass");
+        for waiting in plan.waiting {
+            if let Some(allocation) = self.allocations.get_mut(&waiting.request) {
+                let reason = waiting.reason.to_string();
+                if allocation.reason != reason {
+                    allocation.reason = reason;
+                    self.changed.allocations.insert(waiting.request);
+                }
+            }
+        }
+        for preempt in plan.preempt {
+            let Some(allocation) = self.allocations.get(&preempt.allocation) else { continue };
+            let (experiment, run) = (allocation.experiment, allocation.run.clone());
+            self.event(experiment, Event::Displaced { run, why: preempt.reason });
+        }
+        for start in plan.start {
+            self.start(&start.request, &start.placement).await;
+        }
+    }
+
+    /// The machines, by pool.
+    pub(crate) fn cluster(&self) -> Cluster {
+        let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
+        let pool = || Pool { settings: self.options.scheduling.clone(), agents: Vec::new() };
+        pools.insert(DEFAULT_POOL.to_owned(), pool());
+        for agent in self.agents.values() {
+            let slots = agent.devices.iter().map(|device| Slot {
+                id: device.id,
+                enabled: !agent.disabled_slots.contains(&device.id),
+            });
+            pools.entry(agent.pool.clone()).or_insert_with(pool).agents.push(Agent {
+                id: agent.name.clone(),
+                takes_work: agent.takes_work(),
+                slots: slots.collect(),
+            });
+        }
+        Cluster { pools }
+    }
+
+    /// What waits, and what has slots.
+    pub(crate) fn queue(&self) -> Queue {
+        let mut queue = Queue::default();
+        for (id, live) in &self.experiments {
+            let resources = &live.config.resources;
+            queue.jobs.insert(
+                live.job.clone(),
+                Job {
+                    name: format!("experiment {id}"),
+                    pool: live.pool().to_owned(),
+                    priority: resources.priority.unwrap_or(self.options.default_priority),
+                    weight: resources.weight,
+                    max_slots: resources.max_slots.map(|slots| slots as usize),
+                    position: live.position,
+                    submitted: live.submitted,
+                },
+            );
+        }
+        for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
+            let Some(live) = self.experiments.get(&allocation.experiment) else { continue };
+            match &allocation.placed {
+                None => queue.waiting.push(Request {
+                    id: allocation.id.clone(),
+                    job: live.job.clone(),
+                    slots: allocation.slots as usize,
+                    single_node: live.config.resources.is_single_node.unwrap_or(false),
+                    preemptible: true,
+                    excluded: allocation.excluded.clone(),
+                    asked: allocation.queued_at,
+                }),
+                Some(placed) => queue.running.push(Holder {
+                    id: allocation.id.clone(),
+                    job: live.job.clone(),
+                    placement: placed
+                        .gang
+                        .alive()
+                        .filter_map(|rank| placed.shares.get(rank))
+                        .map(|share| Grant { agent: share.agent.clone(), slots: share.devices.clone() })
+                        .collect(),
+                    preemptible: true,
+                    stopping: allocation.preempting.is_some() || allocation.state == AllocationState::Terminating,
+                    asked: allocation.queued_at,
+                }),
+            }
+        }
+        queue
+    }
+
+    /// Gives an allocation its slots, and the agents their orders.
+    async fn start(&mut self, name: &str, placement: &[Grant]) {
+        let Some(allocation) = self.allocations.get(name) else { return };
+        let (experiment, trial, run) = (allocation.experiment, allocation.trial, allocation.run.clone());
+        let Some(ports) = self.ports.give() else {
+            tracing::error!(allocation = name, "there are no free ports");
+            return;
+        };
+        let (checkpoint, steps) = match self.database.resume_point(trial).await {
+            Ok(found) => found,
+            Err(error) => {
+                // The next pass tries again; the database says what is wrong with every other request, too.
+                tracing::error!(%error, allocation = name, "cannot look up where the trial goes on");
+                self.ports.take_back(&ports);
+                return self.pace.wanted();
+            }
+        };
+        let Some(live) = self.experiments.get(&experiment) else { return };
+        let Some(facts) = live.trials.get(&run.request) else { return };
+        let (token, user_token) = (random::token(), random::token());
+        let variables = environment::of_trial(&Facts {
+            task: &allocation.task,
+            allocation: name,
+            experiment,
+            trial,
+            run: run.number.into(),
+            seed: facts.seed,
+            config: &live.full,
+            hparams: &facts.hparams,
+            checkpoint: checkpoint.as_deref(),
+            steps,
+            username: &live.owner.name,
+            user_token: &user_token,
+            ports: &ports,
+        });
+        let decided_at = now();
+        let mut shares = Vec::with_capacity(placement.len());
+        let mut starts = Vec::with_capacity(placement.len());
+        for (rank, grant) in placement.iter().enumerate() {
+            let share = self.share_on(grant);
+            let kind = self.agents.get(&grant.agent).and_then(|agent| agent.devices.first()).map(|device| device.kind);
+            starts.push(Start {
+                share: ShareName { allocation: name.to_owned(), resources: share.resources.clone() },
+                task: allocation.task.clone(),
+                devices: share.devices.clone(),
+                container: share.container.clone(),
+                environment: variables.clone(),
+                user_environment: user_environment(&live.config, kind),
+                entrypoint: entrypoint(&live.config),
+                token: token.clone(),
+                context: true,
+                rendezvous: true,
+                run_as: live.owner.run_as.clone(),
+                mounts: mounts(&live.config),
+                notes: if rank == 0 { live.config.warnings.clone() } else { Vec::new() },
+                decided_at,
+            });
+            shares.push(share);
+        }
+        for hash in [token_hash(&token), token_hash(&user_token)] {
+            let session = TaskSession { token_hash: hash, user: live.owner.id, allocation: name.to_owned() };
+            self.decision.sessions.push(session);
+        }
+        for (share, start) in shares.iter().zip(&starts) {
+            self.later(Act::Order(share.agent.clone(), Order::Start(Box::new(start.clone()))));
+        }
+        let Some(allocation) = self.allocations.get_mut(name) else { return };
+        allocation.placed = Some(Placed { gang: Gang::new(shares.len()), shares, ports, starts });
+        allocation.state = AllocationState::Starting;
+        allocation.started_at = Some(decided_at);
+        allocation.reason = "starting".to_owned();
+        self.changed.allocations.insert(name.to_owned());
+        self.event(experiment, Event::Assigned { run });
+    }
+
+    fn share_on(&self, grant: &Grant) -> Share {
+        let address = self.agents.get(&grant.agent).and_then(|agent| agent.addresses.first().cloned());
+        Share {
+            agent: grant.agent.clone(),
+            resources: random::uuid(),
+            container: random::uuid(),
+            devices: grant.slots.clone(),
+            address: address.unwrap_or_else(|| "127.0.0.1".to_owned()),
+            started: false,
+        }
+    }
+
+    /// Whether an experiment has slots, and how many jobs are before it.
+    pub(super) fn job_summary(&mut self, id: ExperimentId, reply: Reply<Option<Value>>) {
+        let summary = self.experiments.get(&id).map(|live| {
+            let mine = |allocation: &&super::allocation::Allocation| allocation.experiment == id;
+            let scheduled = self.allocations.values().filter(mine).any(|allocation| allocation.placed.is_some());
+            let order = schedule::jobs_in_order(&self.queue(), live.pool())
+                .iter()
+                .position(|job| *job == live.job)
+                .unwrap_or(0);
+            json!({"state": if scheduled { "STATE_SCHEDULED" } else { "STATE_QUEUED" }, "jobsAhead": order})
+        });
+        self.answer(reply, Ok::<_, Refusal>(summary));
+    }
+}
+
+fn entrypoint(config: &ExperimentConfig) -> Entrypoint {
+    match &config.entrypoint {
+        Some(Configured::Line(line)) => Entrypoint::Shell(line.clone()),
+        Some(Configured::Words(words)) => Entrypoint::Arguments(words.clone()),
+        // Configurations of managed experiments have one.
+        None => Entrypoint::Shell(String::new()),
+    }
+}
+
+fn user_environment(config: &ExperimentConfig, kind: Option<DeviceKind>) -> Vec<String> {
+    let variables = &config.environment.environment_variables;
+    match kind {
+        Some(DeviceKind::Cuda) => variables.cuda.clone(),
+        Some(DeviceKind::Cpu) | None => variables.cpu.clone(),
+    }
+}
+
+fn mounts(config: &ExperimentConfig) -> Vec<Mount> {
+    let mount = |mount: &instep_api::config::BindMount| Mount {
+        host_path: mount.host_path.clone(),
+        task_path: mount.container_path.clone(),
+        read_only: mount.read_only,
+    };
+    config.bind_mounts.iter().map(mount).collect()
+}

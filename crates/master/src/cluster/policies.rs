@@ -1,0 +1,81 @@
+//! Lines of output that mean something: log policies.
+
+use instep_api::config::{ExperimentConfig, LogAction};
+use instep_api::logs::LogLine;
+use instep_policy::lifecycle::{Event, PolicyAction};
+use regex::{Regex, RegexBuilder};
+
+use super::actor::Actor;
+use super::{Refusal, Reply};
+
+/// Memory that a pattern may take when it is compiled.
+const PATTERN_SIZE: usize = 1 << 20;
+/// What the line begins with that prints the configuration, and with it every pattern.
+const CONFIGURATION_LINE: &str = "New trial runner in (container ";
+
+/// The patterns of an experiment.
+#[derive(Debug, Default)]
+pub(super) struct Patterns {
+    all: Vec<Pattern>,
+}
+
+#[derive(Debug)]
+struct Pattern {
+    name: String,
+    regex: Regex,
+    action: Option<LogAction>,
+}
+
+impl Patterns {
+    pub(super) fn of(config: &ExperimentConfig) -> Result<Patterns, String> {
+        let mut all = Vec::new();
+        for policy in &config.log_policies {
+            let Some(pattern) = &policy.pattern else { continue };
+            let regex = RegexBuilder::new(pattern)
+                .size_limit(PATTERN_SIZE)
+                .build()
+                .map_err(|error| format!("log_policies: `{pattern}` cannot be used: {error}"))?;
+            all.push(Pattern { name: policy.name.clone().unwrap_or_default(), regex, action: policy.action });
+        }
+        Ok(Patterns { all })
+    }
+
+    fn matches<'a>(&'a self, line: &'a str) -> impl Iterator<Item = &'a Pattern> {
+        let skipped = line.contains(CONFIGURATION_LINE);
+        self.all.iter().filter(move |pattern| !skipped && pattern.regex.is_match(line))
+    }
+}
+
+impl Actor {
+    /// Looks for lines that match a policy.
+    pub(super) fn lines_arrived(&mut self, lines: &[LogLine], reply: Reply<()>) {
+        let mut found = Vec::new();
+        for line in lines {
+            let Some(name) = &line.allocation_id else { continue };
+            let Some(allocation) = self.allocations.get(name) else { continue };
+            let Some(live) = self.experiments.get(&allocation.experiment) else { continue };
+            for pattern in live.patterns.matches(&line.log) {
+                let action = match pattern.action {
+                    Some(LogAction::CancelRetries) => PolicyAction::CancelRetries,
+                    Some(LogAction::ExcludeNode) => match &line.agent_id {
+                        Some(agent) => PolicyAction::ExcludeNode { agent: agent.clone() },
+                        None => continue,
+                    },
+                    None => PolicyAction::Mark,
+                };
+                let event = Event::LogMatched {
+                    run: allocation.run.clone(),
+                    policy: pattern.name.clone(),
+                    pattern: pattern.regex.as_str().to_owned(),
+                    line: line.log.clone(),
+                    action,
+                };
+                found.push((allocation.experiment, event));
+            }
+        }
+        for (experiment, event) in found {
+            self.event(experiment, event);
+        }
+        self.answer(reply, Ok::<(), Refusal>(()));
+    }
+}

@@ -1,0 +1,68 @@
+//! Ports that tasks listen on, so that no two allocations of the cluster meet on one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The names by which tasks learn of their ports, and where counting begins.
+const NAMES: &[(&str, u16)] = &[
+    ("DTRAIN_SSH_PORT", 12350),
+    ("INTER_TRAIN_PROCESS_COMM_PORT_1", 12360),
+    ("INTER_TRAIN_PROCESS_COMM_PORT_2", 12365),
+    ("C10D_PORT", 29400),
+];
+
+/// Which ports are taken.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    taken: BTreeSet<u16>,
+}
+
+impl Ports {
+    /// Gives the lowest free port from its base on for each name; `None` if they are used up.
+    pub(super) fn give(&mut self) -> Option<BTreeMap<String, u16>> {
+        let mut given = BTreeMap::new();
+        for (name, base) in NAMES {
+            let Some(port) = (*base..u16::MAX).find(|port| !self.taken.contains(port)) else {
+                self.take_back(&given);
+                return None;
+            };
+            self.taken.insert(port);
+            given.insert((*name).to_owned(), port);
+        }
+        Some(given)
+    }
+
+    /// Ports that an allocation has from before the master was started.
+    pub(super) fn claim(&mut self, ports: &BTreeMap<String, u16>) {
+        self.taken.extend(ports.values());
+    }
+
+    /// They are free again.
+    pub(super) fn take_back(&mut self, ports: &BTreeMap<String, u16>) {
+        for port in ports.values() {
+            self.taken.remove(port);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_port_is_given_twice_until_it_is_free_again() {
+        let mut ports = Ports::default();
+        let first = ports.give().unwrap();
+        assert_eq!((first["DTRAIN_SSH_PORT"], first["C10D_PORT"]), (12350, 29400));
+        let second = ports.give().unwrap();
+        assert_eq!((second["DTRAIN_SSH_PORT"], second["C10D_PORT"]), (12351, 29401));
+        let mut all: Vec<u16> = first.values().chain(second.values()).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 8);
+        ports.take_back(&first);
+        assert_eq!(ports.give().unwrap(), first);
+        let mut restarted = Ports::default();
+        restarted.claim(&first);
+        assert_eq!(restarted.give().unwrap()["C10D_PORT"], 29401);
+    }
+}

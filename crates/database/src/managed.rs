@@ -1,5 +1,7 @@
 //! What the master decides about the work that it runs: everything that follows from one step is one transaction.
 
+use std::collections::BTreeSet;
+
 use instep_api::experiments::Experiment;
 use instep_api::identifiers::{ExperimentId, TrialId, UserId};
 use instep_api::logs::LogLine;
@@ -11,6 +13,7 @@ use serde_json::Value;
 use crate::Database;
 use crate::agents::{self, AgentRow};
 use crate::allocations::{self, AllocationRow};
+use crate::checkpoints::newest_checkpoint;
 use crate::error::{Error, Result};
 use crate::experiments::{NewExperiment, experiment_by_id, insert};
 use crate::metrics::read;
@@ -125,6 +128,8 @@ pub struct LiveExperiment {
     pub state: State,
     /// Its state machine; `None` if the master ended before the first step.
     pub snapshot: Option<String>,
+    /// The checkpoint that its trials begin with: the one its configuration names, or the newest of the trial it names.
+    pub warm_start: Option<String>,
     /// As whom its owner's tasks run, as the owner's account says.
     pub agent_user_group: Option<Value>,
     /// Its trials, by the searcher's names.
@@ -229,6 +234,30 @@ impl Database {
             .await
     }
 
+    /// The configuration of a template.
+    pub async fn template_config(&self, name: String) -> Result<Value> {
+        self.engine
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached("SELECT config FROM templates WHERE name = ?")?;
+                let found = statement.query_row([&name], |row| json(row, "config")).optional()?;
+                found.ok_or_else(|| Error::not_found("template", name))
+            })
+            .await
+    }
+
+    /// Checkpoints that others depend on: versions of models, and what trials begin with.
+    pub async fn kept_checkpoints(&self) -> Result<BTreeSet<String>> {
+        self.engine
+            .read(|connection| {
+                let sql = "SELECT checkpoint_uuid FROM model_versions UNION \
+                           SELECT warm_start_checkpoint FROM trials WHERE warm_start_checkpoint IS NOT NULL";
+                let mut statement = connection.prepare_cached(sql)?;
+                let found = statement.query_map([], |row| row.get(0))?;
+                Ok(found.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
     /// Experiments that are over and whose checkpoints have yet to be looked through.
     pub async fn uncollected_experiments(&self) -> Result<Vec<ExperimentId>> {
         self.engine
@@ -256,7 +285,7 @@ impl Database {
     pub async fn resume_point(&self, trial: TrialId) -> Result<(Option<String>, i64)> {
         self.engine
             .read(move |connection| {
-                if let Some((uuid, steps)) = crate::checkpoints::newest_checkpoint(connection, trial)? {
+                if let Some((uuid, steps)) = newest_checkpoint(connection, trial)? {
                     return Ok((Some(uuid), steps));
                 }
                 let sql = "SELECT warm_start_checkpoint FROM trials WHERE id = ?";
@@ -275,6 +304,12 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         .prepare_cached("SELECT content FROM experiment_snapshots WHERE experiment_id = ?")?
         .query_row([id.0], |row| row.get(0))
         .optional()?;
+    let searcher = &experiment.config["searcher"];
+    let warm_start = match (searcher["source_checkpoint_uuid"].as_str(), searcher["source_trial_id"].as_i64()) {
+        (Some(uuid), _) => Some(uuid.to_owned()),
+        (None, Some(trial)) => newest_checkpoint(connection, TrialId(trial))?.map(|(uuid, _)| uuid),
+        (None, None) => None,
+    };
     let agent_user_group = connection
         .prepare_cached("SELECT agent_user_group FROM users WHERE id = ?")?
         .query_row([experiment.user_id.0], |row| optional_json(row, "agent_user_group"))?;
@@ -293,7 +328,7 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         })
     })?;
     let trials = trials.collect::<rusqlite::Result<_>>()?;
-    Ok(LiveExperiment { experiment, state, snapshot, agent_user_group, trials })
+    Ok(LiveExperiment { experiment, state, snapshot, warm_start, agent_user_group, trials })
 }
 
 fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {

@@ -1,26 +1,25 @@
 //! What all requests share.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use instep_api::users::User;
 use instep_database::Database;
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::clock::now;
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::notices::Notices;
 use crate::passwords::token_hash;
 use crate::random;
 use crate::telemetry::Telemetry;
 
-/// How long a token that was looked up is believed without looking again. Changes that are made here are seen at once.
-const BELIEVED: Duration = Duration::from_secs(5);
-/// Tokens that are remembered at most; beyond it all are looked up again.
-const REMEMBERED: usize = 10_000;
-
 /// The master's state: everything that lasts is in the database.
 pub(crate) struct Application {
     pub database: Database,
+    /// Runs what the master itself runs.
+    pub cluster: Cluster,
     /// Changes with every start.
     pub master_id: String,
     /// Host names, besides addresses and `localhost`, under which this master may be asked.
@@ -29,66 +28,64 @@ pub(crate) struct Application {
     pub decoy_hash: String,
     /// How long a login lasts.
     pub session: Duration,
+    /// What the master says for all experiments, as a configuration.
+    pub defaults: Value,
     pub telemetry: Telemetry,
-    sessions: Mutex<HashMap<String, (User, Instant)>>,
-    log_arrivals: watch::Sender<u64>,
+    pub notices: Arc<Notices>,
+}
+
+/// What an application is told.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Told {
+    pub allowed_hosts: Vec<String>,
+    pub session: Duration,
+    pub defaults: Value,
+    pub cluster: ClusterOptions,
 }
 
 impl Application {
-    pub(crate) fn new(database: Database, allowed_hosts: Vec<String>, session: Duration) -> Application {
+    /// Loads what there is, and goes on with it.
+    pub(crate) async fn start(database: Database, told: Told) -> instep_database::Result<Application> {
         let decoy_hash = crate::passwords::to_store(&random::token(), true).unwrap_or_default();
-        Application {
+        let (master_id, notices) = (random::uuid(), Arc::new(Notices::default()));
+        let cluster =
+            Cluster::start(database.clone(), Arc::clone(&notices), master_id.clone(), told.cluster).await?;
+        Ok(Application {
             database,
-            master_id: random::uuid(),
-            allowed_hosts,
+            cluster,
+            master_id,
+            allowed_hosts: told.allowed_hosts,
             decoy_hash,
-            session,
+            session: told.session,
+            defaults: told.defaults,
             telemetry: Telemetry::new(),
-            sessions: Mutex::new(HashMap::new()),
-            log_arrivals: watch::Sender::new(0),
-        }
+            notices,
+        })
     }
 
     /// Whom a token speaks for, if it is valid.
     pub(crate) async fn user_of_token(&self, token: &str) -> instep_database::Result<Option<User>> {
         let hash = token_hash(token);
-        if let Some((user, when)) = self.remembered().get(&hash)
-            && when.elapsed() < BELIEVED
-        {
-            return Ok(Some(user.clone()));
+        if let Some(user) = self.notices.remembered(&hash) {
+            return Ok(Some(user));
         }
         let found = self.database.session_user(hash.clone(), now()).await?;
-        let mut remembered = self.remembered();
-        match &found {
-            Some(user) => {
-                if remembered.len() >= REMEMBERED {
-                    remembered.clear();
-                }
-                remembered.insert(hash, (user.clone(), Instant::now()));
-            }
-            None => {
-                remembered.remove(&hash);
-            }
-        }
+        self.notices.remember(hash, found.as_ref());
         Ok(found)
     }
 
     /// Looks every token up again, because users or sessions have changed.
     pub(crate) fn forget_sessions(&self) {
-        self.remembered().clear();
-    }
-
-    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<String, (User, Instant)>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.notices.forget_sessions();
     }
 
     /// Wakes those who follow logs.
     pub(crate) fn logs_arrived(&self) {
-        self.log_arrivals.send_modify(|count| *count += 1);
+        self.notices.logs_arrived();
     }
 
     /// To be woken when logs arrive.
     pub(crate) fn follow_logs(&self) -> watch::Receiver<u64> {
-        self.log_arrivals.subscribe()
+        self.notices.follow_logs()
     }
 }

@@ -4,7 +4,8 @@
 //!   a master that runs.
 //! - `http` is everything about HTTP, and the only place that knows status codes: one table of routes with who may
 //!   call each, and thin handlers.
-//! - `application` is what handlers share: the database, sessions, and the wake-up of those who follow logs.
+//! - `application` is what handlers share: the database, the cluster, and `notices`, which wakes those who wait.
+//! - `cluster` runs experiments on agents' slots. `model_definition` packs the code that they come with.
 //! - `storage` finds, reads and removes checkpoints' files, `archive` makes one stream of them, `deletions` carries out
 //!   what the database has noted as to be deleted. `export` writes metrics for other programs.
 //! - `config` reads experiment configurations, `passwords` checks who somebody is, `heartbeat` gives up trials
@@ -22,6 +23,7 @@
 mod application;
 mod archive;
 mod clock;
+mod cluster;
 mod config;
 mod copies;
 mod deletions;
@@ -30,6 +32,8 @@ mod export;
 mod heartbeat;
 mod http;
 mod listener;
+mod model_definition;
+mod notices;
 mod passwords;
 mod peer;
 mod presence;
@@ -39,6 +43,7 @@ pub mod settings;
 mod storage;
 mod telemetry;
 
+pub use cluster::ClusterOptions;
 pub use copies::{back_up, restore};
 pub use encryption::{Encryption, EncryptionError};
 pub use presence::Presence;

@@ -10,8 +10,9 @@ use tokio::net::{TcpListener, lookup_host};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
-use crate::application::Application;
+use crate::application::{Application, Told};
 use crate::clock::now;
+use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
 use crate::heartbeat;
 use crate::http::router::router;
@@ -38,6 +39,10 @@ pub struct Options {
     pub session: Duration,
     /// Whether connections are encrypted, and with what.
     pub encryption: Option<Encryption>,
+    /// Where checkpoints go of experiments that do not say: a folder.
+    pub checkpoints: PathBuf,
+    /// How the cluster is run.
+    pub cluster: ClusterOptions,
 }
 
 /// Why the master does not serve.
@@ -138,11 +143,24 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         tracing::warn!(%address, "passwords and tokens cross the network in the clear: --tls-cert encrypts");
     }
     let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
-    let application = Arc::new(Application::new(database.clone(), allowed_hosts, options.session));
+    let told = Told {
+        allowed_hosts,
+        session: options.session,
+        defaults: defaults(options),
+        cluster: options.cluster.clone(),
+    };
+    let application = Arc::new(Application::start(database.clone(), told).await?);
     // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
     let deletions = tokio::spawn({
         let application = Arc::clone(&application);
-        async move { crate::deletions::carry_out(&application).await }
+        async move {
+            loop {
+                if let Err(error) = crate::deletions::carry_out(&application).await {
+                    tracing::error!(%error, "cannot delete what was given up");
+                }
+                application.notices.next_deletions().await;
+            }
+        }
     });
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
     let service = router(&application).into_make_service_with_connect_info::<Peer>();
@@ -165,6 +183,11 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     heartbeats.abort();
     deletions.abort();
     Ok(())
+}
+
+/// What the master says for all experiments.
+fn defaults(options: &Options) -> serde_json::Value {
+    serde_json::json!({"checkpoint_storage": {"type": "shared_fs", "host_path": options.checkpoints}})
 }
 
 /// What encrypts connections, if they are to be.

@@ -8,8 +8,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use instep_policy::schedule::{self, Fitting, Rule};
 use serde_json::Value;
 
+use crate::cluster::ClusterOptions;
 use crate::encryption::Encryption;
 use crate::server::Options;
 
@@ -37,6 +39,8 @@ enum Kind {
     Truth,
     /// A number of hours.
     Hours,
+    /// A number of seconds.
+    Seconds,
     /// One of these.
     Choice(&'static [&'static str]),
 }
@@ -51,6 +55,11 @@ pub const KEYS: &[Key] = &[
     key("port", "port", "INSTEP_MASTER_PORT", "8080", Kind::Port),
     key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
+    key("checkpoints", "checkpoints", "INSTEP_MASTER_CHECKPOINTS", "", Kind::Path),
+    key("agent_reconnect_wait", "agent-reconnect-wait", "INSTEP_MASTER_AGENT_RECONNECT_WAIT", "25", Kind::Seconds),
+    key("scheduler.type", "scheduler", "INSTEP_MASTER_SCHEDULER", "priority", Kind::Choice(&["priority", "fair_share"])),
+    key("scheduler.preemption", "preemption", "INSTEP_MASTER_PREEMPTION", "false", Kind::Truth),
+    key("scheduler.fitting_policy", "fitting-policy", "INSTEP_MASTER_FITTING_POLICY", "best", Kind::Choice(&["best", "worst"])),
     key("session_hours", "session-hours", "INSTEP_MASTER_SESSION_HOURS", "168", Kind::Hours),
     key("tls.cert", "tls-cert", "INSTEP_MASTER_TLS_CERT", "", Kind::Path),
     key("tls.key", "tls-key", "INSTEP_MASTER_TLS_KEY", "", Kind::Path),
@@ -189,7 +198,33 @@ impl Settings {
             allowed_hosts: self.values["allow_hosts"].0.clone(),
             session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
             encryption: self.encryption()?,
+            checkpoints: self.checkpoints(database),
+            cluster: self.cluster(),
         })
+    }
+
+    /// Where checkpoints go: beside the database, unless somebody says.
+    fn checkpoints(&self, database: &str) -> PathBuf {
+        let said = PathBuf::from(self.text("checkpoints"));
+        let beside = || PathBuf::from(database).with_file_name("checkpoints");
+        let folder = if said.as_os_str().is_empty() { beside() } else { said };
+        // It is handed on to other programs, which are elsewhere.
+        std::path::absolute(&folder).unwrap_or(folder)
+    }
+
+    fn cluster(&self) -> ClusterOptions {
+        let preemption = self.text("scheduler.preemption") == "true";
+        let rule = match self.text("scheduler.type") {
+            "fair_share" => Rule::FairShare,
+            _ => Rule::Priority { preemption },
+        };
+        let fitting = if self.text("scheduler.fitting_policy") == "worst" { Fitting::Worst } else { Fitting::Best };
+        let window = self.text("agent_reconnect_wait").parse().unwrap_or_default();
+        ClusterOptions {
+            reconnect_window: Duration::from_secs(window),
+            scheduling: schedule::Settings { rule, fitting, ..schedule::Settings::default() },
+            ..ClusterOptions::default()
+        }
     }
 
     /// How the log is written: whether as JSON, and from which level on.
@@ -223,7 +258,7 @@ impl Settings {
 fn split(key: &Key, text: &str) -> Vec<String> {
     match key.kind {
         Kind::Words => text.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
-        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Hours | Kind::Choice(_) => vec![text.to_owned()],
+        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Hours | Kind::Seconds | Kind::Choice(_) => vec![text.to_owned()],
     }
 }
 
@@ -231,6 +266,10 @@ fn check(key: &Key, value: &str) -> Result<(), String> {
     match key.kind {
         Kind::Port => value.parse::<u16>().map(drop).map_err(|_| format!("`{value}` is not a port, 0 to 65535")),
         Kind::Truth => value.parse::<bool>().map(drop).map_err(|_| format!("`{value}` is neither true nor false")),
+        Kind::Seconds => match value.parse::<u32>() {
+            Ok(1..=86_400) => Ok(()),
+            _ => Err(format!("`{value}` is not a number of seconds, 1 to 86400")),
+        },
         // A hundred years, so that no time overflows.
         Kind::Hours => match value.parse::<u32>() {
             Ok(1..=876_000) => Ok(()),

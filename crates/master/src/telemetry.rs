@@ -13,6 +13,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::cluster::Passes;
+
 /// Upper ends of the classes of latencies, in seconds.
 const LATENCIES: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
@@ -59,7 +61,7 @@ impl Telemetry {
     }
 
     /// Everything in the text format, with what the database counts.
-    pub(crate) fn text(&self, database: &instep_database::Load) -> Result<String, std::fmt::Error> {
+    pub(crate) fn text(&self, database: &instep_database::Load, passes: Passes) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::with_prefix("instep");
         let info = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The version that runs", info);
@@ -72,6 +74,11 @@ impl Telemetry {
         let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
         registry.register("database_writes_waiting", waiting, gauge(database.waiting_writes));
         registry.register("database_reads_waiting", waiting, gauge(database.waiting_reads));
+        let seconds = |time: Duration| ConstGauge::new(time.as_secs_f64());
+        registry.register("scheduling_passes", "Passes over the queue", ConstCounter::new(passes.count));
+        registry.register("scheduling_pass_last_seconds", "Time of the last pass", seconds(passes.last));
+        registry.register("scheduling_pass_longest_seconds", "Time of the longest pass", seconds(passes.longest));
+        registry.register("allocations_waiting", "Allocations that wait for slots", gauge(passes.waiting));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -91,7 +98,8 @@ mod tests {
         telemetry.answered("GET", "/info", 200, Duration::from_micros(700));
         telemetry.answered("GET", "/info", 200, Duration::from_micros(300));
         let load = instep_database::Load { points: 7, waiting_writes: 1, waiting_reads: 0 };
-        let text = telemetry.text(&load).unwrap();
+        let passes = Passes { count: 3, longest: Duration::from_millis(20), waiting: 5, ..Passes::default() };
+        let text = telemetry.text(&load, passes).unwrap();
         let version = env!("CARGO_PKG_VERSION");
         for line in [
             "instep_requests_total{method=\"GET\",route=\"/info\",status=\"200\"} 2",
@@ -100,6 +108,9 @@ mod tests {
             "instep_requests_running 1",
             "instep_metric_points_total 7",
             "instep_database_writes_waiting 1",
+            "instep_scheduling_passes_total 3",
+            "instep_scheduling_pass_longest_seconds 0.02",
+            "instep_allocations_waiting 5",
             &format!("instep_build_info{{version=\"{version}\"}} 1"),
             "# EOF",
         ] {

@@ -7,11 +7,13 @@
 //! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
 //! - [`lifecycle`]: experiments, their trials and the trials' runs.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
+//! - [`retention`]: which checkpoints are kept.
 //! - [`schedule`]: who gets which slots, and why the others wait.
 //! - [`search`]: which trials an experiment runs, and which of them stop early.
 
 pub mod heartbeat;
 pub mod lifecycle;
 pub mod membership;
+pub mod retention;
 pub mod schedule;
 pub mod search;

@@ -26,6 +26,24 @@ pub(crate) struct SettingsArguments {
     /// INSTEP_MASTER_ALLOW_HOSTS]
     #[arg(long = "allow-host", global = true, value_name = "NAME")]
     allow_hosts: Vec<String>,
+    /// Folder for checkpoints of experiments that name none; agents must reach it under the same path [default:
+    /// checkpoints beside the database] [env: INSTEP_MASTER_CHECKPOINTS]
+    #[arg(long, global = true, value_name = "FOLDER")]
+    checkpoints: Option<PathBuf>,
+    /// Seconds for which an agent that is cut off lets its work run [default: 25] [env:
+    /// INSTEP_MASTER_AGENT_RECONNECT_WAIT]
+    #[arg(long, global = true, value_name = "SECONDS")]
+    agent_reconnect_wait: Option<u32>,
+    /// How slots are given away: priority or fair_share [default: priority] [env: INSTEP_MASTER_SCHEDULER]
+    #[arg(long, global = true, value_name = "RULE")]
+    scheduler: Option<String>,
+    /// Let what is more important take the slots of what runs [env: INSTEP_MASTER_PREEMPTION]
+    #[arg(long, global = true)]
+    preemption: bool,
+    /// Which machine takes a task: best, the fullest with room, or worst, the emptiest [default: best] [env:
+    /// INSTEP_MASTER_FITTING_POLICY]
+    #[arg(long, global = true, value_name = "POLICY")]
+    fitting_policy: Option<String>,
     /// Hours for which a login lasts [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]
     #[arg(long, global = true, value_name = "HOURS")]
     session_hours: Option<u32>,
@@ -93,8 +111,9 @@ impl SettingsArguments {
         for (name, values) in self.said() {
             for value in values {
                 let flag = flag(name).unwrap_or(name);
-                // The one option that takes no value.
-                let word = if name == "tls.self_signed" { format!("--{flag}") } else { format!("--{flag}={value}") };
+                // Those that take no value.
+                let bare = ["tls.self_signed", "scheduler.preemption"].contains(&name);
+                let word = if bare { format!("--{flag}") } else { format!("--{flag}={value}") };
                 words.push(word);
             }
         }
@@ -110,6 +129,15 @@ impl SettingsArguments {
         if !self.allow_hosts.is_empty() {
             said.push(("allow_hosts", self.allow_hosts.clone()));
         }
+        let folder = self.checkpoints.as_ref().map(|path| path.to_string_lossy().into_owned());
+        said.extend(folder.map(|path| ("checkpoints", vec![path])));
+        let wait = self.agent_reconnect_wait.map(|seconds| seconds.to_string());
+        said.extend(wait.map(|seconds| ("agent_reconnect_wait", vec![seconds])));
+        said.extend(self.scheduler.clone().map(|rule| ("scheduler.type", vec![rule])));
+        if self.preemption {
+            said.push(("scheduler.preemption", vec!["true".to_owned()]));
+        }
+        said.extend(self.fitting_policy.clone().map(|policy| ("scheduler.fitting_policy", vec![policy])));
         said.extend(self.session_hours.map(|hours| ("session_hours", vec![hours.to_string()])));
         said.extend(self.tls_cert.as_ref().map(|path| ("tls.cert", vec![path.to_string_lossy().into_owned()])));
         said.extend(self.tls_key.as_ref().map(|path| ("tls.key", vec![path.to_string_lossy().into_owned()])));

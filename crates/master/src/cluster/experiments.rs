@@ -39,6 +39,8 @@ pub(crate) struct Live {
     /// Its place among jobs of the same priority.
     pub position: i64,
     pub trials: BTreeMap<String, Facts>,
+    /// The checkpoint that its trials begin with.
+    pub warm_start: Option<String>,
     /// Trials, and the log policy that matched.
     pub matched: BTreeMap<String, String>,
     pub patterns: Patterns,
@@ -77,6 +79,7 @@ impl Live {
             submitted: experiment.start_time,
             position: experiment.start_time.0,
             trials: found.trials.iter().map(facts).collect(),
+            warm_start: found.warm_start.clone(),
             matched: BTreeMap::new(),
         })
     }
@@ -255,7 +258,7 @@ impl Actor {
     }
 
     fn warm_start(&self, id: ExperimentId) -> Option<String> {
-        self.experiments.get(&id)?.config.searcher.source_checkpoint_uuid.clone()
+        self.experiments.get(&id)?.warm_start.clone()
     }
 
     /// The present allocation of a run.

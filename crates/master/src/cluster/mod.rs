@@ -39,8 +39,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::notices::Notices;
 pub(crate) use actor::Actor;
+pub(crate) use agents::PING_SECONDS;
 pub(crate) use allocation::Signal;
-pub(crate) use placing::Measures;
+pub(crate) use experiments::DEFAULT_POOL;
+pub(crate) use policies::check_policies;
+pub(crate) use placing::{Measures, Passes};
 
 /// Commands that may wait before callers do.
 const QUEUE: usize = 1024;

@@ -96,7 +96,7 @@ impl Actor {
     pub(super) async fn place(&mut self) {
         let began = Instant::now();
         let (cluster, queue) = (self.cluster(), self.queue());
-        let plan = schedule::schedule(&cluster, &queue, now());
+        let plan = schedule::schedule(&cluster, &queue);
         let took = began.elapsed();
         self.measures.note(took, plan.waiting.len());
         self.pace.done(took);

@@ -46,6 +46,11 @@ impl Patterns {
     }
 }
 
+/// Whether the patterns of a configuration can be used.
+pub(crate) fn check_policies(config: &ExperimentConfig) -> Result<(), String> {
+    Patterns::of(config).map(drop)
+}
+
 impl Actor {
     /// Looks for lines that match a policy.
     pub(super) fn lines_arrived(&mut self, lines: &[LogLine], reply: Reply<()>) {

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::body::Bytes;
+use axum::extract::ws::WebSocketUpgrade;
 use instep_api::pages::{Order, Slice};
 use instep_api::users::User;
 use instep_api::wire::{Timestamp, camel_case};
@@ -31,6 +32,8 @@ pub(crate) struct Call {
     /// The types of answers that the caller takes.
     pub accept: Option<String>,
     pub body: Bytes,
+    /// What makes a websocket of the connection, where the route is one and the caller asks for it.
+    pub upgrade: Option<WebSocketUpgrade>,
 }
 
 impl Call {

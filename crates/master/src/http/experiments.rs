@@ -1,6 +1,8 @@
 //! Experiments: making, listing, changing.
 
 use instep_api::config::Sources;
+use instep_api::config::{ConfigError, ExperimentConfig as Configuration, Sources};
+use instep_api::error::Code;
 use instep_api::experiments::{
     BestMetricResponse, CreateExperimentRequest, CreateExperimentResponse, ExperimentResponse, ExperimentsResponse,
     GetExperimentResponse, LabelsResponse, MoveExperimentRequest, PatchExperimentRequest,
@@ -8,7 +10,8 @@ use instep_api::experiments::{
 use instep_api::identifiers::{ExperimentId, ProjectId};
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
-use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment};
+use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment, NewManagedExperiment};
+use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
@@ -27,7 +30,10 @@ fn seconds(time: Timestamp) -> u32 {
 async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure> {
     let request: CreateExperimentRequest = call.json()?;
     if request.unmanaged != Some(true) {
-        return Err(Failure::invalid("only unmanaged experiments are supported"));
+        if external_id.is_some() {
+            return Err(Failure::invalid("only unmanaged experiments have an external id"));
+        }
+        return make_managed(call, request).await;
     }
     let text = request.config.unwrap_or_default();
     let job_id = random::uuid();
@@ -54,6 +60,81 @@ async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure
     Reply::json(&CreateExperimentResponse { experiment, config, warnings: Vec::new() })
 }
 
+/// Makes an experiment that the master runs.
+async fn make_managed(call: &Call, request: CreateExperimentRequest) -> Result<Reply, Failure> {
+    let database = &call.application.database;
+    let text = request.config.unwrap_or_default();
+    let template = match request.template.filter(|name| !name.is_empty()) {
+        Some(name) => Some(database.template_config(name).await?),
+        None => None,
+    };
+    let job_id = random::uuid();
+    let sources = Sources {
+        managed: true,
+        name: format!("Experiment ({})", &job_id[..8]),
+        // By custom the time, so that no two are alike.
+        seed: u32::try_from(now().0 / 1_000_000).unwrap_or(0),
+        template,
+        workspace_storage: None,
+        defaults: Some(call.application.defaults.clone()),
+    };
+    let config = Configuration::parse(&text, &sources).map_err(|errors| Failure::invalid(mistakes(&errors)))?;
+    crate::cluster::check_policies(&config).map_err(Failure::invalid)?;
+    let forked_from = request.parent_id.filter(|id| id.0 != 0);
+    let files = request.model_definition.unwrap_or_default();
+    let model_definition = match forked_from {
+        Some(parent) if files.is_empty() => database.model_definition(parent, now()).await?,
+        _ => {
+            let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
+            let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+            packed.map_err(Failure::invalid)?
+        }
+    };
+    let new = NewExperiment {
+        external_id: None,
+        name: config.name.clone(),
+        description: config.description.clone().unwrap_or_default(),
+        labels: config.labels.clone(),
+        config: config.to_json(),
+        original_config: text,
+        job_id,
+        project_id: request.project_id.filter(|id| id.0 != 0),
+        project_names: config.project_names().map(|(workspace, project)| (workspace.to_owned(), project.to_owned())),
+        owner: call.user()?.id,
+        searcher_name: config.searcher.name().to_owned(),
+        searcher_metric: config.searcher.metric.clone(),
+        smaller_is_better: config.searcher.smaller_is_better,
+    };
+    let warnings = launch_warnings(call, &config).await?;
+    if request.validate_only == Some(true) {
+        let experiment = super::zero::experiment();
+        return Reply::json(&CreateExperimentResponse { experiment, config: Value::Null, warnings });
+    }
+    let state = if request.activate == Some(false) { State::Paused } else { State::Active };
+    let pool = config.resources.resource_pool.clone();
+    let pool = if pool.is_empty() { crate::cluster::DEFAULT_POOL.to_owned() } else { pool };
+    let new = NewManagedExperiment { experiment: new, state, pool, forked_from, model_definition };
+    let id = database.create_managed_experiment(new, now()).await?.id;
+    call.application.cluster.begin(database.live_experiment(id, now()).await?).await?;
+    let experiment = database.experiment(id, now()).await?;
+    let config = experiment.config.clone();
+    Reply::json(&CreateExperimentResponse { experiment, config, warnings })
+}
+
+/// All mistakes of a configuration, each on a line of its own.
+fn mistakes(errors: &[ConfigError]) -> String {
+    let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
+    format!("invalid experiment configuration:\n{}", lines.join("\n"))
+}
+
+/// What the author of an experiment should know about where it is to run.
+async fn launch_warnings(call: &Call, config: &Configuration) -> Result<Vec<String>, Failure> {
+    let resources = &config.resources;
+    let slots = call.application.cluster.slots_of(resources.resource_pool.clone()).await?.unwrap_or(0);
+    let exceeded = resources.slots_per_trial as usize > slots;
+    Ok(exceeded.then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned()).into_iter().collect())
+}
+
 pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
     make(&call, None).await
 }
@@ -63,9 +144,14 @@ pub(crate) async fn put(call: Call) -> Result<Reply, Failure> {
 }
 
 pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
-    let experiment = call.application.database.experiment(call.id("id")?, now()).await?;
+    let id: ExperimentId = call.id("id")?;
+    let experiment = call.application.database.experiment(id, now()).await?;
     let config = experiment.config.clone();
-    Reply::json(&GetExperimentResponse { experiment, config, job_summary: None })
+    let job_summary = match experiment.unmanaged {
+        true => None,
+        false => call.application.cluster.job_summary(id).await?,
+    };
+    Reply::json(&GetExperimentResponse { experiment, config, job_summary })
 }
 
 pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {

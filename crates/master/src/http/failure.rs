@@ -5,6 +5,8 @@ use axum::http::{Response, StatusCode, header};
 use instep_api::error::{Code, ErrorBody, PlainErrorBody};
 use instep_database::Error;
 
+use crate::cluster::Refusal;
+
 /// Why a request was not done: a code for programs, a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -75,6 +77,17 @@ impl Failure {
         *response.status_mut() = self.status();
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
         response
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal {
+            Refusal::Missing(what) => Failure::not_found(what),
+            Refusal::Invalid(what) => Failure::invalid(what),
+            Refusal::Precondition(what) => Failure::new(Code::FailedPrecondition, what),
+            Refusal::Closed => Failure::new(Code::Unavailable, "the master is ending"),
+        }
     }
 }
 

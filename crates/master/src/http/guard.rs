@@ -11,6 +11,7 @@ use instep_api::users::User;
 
 use super::failure::Failure;
 use crate::application::Application;
+use crate::passwords::token_hash;
 use crate::peer::Peer;
 
 /// Who may call a route.
@@ -24,6 +25,8 @@ pub(crate) enum Access {
     User,
     /// Users who administrate.
     Administrator,
+    /// Agents by a token of their own, and users who administrate.
+    Agent,
 }
 
 /// The name or address in an authority such as `name:8080` or `[::1]:8080`.
@@ -81,15 +84,22 @@ pub(crate) async fn admit(
         Some(token) => application.user_of_token(token).await?,
         None => None,
     };
+    if access == Access::Agent
+        && user.is_none()
+        && let Some(token) = token
+        && application.database.agent_token_name(token_hash(token)).await?.is_some()
+    {
+        return Ok(None);
+    }
     match (access, &user) {
         (Access::Open, _) | (Access::User, Some(_)) | (Access::LocalOrUser, Some(_)) => Ok(user),
         (Access::LocalOrUser, None) if peer.is_local() => Ok(user),
-        (Access::Administrator, Some(caller)) if caller.admin => Ok(user),
-        (Access::Administrator, Some(caller)) => {
+        (Access::Administrator | Access::Agent, Some(caller)) if caller.admin => Ok(user),
+        (Access::Administrator | Access::Agent, Some(caller)) => {
             let what = format!("user '{}' is not an administrator", caller.username);
             Err(Failure::new(Code::PermissionDenied, what))
         }
-        (Access::User | Access::LocalOrUser | Access::Administrator, None) => Err(Failure::unauthenticated()),
+        (Access::User | Access::LocalOrUser | Access::Administrator | Access::Agent, None) => Err(Failure::unauthenticated()),
     }
 }
 

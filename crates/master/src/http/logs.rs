@@ -54,8 +54,10 @@ pub(super) fn line_without_task(record: LogRecord) -> LogLine {
 async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Reply, Failure> {
     let lines: Vec<LogLine> = records.into_iter().map(line_of).collect::<Result<_, _>>()?;
     if !lines.is_empty() {
+        let looked_at = lines.clone();
         call.application.database.append_logs(lines).await?;
         call.application.logs_arrived();
+        call.application.cluster.lines_arrived(looked_at).await?;
     }
     Reply::nothing()
 }

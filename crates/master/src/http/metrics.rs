@@ -8,12 +8,13 @@ use instep_api::metrics::{
     ReportBatch, ReportBatchRequest, ReportBatchResponse, ReportMetricsRequest, TRAINING, VALIDATION,
 };
 use instep_api::trials::WorkloadsResponse;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{LineSender, Reply, Stop, lines};
 use crate::clock::now;
+use crate::cluster::TrialNews;
 
 /// Points of a chart, for each metric, if nobody says how many.
 const DEFAULT_POINTS: usize = 1000;
@@ -23,7 +24,9 @@ const LONGEST_NAME: usize = 100;
 pub(crate) async fn report(call: Call) -> Result<Reply, Failure> {
     let request: ReportMetricsRequest = call.json()?;
     let report = checked(request, call.id("id")?)?;
+    let validation = validation_of(&report);
     call.application.database.report_metrics(report).await?;
+    tell_search(&call, validation).await?;
     Reply::nothing()
 }
 
@@ -47,13 +50,33 @@ pub(crate) async fn report_batch(call: Call) -> Result<Reply, Failure> {
         }
     }
     let logs: Vec<_> = request.logs.unwrap_or_default().into_iter().map(super::logs::line_without_task).collect();
+    let validations: Vec<(usize, Validation)> =
+        reports.iter().filter_map(|(index, report)| Some((*index, validation_of(report)?))).collect();
     let with_logs = !logs.is_empty();
     let batch = ReportBatch { trial, reporter, sequence, reports, refused, logs };
     let refused = call.application.database.report_batch(batch).await?;
     if with_logs {
         call.application.logs_arrived();
     }
+    let taken = validations.into_iter().filter(|(index, _)| !refused.iter().any(|one| one.index == *index));
+    tell_search(&call, taken.map(|(_, validation)| validation)).await?;
     Reply::json(&ReportBatchResponse { refused })
+}
+
+type Validation = (TrialId, Map<String, Value>, i64);
+
+/// What a search learns from a report, if anything.
+fn validation_of(report: &Report) -> Option<Validation> {
+    (report.group == VALIDATION).then(|| (report.trial, report.values.clone(), report.step))
+}
+
+/// Lets the search know of validations that are stored, before the trial hears that they are: a trial that goes on has
+/// been judged by what it has reported. A trial that runs elsewhere has no search.
+async fn tell_search(call: &Call, validations: impl IntoIterator<Item = Validation>) -> Result<(), Failure> {
+    for (trial, metrics, step) in validations {
+        call.application.cluster.tell(trial, TrialNews::Validated(metrics, step)).await?;
+    }
+    Ok(())
 }
 
 fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Failure> {

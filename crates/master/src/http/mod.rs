@@ -6,11 +6,13 @@
 //! - [`guard`] refuses requests before any handler sees them.
 //! - The other modules are the handlers, one for each kind of thing.
 
+mod agents_link;
 mod assets;
 mod authentication;
 mod call;
 mod checkpoints;
 mod cluster;
+mod control;
 mod experiments;
 mod export;
 mod failure;
@@ -26,9 +28,11 @@ mod request_id;
 pub(crate) mod router;
 pub(crate) mod routes;
 mod shape;
+mod tasks;
 mod trials;
 mod users;
 mod workspaces;
+mod zero;
 
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,8 @@ pub(crate) enum Reply {
     Download(Download),
     /// What Prometheus reads.
     Measures(String),
+    /// The connection becomes a websocket.
+    Upgrade(Response<Body>),
 }
 
 /// A file to be saved, sent as it is made. An error in place of a part breaks the answer off, so that nobody takes what
@@ -65,13 +67,14 @@ impl Reply {
             Reply::Download(download) => {
                 HeaderValue::from_str(&format!("attachment; filename=\"{}\"", download.name)).ok()
             }
-            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) => None,
+            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) | Reply::Upgrade(_) => None,
         };
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
             Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
             Reply::Measures(text) => (Body::from(text), MEASURES),
             Reply::Asset(asset) => return file(asset),
+            Reply::Upgrade(response) => return response,
             Reply::Download(download) => {
                 let kind = download.media_type;
                 (Body::from_stream(download), kind)

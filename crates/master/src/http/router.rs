@@ -1,11 +1,12 @@
 //! Makes a server of the table of routes.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{ConnectInfo, RawPathParams, Request};
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request};
 use axum::http::{Response, header};
 use axum::routing::{MethodFilter, on};
 use instep_api::error::Code;
@@ -15,12 +16,9 @@ use super::failure::Failure;
 use super::guard::{admit, check_origin, token_of};
 use super::reply::Reply;
 use super::request_id;
-use super::routes::{Route, routes};
+use super::routes::{Kind, Route, routes};
 use crate::application::Application;
 use crate::peer::Peer;
-
-/// How long a request may take to be read and done; streams may take longer to be sent.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The server's router.
 pub(crate) fn router(application: &Arc<Application>) -> Router {
@@ -65,8 +63,9 @@ async fn answer(
     let (id, started) = (request_id::of(request.headers()), Instant::now());
     application.telemetry.begun();
     let work = handle(Arc::clone(&application), Arc::clone(&route), peer, parts, request);
-    let outcome = tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| {
-        Err(Failure::new(Code::Unavailable, format!("the request took longer than {} s", DEADLINE.as_secs())))
+    let outcome = tokio::time::timeout(route.patience, work).await.unwrap_or_else(|_| {
+        let what = format!("the request took longer than {} s", route.patience.as_secs());
+        Err(Failure::new(Code::Unavailable, what))
     });
     let response = match &outcome {
         Err(failure) => failure.response(route.path, &id),
@@ -90,7 +89,7 @@ async fn handle(
     path: Vec<(String, String)>,
     request: Request,
 ) -> Result<Reply, Failure> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     check_origin(&head.headers, &application.allowed_hosts)?;
     let token = token_of(&head.headers);
     let user = admit(&application, route.access, token.as_deref(), peer).await?;
@@ -103,9 +102,13 @@ async fn handle(
             Failure::invalid(format!("cannot read the request's body: {error}"))
         }
     })?;
+    let upgrade = match route.kind {
+        Kind::Socket => WebSocketUpgrade::from_request_parts(&mut head, &()).await.ok(),
+        Kind::Json | Kind::Lines | Kind::Other(_) => None,
+    };
     let query = Query::parse(head.uri.query().unwrap_or_default(), route.query);
     let accept = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let call = Call { application, route: Arc::clone(&route), peer, user, token, path, query, accept, body };
+    let call = Call { application, route: Arc::clone(&route), peer, user, token, path, query, accept, body, upgrade };
     (route.handler)(call).await
 }
 

@@ -3,17 +3,20 @@
 use std::any::TypeId;
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use instep_api::checkpoints::{
     DeleteCheckpointsRequest, PatchCheckpointsRequest, PostCheckpointMetadataRequest, RemoveFilesRequest,
     ReportCheckpointRequest,
 };
 use instep_api::experiments::{CreateExperimentRequest, MoveExperimentRequest, PatchExperimentRequest};
+use instep_api::link;
 use instep_api::logs::{LogRecord, PostTaskLogsRequest};
 use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
 use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
+use instep_api::tasks::AllGatherRequest;
 use instep_api::trials::{
-    CreateTrialRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata, RunnerMetadataRequest,
+    CreateTrialRequest, EarlyExitRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata, RunnerMetadataRequest,
     StartRunRequest, StartTrialRequest,
 };
 use instep_api::users::{LoginRequest, PatchUserRequest, PostUserRequest};
@@ -23,15 +26,21 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::guard::Access::{self, Administrator, LocalOrUser, Open, User};
+use super::guard::Access::{self, Administrator, Agent, LocalOrUser, Open, User};
 use super::reply::Reply;
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::shape::schema_of;
 use super::{
-    authentication, checkpoints, cluster, experiments, export, files, logs, metrics, models, openapi, pages, trials,
-    users, workspaces,
+    agents_link, authentication, checkpoints, cluster, control, experiments, export, files, logs, metrics, models,
+    openapi, pages, tasks, trials, users, workspaces,
 };
 
+/// How long a request may take, unless a route says otherwise.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long shares of an allocation wait for each other. They all start at once, but each has its context to fetch.
+const MEETING: Duration = Duration::from_secs(3600);
+/// Beyond what the caller itself asks for.
+const LONG_POLL: Duration = Duration::from_secs(tasks::LONGEST_POLL + 10);
 /// Bytes of a request's body at most, unless a route says otherwise.
 const BODY_LIMIT: usize = 8 << 20;
 /// A thousand lines of output, which may be long ones.
@@ -95,6 +104,8 @@ pub(crate) struct Route {
     /// Which parameters it looks at.
     pub query: &'static [&'static str],
     pub kind: Kind,
+    /// How long a request may take to be read and done; streams may take longer to be sent.
+    pub patience: Duration,
 }
 
 /// What a success brings.
@@ -105,6 +116,8 @@ pub(crate) enum Kind {
     Lines,
     /// Something else, of this type.
     Other(&'static str),
+    /// A websocket.
+    Socket,
 }
 
 fn route<F, Answer>(method: Method, path: &'static str, access: Access, handler: F) -> Route
@@ -122,6 +135,7 @@ where
         takes_type: None,
         query: &[],
         kind: Kind::Json,
+        patience: PATIENCE,
     }
 }
 
@@ -140,6 +154,10 @@ impl Route {
 
     fn answers(self, kind: Kind) -> Route {
         Route { kind, ..self }
+    }
+
+    fn waits_up_to(self, patience: Duration) -> Route {
+        Route { patience, ..self }
     }
 
     /// Whether the table says that bodies are read as this. What it says is what the OpenAPI document shows.
@@ -171,7 +189,41 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(checkpoint_and_log_routes());
     routes.extend(model_routes());
     routes.extend(download_routes());
+    routes.extend(managed_routes());
     routes
+}
+
+/// What agents and tasks ask, and what people want of experiments that the master runs.
+fn managed_routes() -> Vec<Route> {
+    vec![
+        route(Get, link::PATH, Agent, agents_link::connect).answers(Kind::Socket),
+        route(Post, "/api/v1/experiments/{id}/activate", User, control::activate),
+        route(Post, "/api/v1/experiments/{id}/pause", User, control::pause),
+        route(Post, "/api/v1/experiments/{id}/cancel", User, control::cancel),
+        route(Post, "/api/v1/experiments/{id}/kill", User, control::kill),
+        route(Get, "/api/v1/experiments/{id}/model_def", User, control::model_definition),
+        route(Get, "/experiments/{id}/model_def", User, control::model_definition_file)
+            .answers(Kind::Other("application/gzip")),
+        route(Post, "/api/v1/trials/{id}/kill", User, control::kill_trial),
+        route(Post, "/api/v1/trials/{id}/early_exit", User, tasks::early_exit).takes::<EarlyExitRequest>(),
+        route(Get, "/api/v1/tasks/{id}/context_directory", User, tasks::context),
+        route(Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", User, tasks::rendezvous)
+            .waits_up_to(MEETING),
+        route(Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", User, tasks::daemon),
+        route(Get, "/api/v1/allocations/{id}/signals/preemption", User, tasks::preemption)
+            .asks(&["timeoutSeconds"])
+            .waits_up_to(LONG_POLL),
+        route(Post, "/api/v1/allocations/{id}/signals/ack_preemption", User, tasks::acknowledge),
+        route(Post, "/api/v1/allocations/{id}/signals/pending_preemption", User, tasks::pending),
+        route(Post, "/api/v1/allocations/{id}/acceleratorData", User, tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/proxy_address", User, tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/notify_container_running", User, tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/ready", User, tasks::ready),
+        route(Post, "/api/v1/allocations/{id}/waiting", User, tasks::waiting),
+        route(Post, "/api/v1/allocations/{id}/all_gather", User, tasks::all_gather)
+            .takes::<AllGatherRequest>()
+            .waits_up_to(MEETING),
+    ]
 }
 
 fn user_routes() -> Vec<Route> {

@@ -14,7 +14,7 @@ use instep_database::{Database, Opening};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::router::router;
 use super::routes::routes;
-use crate::application::Application;
+use crate::application::{Application, Told};
 use crate::clock::now;
 use crate::listener::Connections;
 use crate::passwords::token_hash;
@@ -134,6 +134,27 @@ const RULES: &[(Method, &str, Rule)] = &[
     (Get, "/trials/{id}/metrics.jsonl", Users),
     (Get, "/experiments/{id}/metrics.csv", Users),
     (Get, "/experiments/{id}/metrics.jsonl", Users),
+    (Get, instep_api::link::PATH, Administrator),
+    (Post, "/api/v1/experiments/{id}/activate", Users),
+    (Post, "/api/v1/experiments/{id}/pause", Users),
+    (Post, "/api/v1/experiments/{id}/cancel", Users),
+    (Post, "/api/v1/experiments/{id}/kill", Users),
+    (Get, "/api/v1/experiments/{id}/model_def", Users),
+    (Get, "/experiments/{id}/model_def", Users),
+    (Post, "/api/v1/trials/{id}/kill", Users),
+    (Post, "/api/v1/trials/{id}/early_exit", Users),
+    (Get, "/api/v1/tasks/{id}/context_directory", Users),
+    (Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", Users),
+    (Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", Users),
+    (Get, "/api/v1/allocations/{id}/signals/preemption", Users),
+    (Post, "/api/v1/allocations/{id}/signals/ack_preemption", Users),
+    (Post, "/api/v1/allocations/{id}/signals/pending_preemption", Users),
+    (Post, "/api/v1/allocations/{id}/acceleratorData", Users),
+    (Post, "/api/v1/allocations/{id}/proxy_address", Users),
+    (Post, "/api/v1/allocations/{id}/notify_container_running", Users),
+    (Post, "/api/v1/allocations/{id}/ready", Users),
+    (Post, "/api/v1/allocations/{id}/waiting", Users),
+    (Post, "/api/v1/allocations/{id}/all_gather", Users),
 ];
 
 /// Where things are moved to: whoever may not move them is refused before anybody looks whether they can.
@@ -158,7 +179,8 @@ fn serve() -> Served {
         for (token, user, expiry) in [("admin", 1, later), ("user", 2, later), ("expired", 1, Timestamp(1))] {
             database.open_session(token_hash(token), UserId(user), Timestamp(0), expiry).await.unwrap();
         }
-        let application = Arc::new(Application::new(database, vec![], Duration::from_secs(60)));
+        let told = Told { session: Duration::from_secs(60), ..Told::default() };
+        let application = Arc::new(Application::start(database, told).await.unwrap());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = router(&application).into_make_service_with_connect_info::<Peer>();

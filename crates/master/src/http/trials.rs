@@ -14,6 +14,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::Reply;
 use crate::clock::now;
+use crate::cluster::TrialNews;
 use crate::random;
 
 async fn make(call: &Call, request: CreateTrialRequest, external_id: Option<String>) -> Result<Reply, Failure> {
@@ -96,7 +97,11 @@ pub(crate) async fn progress(call: Call) -> Result<Reply, Failure> {
     if !(0.0..=1.0).contains(&progress) {
         return Err(Failure::invalid(format!("progress {progress} is not between 0 and 1")));
     }
-    call.application.database.set_progress(call.id("id")?, progress).await?;
+    let trial: TrialId = call.id("id")?;
+    // Of a trial that the master runs, the search makes the experiment's progress.
+    if !call.application.cluster.tell(trial, TrialNews::Progressed(progress)).await? {
+        call.application.database.set_progress(trial, progress).await?;
+    }
     Reply::nothing()
 }
 

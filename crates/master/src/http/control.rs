@@ -1,0 +1,86 @@
+//! What people want of experiments that the master runs.
+
+use instep_api::error::Code;
+use instep_api::experiments::ModelDefinitionResponse;
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::wire::Base64;
+use instep_policy::lifecycle::Event;
+use tokio::sync::mpsc;
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::{Download, Reply};
+use crate::clock::now;
+use crate::cluster::TrialNews;
+
+/// What becomes of a wish for an experiment that has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Late {
+    /// It is granted already.
+    Granted,
+    /// It comes too late.
+    Refused,
+}
+
+async fn control(call: Call, event: Event, late: Late) -> Result<Reply, Failure> {
+    let id: ExperimentId = call.id("id")?;
+    if call.application.cluster.control(id, event).await? {
+        return Reply::nothing();
+    }
+    let experiment = call.application.database.experiment(id, now()).await?;
+    let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
+    if experiment.unmanaged {
+        return refused(format!("experiment {id} runs elsewhere: the master cannot tell it what to do"));
+    }
+    match late {
+        Late::Granted => Reply::nothing(),
+        Late::Refused => refused(format!(
+            "experiment {id} has ended ({})\nhint: `experiment continue` goes on with it",
+            experiment.state.as_str()
+        )),
+    }
+}
+
+pub(crate) async fn activate(call: Call) -> Result<Reply, Failure> {
+    control(call, Event::Activate, Late::Refused).await
+}
+
+pub(crate) async fn pause(call: Call) -> Result<Reply, Failure> {
+    control(call, Event::Pause, Late::Refused).await
+}
+
+pub(crate) async fn cancel(call: Call) -> Result<Reply, Failure> {
+    control(call, Event::Cancel, Late::Granted).await
+}
+
+pub(crate) async fn kill(call: Call) -> Result<Reply, Failure> {
+    control(call, Event::Kill, Late::Granted).await
+}
+
+pub(crate) async fn kill_trial(call: Call) -> Result<Reply, Failure> {
+    let trial: TrialId = call.id("id")?;
+    if !call.application.cluster.tell(trial, TrialNews::Kill).await? {
+        // One that has ended needs no killing, but it must be there.
+        let found = call.application.database.trial(trial, now()).await?;
+        if !found.state.is_terminal() {
+            let what = format!("trial {trial} runs elsewhere: the master cannot end it");
+            return Err(Failure::new(Code::FailedPrecondition, what));
+        }
+    }
+    Reply::nothing()
+}
+
+pub(crate) async fn model_definition(call: Call) -> Result<Reply, Failure> {
+    let content = call.application.database.model_definition(call.id("id")?, now()).await?;
+    Reply::json(&ModelDefinitionResponse { b64_tgz: Base64(content) })
+}
+
+/// The same, to be saved.
+pub(crate) async fn model_definition_file(call: Call) -> Result<Reply, Failure> {
+    let id: ExperimentId = call.id("id")?;
+    let content = call.application.database.model_definition(id, now()).await?;
+    let (sender, parts) = mpsc::channel(1);
+    // One part fits into the queue, so this does not wait.
+    let _ = sender.send(Ok(content)).await;
+    Ok(Reply::Download(Download { media_type: "application/gzip", name: format!("experiment-{id}.tgz"), parts }))
+}

@@ -1,0 +1,79 @@
+//! What parts of the master let each other know: lines have arrived, tokens have changed, files are to be deleted.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use instep_api::users::User;
+use tokio::sync::{Notify, watch};
+
+/// How long a token that was looked up is believed without looking again. Changes that are made here are seen at once.
+const BELIEVED: Duration = Duration::from_secs(5);
+/// Tokens that are remembered at most; beyond it all are looked up again.
+const REMEMBERED: usize = 10_000;
+
+/// Shared by whoever has to know.
+pub(crate) struct Notices {
+    sessions: Mutex<HashMap<String, (User, Instant)>>,
+    log_arrivals: watch::Sender<u64>,
+    deletions: Notify,
+}
+
+impl Default for Notices {
+    fn default() -> Notices {
+        Notices { sessions: Mutex::default(), log_arrivals: watch::Sender::new(0), deletions: Notify::new() }
+    }
+}
+
+impl Notices {
+    /// Whom the token of a hash speaks for, if that was looked up a moment ago.
+    pub(crate) fn remembered(&self, hash: &str) -> Option<User> {
+        let sessions = self.sessions();
+        sessions.get(hash).filter(|(_, when)| when.elapsed() < BELIEVED).map(|(user, _)| user.clone())
+    }
+
+    /// Remembers whom a token speaks for, or that it speaks for nobody.
+    pub(crate) fn remember(&self, hash: String, user: Option<&User>) {
+        let mut sessions = self.sessions();
+        match user {
+            Some(user) => {
+                if sessions.len() >= REMEMBERED {
+                    sessions.clear();
+                }
+                sessions.insert(hash, (user.clone(), Instant::now()));
+            }
+            None => {
+                sessions.remove(&hash);
+            }
+        }
+    }
+
+    /// Looks every token up again, because users or sessions have changed.
+    pub(crate) fn forget_sessions(&self) {
+        self.sessions().clear();
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, (User, Instant)>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes those who follow logs.
+    pub(crate) fn logs_arrived(&self) {
+        self.log_arrivals.send_modify(|count| *count += 1);
+    }
+
+    /// To be woken when logs arrive.
+    pub(crate) fn follow_logs(&self) -> watch::Receiver<u64> {
+        self.log_arrivals.subscribe()
+    }
+
+    /// The database has noted files that are to be deleted.
+    pub(crate) fn deletions_wanted(&self) {
+        self.deletions.notify_one();
+    }
+
+    /// Waits until there is something to delete.
+    pub(crate) async fn next_deletions(&self) {
+        self.deletions.notified().await;
+    }
+}

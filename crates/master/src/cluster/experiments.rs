@@ -11,7 +11,7 @@ use instep_api::wire::Timestamp;
 use instep_database::{LiveExperiment, NewManagedTrial, RevisedTrial};
 use instep_policy::lifecycle::{Effect, Event, Experiment, Run, Terms};
 use instep_policy::search::Search;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::actor::{Act, Actor};
 use super::allocation::{Allocation, Signal};
@@ -111,7 +111,7 @@ fn machine(id: ExperimentId, config: &ExperimentConfig, paused: bool) -> Result<
         single: config.searcher.name() == "single",
     };
     let seed = config.reproducibility.experiment_seed;
-    let search = Search::new(&config.searcher, &config.hyperparameters, seed);
+    let search = Search::new(&config.searcher, &config.hyperparameters, seed).map_err(|error| error.to_string())?;
     let id = i32::try_from(id.0).map_err(|_| "there are too many experiments".to_owned())?;
     Ok(Experiment::new(id, terms, search, paused))
 }
@@ -145,9 +145,8 @@ impl Actor {
     pub(super) fn tell(&mut self, trial: TrialId, news: TrialNews, reply: Reply<bool>) {
         let Some((id, request)) = self.trials.get(&trial).cloned() else { return self.answer(reply, Ok(false)) };
         let event = match news {
-            TrialNews::Validated(mut metrics, step) => {
-                metrics.entry("steps_completed").or_insert_with(|| json!(step));
-                Event::Validated { request, metrics }
+            TrialNews::Validated(metrics, step) => {
+                Event::Validated { request, metrics, steps: u64::try_from(step).unwrap_or(0) }
             }
             TrialNews::Progressed(progress) => Event::Progressed { request, progress },
             TrialNews::InvalidHyperparameters => Event::InvalidHyperparameters { request },

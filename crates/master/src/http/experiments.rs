@@ -1,7 +1,6 @@
 //! Experiments: making, listing, changing.
 
-use instep_api::config::Sources;
-use instep_api::config::{ConfigError, ExperimentConfig as Configuration, Sources};
+use instep_api::config::{ExperimentConfig, Sources};
 use instep_api::error::Code;
 use instep_api::experiments::{
     BestMetricResponse, CreateExperimentRequest, CreateExperimentResponse, ExperimentResponse, ExperimentsResponse,
@@ -72,13 +71,12 @@ async fn make_managed(call: &Call, request: CreateExperimentRequest) -> Result<R
     let sources = Sources {
         managed: true,
         name: format!("Experiment ({})", &job_id[..8]),
-        // By custom the time, so that no two are alike.
-        seed: u32::try_from(now().0 / 1_000_000).unwrap_or(0),
+        seed: seconds(now()),
         template,
         workspace_storage: None,
         defaults: Some(call.application.defaults.clone()),
     };
-    let config = Configuration::parse(&text, &sources).map_err(|errors| Failure::invalid(mistakes(&errors)))?;
+    let config = config::read(&text, &sources).map_err(Failure::invalid)?;
     crate::cluster::check_policies(&config).map_err(Failure::invalid)?;
     let forked_from = request.parent_id.filter(|id| id.0 != 0);
     let files = request.model_definition.unwrap_or_default();
@@ -121,14 +119,8 @@ async fn make_managed(call: &Call, request: CreateExperimentRequest) -> Result<R
     Reply::json(&CreateExperimentResponse { experiment, config, warnings })
 }
 
-/// All mistakes of a configuration, each on a line of its own.
-fn mistakes(errors: &[ConfigError]) -> String {
-    let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
-    format!("invalid experiment configuration:\n{}", lines.join("\n"))
-}
-
 /// What the author of an experiment should know about where it is to run.
-async fn launch_warnings(call: &Call, config: &Configuration) -> Result<Vec<String>, Failure> {
+async fn launch_warnings(call: &Call, config: &ExperimentConfig) -> Result<Vec<String>, Failure> {
     let resources = &config.resources;
     let slots = call.application.cluster.slots_of(resources.resource_pool.clone()).await?.unwrap_or(0);
     let exceeded = resources.slots_per_trial as usize > slots;

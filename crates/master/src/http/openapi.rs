@@ -120,7 +120,7 @@ fn operation(route: &Route) -> Value {
     let security = match route.access {
         Access::Open => json!([]),
         Access::LocalOrUser => json!([{}, token]),
-        Access::User | Access::Administrator => json!([token]),
+        Access::User | Access::Administrator | Access::Agent => json!([token]),
     };
     let mut operation = json!({
         "operationId": operation_id(route),
@@ -142,6 +142,7 @@ fn success(route: &Route) -> Value {
         Kind::Json => ("done", content("application/json", json!({"type": "object"}))),
         Kind::Lines => ("lines of JSON as they come", content("application/json", json!({"type": "object"}))),
         Kind::Other(kind) => ("done", content(kind, json!({"type": "string"}))),
+        Kind::Socket => ("the connection becomes a websocket", json!({})),
     };
     json!({"description": what, "content": content})
 }
@@ -150,7 +151,7 @@ fn parameters(route: &Route) -> Vec<Value> {
     let parts = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let in_path = parts.map(|name| {
         let name = name.trim_start_matches('*');
-        let is_number = matches!(name, "id" | "version") && !route.path.contains("/tasks/");
+        let is_number = matches!(name, "id" | "version") && !["/tasks/", "/allocations/"].iter().any(|named| route.path.contains(named));
         let schema = json!({"type": if is_number { "integer" } else { "string" }});
         json!({"name": name, "in": "path", "required": true, "schema": schema})
     });

@@ -48,8 +48,7 @@ impl Application {
     pub(crate) async fn start(database: Database, told: Told) -> instep_database::Result<Application> {
         let decoy_hash = crate::passwords::to_store(&random::token(), true).unwrap_or_default();
         let (master_id, notices) = (random::uuid(), Arc::new(Notices::default()));
-        let cluster =
-            Cluster::start(database.clone(), Arc::clone(&notices), master_id.clone(), told.cluster).await?;
+        let cluster = Cluster::start(database.clone(), Arc::clone(&notices), master_id.clone(), told.cluster).await?;
         Ok(Application {
             database,
             cluster,

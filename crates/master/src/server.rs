@@ -143,12 +143,8 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         tracing::warn!(%address, "passwords and tokens cross the network in the clear: --tls-cert encrypts");
     }
     let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
-    let told = Told {
-        allowed_hosts,
-        session: options.session,
-        defaults: defaults(options),
-        cluster: options.cluster.clone(),
-    };
+    let told =
+        Told { allowed_hosts, session: options.session, defaults: defaults(options), cluster: options.cluster.clone() };
     let application = Arc::new(Application::start(database.clone(), told).await?);
     // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
     let deletions = tokio::spawn({

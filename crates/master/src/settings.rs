@@ -57,9 +57,21 @@ pub const KEYS: &[Key] = &[
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
     key("checkpoints", "checkpoints", "INSTEP_MASTER_CHECKPOINTS", "", Kind::Path),
     key("agent_reconnect_wait", "agent-reconnect-wait", "INSTEP_MASTER_AGENT_RECONNECT_WAIT", "25", Kind::Seconds),
-    key("scheduler.type", "scheduler", "INSTEP_MASTER_SCHEDULER", "priority", Kind::Choice(&["priority", "fair_share"])),
+    key(
+        "scheduler.type",
+        "scheduler",
+        "INSTEP_MASTER_SCHEDULER",
+        "priority",
+        Kind::Choice(&["priority", "fair_share"]),
+    ),
     key("scheduler.preemption", "preemption", "INSTEP_MASTER_PREEMPTION", "false", Kind::Truth),
-    key("scheduler.fitting_policy", "fitting-policy", "INSTEP_MASTER_FITTING_POLICY", "best", Kind::Choice(&["best", "worst"])),
+    key(
+        "scheduler.fitting_policy",
+        "fitting-policy",
+        "INSTEP_MASTER_FITTING_POLICY",
+        "best",
+        Kind::Choice(&["best", "worst"]),
+    ),
     key("session_hours", "session-hours", "INSTEP_MASTER_SESSION_HOURS", "168", Kind::Hours),
     key("tls.cert", "tls-cert", "INSTEP_MASTER_TLS_CERT", "", Kind::Path),
     key("tls.key", "tls-key", "INSTEP_MASTER_TLS_KEY", "", Kind::Path),
@@ -258,7 +270,9 @@ impl Settings {
 fn split(key: &Key, text: &str) -> Vec<String> {
     match key.kind {
         Kind::Words => text.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
-        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Hours | Kind::Seconds | Kind::Choice(_) => vec![text.to_owned()],
+        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Hours | Kind::Seconds | Kind::Choice(_) => {
+            vec![text.to_owned()]
+        }
     }
 }
 

@@ -123,9 +123,9 @@ impl Actor {
     /// How long nothing has to be done, unless somebody asks.
     fn until_next(&self) -> Duration {
         let deadlines = self.experiments.values().filter_map(|live| live.machine.deadline());
-        let soonest = deadlines.min().map(|deadline| {
-            Duration::from_micros(u64::try_from(deadline.0.saturating_sub(now().0)).unwrap_or(0))
-        });
+        let soonest = deadlines
+            .min()
+            .map(|deadline| Duration::from_micros(u64::try_from(deadline.0.saturating_sub(now().0)).unwrap_or(0)));
         [soonest, self.pace.until_next(), self.until_next_loss()].into_iter().flatten().min().unwrap_or(LONGEST_SLEEP)
     }
 
@@ -265,12 +265,8 @@ impl Actor {
             self.notices.forget_sessions();
             self.pace.wanted();
         }
-        let over: Vec<ExperimentId> = self
-            .experiments
-            .iter()
-            .filter(|(_, live)| live.machine.state().is_terminal())
-            .map(|(id, _)| *id)
-            .collect();
+        let over: Vec<ExperimentId> =
+            self.experiments.iter().filter(|(_, live)| live.machine.state().is_terminal()).map(|(id, _)| *id).collect();
         for id in over {
             self.experiments.remove(&id);
             self.trials.retain(|_, (experiment, _)| *experiment != id);

@@ -19,8 +19,6 @@ use crate::clock::now;
 
 /// How often agents send a ping; three times that in silence means that the connection is dead.
 pub(crate) const PING_SECONDS: u32 = 5;
-/// Beyond the window and the time in which an agent notices that it is cut off: to end its work.
-const GRACE: Duration = Duration::from_secs(10);
 /// Before SIGKILL, for what the failure of another share takes along.
 const GANG_GRACE_SECONDS: u32 = 5;
 
@@ -88,7 +86,7 @@ impl Agent {
 impl Actor {
     /// How long a silent agent's work is left alone: longer than it may take the agent itself to end it.
     fn patience(&self) -> Duration {
-        self.options.reconnect_window + Duration::from_secs(3 * u64::from(PING_SECONDS)) + GRACE
+        self.options.reconnect_window + self.options.margin
     }
 
     /// An agent says who it is, what it lends and what it runs.

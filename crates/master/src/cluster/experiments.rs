@@ -63,7 +63,9 @@ impl Live {
             all.join("; ")
         })?;
         let machine = match &found.snapshot {
-            Some(text) => serde_json::from_str(text).map_err(|error| format!("its snapshot cannot be read: {error}"))?,
+            Some(text) => {
+                serde_json::from_str(text).map_err(|error| format!("its snapshot cannot be read: {error}"))?
+            }
             None => machine(experiment.id, &config, found.state == State::Paused)?,
         };
         let facts = |trial: &instep_database::LiveTrial| {
@@ -261,31 +263,20 @@ impl Actor {
     }
 
     /// The present allocation of a run.
-    pub(super) fn allocation_of(
-        &mut self,
-        id: ExperimentId,
-        run: &Run,
-    ) -> Option<&mut Allocation> {
+    pub(super) fn allocation_of(&mut self, id: ExperimentId, run: &Run) -> Option<&mut Allocation> {
         let task = self.task_of(id, &run.request)?;
         self.allocations.get_mut(&format!("{task}.{}", run.number))
     }
 
     /// Queues a run, unless it is queued already.
-    fn ask_for_slots(
-        &mut self,
-        id: ExperimentId,
-        run: Run,
-        name: String,
-        excluded: BTreeSet<String>,
-    ) {
+    fn ask_for_slots(&mut self, id: ExperimentId, run: Run, name: String, excluded: BTreeSet<String>) {
         let Some(live) = self.experiments.get(&id) else { return };
         let Some(trial) = live.machine.trials().get(&run.request) else { return };
         let Some(number) = trial.id else { return };
         if self.allocations.contains_key(&name) {
             return;
         }
-        let mut allocation =
-            Allocation::queued(name.clone(), trial.task.clone(), id, TrialId(number.into()), run);
+        let mut allocation = Allocation::queued(name.clone(), trial.task.clone(), id, TrialId(number.into()), run);
         allocation.pool = live.pool().to_owned();
         allocation.slots = live.config.resources.slots_per_trial;
         allocation.excluded = excluded;

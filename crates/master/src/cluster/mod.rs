@@ -23,6 +23,8 @@ mod policies;
 mod ports;
 mod restore;
 mod tasks;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +44,8 @@ pub(crate) use actor::Actor;
 pub(crate) use agents::PING_SECONDS;
 pub(crate) use allocation::Signal;
 pub(crate) use experiments::DEFAULT_POOL;
-pub(crate) use policies::check_policies;
 pub(crate) use placing::{Measures, Passes};
+pub(crate) use policies::check_policies;
 
 /// Commands that may wait before callers do.
 const QUEUE: usize = 1024;
@@ -71,6 +73,9 @@ pub(crate) enum Refusal {
 pub struct ClusterOptions {
     /// How long an agent without a connection lets its work run.
     pub reconnect_window: Duration,
+    /// How much longer its work is given to nobody else: an agent needs a while to notice that it is cut off, and to end
+    /// what it runs.
+    pub margin: Duration,
     /// How slots are given away, in every pool.
     pub scheduling: schedule::Settings,
     /// The priority of what does not say.
@@ -81,6 +86,7 @@ impl Default for ClusterOptions {
     fn default() -> Self {
         ClusterOptions {
             reconnect_window: Duration::from_secs(25),
+            margin: Duration::from_secs(3 * PING_SECONDS as u64 + 10),
             scheduling: schedule::Settings::default(),
             default_priority: 42,
         }

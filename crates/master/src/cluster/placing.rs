@@ -127,10 +127,10 @@ impl Actor {
         let pool = || Pool { settings: self.options.scheduling.clone(), agents: Vec::new() };
         pools.insert(DEFAULT_POOL.to_owned(), pool());
         for agent in self.agents.values() {
-            let slots = agent.devices.iter().map(|device| Slot {
-                id: device.id,
-                enabled: !agent.disabled_slots.contains(&device.id),
-            });
+            let slots = agent
+                .devices
+                .iter()
+                .map(|device| Slot { id: device.id, enabled: !agent.disabled_slots.contains(&device.id) });
             pools.entry(agent.pool.clone()).or_insert_with(pool).agents.push(Agent {
                 id: agent.name.clone(),
                 takes_work: agent.takes_work(),

@@ -107,9 +107,7 @@ impl Actor {
                 .trials
                 .iter()
                 .filter(|(_, (experiment, _))| *experiment == id)
-                .filter(|(_, (_, request))| {
-                    live.machine.trials().get(request).is_some_and(|trial| trial.id.is_none())
-                })
+                .filter(|(_, (_, request))| live.machine.trials().get(request).is_some_and(|trial| trial.id.is_none()))
                 .map(|(trial, (_, request))| (request.clone(), *trial))
                 .collect();
             effects.retain(|effect| {

@@ -58,7 +58,8 @@ impl Actor {
             return;
         }
         for rank in ranks {
-            let (Some(reply), Some(info)) = (allocation.calls.rendezvous.remove(&rank), allocation.meeting(rank)) else {
+            let (Some(reply), Some(info)) = (allocation.calls.rendezvous.remove(&rank), allocation.meeting(rank))
+            else {
                 continue;
             };
             if reply.send(Ok(info)).is_ok() {
@@ -108,14 +109,7 @@ impl Actor {
     }
 
     /// A share brings something for the others.
-    pub(super) fn gather(
-        &mut self,
-        name: &str,
-        caller: String,
-        peers: usize,
-        data: Value,
-        reply: Reply<Vec<Value>>,
-    ) {
+    pub(super) fn gather(&mut self, name: &str, caller: String, peers: usize, data: Value, reply: Reply<Vec<Value>>) {
         let Some(allocation) = self.allocations.get_mut(name) else { return self.answer(reply, Err(missing(name))) };
         if peers == 0 || peers > 1_000_000 {
             let what = format!("{peers} is not a number of peers to wait for");

@@ -17,7 +17,10 @@ pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
 /// What Prometheus reads: on this machine without a token, as its users expect; from elsewhere with one, because it
 /// tells how much a master is used.
 pub(crate) async fn measures(call: Call) -> Result<Reply, Failure> {
-    let text = call.application.telemetry.text(&call.application.database.load(), call.application.cluster.measures().passes());
+    let text = call
+        .application
+        .telemetry
+        .text(&call.application.database.load(), call.application.cluster.measures().passes());
     text.map(Reply::Measures).map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 

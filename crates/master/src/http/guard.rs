@@ -99,7 +99,9 @@ pub(crate) async fn admit(
             let what = format!("user '{}' is not an administrator", caller.username);
             Err(Failure::new(Code::PermissionDenied, what))
         }
-        (Access::User | Access::LocalOrUser | Access::Administrator | Access::Agent, None) => Err(Failure::unauthenticated()),
+        (Access::User | Access::LocalOrUser | Access::Administrator | Access::Agent, None) => {
+            Err(Failure::unauthenticated())
+        }
     }
 }
 

@@ -151,7 +151,8 @@ fn parameters(route: &Route) -> Vec<Value> {
     let parts = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let in_path = parts.map(|name| {
         let name = name.trim_start_matches('*');
-        let is_number = matches!(name, "id" | "version") && !["/tasks/", "/allocations/"].iter().any(|named| route.path.contains(named));
+        let is_number = matches!(name, "id" | "version")
+            && !["/tasks/", "/allocations/"].iter().any(|named| route.path.contains(named));
         let schema = json!({"type": if is_number { "integer" } else { "string" }});
         json!({"name": name, "in": "path", "required": true, "schema": schema})
     });

@@ -16,8 +16,8 @@ use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
 use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
 use instep_api::tasks::AllGatherRequest;
 use instep_api::trials::{
-    CreateTrialRequest, EarlyExitRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata, RunnerMetadataRequest,
-    StartRunRequest, StartTrialRequest,
+    CreateTrialRequest, EarlyExitRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata,
+    RunnerMetadataRequest, StartRunRequest, StartTrialRequest,
 };
 use instep_api::users::{LoginRequest, PatchUserRequest, PostUserRequest};
 use instep_api::workspaces::{ProjectRequest, WorkspaceRequest};

@@ -12,9 +12,9 @@ use instep_policy::lifecycle::gang::Gang;
 use instep_policy::lifecycle::{End, Run};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-use super::Refusal;
+use super::Reply;
 
 /// What a task may be told while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,11 +84,11 @@ struct Signals {
 pub(crate) struct Calls {
     pub signal: watch::Sender<Signal>,
     /// By rank.
-    pub rendezvous: BTreeMap<usize, oneshot::Sender<Result<RendezvousInfo, Refusal>>>,
+    pub rendezvous: BTreeMap<usize, Reply<RendezvousInfo>>,
     /// Ranks that have been answered.
     pub met: BTreeSet<usize>,
     /// By the callers' own identifiers.
-    pub gathering: BTreeMap<String, (Value, oneshot::Sender<Result<Vec<Value>, Refusal>>)>,
+    pub gathering: BTreeMap<String, (Value, Reply<Vec<Value>>)>,
 }
 
 impl Default for Calls {

@@ -54,7 +54,8 @@ impl Actor {
         };
         let all_run = placed.shares.iter().all(|share| share.started);
         // After a restart of the master, those who were answered before do not ask again.
-        if !allocation.ready && !(all_run && ranks.clone().all(|rank| here(&rank))) {
+        let complete = allocation.ready || all_run && ranks.clone().all(|rank| here(&rank));
+        if !complete {
             return;
         }
         for rank in ranks {

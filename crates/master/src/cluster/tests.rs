@@ -438,15 +438,12 @@ fn a_long_queue_on_many_machines() {
     let agents: Vec<Agent> = (0..200).map(|number| master.agent(&format!("agent-{number}"), 8, vec![])).collect();
     master.until("200 starts", || master.cluster().measures().passes().waiting == 4800);
     let passes = master.cluster().measures().passes();
-    #[expect(clippy::print_stdout, reason = "what the test is run for")]
-    {
-        println!(
-            "{} agents, {} waiting: last {:?}, longest {:?}",
-            agents.len(),
-            passes.waiting,
-            passes.last,
-            passes.longest
-        );
-    }
+    println!(
+        "{} agents, {} waiting: last {:?}, longest {:?}",
+        agents.len(),
+        passes.waiting,
+        passes.last,
+        passes.longest
+    );
     assert_eq!(master.state(id), State::Starting);
 }

@@ -13,7 +13,7 @@ use instep_database::{Database, Decision, Error, ExperimentDecision, TrialDecisi
 use instep_policy::lifecycle::Event;
 use tokio::sync::mpsc;
 
-use super::agents::Agent;
+use super::agents::{Agent, Wishes};
 use super::allocation::{Allocation, Signal};
 use super::experiments::Live;
 use super::placing::{Measures, Pace};
@@ -51,6 +51,8 @@ pub(crate) struct Actor {
     pub(super) trials: HashMap<TrialId, (ExperimentId, String)>,
     pub(super) allocations: BTreeMap<String, Allocation>,
     pub(super) agents: BTreeMap<String, Agent>,
+    /// Agents that were here once.
+    pub(super) absent: BTreeMap<String, Wishes>,
     pub(super) ports: Ports,
     pub(super) pace: Pace,
     pub(super) measures: Arc<Measures>,
@@ -89,6 +91,7 @@ impl Actor {
             trials: HashMap::new(),
             allocations: BTreeMap::new(),
             agents: BTreeMap::new(),
+            absent: BTreeMap::new(),
             ports: Ports::default(),
             pace: Pace::default(),
             measures,

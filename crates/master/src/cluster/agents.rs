@@ -7,8 +7,8 @@ use instep_api::link::{Device, Exit, Hello, Order, Report, Share as ShareName, S
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
 use instep_database::AgentRow;
-use instep_policy::lifecycle::Event;
 use instep_policy::lifecycle::gang::Step;
+use instep_policy::lifecycle::{End, Event};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -36,6 +36,20 @@ pub(crate) struct Agent {
     /// The connection; `None` since `silent_since`.
     pub link: Option<Link>,
     pub silent_since: Instant,
+}
+
+/// What people want of an agent, whether it is here or not.
+#[derive(Debug, Clone)]
+pub(crate) struct Wishes {
+    pub enabled: bool,
+    pub draining: bool,
+    pub disabled_slots: BTreeSet<u32>,
+}
+
+impl Default for Wishes {
+    fn default() -> Wishes {
+        Wishes { enabled: true, draining: false, disabled_slots: BTreeSet::new() }
+    }
 }
 
 /// A connection to an agent.
@@ -77,9 +91,27 @@ impl Agent {
         }
     }
 
+    /// What people want of it.
+    pub(super) fn wishes(&self) -> Wishes {
+        let (enabled, draining) = (self.enabled, self.draining);
+        Wishes { enabled, draining, disabled_slots: self.disabled_slots.clone() }
+    }
+
     /// Whether it is given new work.
     pub(crate) fn takes_work(&self) -> bool {
         self.link.is_some() && self.enabled && !self.draining
+    }
+}
+
+/// How an allocation ended, for people.
+fn sentence(end: &End) -> String {
+    match end {
+        End::Exited { code: 0 } => "all of it ended with exit code 0".to_owned(),
+        End::Exited { code } => format!("it failed with exit code {code}"),
+        End::Killed => "the master ended it".to_owned(),
+        End::NotStarted { why } => format!("it could not be started: {why}"),
+        End::Lost { why } => format!("it was lost: {why}"),
+        End::Impossible { why } => why.clone(),
     }
 }
 
@@ -97,16 +129,16 @@ impl Actor {
         }
         self.connections += 1;
         let number = self.connections;
-        let known = self.agents.remove(&hello.agent);
-        let same = known.as_ref();
+        let same = self.agents.remove(&hello.agent);
+        let wishes = same.as_ref().map(Agent::wishes).or_else(|| self.absent.remove(&hello.agent)).unwrap_or_default();
         let agent = Agent {
             pool: if hello.pool.is_empty() { DEFAULT_POOL.to_owned() } else { hello.pool },
             version: hello.version,
             addresses: hello.addresses,
             devices: hello.devices,
-            enabled: same.is_none_or(|agent| agent.enabled),
-            draining: same.is_some_and(|agent| agent.draining),
-            disabled_slots: same.map(|agent| agent.disabled_slots.clone()).unwrap_or_default(),
+            enabled: wishes.enabled,
+            draining: wishes.draining,
+            disabled_slots: wishes.disabled_slots,
             registered_at: same.map_or_else(now, |agent| agent.registered_at),
             link: Some(Link { number, orders }),
             silent_since: Instant::now(),
@@ -160,7 +192,10 @@ impl Actor {
             heard.insert(state.share.clone());
             match state.exit {
                 Some(exit) => self.exited(agent, &state.share, exit),
-                None if self.rank(agent, &state.share).is_some() => self.started(agent, &state.share),
+                None if self.rank(agent, &state.share).is_some() => {
+                    self.started(agent, &state.share);
+                    self.stop_again(agent, &state.share);
+                }
                 None => {
                     let why = "the master does not know it".to_owned();
                     let stop = Order::Stop { share: state.share, grace_seconds: 0, why };
@@ -179,6 +214,15 @@ impl Actor {
                     self.exited(agent, &share, Exit::Lost { why });
                 }
             }
+        }
+    }
+
+    /// A share that is to end may have missed the word for it.
+    fn stop_again(&mut self, agent: &str, share: &ShareName) {
+        let Some(allocation) = self.allocations.get(&share.allocation) else { return };
+        if allocation.state == AllocationState::Terminating {
+            let (share, why) = (share.clone(), allocation.reason.clone());
+            self.later(Act::Order(agent.to_owned(), Order::Stop { share, grace_seconds: GANG_GRACE_SECONDS, why }));
         }
     }
 
@@ -257,7 +301,7 @@ impl Actor {
                     let Some(allocation) = self.allocations.get_mut(name) else { return };
                     allocation.state = AllocationState::Terminated;
                     allocation.ended_at = Some(now());
-                    allocation.reason = format!("{end:?}");
+                    allocation.reason = sentence(&end);
                     allocation.end = Some(end.clone());
                     let (experiment, run) = (allocation.experiment, allocation.run.clone());
                     self.event(experiment, Event::Ended { run, end });
@@ -330,7 +374,9 @@ impl Actor {
                     self.share_ended(&share.allocation, rank, Exit::Lost { why });
                 }
             }
-            self.agents.remove(&name);
+            if let Some(agent) = self.agents.remove(&name) {
+                self.absent.insert(name, agent.wishes());
+            }
         }
     }
 

@@ -3,9 +3,12 @@
 //! Runs that had slots are awaited: their agents say what became of them, or are given up. What was decided and may not
 //! have been done is done again.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use instep_api::identifiers::TrialId;
 use instep_api::states::AllocationState;
 use instep_policy::lifecycle::allocation::Phase;
-use instep_policy::lifecycle::{End, Event, Run};
+use instep_policy::lifecycle::{Effect, End, Event, Run};
 
 use super::actor::{Act, Actor};
 use super::agents::Agent;
@@ -44,16 +47,20 @@ impl Actor {
         for id in self.database.uncollected_experiments().await? {
             self.later(Act::Collect(id));
         }
-        // An agent that ran nothing is not waited for.
-        let busy: Vec<String> = self
-            .allocations
-            .values()
-            .filter_map(|allocation| allocation.placed.as_ref())
-            .flat_map(|placed| placed.shares.iter().map(|share| share.agent.clone()))
-            .collect();
-        self.agents.retain(|name, agent| busy.contains(name) || !agent.enabled || !agent.disabled_slots.is_empty());
+        self.wait_for_busy_agents();
         self.pace.wanted();
         Ok(())
+    }
+
+    /// An agent that ran nothing is not waited for.
+    fn wait_for_busy_agents(&mut self) {
+        let placed = self.allocations.values().filter_map(|allocation| allocation.placed.as_ref());
+        let busy: BTreeSet<String> =
+            placed.flat_map(|placed| placed.shares.iter().map(|share| share.agent.clone())).collect();
+        let (awaited, absent) = std::mem::take(&mut self.agents).into_iter().partition(|(name, _)| busy.contains(name));
+        self.agents = awaited;
+        let absent: BTreeMap<String, Agent> = absent;
+        self.absent = absent.into_iter().map(|(name, agent)| (name, agent.wishes())).collect();
     }
 
     async fn restore_allocations(&mut self) -> instep_database::Result<()> {
@@ -103,7 +110,7 @@ impl Actor {
                 }
             }
             // Trials that the database made, and whose number the experiment has not heard.
-            let made: Vec<(String, instep_api::identifiers::TrialId)> = self
+            let made: Vec<(String, TrialId)> = self
                 .trials
                 .iter()
                 .filter(|(_, (experiment, _))| *experiment == id)
@@ -111,7 +118,7 @@ impl Actor {
                 .map(|(trial, (_, request))| (request.clone(), *trial))
                 .collect();
             effects.retain(|effect| {
-                !matches!(effect, instep_policy::lifecycle::Effect::MakeTrial { request, .. }
+                !matches!(effect, Effect::MakeTrial { request, .. }
                     if made.iter().any(|(known, _)| known == request))
             });
             for effect in effects {

@@ -47,6 +47,8 @@ COMMANDS = {
     "master restore": "",
     "up": "Comes back when requests are taken; see [running a master](../guides/running-a-master.md).",
     "down": "",
+    "agent": "Runs until a signal ends it: [lending machines](../guides/cluster.md).",
+    "wrap-rank": "",
     "login": "Asks for the password on the terminal, or reads it as a line of stdin.",
     "logout": "",
     "whoami": "",

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood.
 
+mod agent;
 mod bench;
 mod client;
 mod console;
@@ -12,7 +13,9 @@ mod module;
 mod report;
 mod run;
 mod store;
+mod task;
 mod usage;
+mod wrap_rank;
 
 use std::process::ExitCode;
 
@@ -62,6 +65,14 @@ enum Command {
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
+    /// Lend this machine's slots to a master
+    Agent(agent::AgentArguments),
+    /// Put [rank=N] before every line of a program, for launchers such as mpirun
+    #[command(override_usage = "instep wrap-rank [RANK] -- COMMAND...")]
+    WrapRank(wrap_rank::WrapRankArguments),
+    /// Run one allocation's share on this machine: what agents start
+    #[command(hide = true)]
+    Task(task::TaskArguments),
     #[command(flatten)]
     Client(client::Verb),
     /// Say what this machine has and what is missing
@@ -102,6 +113,9 @@ fn main() -> ExitCode {
         Command::Master(arguments) => master::run(*arguments),
         Command::Up(arguments) => master::up(&arguments),
         Command::Down(arguments) => master::down(&arguments),
+        Command::Agent(arguments) => agent::run(&arguments),
+        Command::WrapRank(arguments) => wrap_rank::run(&arguments),
+        Command::Task(arguments) => task::run(&arguments),
         Command::Client(verb) => client::run(verb),
         Command::Doctor { json } => doctor::run(json),
         Command::Bench(arguments) => bench::run(&arguments),

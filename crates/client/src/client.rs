@@ -67,6 +67,15 @@ struct Session {
     token: Option<String>,
     /// To log in again when the token has run out.
     credentials: Option<Credentials>,
+    /// The token is that of an allocation, which goes into a header of its own.
+    of_task: bool,
+}
+
+impl Session {
+    fn header(&self) -> Option<(&'static str, String)> {
+        let name = if self.of_task { "Grpc-Metadata-x-allocation-token" } else { "Authorization" };
+        self.token.as_ref().map(|token| (name, format!("Bearer {token}")))
+    }
 }
 
 impl Client {
@@ -109,13 +118,18 @@ impl Client {
 
     /// Speaks for the user of a token from now on.
     pub fn use_token(&self, token: impl Into<String>) {
-        self.set_session(Session { token: Some(token.into()), credentials: None });
+        self.set_session(Session { token: Some(token.into()), ..Session::default() });
+    }
+
+    /// Speaks for an allocation from now on, with the token that the master gave its task.
+    pub fn use_allocation_token(&self, token: impl Into<String>) {
+        self.set_session(Session { token: Some(token.into()), of_task: true, ..Session::default() });
     }
 
     /// Logs in; when the session runs out, it logs in again.
     pub fn login(&self, credentials: Credentials) -> Result<User> {
         let answer = self.open_session(&credentials)?;
-        self.set_session(Session { token: Some(answer.token), credentials: Some(credentials) });
+        self.set_session(Session { token: Some(answer.token), credentials: Some(credentials), of_task: false });
         Ok(answer.user)
     }
 
@@ -134,6 +148,17 @@ impl Client {
     /// Asks.
     pub fn get<Answer: DeserializeOwned>(&self, path: &str) -> Result<Answer> {
         self.exchange(Method::GET, path, None, Repeat::Safely)
+    }
+
+    /// Asks something whose answer may take a while, such as what everybody has to be there for.
+    pub fn get_within<Answer: DeserializeOwned>(&self, path: &str, deadline: Duration) -> Result<Answer> {
+        let bytes = self.patiently(Repeat::Safely, || {
+            let request = self.request(&Method::GET, path, None, &[], self.session_header())?;
+            let request = self.agent.configure_request(request).timeout_recv_response(Some(deadline)).build();
+            let mut response = self.run(self.agent.run(request))?;
+            self.whole(&mut response)
+        })?;
+        serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("GET {path}: {error}")))
     }
 
     /// Does something that must not be done twice; see [`Client::call`] for what may.
@@ -253,7 +278,7 @@ impl Client {
         let credentials = self.session.read().unwrap_or_else(PoisonError::into_inner).credentials.clone();
         let Some(credentials) = credentials else { return Ok(false) };
         let token = Some(self.open_session(&credentials)?.token);
-        self.set_session(Session { token, credentials: Some(credentials) });
+        self.set_session(Session { token, credentials: Some(credentials), of_task: false });
         Ok(true)
     }
 
@@ -273,6 +298,10 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("login: {error}")))
     }
 
+    fn session_header(&self) -> Option<(&'static str, String)> {
+        self.session.read().unwrap_or_else(PoisonError::into_inner).header()
+    }
+
     fn set_session(&self, session: Session) {
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = session;
     }
@@ -284,12 +313,12 @@ impl Client {
         body: Option<&[u8]>,
         headers: &[(&str, &str)],
     ) -> Result<Response<Body>> {
-        let request = self.request(method, path, body, headers, self.token().as_deref())?;
+        let request = self.request(method, path, body, headers, self.session_header())?;
         self.run(self.agent.run(request))
     }
 
     fn send_for(&self, path: &str, accept: &str, silence: Option<Duration>) -> Result<Response<Body>> {
-        let request = self.request(&Method::GET, path, None, &[("Accept", accept)], self.token().as_deref())?;
+        let request = self.request(&Method::GET, path, None, &[("Accept", accept)], self.session_header())?;
         let request = self.agent.configure_request(request).timeout_per_read(silence).build();
         self.run(self.agent.run(request))
     }
@@ -300,11 +329,11 @@ impl Client {
         path: &str,
         body: Option<&[u8]>,
         headers: &[(&str, &str)],
-        token: Option<&str>,
+        session: Option<(&'static str, String)>,
     ) -> Result<Request<Vec<u8>>> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.address));
-        if let Some(token) = token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        if let Some((name, value)) = session {
+            request = request.header(name, value);
         }
         if body.is_some() {
             request = request.header("Content-Type", "application/json");

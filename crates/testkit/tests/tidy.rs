@@ -23,11 +23,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("instep-database", &["instep-api"]),
     ("instep-policy", &["instep-api"]),
     // level 2
+    ("instep-agent", &["instep-api", "instep-client"]),
     ("instep-launch", &["instep-policy", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
     ("instep-python", &["instep-api", "instep-checkpoint", "instep-client", "instep-collectives", "instep-store"]),
     // level 3
-    ("instep", &["instep-api", "instep-client", "instep-launch", "instep-master", "instep-store"]),
+    ("instep", &["instep-agent", "instep-api", "instep-client", "instep-launch", "instep-master", "instep-store"]),
     // development only
     ("instep-testkit", &[]),
 ];

@@ -65,7 +65,7 @@ pub(crate) enum Verb {
 }
 
 /// What all verbs take.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Common {
     /// Address of the master [default: $INSTEP_MASTER, else $DET_MASTER, else http://127.0.0.1:8080]
     #[arg(short, long, value_name = "ADDRESS", global = true)]
@@ -73,6 +73,16 @@ pub(crate) struct Common {
     /// Print JSON instead of a table
     #[arg(long, global = true)]
     json: bool,
+}
+
+/// The master that is meant, and the certificates to trust instead of the public ones.
+pub(crate) fn master(common: &Common) -> anyhow::Result<(instep_client::Address, Option<std::path::PathBuf>)> {
+    session::master(common).map_err(explained)
+}
+
+/// The token of an administrator's session at a master.
+pub(crate) fn administrator_token(common: &Common) -> anyhow::Result<String> {
+    session::administrator_token(common).map_err(explained)
 }
 
 /// Does what a verb says.

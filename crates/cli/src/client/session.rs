@@ -54,11 +54,33 @@ fn address(given: Option<&str>) -> anyhow::Result<Address> {
     Ok(text.as_deref().unwrap_or(DEFAULT_MASTER).parse::<Address>()?)
 }
 
-/// A client of the master that is meant; it has not said who it is.
-pub(super) fn stranger(common: &Common) -> anyhow::Result<Client> {
+/// The address of the master that is meant, and the certificates to trust instead of the public ones.
+pub(super) fn master(common: &Common) -> anyhow::Result<(Address, Option<PathBuf>)> {
     let certificates = variable("INSTEP_MASTER_CERT_FILE").or_else(|| variable("DET_MASTER_CERT_FILE"));
     let certificates = certificates.filter(|path| path != "noverify").map(PathBuf::from);
-    let settings = Settings { certificates, patience: PATIENCE, ..Settings::at(address(common.master.as_deref())?) };
+    Ok((address(common.master.as_deref())?, certificates))
+}
+
+/// The token of an administrator's session: of the one that is kept, else of `admin`, who has no password at first.
+pub(super) fn administrator_token(common: &Common) -> anyhow::Result<String> {
+    let client = connect(common)?;
+    if !client.user()?.admin {
+        client.login(Credentials::new("admin", "")).map_err(|error| match error {
+            error if error.is_unauthenticated() => {
+                let what = format!("agents need a token or an administrator's session at {}", client.address());
+                let hint = "`instep login USER` as an administrator, or --token";
+                anyhow::Error::from(Hinted::new(what, hint))
+            }
+            other => other.into(),
+        })?;
+    }
+    client.token().ok_or_else(|| anyhow::anyhow!("the master gave no token"))
+}
+
+/// A client of the master that is meant; it has not said who it is.
+pub(super) fn stranger(common: &Common) -> anyhow::Result<Client> {
+    let (address, certificates) = master(common)?;
+    let settings = Settings { certificates, patience: PATIENCE, ..Settings::at(address) };
     Ok(Client::new(settings)?)
 }
 

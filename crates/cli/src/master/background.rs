@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::arguments::SettingsArguments;
-use super::serve_announced;
+use super::{companion, serve_announced};
 use crate::console;
 use crate::report::{Hinted, chain};
 
@@ -33,6 +33,9 @@ pub(crate) struct UpArguments {
     /// Stay in the foreground, and write the log to the terminal
     #[arg(long, short = 'F')]
     foreground: bool,
+    /// Lend so many slots of this machine's processors to it; 0 for none [default: GPUs, else one slot for each core]
+    #[arg(long, value_name = "N")]
+    slots: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -55,17 +58,20 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
             return Err(Hinted::new(what, "stop it with `instep down`, or choose another --db").into());
         }
         say(&presence, &options, "already up");
+        companion::start(&options.database, presence.address.as_deref(), arguments.slots)?;
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.foreground {
-        return serve_announced(&arguments.settings, &options);
+        return in_foreground(arguments, &options);
     }
     let log = log_path(&options.database);
     let (child, log_start) = start(&arguments.settings, &log)?;
     match wait_for_start(child, &options.database)? {
         Ok(presence) => {
             say(&presence, &options, "up");
-            console::print(format!("log: {}\nstop it with: {}\n", log.display(), down_command(&settings)).as_bytes());
+            console::print(format!("log: {}\n", log.display()).as_bytes());
+            companion::start(&options.database, presence.address.as_deref(), arguments.slots)?;
+            console::print(format!("stop it with: {}\n", down_command(&settings)).as_bytes());
             Ok(ExitCode::SUCCESS)
         }
         Err(code) => {
@@ -76,9 +82,26 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Stops the master of this database, and waits for its end.
+/// Serves in this process, with an agent beside it.
+fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<ExitCode> {
+    let mut beside = None;
+    let outcome = serve_announced(&arguments.settings, options, |address| {
+        match companion::Beside::start(&options.database, address, arguments.slots) {
+            Ok(started) => beside = started,
+            Err(error) => console::print_error(&format!("warning: no agent: {}\n", chain(error.as_ref()))),
+        }
+    });
+    drop(beside);
+    outcome
+}
+
+/// Stops the master of this database with its agent, and waits for their end.
 pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
     let options = arguments.settings.options()?;
+    // First the agent, so that the master hears how its tasks end.
+    if companion::stop(&options.database)? {
+        console::print(b"stopped the agent and its tasks\n");
+    }
     let Some(presence) = find(&options.database)? else {
         console::print(format!("no master serves {}\n", options.database.display()).as_bytes());
         return Ok(ExitCode::SUCCESS);
@@ -197,7 +220,7 @@ fn log_path(database: &Path) -> PathBuf {
 }
 
 /// What was written to a log since it had that length.
-fn read_from(log: &Path, start: u64) -> String {
+pub(super) fn read_from(log: &Path, start: u64) -> String {
     let mut text = Vec::new();
     let read = File::open(log).and_then(|mut file| {
         file.seek(SeekFrom::Start(start))?;

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod background;
+mod companion;
 mod logging;
 
 use std::path::PathBuf;
@@ -100,16 +101,21 @@ fn serve(arguments: &SettingsArguments, background: bool) -> anyhow::Result<Exit
         // It fails only for the leader of a process group, which what `instep up` starts is not.
         let _ = nix::unistd::setsid();
     }
-    serve_announced(arguments, &options)
+    serve_announced(arguments, &options, |_| {})
 }
 
-fn serve_announced(arguments: &SettingsArguments, options: &Options) -> anyhow::Result<ExitCode> {
+fn serve_announced(
+    arguments: &SettingsArguments,
+    options: &Options,
+    ready: impl FnOnce(&str),
+) -> anyhow::Result<ExitCode> {
     let settings = arguments.settings()?;
     let (json, level) = settings.log();
     logging::start(json, level);
     let shown = options.database.display().to_string();
     instep_master::serve(options, |address| {
         console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());
+        ready(address);
     })
     .map_err(explained)?;
     Ok(ExitCode::SUCCESS)

@@ -63,6 +63,9 @@ fn read_request(reader: &mut impl BufRead) -> Option<String> {
         if let Some(value) = line.strip_prefix("authorization: bearer ") {
             token = format!(" as {value}");
         }
+        if let Some(value) = line.strip_prefix("grpc-metadata-x-allocation-token: bearer ") {
+            token = format!(" for {value}");
+        }
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;

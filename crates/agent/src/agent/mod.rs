@@ -1,0 +1,408 @@
+//! `instep agent`: lends a machine's slots to a master.
+//!
+//! One thread, which waits for the master's word and looks after its shares in between. It holds nothing that is not in
+//! the state folder too, so an agent that is killed and started again goes on where it was: its tasks have not noticed.
+//!
+//! | module | part |
+//! |---|---|
+//! | [`link`] | the websocket |
+//! | [`shares`] | what runs here and what has ended |
+
+pub mod link;
+pub mod shares;
+
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use instep_api::link::{Device, Hello, Order, Report, VERSION, Welcome};
+use instep_client::Address;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::folder::StateFolder;
+use crate::order::Machine;
+use link::{Link, LinkError};
+use shares::Shares;
+
+/// Between two looks at the shares while the master says nothing.
+const LOOK: Duration = Duration::from_millis(100);
+/// Until the master must have answered a hello.
+const WELCOME: Duration = Duration::from_secs(15);
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Between SIGTERM and SIGKILL for tasks that end with their agent.
+const GRACE_SECONDS: u32 = 10;
+/// How long their end is waited for.
+const ENDING: Duration = Duration::from_secs(90);
+const LOCK_ATTEMPTS: u32 = 20;
+/// Connections that failed in a row before the agent says so: a master that is restarted needs no words.
+const QUIET_FAILURES: u32 = 2;
+
+/// What an agent is told by whoever starts it.
+pub struct Options {
+    /// Where the master is.
+    pub master: Address,
+    /// A file of certificates to trust instead of the public ones.
+    pub certificates: Option<PathBuf>,
+    /// By which it is known for ever.
+    pub name: String,
+    /// Which pool its slots belong to; empty for the default one.
+    pub pool: String,
+    /// What it lends.
+    pub devices: Vec<Device>,
+    /// Under which other machines reach this one; empty to take what the connection to the master shows.
+    pub addresses: Vec<String>,
+    /// Where it keeps what must outlive it.
+    pub state: PathBuf,
+    /// The interpreter of tasks.
+    pub python: PathBuf,
+    /// This program, which runs tasks as `instep task FOLDER`.
+    pub binary: PathBuf,
+    /// Whether SIGTERM ends the tasks too.
+    pub stop_tasks: bool,
+}
+
+/// What an agent needs from whoever starts it while it runs.
+pub trait Surroundings {
+    /// The token to show to the master; asked for before every connection. `Err` says why there is none.
+    fn token(&mut self) -> Result<String, String>;
+
+    /// Something that people should know.
+    fn say(&mut self, what: &str);
+}
+
+/// Why an agent gave up.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Its folder cannot be used.
+    #[error("cannot use the state folder {}: {source}", path.display())]
+    Folder {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Another agent uses it.
+    #[error("another agent uses the state folder {}", .0.display())]
+    SecondAgent(PathBuf),
+    /// The master does not want it.
+    #[error("{0}")]
+    Refused(String),
+    /// Something of the system failed.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+}
+
+impl AgentError {
+    /// What to do next, where the error itself does not say it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            AgentError::Folder { .. } => "choose another with --state-folder",
+            AgentError::SecondAgent(_) => "stop the other one, or give this one another --name or --state-folder",
+            AgentError::Refused(_) => {
+                "administrators and agent tokens may connect: --token, INSTEP_AGENT_TOKEN or `instep login`"
+            }
+            AgentError::System(_) => "see the agent's log",
+        }
+    }
+}
+
+/// Lends the machine's slots until a signal comes, or the master refuses.
+pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(), AgentError> {
+    let state = StateFolder::at(&options.state);
+    let failed = |source| AgentError::Folder { path: options.state.clone(), source };
+    state.prepare().map_err(failed)?;
+    let _lock = lock(&state)?;
+    let shares = Shares::find(state.clone()).map_err(failed)?;
+    let mut agent = Agent { options, state, shares, signals: block_signals()?, machine: None, failures: 0 };
+    if agent.shares.running() > 0 {
+        surroundings.say(&format!("{} tasks of before still run here", agent.shares.running()));
+    }
+    let outcome = agent.connect_for_ever(surroundings);
+    match outcome {
+        Ok(Leave::AndStop) => agent.stop_all(surroundings),
+        Ok(Leave::Quietly) => agent.say_what_runs(surroundings),
+        Err(_) => agent.say_what_runs(surroundings),
+    }
+    outcome.map(drop)
+}
+
+/// What the end of an agent means for its tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    /// They go on, and the next agent finds them.
+    Quietly,
+    /// They end.
+    AndStop,
+}
+
+fn block_signals() -> Result<SignalFd, AgentError> {
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+    set.thread_block().map_err(std::io::Error::from)?;
+    let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+    Ok(signals.map_err(std::io::Error::from)?)
+}
+
+fn lock(state: &StateFolder) -> Result<Flock<std::fs::File>, AgentError> {
+    let path = state.lock();
+    let open = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
+    let file = open.map_err(|source| AgentError::Folder { path, source })?;
+    let mut unlocked = file;
+    let mut attempts = 0;
+    let held = loop {
+        // Somebody who only looks holds it for a moment.
+        match Flock::lock(unlocked, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => break held,
+            Err(_) if attempts == LOCK_ATTEMPTS => return Err(AgentError::SecondAgent(state.path().to_owned())),
+            Err((file, _)) => unlocked = file,
+        }
+        attempts += 1;
+        std::thread::sleep(LOOK / 10);
+    };
+    held.set_len(0)?;
+    held.write_all_at(std::process::id().to_string().as_bytes(), 0)?;
+    Ok(held)
+}
+
+/// The process id of the agent that uses a state folder, if one does.
+pub fn running(state: &Path) -> Option<i32> {
+    let mut file = std::fs::File::open(StateFolder::at(state).lock()).ok()?;
+    let mut words = String::new();
+    file.read_to_string(&mut words).ok()?;
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_) => None,
+        Err(_) => words.trim().parse().ok(),
+    }
+}
+
+struct Agent<'a> {
+    options: &'a Options,
+    state: StateFolder,
+    shares: Shares,
+    signals: SignalFd,
+    /// What tasks are told of this machine; known after the first welcome.
+    machine: Option<Machine>,
+    /// Connections that failed since one worked.
+    failures: u32,
+}
+
+/// How a connection ended.
+enum Parted {
+    /// By a signal to us.
+    Leaving(Leave),
+    /// It broke; another may work.
+    Broken(String),
+}
+
+impl Agent<'_> {
+    fn connect_for_ever(&mut self, surroundings: &mut dyn Surroundings) -> Result<Leave, AgentError> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let why = match self.connection(surroundings)? {
+                Parted::Leaving(leave) => return Ok(leave),
+                Parted::Broken(why) => why,
+            };
+            if self.failures == 0 {
+                pause = FIRST_PAUSE;
+            }
+            self.failures += 1;
+            if self.failures == QUIET_FAILURES {
+                let running = self.shares.running();
+                let tasks = if running == 0 { String::new() } else { format!("; {running} tasks run on for a while") };
+                surroundings.say(&format!("no connection to the master: {why}; trying again until it works{tasks}"));
+            }
+            if let Some(leave) = self.wait(pause) {
+                return Ok(leave);
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Waits, looks after the shares, and hears signals.
+    fn wait(&mut self, pause: Duration) -> Option<Leave> {
+        let end = Instant::now() + pause;
+        loop {
+            // What ended is reported with the next hello.
+            self.shares.look();
+            if let Some(leave) = self.signalled() {
+                return Some(leave);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+    }
+
+    fn signalled(&self) -> Option<Leave> {
+        let information = self.signals.read_signal().ok().flatten()?;
+        match Signal::try_from(information.ssi_signo.cast_signed()) {
+            // Somebody at a terminal expects that nothing is left.
+            Ok(Signal::SIGINT) => Some(Leave::AndStop),
+            _ if self.options.stop_tasks => Some(Leave::AndStop),
+            _ => Some(Leave::Quietly),
+        }
+    }
+
+    /// One connection from its beginning to its end.
+    fn connection(&mut self, surroundings: &mut dyn Surroundings) -> Result<Parted, AgentError> {
+        let token = match surroundings.token() {
+            Ok(token) => token,
+            Err(why) => return Ok(Parted::Broken(why)),
+        };
+        let opened = Link::open(&self.options.master, self.options.certificates.as_deref(), &token);
+        let mut link = match opened {
+            Ok(link) => link,
+            Err(LinkError::Refused(why)) => return Err(AgentError::Refused(why)),
+            Err(LinkError::Broken(why)) => return Ok(Parted::Broken(why)),
+        };
+        match self.converse(&mut link, surroundings) {
+            Ok(leave) => Ok(Parted::Leaving(leave)),
+            Err(LinkError::Refused(why)) => Err(AgentError::Refused(why)),
+            Err(LinkError::Broken(why)) => Ok(Parted::Broken(why)),
+        }
+    }
+
+    fn converse(&mut self, link: &mut Link, surroundings: &mut dyn Surroundings) -> Result<Leave, LinkError> {
+        self.shares.look();
+        link.send(&Report::Hello(self.hello(link)))?;
+        self.shares.all_told();
+        let welcome = self.welcomed(link)?;
+        self.note_heard();
+        self.machine = Some(self.machine(&welcome));
+        let again = if self.failures == 0 { "" } else { " again" };
+        if self.failures == 0 || self.failures >= QUIET_FAILURES {
+            let slots = self.options.devices.len();
+            let (name, master) = (&self.options.name, &self.options.master);
+            surroundings.say(&format!("agent {name} lends {slots} slots to {master}{again}"));
+        }
+        self.failures = 0;
+        let ping = Duration::from_secs(welcome.ping_seconds.max(1).into());
+        let (mut pinged, mut heard) = (Instant::now(), Instant::now());
+        loop {
+            match link.hear(LOOK)? {
+                link::Heard::Order(order) => {
+                    heard = Instant::now();
+                    self.note_heard();
+                    self.obey(link, *order)?;
+                }
+                link::Heard::Sign => {
+                    heard = Instant::now();
+                    self.note_heard();
+                }
+                link::Heard::Nothing => {}
+            }
+            for report in self.shares.look() {
+                link.send(&report)?;
+            }
+            if pinged.elapsed() >= ping {
+                link.ping()?;
+                pinged = Instant::now();
+            }
+            if heard.elapsed() > 3 * ping {
+                return Err(LinkError::Broken(format!("the master was silent for {} s", (3 * ping).as_secs())));
+            }
+            if let Some(leave) = self.signalled() {
+                link.close();
+                return Ok(leave);
+            }
+        }
+    }
+
+    fn welcomed(&mut self, link: &mut Link) -> Result<Welcome, LinkError> {
+        let deadline = Instant::now() + WELCOME;
+        while Instant::now() < deadline {
+            match link.hear(LOOK)? {
+                link::Heard::Order(order) => match *order {
+                    Order::Welcome(welcome) => return Ok(welcome),
+                    Order::Refused { why } => return Err(LinkError::Refused(why)),
+                    _ => return Err(LinkError::Broken("the master did not begin with a welcome".to_owned())),
+                },
+                link::Heard::Sign | link::Heard::Nothing => {}
+            }
+        }
+        Err(LinkError::Broken(format!("the master did not answer within {} s", WELCOME.as_secs())))
+    }
+
+    fn hello(&self, link: &Link) -> Hello {
+        let known = &self.options.addresses;
+        Hello {
+            protocol: VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent: self.options.name.clone(),
+            pool: self.options.pool.clone(),
+            addresses: if known.is_empty() { link.own_address().into_iter().collect() } else { known.clone() },
+            devices: self.options.devices.clone(),
+            shares: self.shares.states(),
+        }
+    }
+
+    fn machine(&self, welcome: &Welcome) -> Machine {
+        Machine {
+            agent: self.options.name.clone(),
+            master: self.options.master.to_string(),
+            certificates: self.options.certificates.clone(),
+            master_id: welcome.master_id.clone(),
+            cluster_id: welcome.cluster_id.clone(),
+            devices: self.options.devices.clone(),
+            python: self.options.python.clone(),
+            binary: self.options.binary.clone(),
+            window_seconds: welcome.window_seconds,
+        }
+    }
+
+    fn obey(&mut self, link: &mut Link, order: Order) -> Result<(), LinkError> {
+        match (order, &self.machine) {
+            (Order::Start(start), Some(machine)) => {
+                if let Some(report) = self.shares.start(*start, machine) {
+                    link.send(&report)?;
+                }
+            }
+            (Order::Stop { share, grace_seconds, why }, _) => {
+                if let Some(report) = self.shares.stop(&share, grace_seconds, &why) {
+                    link.send(&report)?;
+                }
+            }
+            (Order::Forget { share }, _) => self.shares.forget(&share),
+            (Order::Refused { why }, _) => return Err(LinkError::Refused(why)),
+            (Order::Welcome(_) | Order::Start(_), _) => {}
+        }
+        Ok(())
+    }
+
+    /// Tasks look at this: while it is fresh, they run on. A disk that is full for a while must not end the agent.
+    fn note_heard(&self) {
+        let _ = self.state.note_heard();
+    }
+
+    fn stop_all(&mut self, surroundings: &mut dyn Surroundings) {
+        let running = self.shares.running();
+        if running == 0 {
+            return;
+        }
+        surroundings.say(&format!("stopping {running} tasks; once more leaves them to themselves"));
+        self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
+        let end = Instant::now() + ENDING;
+        while self.shares.running() > 0 && Instant::now() < end && self.signalled().is_none() {
+            std::thread::sleep(LOOK);
+            self.shares.look();
+        }
+        self.say_what_runs(surroundings);
+    }
+
+    fn say_what_runs(&self, surroundings: &mut dyn Surroundings) {
+        let window = self.machine.as_ref().map_or(0, |machine| machine.window_seconds);
+        if self.shares.running() > 0 {
+            surroundings.say(&format!(
+                "{} tasks still run; they end by themselves {window} s after the master was last heard, unless an agent \
+                 with the same state folder ({}) comes back",
+                self.shares.running(),
+                self.state.path().display(),
+            ));
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The shares of an agent: found in its folder, started, stopped, and told about.
+//!
+//! Everything is idempotent by share: an order that is heard twice, or after a restart of either side, changes nothing.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::process::{Child, Command, Stdio};
+
+use instep_api::link::{Exit, Report, Share, ShareState, Start};
+
+use crate::folder::{ShareFolder, StateFolder};
+use crate::order::{Machine, StopOrder, TaskOrder};
+use crate::task::tree;
+
+/// A share that the agent knows.
+struct Known {
+    share: Share,
+    folder: ShareFolder,
+    devices: Vec<u32>,
+    /// The task, if this agent started it.
+    child: Option<Child>,
+    exit: Option<Exit>,
+    told_started: bool,
+    told_exit: bool,
+}
+
+/// All of them, by the identifier of their resources.
+pub struct Shares {
+    state: StateFolder,
+    known: BTreeMap<String, Known>,
+}
+
+impl Shares {
+    /// Finds what an earlier agent left.
+    pub fn find(state: StateFolder) -> io::Result<Shares> {
+        let mut known = BTreeMap::new();
+        for entry in std::fs::read_dir(state.shares())?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(".old-") || name.starts_with(".new-") {
+                // Half made, or half removed: no share.
+                let _ = ShareFolder::at(entry.path()).remove();
+                continue;
+            }
+            let Some(folder) = state.share(&name) else { continue };
+            // A folder that cannot be read is nobody's share any more; it is left for people to look at.
+            let Ok(order) = folder.order() else { continue };
+            let found = Known {
+                share: order.start.share,
+                devices: order.start.devices,
+                folder,
+                child: None,
+                exit: None,
+                told_started: false,
+                told_exit: false,
+            };
+            known.insert(name, found);
+        }
+        let mut shares = Shares { state, known };
+        shares.look();
+        Ok(shares)
+    }
+
+    /// How many have not ended.
+    pub fn running(&self) -> usize {
+        self.known.values().filter(|known| known.exit.is_none()).count()
+    }
+
+    /// For the hello.
+    pub fn states(&self) -> Vec<ShareState> {
+        let state = |known: &Known| ShareState {
+            share: known.share.clone(),
+            devices: known.devices.clone(),
+            exit: known.exit.clone(),
+        };
+        self.known.values().map(state).collect()
+    }
+
+    /// The hello has said everything that is known.
+    pub fn all_told(&mut self) {
+        for known in self.known.values_mut() {
+            known.told_started = known.folder.pid().is_some();
+            known.told_exit = known.exit.is_some();
+        }
+    }
+
+    /// Looks what became of them; gives what the master has not heard yet.
+    pub fn look(&mut self) -> Vec<Report> {
+        let mut reports = Vec::new();
+        for (name, known) in &mut self.known {
+            if known.exit.is_none() {
+                known.exit = look_at(name, known);
+            }
+            let share = || known.share.clone();
+            match &known.exit {
+                Some(exit) if !known.told_exit => {
+                    reports.push(Report::Exited { share: share(), exit: exit.clone() });
+                    known.told_exit = true;
+                }
+                None if !known.told_started && known.folder.pid().is_some() => {
+                    reports.push(Report::Started { share: share() });
+                    known.told_started = true;
+                }
+                _ => {}
+            }
+        }
+        reports
+    }
+
+    /// Starts a share, unless it is known. Gives what is to be said about it at once.
+    pub fn start(&mut self, start: Start, machine: &Machine) -> Option<Report> {
+        let share = start.share.clone();
+        if let Some(known) = self.known.get(&share.resources) {
+            return known.exit.clone().map(|exit| Report::Exited { share, exit });
+        }
+        let refused = |why: String| Some(Report::Exited { share: share.clone(), exit: Exit::Failed { why } });
+        let Some(folder) = self.state.share(&share.resources) else {
+            return refused(format!("`{}` cannot be the name of a share", share.resources));
+        };
+        let device = |id: &u32| machine.devices.iter().find(|device| device.id == *id).cloned();
+        let Some(devices) = start.devices.iter().map(device).collect::<Option<Vec<_>>>() else {
+            return refused(format!("agent {} has not all of the slots {:?}", machine.agent, start.devices));
+        };
+        let ids = start.devices.clone();
+        let order = TaskOrder { start, machine: Machine { devices, ..machine.clone() } };
+        if let Err(error) = folder.create(&order) {
+            return refused(format!("the agent cannot write to {}: {error}", folder.path().display()));
+        }
+        let started = Command::new(&machine.binary)
+            .arg("task")
+            .arg(folder.path())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        let known = Known {
+            share: share.clone(),
+            devices: ids,
+            child: None,
+            exit: None,
+            told_started: false,
+            told_exit: false,
+            folder,
+        };
+        let known = self.known.entry(share.resources.clone()).or_insert(known);
+        match started {
+            Ok(child) => {
+                known.child = Some(child);
+                None
+            }
+            Err(error) => {
+                let exit = Exit::Failed { why: format!("cannot start {}: {error}", machine.binary.display()) };
+                // What cannot be written down is at least remembered.
+                let _ = known.folder.say_exit(&exit);
+                known.exit = Some(exit);
+                None
+            }
+        }
+    }
+
+    /// Asks a share to end. One that is not known is lost.
+    pub fn stop(&mut self, share: &Share, grace_seconds: u32, why: &str) -> Option<Report> {
+        let Some(known) = self.known.get(&share.resources) else {
+            let why = "the agent does not know it".to_owned();
+            return Some(Report::Exited { share: share.clone(), exit: Exit::Lost { why } });
+        };
+        if let Some(exit) = known.exit.clone() {
+            return Some(Report::Exited { share: share.clone(), exit });
+        }
+        let grace_seconds = known.folder.stop().map_or(grace_seconds, |before| before.grace_seconds.min(grace_seconds));
+        // If it cannot be written, the master says it again.
+        let _ = known.folder.say_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: false });
+        None
+    }
+
+    /// Asks all to end, on our own account.
+    pub fn stop_all(&mut self, grace_seconds: u32, why: &str) {
+        for known in self.known.values().filter(|known| known.exit.is_none() && known.folder.stop().is_none()) {
+            let _ = known.folder.say_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: true });
+        }
+    }
+
+    /// Removes a share that has ended.
+    pub fn forget(&mut self, share: &Share) {
+        let ended = self.known.get(&share.resources).is_some_and(|known| known.exit.is_some());
+        if ended && let Some(mut known) = self.known.remove(&share.resources) {
+            if let Some(child) = &mut known.child {
+                // It has written its exit and is about to end.
+                let _ = child.wait();
+            }
+            // What is left is removed when the next agent starts.
+            let _ = known.folder.remove();
+        }
+    }
+}
+
+/// Whether a share has ended, and how.
+fn look_at(name: &str, known: &mut Known) -> Option<Exit> {
+    let child_runs = known.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+    if let Some(exit) = known.folder.exit() {
+        return Some(exit);
+    }
+    if child_runs || known.folder.is_looked_after() {
+        return None;
+    }
+    // Looked at again: it may have ended between the two looks.
+    if let Some(exit) = known.folder.exit() {
+        return Some(exit);
+    }
+    let why = match known.folder.claim() {
+        Ok(true) => "the agent ended before the task was started",
+        _ => "the task and its supervisor were killed",
+    };
+    tree::end_marked(name);
+    let exit = known.folder.stop().map_or_else(|| Exit::Lost { why: why.to_owned() }, |stop| stop.exit());
+    let _ = known.folder.say_exit(&exit);
+    Some(exit)
+}

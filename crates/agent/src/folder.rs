@@ -1,0 +1,305 @@
+//! Where agent and task meet: the folder of an agent's state, and in it one folder for each share.
+//!
+//! ```text
+//! STATE/            0711: tasks of other users must find their own folder
+//!   agent.lock      held by the agent
+//!   heard           when the master was last heard, in milliseconds since the machine started
+//!   shares/ID/      0700, of the user that the task runs as
+//!     order.json    0600, what to run
+//!     lock          shared by all processes that look after the share: while it is held, something of it may run
+//!     claim         made by the one process that runs the share
+//!     pid           of the task
+//!     stop.json     that it is to end
+//!     exit.json     how it ended; nothing of it runs any more
+//!     spool         output on its way to the master
+//!     run/ tmp/     what the task sees as /run/determined and /tmp
+//! ```
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use instep_api::link::Exit;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::order::{StopOrder, TaskOrder};
+
+/// Characters of an identifier that becomes the name of a folder.
+const LONGEST_NAME: usize = 100;
+
+/// The folder of an agent.
+#[derive(Debug, Clone)]
+pub struct StateFolder(PathBuf);
+
+impl StateFolder {
+    /// The folder at a path; nothing is made.
+    pub fn at(path: impl Into<PathBuf>) -> StateFolder {
+        StateFolder(path.into())
+    }
+
+    /// The folder that a share's folder lies in.
+    pub fn of_share(share: &Path) -> Option<StateFolder> {
+        share.parent().and_then(Path::parent).map(StateFolder::at)
+    }
+
+    /// Makes what is missing.
+    pub fn prepare(&self) -> io::Result<()> {
+        for folder in [self.0.clone(), self.shares()] {
+            DirBuilder::new().recursive(true).mode(0o711).create(&folder)?;
+        }
+        Ok(())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The lock that keeps a second agent out.
+    pub fn lock(&self) -> PathBuf {
+        self.0.join("agent.lock")
+    }
+
+    /// Where the shares' folders are.
+    pub fn shares(&self) -> PathBuf {
+        self.0.join("shares")
+    }
+
+    /// The folder of a share; `None` for an identifier that cannot be a name.
+    pub fn share(&self, resources: &str) -> Option<ShareFolder> {
+        is_name(resources).then(|| ShareFolder(self.shares().join(resources)))
+    }
+
+    /// Notes that the master was heard just now.
+    pub fn note_heard(&self) -> io::Result<()> {
+        let path = self.0.join("heard");
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o644).open(path)?;
+        file.write_all_at(format!("{:020}\n", boot_milliseconds()).as_bytes(), 0)
+    }
+
+    /// How long ago the master was heard; `None` if that is not known.
+    pub fn silence(&self) -> Option<Duration> {
+        let text = fs::read_to_string(self.0.join("heard")).ok()?;
+        let heard: u64 = text.trim().parse().ok()?;
+        // A machine that was started anew counts from 0 again.
+        Some(Duration::from_millis(boot_milliseconds().saturating_sub(heard)))
+    }
+}
+
+/// Time since the machine started: the same for all processes, and never set back.
+fn boot_milliseconds() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| {
+        let seconds = u64::try_from(time.tv_sec()).unwrap_or_default();
+        seconds * 1000 + u64::try_from(time.tv_nsec()).unwrap_or_default() / 1_000_000
+    })
+}
+
+fn is_name(text: &str) -> bool {
+    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !text.is_empty() && text.len() <= LONGEST_NAME && !text.starts_with('.') && text.bytes().all(harmless)
+}
+
+/// The folder of a share.
+#[derive(Debug, Clone)]
+pub struct ShareFolder(PathBuf);
+
+impl ShareFolder {
+    /// The folder at a path; nothing is made.
+    pub fn at(path: impl Into<PathBuf>) -> ShareFolder {
+        ShareFolder(path.into())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A file or folder in it.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Whether there is such a share.
+    pub fn exists(&self) -> bool {
+        self.0.is_dir()
+    }
+
+    /// Makes the folder with its order, completely or not at all.
+    pub fn create(&self, order: &TaskOrder) -> io::Result<()> {
+        let name = self.0.file_name().unwrap_or_default().to_string_lossy();
+        let new = self.0.with_file_name(format!(".new-{name}"));
+        if new.exists() {
+            fs::remove_dir_all(&new)?;
+        }
+        DirBuilder::new().mode(0o700).create(&new)?;
+        write_json(&new.join("order.json"), order)?;
+        File::create(new.join("lock"))?;
+        fs::rename(&new, &self.0)
+    }
+
+    /// What to run.
+    pub fn order(&self) -> io::Result<TaskOrder> {
+        read_json(&self.join("order.json"))
+    }
+
+    /// Takes the step from ordered to running, which one process may take: `false` if another has.
+    pub fn claim(&self) -> io::Result<bool> {
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.join("claim")) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Shows that somebody looks after the share, until dropped.
+    pub fn look_after(&self) -> io::Result<Flock<File>> {
+        let file = File::open(self.join("lock"))?;
+        Flock::lock(file, FlockArg::LockShared).map_err(|(_, errno)| errno.into())
+    }
+
+    /// Whether somebody looks after it.
+    pub fn is_looked_after(&self) -> bool {
+        let Ok(file) = File::open(self.join("lock")) else { return false };
+        matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
+    }
+
+    /// Says under which process id the task runs.
+    pub fn say_pid(&self) -> io::Result<()> {
+        replace(&self.join("pid"), std::process::id().to_string().as_bytes())
+    }
+
+    /// The process id of the task; to be believed only while the share is looked after.
+    pub fn pid(&self) -> Option<i32> {
+        fs::read_to_string(self.join("pid")).ok()?.trim().parse().ok()
+    }
+
+    /// Says that it is to end.
+    pub fn say_stop(&self, stop: &StopOrder) -> io::Result<()> {
+        write_json(&self.join("stop.json"), stop)
+    }
+
+    /// Whether it is to end.
+    pub fn stop(&self) -> Option<StopOrder> {
+        read_json(&self.join("stop.json")).ok()
+    }
+
+    /// Says how it ended. The first word stays.
+    pub fn say_exit(&self, exit: &Exit) -> io::Result<()> {
+        if self.exit().is_some() {
+            return Ok(());
+        }
+        write_json(&self.join("exit.json"), exit)
+    }
+
+    /// How it ended, if it has.
+    pub fn exit(&self) -> Option<Exit> {
+        read_json(&self.join("exit.json")).ok()
+    }
+
+    /// Removes it with everything in it. Nothing of the share may run any more.
+    pub fn remove(&self) -> io::Result<()> {
+        // First out of the way, so that a half-removed folder is no share.
+        let name = self.0.file_name().unwrap_or_default().to_string_lossy();
+        let old = self.0.with_file_name(format!(".old-{name}"));
+        match fs::rename(&self.0, &old) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            renamed => renamed?,
+        }
+        make_removable(&old);
+        fs::remove_dir_all(&old)
+    }
+}
+
+/// Gives back the right to write to folders that a task has taken it from.
+fn make_removable(folder: &Path) {
+    let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o700));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            make_removable(&entry.path());
+        }
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    serde_json::from_slice(&fs::read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    replace(path, &serde_json::to_vec(value).map_err(io::Error::other)?)
+}
+
+/// Puts a file in its place at once and for good: readers see the old one or the whole new one, also after a crash.
+fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let new = path.with_extension(format!("new{}", std::process::id()));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_lead_elsewhere_are_no_shares() {
+        let state = StateFolder::at("/nowhere");
+        for name in ["", ".", "..", "a/b", "../x", ".hidden", "a\0b", &"x".repeat(101)] {
+            assert!(state.share(name).is_none(), "{name:?}");
+        }
+        assert_eq!(state.share("4f0c-1").unwrap().path(), Path::new("/nowhere/shares/4f0c-1"));
+    }
+
+    #[test]
+    fn a_share_is_claimed_once_and_ends_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = ShareFolder::at(folder.path());
+        assert!(share.claim().unwrap());
+        assert!(!share.claim().unwrap());
+        share.say_exit(&Exit::Killed).unwrap();
+        share.say_exit(&Exit::Code { code: 0 }).unwrap();
+        assert_eq!(share.exit(), Some(Exit::Killed));
+    }
+
+    #[test]
+    fn whoever_looks_after_a_share_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = ShareFolder::at(folder.path());
+        File::create(share.join("lock")).unwrap();
+        assert!(!share.is_looked_after());
+        let one = share.look_after().unwrap();
+        let other = share.look_after().unwrap();
+        drop(one);
+        assert!(share.is_looked_after());
+        drop(other);
+        assert!(!share.is_looked_after());
+    }
+
+    #[test]
+    fn silence_is_counted_from_the_last_word() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFolder::at(folder.path());
+        assert_eq!(state.silence(), None);
+        state.note_heard().unwrap();
+        assert!(state.silence().unwrap() < Duration::from_secs(60));
+        fs::write(folder.path().join("heard"), "what").unwrap();
+        assert_eq!(state.silence(), None);
+    }
+
+    #[test]
+    fn a_folder_that_a_task_has_closed_is_removed_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = ShareFolder::at(folder.path().join("a"));
+        fs::create_dir_all(share.join("run/closed/deep")).unwrap();
+        fs::set_permissions(share.join("run/closed"), fs::Permissions::from_mode(0o500)).unwrap();
+        share.remove().unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        share.remove().unwrap();
+    }
+}

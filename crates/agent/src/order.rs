@@ -1,0 +1,56 @@
+//! What an agent writes down for a task: the master's order, and what the master cannot know of this machine.
+
+use std::path::PathBuf;
+
+use instep_api::link::{Device, Exit, Start};
+use serde::{Deserialize, Serialize};
+
+/// Everything that a task needs. It holds the allocation's token, so only its owner may read it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TaskOrder {
+    /// As the master gave it.
+    pub start: Start,
+    /// Where it runs.
+    pub machine: Machine,
+}
+
+/// A machine, as its tasks need to know it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The agent's name.
+    pub agent: String,
+    /// The master's address as the agent reaches it.
+    pub master: String,
+    /// A file of certificates to trust instead of the public ones.
+    pub certificates: Option<PathBuf>,
+    /// Changes with every start of the master.
+    pub master_id: String,
+    /// Never changes.
+    pub cluster_id: String,
+    /// The devices of this share.
+    pub devices: Vec<Device>,
+    /// The interpreter of tasks.
+    pub python: PathBuf,
+    /// This program.
+    pub binary: PathBuf,
+    /// How long a task runs on without news of the master.
+    pub window_seconds: u32,
+}
+
+/// That a share is to end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopOrder {
+    /// Between SIGTERM and SIGKILL.
+    pub grace_seconds: u32,
+    /// For people.
+    pub why: String,
+    /// Because agent and master have lost each other, and not on the master's word.
+    pub lost: bool,
+}
+
+impl StopOrder {
+    /// What a share has come to that ended by this.
+    pub fn exit(&self) -> Exit {
+        if self.lost { Exit::Lost { why: self.why.clone() } } else { Exit::Killed }
+    }
+}

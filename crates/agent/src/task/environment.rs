@@ -1,0 +1,203 @@
+//! The variables of a task: the agent's own, the master's, this machine's, the user's, each over those before.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use instep_api::link::DeviceKind;
+use serde_json::{Value, json};
+
+use super::storage;
+use super::view::View;
+use crate::order::TaskOrder;
+
+/// Names and values.
+pub type Variables = BTreeMap<OsString, OsString>;
+
+/// Marks every process of a share, so that they can be found whatever becomes of their parents.
+pub const MARK: &str = "INSTEP_SHARE";
+
+/// What a task must not take from the agent: the agent's own secrets and settings, another task's, a service manager's.
+const KEPT_BACK: [&str; 10] = [
+    "DET_",
+    "INSTEP_AGENT",
+    "INSTEP_MASTER",
+    "INSTEP_USER",
+    "INSTEP_PASSWORD",
+    "PET_",
+    "LISTEN_",
+    "NOTIFY_SOCKET",
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+];
+
+/// Builds them. `inherited` is the environment of the agent; `Err` says what is wrong with the order.
+pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result<Variables, String> {
+    let mut all: Variables = inherited.into_iter().filter(|(name, _)| !is_kept_back(name)).collect();
+    let own_path = all.get(OsStr::new("PATH")).cloned();
+    for (name, value) in &order.start.environment {
+        set(&mut all, name, value);
+    }
+    if let Some(config) = order.start.environment.get("DET_EXPERIMENT_CONFIG") {
+        set(&mut all, "DET_EXPERIMENT_CONFIG", rewritten(config)?);
+    }
+    for (name, value) in of_machine(order, view) {
+        set(&mut all, name, value);
+    }
+    let inside = all.get(OsStr::new("VIRTUAL_ENV")).is_some_and(|folder| order.machine.python.starts_with(folder));
+    if !inside {
+        all.remove(OsStr::new("VIRTUAL_ENV"));
+    }
+    set(&mut all, "PATH", search_path(order, view, own_path.as_deref()));
+    if let Some(shim) = &view.shim {
+        let before = all.get(OsStr::new("PYTHONPATH")).filter(|path| !path.is_empty()).cloned();
+        set(&mut all, "PYTHONPATH", joined([Some(shim.clone().into_os_string()), before]));
+    }
+    for entry in &order.start.user_environment {
+        match entry.split_once('=') {
+            Some((name, value)) if !name.is_empty() => set(&mut all, name, value),
+            Some(_) => return Err(format!("`{entry}` in environment_variables has no name")),
+            // A name alone takes the agent's own value.
+            None => all.extend(std::env::var_os(entry).map(|value| (entry.into(), value))),
+        }
+    }
+    Ok(all)
+}
+
+fn set(all: &mut Variables, name: impl Into<OsString>, value: impl Into<OsString>) {
+    all.insert(name.into(), value.into());
+}
+
+fn is_kept_back(name: &OsStr) -> bool {
+    KEPT_BACK.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+}
+
+fn rewritten(config: &str) -> Result<String, String> {
+    let mut value: Value =
+        serde_json::from_str(config).map_err(|error| format!("the experiment's configuration is no JSON: {error}"))?;
+    storage::without_containers(&mut value)?;
+    Ok(value.to_string())
+}
+
+/// What depends on the machine.
+fn of_machine(order: &TaskOrder, view: &View) -> Vec<(&'static str, OsString)> {
+    let (start, machine) = (&order.start, &order.machine);
+    let slots: Vec<u32> = machine.devices.iter().map(|device| device.id).collect();
+    let cuda = machine.devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
+    let visible: Vec<&str> = cuda.map(|device| device.uuid.as_str()).collect();
+    let (host, port) = host_and_port(&machine.master);
+    let mut all: Vec<(&'static str, OsString)> = vec![
+        ("DET_MASTER", machine.master.clone().into()),
+        ("DET_MASTER_HOST", host.clone().into()),
+        ("DET_MASTER_ADDR", host.into()),
+        ("DET_MASTER_PORT", port.into()),
+        ("DET_MASTER_ID", machine.master_id.clone().into()),
+        ("DET_CLUSTER_ID", machine.cluster_id.clone().into()),
+        ("DET_AGENT_ID", machine.agent.clone().into()),
+        ("DET_SLOT_IDS", json!(slots).to_string().into()),
+        ("DET_CONTAINER_ID", start.container.clone().into()),
+        ("DET_RESOURCES_ID", start.share.resources.clone().into()),
+        ("DET_RESOURCES_TYPE", "docker-container".into()),
+        ("DET_TASK_ID", start.task.clone().into()),
+        ("DET_ALLOCATION_ID", start.share.allocation.clone().into()),
+        ("DET_SESSION_TOKEN", start.token.clone().into()),
+        ("DET_USE_TLS", if machine.master.starts_with("https://") { "true" } else { "false" }.into()),
+        ("DET_RUN_DIR", view.run.clone().into()),
+        ("DET_WORKDIR", view.run.join("workdir").into()),
+        // Else a token that somebody keeps in the home folder would win over the task's own.
+        ("DET_DEBUG_CONFIG_PATH", view.run.join("config").into()),
+        ("PYTHON_EXEC", machine.python.clone().into()),
+        // Graphics processors that were not given are not seen, also by a task without any.
+        ("CUDA_VISIBLE_DEVICES", visible.join(",").into()),
+        ("TMPDIR", view.tmp.clone().into()),
+        (MARK, start.share.resources.clone().into()),
+    ];
+    all.extend(machine.certificates.as_ref().map(|path| ("DET_MASTER_CERT_FILE", path.clone().into())));
+    all
+}
+
+/// `scheme://host:port/prefix` in parts.
+fn host_and_port(master: &str) -> (String, String) {
+    let authority = master.split_once("://").map_or(master, |(_, rest)| rest).split('/').next().unwrap_or_default();
+    match authority.rsplit_once(':') {
+        Some((host, port)) => (host.trim_matches(['[', ']']).to_owned(), port.to_owned()),
+        None => (authority.to_owned(), String::new()),
+    }
+}
+
+/// The interpreter's folder, then `python3` and `instep` should they not be in it, then what the agent has.
+fn search_path(order: &TaskOrder, view: &View, own: Option<&OsStr>) -> OsString {
+    let python = order.machine.python.parent().map(|folder| folder.as_os_str().to_owned());
+    let own = own.unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    joined([python, Some(view.programs.clone().into_os_string()), Some(own.to_owned())])
+}
+
+fn joined(parts: impl IntoIterator<Item = Option<OsString>>) -> OsString {
+    let parts: Vec<OsString> = parts.into_iter().flatten().collect();
+    parts.join(OsStr::new(":"))
+}
+
+/// Looks a program up as the task would.
+pub fn find_program(name: &str, all: &Variables, folder: &Path) -> Option<std::path::PathBuf> {
+    let runs = |path: &Path| path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
+    if name.contains('/') {
+        return Some(folder.join(name)).filter(|path| runs(path));
+    }
+    let path = all.get(OsStr::new("PATH"))?;
+    std::env::split_paths(path).map(|entry| folder.join(entry).join(name)).find(|path| runs(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{order, view};
+    use super::*;
+
+    fn built(order: &TaskOrder, inherited: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let inherited = inherited.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let all = variables(order, &view(), inherited).unwrap();
+        all.into_iter().map(|(n, v)| (n.into_string().unwrap(), v.into_string().unwrap())).collect()
+    }
+
+    #[test]
+    fn later_variables_win_and_secrets_of_the_agent_stay_behind() {
+        let mut order = order();
+        order.start.environment.insert("DET_TRIAL_ID".into(), "9".into());
+        order.start.environment.insert("A".into(), "master".into());
+        order.start.user_environment = vec!["A=user".into(), "B=1=2".into(), "A=last".into(), "NEVER_SET".into()];
+        let all = built(
+            &order,
+            &[("A", "agent"), ("INSTEP_AGENT_TOKEN", "s"), ("DET_USER", "x"), ("KEPT", "1"), ("PATH", "/bin")],
+        );
+        assert_eq!(all["A"], "last");
+        assert_eq!(all["B"], "1=2");
+        assert_eq!(all["KEPT"], "1");
+        assert!(!all.contains_key("INSTEP_AGENT_TOKEN") && !all.contains_key("DET_USER"));
+        assert!(!all.contains_key("NEVER_SET"));
+        assert_eq!(all["DET_TRIAL_ID"], "9");
+        assert_eq!(all["DET_SLOT_IDS"], "[0,1]");
+        assert_eq!(all["CUDA_VISIBLE_DEVICES"], "GPU-a,GPU-b");
+        assert_eq!(all["PATH"], "/opt/python/bin:/share/programs:/bin");
+        assert_eq!((&*all["DET_MASTER_HOST"], &*all["DET_MASTER_PORT"]), ("10.0.0.1", "8080"));
+        assert_eq!(all["DET_RUN_DIR"], "/run/determined");
+        order.start.user_environment = vec!["=1".into()];
+        assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("has no name"));
+    }
+
+    #[test]
+    fn the_task_s_configuration_names_real_folders() {
+        let mut order = order();
+        let config = r#"{"checkpoint_storage":{"type":"shared_fs","host_path":"/data","storage_path":"c"}}"#;
+        order.start.environment.insert("DET_EXPERIMENT_CONFIG".into(), config.into());
+        let all = built(&order, &[]);
+        assert!(all["DET_EXPERIMENT_CONFIG"].contains(r#""container_path":"/data/c""#));
+        order.start.environment.insert("DET_EXPERIMENT_CONFIG".into(), "{".into());
+        assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("no JSON"));
+    }
+
+    #[test]
+    fn a_virtual_environment_is_kept_only_with_its_python() {
+        let order = order();
+        assert_eq!(built(&order, &[("VIRTUAL_ENV", "/opt/python")])["VIRTUAL_ENV"], "/opt/python");
+        assert!(!built(&order, &[("VIRTUAL_ENV", "/other")]).contains_key("VIRTUAL_ENV"));
+    }
+}

@@ -1,0 +1,37 @@
+//! `instep task`: prepares and supervises one allocation's share, and outlives its agent.
+//!
+//! Two processes, so that a `kill -9` of either leaves one that ends everything:
+//!
+//! ```text
+//! guardian    started by the agent, in a session of its own; waits, and ends what a dead supervisor left
+//!   supervisor    prepares, captures output, stops; takes in orphans
+//!     entrypoint    the user's program and whatever it starts
+//! ```
+//!
+//! | module | part |
+//! |---|---|
+//! | [`guardian`] | the outer process |
+//! | [`supervisor`] | the inner one: the steps of a share in their order |
+//! | [`view`] | a `/run/determined` and a `/tmp` of its own |
+//! | [`preparation`], [`context`], [`information`], [`storage`], [`master`] | what is done before the entrypoint |
+//! | [`environment`], [`entrypoint`] | what is started, with which variables |
+//! | [`output`], [`spool`] | where its output goes |
+//! | [`tree`] | the end of everything that was started |
+//! | [`privileges`] | as whom it runs |
+
+pub mod context;
+pub mod entrypoint;
+pub mod environment;
+pub mod guardian;
+pub mod information;
+pub mod master;
+pub mod output;
+pub mod preparation;
+pub mod privileges;
+pub mod spool;
+pub mod storage;
+pub mod supervisor;
+#[cfg(test)]
+mod testing;
+pub mod tree;
+pub mod view;

@@ -1,0 +1,211 @@
+//! The output of a task: captured through two pipes, cut into lines, put into the spool.
+//!
+//! The pipes stay open on our side for as long as the task lives, so their end says nothing; what is in them after the
+//! last process has ended is read, and that is all.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use instep_api::logs::LogRecord;
+use instep_api::states::LogLevel;
+use instep_api::wire::{Timestamp, Whole};
+use instep_client::Client;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use super::spool::Spool;
+use crate::lines::{Cutter, Line};
+use crate::order::TaskOrder;
+
+/// Bytes that are read at a time.
+const CHUNK: usize = 64 << 10;
+
+struct Stream {
+    name: &'static str,
+    reader: File,
+    writer: OwnedFd,
+    cutter: Cutter,
+}
+
+impl Stream {
+    fn open(name: &'static str) -> io::Result<Stream> {
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Stream { name, reader: reader.into(), writer, cutter: Cutter::default() })
+    }
+}
+
+/// Both streams on their way to the master.
+pub struct Output {
+    streams: [Stream; 2],
+    /// What all lines of this task have in common.
+    label: LogRecord,
+    spool: Spool,
+    /// A module that Python did not find, if it said so.
+    missing_module: Option<String>,
+}
+
+impl Output {
+    /// Opens the pipes and the spool.
+    pub fn start(order: &TaskOrder, spool: &Path, client: Client) -> io::Result<Output> {
+        let label = LogRecord {
+            task_id: Some(order.start.task.clone()),
+            allocation_id: Some(order.start.share.allocation.clone()),
+            agent_id: Some(order.machine.agent.clone()),
+            container_id: Some(order.start.container.clone()),
+            source: Some("task".to_owned()),
+            ..LogRecord::default()
+        };
+        let streams = [Stream::open("stdout")?, Stream::open("stderr")?];
+        Ok(Output { streams, label, spool: Spool::start(spool, client)?, missing_module: None })
+    }
+
+    /// Where a program writes to.
+    pub fn writers(&self) -> io::Result<(Stdio, Stdio)> {
+        let [out, error] = &self.streams;
+        Ok((out.writer.try_clone()?.into(), error.writer.try_clone()?.into()))
+    }
+
+    /// Puts names for both pipes into a folder, where Determined's `wrap_rank` looks for them.
+    pub fn name_streams(&self, folder: &Path) -> io::Result<()> {
+        let process = std::process::id();
+        for stream in &self.streams {
+            let target = format!("/proc/{process}/fd/{}", stream.writer.as_raw_fd());
+            symlink(target, folder.join(format!("{}.log", stream.name)))?;
+        }
+        Ok(())
+    }
+
+    /// What to wait for; nothing while the spool has no room, so that the task waits instead.
+    pub fn readers(&self) -> Vec<BorrowedFd<'_>> {
+        if self.spool.has_room() {
+            self.streams.iter().map(|stream| stream.reader.as_fd()).collect()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Takes what has come, at most a chunk of each stream. Says whether there was anything.
+    pub fn take(&mut self) -> bool {
+        if !self.spool.has_room() {
+            return false;
+        }
+        let mut records = Vec::new();
+        let mut any = false;
+        for stream in &mut self.streams {
+            let mut chunk = vec![0; CHUNK];
+            let Ok(count @ 1..) = stream.reader.read(&mut chunk) else { continue };
+            any = true;
+            let (name, label, missing) = (stream.name, &self.label, &mut self.missing_module);
+            stream.cutter.push(&chunk[..count], |line| records.push(record(label, name, line, missing)));
+        }
+        self.append(&records);
+        any
+    }
+
+    /// Takes everything that is left, after the last process has ended.
+    pub fn finish(&mut self) {
+        while self.take() || !self.spool.has_room() {
+            if !self.spool.has_room() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        let mut records = Vec::new();
+        for stream in &mut self.streams {
+            let (name, label, missing) = (stream.name, &self.label, &mut self.missing_module);
+            stream.cutter.close(|line| records.push(record(label, name, line, missing)));
+        }
+        self.append(&records);
+    }
+
+    /// Says something ourselves, in the form of Determined's own messages.
+    pub fn say(&self, level: LogLevel, what: &str) {
+        let process = std::process::id();
+        let lines: Vec<LogRecord> = what
+            .lines()
+            .map(|line| LogRecord {
+                level: Some(level),
+                log: Some(format!("[{process}] instep: {line}\n")),
+                stdtype: Some("stderr".to_owned()),
+                timestamp: Some(now()),
+                ..self.label.clone()
+            })
+            .collect();
+        self.append(&lines);
+    }
+
+    /// A module that Python did not find.
+    pub fn missing_module(&self) -> Option<&str> {
+        self.missing_module.as_deref()
+    }
+
+    /// Delivers what is left, for at most so long. Gives the bytes that were not.
+    pub fn close(self, patience: Duration) -> u64 {
+        self.spool.close(patience)
+    }
+
+    fn append(&self, records: &[LogRecord]) {
+        if records.is_empty() {
+            return;
+        }
+        self.spool.append(records, |dropped| LogRecord {
+            level: Some(LogLevel::Warning),
+            log: Some(format!(
+                "instep: {dropped} lines of output were left out here, the master took them too slowly\n"
+            )),
+            stdtype: Some("stderr".to_owned()),
+            timestamp: Some(now()),
+            ..self.label.clone()
+        });
+    }
+}
+
+fn record(label: &LogRecord, stream: &str, bytes: &[u8], missing_module: &mut Option<String>) -> LogRecord {
+    let line = Line::read(bytes);
+    if missing_module.is_none() {
+        *missing_module = module_not_found(&line.text).map(str::to_owned);
+    }
+    LogRecord {
+        rank_id: line.rank.map(Whole),
+        level: line.level,
+        log: Some(line.text),
+        stdtype: Some(stream.to_owned()),
+        timestamp: Some(now()),
+        ..label.clone()
+    }
+}
+
+/// The module in `… No module named 'x.y'`.
+fn module_not_found(text: &str) -> Option<&str> {
+    let name = text.split_once("No module named ")?.1.trim().trim_start_matches(['\'', '"']);
+    let end = name.find(|sign: char| !sign.is_alphanumeric() && sign != '_').unwrap_or(name.len());
+    Some(&name[..end]).filter(|name| !name.is_empty())
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_that_is_not_there_is_noticed() {
+        let cases = [
+            ("ModuleNotFoundError: No module named 'determined'\n", Some("determined")),
+            ("/usr/bin/python3: No module named determined\n", Some("determined")),
+            ("(ModuleNotFoundError: No module named 'determined.launch')\n", Some("determined")),
+            ("No module named \n", None),
+            ("all is well\n", None),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(module_not_found(line), expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What is done before the entrypoint starts, natively: what Determined's `prep_container` and `launch` do in Python.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use instep_api::states::LogLevel;
+use instep_client::Client;
+use serde_json::Value;
+
+use super::environment::Variables;
+use super::view::View;
+use super::{context, information, master, storage};
+use crate::folder::ShareFolder;
+use crate::order::TaskOrder;
+
+/// Something to say in the task's log.
+pub type Sentence = (LogLevel, String);
+
+/// Makes the folders that a task finds, in the share's folder and new.
+pub fn folders(share: &ShareFolder) -> io::Result<()> {
+    for name in ["run/info", "run/train/model", "run/train/logs", "run/workdir", "run/config", "run/programs", "tmp"] {
+        fs::create_dir_all(share.join(name))?;
+    }
+    // Programs in the task may run as others; a folder for everybody's temporary files is open to all.
+    fs::set_permissions(share.join("tmp"), fs::Permissions::from_mode(0o1777))
+}
+
+/// Puts `instep` and, if the interpreter has no such neighbour, `python3` where the task finds them.
+pub fn programs(share: &ShareFolder, order: &TaskOrder) -> io::Result<()> {
+    let folder = share.join("run/programs");
+    symlink(&order.machine.binary, folder.join("instep"))?;
+    let python = &order.machine.python;
+    if !python.with_file_name("python3").exists() {
+        // Not a link: a virtual environment is found by the name under which its Python was started.
+        let quoted = python.to_string_lossy().replace('\'', r"'\''");
+        let path = folder.join("python3");
+        fs::write(&path, format!("#!/bin/sh\nexec '{quoted}' \"$@\"\n"))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// The paths that must stay reachable in a private `/tmp`.
+pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variables) -> Vec<PathBuf> {
+    let machine = &order.machine;
+    let mut paths = vec![share.path().to_owned(), machine.python.clone(), machine.binary.clone()];
+    paths.extend(machine.python.canonicalize());
+    paths.extend(machine.certificates.clone());
+    paths.extend(order.start.mounts.iter().map(|mount| PathBuf::from(&mount.host_path)));
+    let config = order.start.environment.get("DET_EXPERIMENT_CONFIG");
+    let config = config.and_then(|text| serde_json::from_str::<Value>(text).ok());
+    if let Some(mut config) = config {
+        // A wrong one is reported when the variables are built.
+        let _ = storage::without_containers(&mut config);
+        if let Some(folder) = storage::folder(&config) {
+            // Made here, for inside of a private folder it would be lost.
+            let _ = fs::create_dir_all(&folder);
+            paths.push(folder);
+        }
+    }
+    for name in ["HOME", "VIRTUAL_ENV", "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"] {
+        paths.extend(inherited.get(OsStr::new(name)).into_iter().flat_map(std::env::split_paths));
+    }
+    paths
+}
+
+/// Fetches the context and writes the information files. `Err` is why the task cannot run.
+pub fn prepare(client: &Client, order: &TaskOrder, view: &View, all: &Variables) -> Result<Vec<Sentence>, String> {
+    let mut said = Vec::new();
+    if order.start.context
+        && let Some(archive) = master::context(client, &order.start.task)?
+    {
+        for folder in ["train/model", "workdir"] {
+            context::unpack(&archive, &view.run.join(folder)).map_err(|error| error.to_string())?;
+        }
+    }
+    let uuids = master::uuids(order);
+    information::write(&view.run.join("info"), all, &uuids)?;
+    if let Err(error) = master::report_devices(client, order) {
+        // Bookkeeping: no reason to end a task.
+        said.push((LogLevel::Warning, error));
+    }
+    Ok(said)
+}
+
+/// Whether the task is a trial of an experiment.
+pub fn is_trial(order: &TaskOrder) -> bool {
+    order.start.environment.get("DET_TASK_TYPE").is_some_and(|kind| kind == "TRIAL")
+}
+
+/// What a trial says at its beginning; and the link by which older scripts write TensorBoard's files.
+pub fn announce(order: &TaskOrder, view: &View, all: &Variables) -> String {
+    if view.shim.is_none() {
+        let name = format!("tensorboard-{}-0", order.start.share.allocation);
+        // There may be one from the context already; scripts that need it are old.
+        let _ = symlink(view.tmp.join(name), view.tmp.join("tensorboard"));
+    }
+    let config = config(all).map(|config| storage::without_secrets(&config).to_string()).unwrap_or_default();
+    let (resources, agent) = (&order.start.share.resources, &order.machine.agent);
+    format!("New trial runner in (container {resources}) on agent {agent}: {config}")
+}
+
+fn config(all: &Variables) -> Option<Value> {
+    serde_json::from_str(&all.get(OsStr::new("DET_EXPERIMENT_CONFIG"))?.to_string_lossy()).ok()
+}
+
+/// Whether checkpoints can be stored. Storage that is no folder is tried by whoever uses it.
+pub fn try_storage(order: &TaskOrder, all: &Variables) -> Result<(), String> {
+    let Some(folder) = config(all).as_ref().and_then(storage::folder) else { return Ok(()) };
+    storage::probe(&folder, &format!(".probe-{}", order.start.share.resources))
+        .map_err(|error| format!("Checkpoint storage validation failed: {error}"))
+}
+
+/// The script that runs before the entrypoint, if the context has one.
+pub fn hook(view: &View) -> Option<PathBuf> {
+    Some(view.run.join("workdir/startup-hook.sh")).filter(|path| path.is_file())
+}
+
+/// What the hook leaves to the entrypoint: variables and the folder it ended in.
+pub fn after_hook(share: &Path) -> Option<(Variables, PathBuf)> {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = fs::read(share.join("hook.environment")).ok()?;
+    let entries = bytes.split(|byte| *byte == 0).filter_map(|entry| {
+        let at = entry.iter().position(|byte| *byte == b'=')?;
+        let text = |bytes: &[u8]| std::ffi::OsString::from_vec(bytes.to_vec());
+        Some((text(&entry[..at]), text(&entry[at + 1..])))
+    });
+    let folder = fs::read(share.join("hook.folder")).ok()?;
+    let folder = folder.strip_suffix(b"\n").unwrap_or(&folder).to_vec();
+    Some((entries.collect(), PathBuf::from(std::ffi::OsString::from_vec(folder))))
+}

@@ -1,0 +1,408 @@
+//! The inner process of a task: the steps of a share in their order, each of which a stop may interrupt.
+//!
+//! One thread waits on everything: signals, output, the file that says stop, the silence of the master. Steps that may
+//! take long (a download, the wait for other machines) run on a thread each that is left behind on a stop: the process
+//! ends soon after.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, TryRecvError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use instep_api::link::Exit;
+use instep_api::states::LogLevel;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getppid};
+
+use super::entrypoint::{Nodes, launcher_defaults, program};
+use super::environment::{Variables, find_program, variables};
+use super::master::{self, Meeting};
+use super::output::Output;
+use super::view::{self, View, ViewError, Wanted};
+use super::{information, preparation, privileges, tree};
+use crate::folder::{ShareFolder, StateFolder};
+use crate::order::{StopOrder, TaskOrder};
+
+/// Ends with this code where no mount namespace can be had, before anything was done.
+pub const NEEDS_PLAIN_VIEW: i32 = 75;
+
+/// Milliseconds between two looks at what comes as a file.
+const LOOK: u8 = 200;
+/// The same while a short step is under way.
+const LOOK_OFTEN: u8 = 10;
+/// Between SIGTERM and SIGKILL where nobody says: a machine that is shut down, a master that was lost.
+const GRACE_SECONDS: u32 = 5;
+/// How long the last output may take to reach the master.
+const DELIVERY: Duration = Duration::from_secs(60);
+
+/// Why a step was not finished.
+enum Ended {
+    /// Somebody wants the end.
+    Stopped(StopOrder),
+    /// It cannot run; not the script's fault.
+    Failed(String),
+    /// It ran and ended.
+    Code(i32),
+}
+
+/// Runs a share that the guardian has claimed. Gives the code to end with.
+pub fn run(folder: &ShareFolder, plain: bool, guardian: i32) -> io::Result<u8> {
+    let order = folder.order()?;
+    let _looking_after = folder.look_after()?;
+    let inherited = inherited(&order)?;
+    let view = match see(folder, &order, &inherited, plain) {
+        Ok(view) => view,
+        Err(ViewError::NoNamespace(_)) => return Ok(NEEDS_PLAIN_VIEW as u8),
+        Err(ViewError::Impossible(why)) => return fail_early(folder, &order, why),
+    };
+    if let Some(user) = privileges::other_user(order.start.run_as.as_ref()) {
+        privileges::become_user(user)?;
+    }
+    prctl::set_child_subreaper(true)?;
+    prctl::set_pdeathsig(Signal::SIGTERM)?;
+    if getppid().as_raw() != guardian {
+        return Ok(1);
+    }
+    let mut supervisor = Supervisor::start(folder.clone(), order, view)?;
+    let ended = supervisor.steps(inherited).err().unwrap_or(Ended::Code(0));
+    supervisor.finish(ended)?;
+    Ok(0)
+}
+
+/// The agent's environment, with the names of the user that the task runs as.
+fn inherited(order: &TaskOrder) -> io::Result<Variables> {
+    let mut all: Variables = std::env::vars_os().collect();
+    if let Some(user) = privileges::other_user(order.start.run_as.as_ref()) {
+        all.extend(privileges::variables(user)?.into_iter().map(|(name, value)| (name.into(), value)));
+    }
+    Ok(all)
+}
+
+fn see(folder: &ShareFolder, order: &TaskOrder, inherited: &Variables, plain: bool) -> Result<View, ViewError> {
+    let needed = preparation::needed_paths(folder, order, inherited);
+    let other_user = privileges::other_user(order.start.run_as.as_ref()).is_some();
+    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, other_user };
+    let failed = |error: io::Error| {
+        ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
+    };
+    for name in ["run", "tmp"] {
+        // A first try may have left something.
+        let _ = fs::remove_dir_all(folder.join(name));
+    }
+    preparation::folders(folder).and_then(|()| preparation::programs(folder, order)).map_err(failed)?;
+    if let Some(user) = privileges::other_user(order.start.run_as.as_ref()) {
+        // Before anything is mounted below it: only what is the share's own changes hands.
+        privileges::give(folder.path(), user).map_err(failed)?;
+    }
+    if plain { view::plain(folder, &wanted) } else { view::isolated(folder, &wanted) }
+}
+
+/// Ends a share before it has a log of its own to write to, with one line in it.
+fn fail_early(folder: &ShareFolder, order: &TaskOrder, why: String) -> io::Result<u8> {
+    if let Ok(client) = master::connect(order) {
+        let output = Output::start(order, &folder.join("spool"), client)?;
+        output.say(LogLevel::Error, &why);
+        output.close(DELIVERY);
+    }
+    folder.say_exit(&Exit::Failed { why })?;
+    Ok(0)
+}
+
+struct Supervisor {
+    folder: ShareFolder,
+    state: Option<StateFolder>,
+    order: TaskOrder,
+    view: View,
+    output: Output,
+    signals: SignalFd,
+    /// That it is to end, from whomever.
+    stop: Option<StopOrder>,
+    /// Children that have ended, by process id.
+    ended: BTreeMap<i32, i32>,
+}
+
+impl Supervisor {
+    fn start(folder: ShareFolder, order: TaskOrder, view: View) -> io::Result<Supervisor> {
+        let handled: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+        handled.thread_block()?;
+        let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let client = master::connect(&order).map_err(io::Error::other)?;
+        let output = Output::start(&order, &folder.join("spool"), client)?;
+        output.name_streams(&view.run.join("train/logs"))?;
+        let state = StateFolder::of_share(folder.path());
+        Ok(Supervisor { folder, state, order, view, output, signals, stop: None, ended: BTreeMap::new() })
+    }
+
+    /// From the context to the end of the entrypoint.
+    fn steps(&mut self, inherited: Variables) -> Result<(), Ended> {
+        for note in self.order.start.notes.clone() {
+            self.output.say(LogLevel::Warning, &note);
+        }
+        let mut all = variables(&self.order, &self.view, inherited).map_err(Ended::Failed)?;
+        self.prepare(&all)?;
+        let mut place = self.view.run.join("workdir");
+        if let Some(hook) = preparation::hook(&self.view) {
+            (all, place) = self.run_hook(&hook, &all)?;
+        }
+        let meeting = self.meet()?;
+        self.run_entrypoint(all, &place, &meeting)
+    }
+
+    fn prepare(&mut self, all: &Variables) -> Result<(), Ended> {
+        let (order, view, variables) = (self.order.clone(), self.view.clone(), all.clone());
+        let said = self.in_background(move || {
+            let client = master::connect(&order).map_err(|error| error.to_string())?;
+            preparation::prepare(&client, &order, &view, &variables)
+        })?;
+        for (level, sentence) in said.map_err(Ended::Failed)? {
+            self.output.say(level, &sentence);
+        }
+        if !preparation::is_trial(&self.order) {
+            return Ok(());
+        }
+        self.output.say(LogLevel::Info, &preparation::announce(&self.order, &self.view, all));
+        let (order, variables) = (self.order.clone(), all.clone());
+        self.in_background(move || preparation::try_storage(&order, &variables))?.map_err(|error| {
+            self.output.say(LogLevel::Error, &error);
+            Ended::Code(1)
+        })
+    }
+
+    /// The hook may set variables and change the folder for what follows, as if it had been sourced.
+    fn run_hook(&mut self, hook: &Path, all: &Variables) -> Result<(Variables, PathBuf), Ended> {
+        const SCRIPT: &str =
+            r#"set -e; source "$1"; set +e; pwd > "$2/hook.folder"; exec env -0 > "$2/hook.environment""#;
+        let place = self.view.run.join("workdir");
+        let mut command = Command::new("bash");
+        command.args(["-c", SCRIPT, "bash"]).arg(hook).arg(self.folder.path());
+        let code = self.run_program(command, all, &place)?;
+        match preparation::after_hook(self.folder.path()).filter(|_| code == 0) {
+            Some(left) => Ok(left),
+            None => {
+                self.output.say(LogLevel::Error, &format!("startup-hook.sh ended with code {code}"));
+                Err(Ended::Code(code))
+            }
+        }
+    }
+
+    fn meet(&mut self) -> Result<Meeting, Ended> {
+        if !self.order.start.rendezvous {
+            return Ok(Meeting::default());
+        }
+        let order = self.order.clone();
+        let meeting = self.in_background(move || {
+            let client = master::connect(&order).map_err(|error| error.to_string())?;
+            master::meet(&client, &order)
+        })?;
+        let meeting = meeting.map_err(Ended::Failed)?;
+        let folder = self.view.run.join("info");
+        information::put(&folder, "rendezvous.json", &master::meeting_file(&meeting))
+            .map_err(|error| Ended::Failed(format!("{}: {error}", folder.display())))?;
+        Ok(meeting)
+    }
+
+    fn run_entrypoint(&mut self, mut all: Variables, place: &Path, meeting: &Meeting) -> Result<(), Ended> {
+        let program = program(&self.order.start.entrypoint, |path| place.join(path).is_file());
+        if program.launcher {
+            let port = self.order.start.environment.get("C10D_PORT").cloned().unwrap_or_else(|| "29400".to_owned());
+            let nodes = Nodes {
+                addresses: &meeting.addresses,
+                rank: meeting.rank,
+                slots: self.order.machine.devices.len(),
+                port: &port,
+                allocation: &self.order.start.share.allocation,
+                logs: &self.view.tmp.join("instep-logs"),
+            };
+            for (name, value) in launcher_defaults(&nodes) {
+                all.entry(name.into()).or_insert_with(|| value.into());
+            }
+        }
+        let Some((first, rest)) = program.words.split_first() else {
+            self.output.say(LogLevel::Error, "the entrypoint is empty\nhint: name a program in `entrypoint`");
+            return Err(Ended::Code(127));
+        };
+        let Some(path) = find_program(first, &all, place) else {
+            let hint = "hint: it is neither in the context directory nor on the PATH of tasks on this agent";
+            self.output.say(LogLevel::Error, &format!("the entrypoint's program `{first}` is not there\n{hint}"));
+            return Err(Ended::Code(127));
+        };
+        let mut command = Command::new(path);
+        command.arg0(first).args(rest);
+        let code = self.run_program(command, &all, place)?;
+        self.explain(code);
+        Err(Ended::Code(code))
+    }
+
+    /// Says what to do about ends that have a usual cause.
+    fn explain(&mut self, code: i32) {
+        self.output.finish();
+        let python = self.order.machine.python.display();
+        if let Some(module) = self.output.missing_module().filter(|_| code != 0) {
+            let hint = format!(
+                "hint: the Python of tasks on this agent is {python}, which has no `{module}`; install it there, or \
+                 start the agent with another --python"
+            );
+            self.output.say(LogLevel::Error, &hint);
+        } else if code == 127 {
+            let hint = "hint: code 127 means that a program was not found: see the lines above, and the PATH of tasks";
+            self.output.say(LogLevel::Error, hint);
+        }
+    }
+
+    /// Runs a program to its end, or to its end by a stop.
+    fn run_program(&mut self, mut command: Command, all: &Variables, place: &Path) -> Result<i32, Ended> {
+        let failed = |what: &str, error: io::Error| Ended::Failed(format!("{what}: {error}"));
+        let (out, error) = self.output.writers().map_err(|error| failed("no pipe", error))?;
+        command.env_clear().envs(all).current_dir(place).stdin(Stdio::null()).stdout(out).stderr(error);
+        die_with_us(command.process_group(0));
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().map_err(|error| failed(&format!("cannot start {name}"), error))?;
+        // The only other holder of the writing ends; ours are copies.
+        drop(command);
+        self.wait_for(child.id().cast_signed())
+    }
+
+    fn wait_for(&mut self, child: i32) -> Result<i32, Ended> {
+        let mut deadline: Option<Instant> = None;
+        loop {
+            self.look(LOOK);
+            if let Some(code) = self.ended.remove(&child) {
+                return match self.stop.take() {
+                    Some(stop) => Err(Ended::Stopped(stop)),
+                    None => Ok(code),
+                };
+            }
+            let Some(stop) = &self.stop else { continue };
+            let grace = Duration::from_secs(stop.grace_seconds.into());
+            let wanted = Instant::now() + grace;
+            if deadline.is_none() {
+                // A group that is gone is a program that is about to be reaped.
+                let _ = killpg(Pid::from_raw(child), Signal::SIGTERM);
+                let _ = killpg(Pid::from_raw(child), Signal::SIGCONT);
+            }
+            // A later word may shorten the time, never lengthen it.
+            let end = deadline.map_or(wanted, |known| known.min(wanted));
+            deadline = Some(end);
+            if Instant::now() >= end {
+                let stop = stop.clone();
+                tree::end_descendants();
+                return Err(Ended::Stopped(stop));
+            }
+        }
+    }
+
+    /// Does something that takes a while, unless a stop comes first.
+    fn in_background<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Ended> {
+        let (sender, receiver) = mpsc::channel();
+        let started = thread::Builder::new().name("instep-task-step".to_owned()).spawn(move || sender.send(work()));
+        started.map_err(|error| Ended::Failed(format!("cannot start a thread: {error}")))?;
+        loop {
+            match receiver.try_recv() {
+                Ok(value) => return Ok(value),
+                Err(TryRecvError::Disconnected) => return Err(Ended::Failed("a step of the task panicked".to_owned())),
+                Err(TryRecvError::Empty) => self.look(LOOK_OFTEN),
+            }
+            if let Some(stop) = self.stop.take() {
+                return Err(Ended::Stopped(stop));
+            }
+        }
+    }
+
+    /// Waits for something to happen, and takes notice of it.
+    fn look(&mut self, milliseconds: u8) {
+        let readers = self.output.readers();
+        let mut waiting = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        waiting.extend(readers.into_iter().map(|reader| PollFd::new(reader, PollFlags::POLLIN)));
+        // An interruption is as good as a time-out.
+        let _ = poll(&mut waiting, PollTimeout::from(milliseconds));
+        drop(waiting);
+        self.output.take();
+        self.hear_signals();
+        self.reap();
+        self.look_for_stop();
+    }
+
+    fn hear_signals(&mut self) {
+        while let Ok(Some(information)) = self.signals.read_signal() {
+            let signal = Signal::try_from(information.ssi_signo.cast_signed());
+            if let Ok(signal @ (Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP)) = signal
+                && self.stop.is_none()
+            {
+                let why = format!("the task's supervisor received {signal}");
+                self.stop = Some(StopOrder { grace_seconds: GRACE_SECONDS, why, lost: true });
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        loop {
+            match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(child, code)) => drop(self.ended.insert(child.as_raw(), code)),
+                Ok(WaitStatus::Signaled(child, signal, _)) => {
+                    self.ended.insert(child.as_raw(), 128 + signal as i32);
+                }
+                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => break,
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    fn look_for_stop(&mut self) {
+        if let Some(stop) = self.folder.stop() {
+            self.stop = Some(stop);
+            return;
+        }
+        let window = Duration::from_secs(self.order.machine.window_seconds.into());
+        let silence = self.state.as_ref().and_then(StateFolder::silence);
+        if self.stop.is_none() && silence.is_some_and(|silence| silence > window) {
+            let why = format!("nothing was heard of the master for {} s", window.as_secs());
+            self.stop = Some(StopOrder { grace_seconds: GRACE_SECONDS, why, lost: true });
+        }
+    }
+
+    /// Ends what is left, delivers the output, and says how it ended.
+    fn finish(mut self, ended: Ended) -> io::Result<()> {
+        let stuck = tree::end_descendants();
+        self.output.finish();
+        if !stuck.is_empty() {
+            self.output.say(LogLevel::Error, &format!("these processes do not end, not even by SIGKILL: {stuck:?}"));
+        }
+        let exit = match ended {
+            Ended::Stopped(stop) => {
+                self.output.say(LogLevel::Info, &format!("stopped: {}", stop.why));
+                stop.exit()
+            }
+            Ended::Failed(why) => {
+                self.output.say(LogLevel::Error, &why);
+                Exit::Failed { why }
+            }
+            Ended::Code(code) => Exit::Code { code },
+        };
+        self.output.close(DELIVERY);
+        self.folder.say_exit(&exit)
+    }
+}
+
+/// Lets a program be killed should we be, whatever else fails.
+#[expect(unsafe_code, reason = "code between fork and exec")]
+fn die_with_us(command: &mut Command) {
+    let parent = std::process::id().cast_signed();
+    let before = move || {
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        if getppid().as_raw() == parent { Ok(()) } else { Err(io::Error::other("the supervisor has ended")) }
+    };
+    // SAFETY: only direct system calls happen between fork and exec; the error of the last branch allocates, in a
+    // process that is about to end because its parent is gone.
+    unsafe { command.pre_exec(before) };
+}

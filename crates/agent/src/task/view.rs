@@ -1,0 +1,248 @@
+//! What a task sees of the machine: a `/run/determined` and a `/tmp` of its own.
+//!
+//! Determined's package has these paths fixed in it, so several tasks on a machine need a view each. Two ways:
+//!
+//! - **A mount namespace**, where the system allows one (root, or user namespaces): the share's `run/` and `tmp/` lie
+//!   over the fixed paths, for this task alone.
+//! - **The real paths**, where it does not: variables say where the folders are, and a small module that Python imports at
+//!   its start tells Determined's package ([`SHIM`]).
+//!
+//! A private `/tmp` hides the machine's own, which may hold things that the task needs: its interpreter, its checkpoints,
+//! this program. Whatever lies in `/tmp` and is known to be needed is bound into the private one, by its first part below
+//! `/tmp`: virtual environments and checkouts refer to their neighbours.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Component, Path, PathBuf};
+
+use instep_api::link::Mount;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{Gid, Uid, getegid, geteuid};
+
+use crate::folder::ShareFolder;
+
+/// Where Determined's package looks.
+const RUN: &str = "/run/determined";
+const TMP: &str = "/tmp";
+/// Where a GPU's sharing service listens, unless told otherwise.
+const MPS: &str = "/tmp/nvidia-mps";
+
+/// What Python imports at its start where there is no mount namespace.
+pub const SHIM: &str = include_str!("sitecustomize.py");
+
+/// Where things are, as the task sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// Information, context and working directory.
+    pub run: PathBuf,
+    /// For temporary files.
+    pub tmp: PathBuf,
+    /// Programs that the task must find.
+    pub programs: PathBuf,
+    /// To be imported from first; only without a mount namespace.
+    pub shim: Option<PathBuf>,
+}
+
+/// Why there is no view.
+#[derive(Debug, thiserror::Error)]
+pub enum ViewError {
+    /// No namespace can be had here; the real paths will do.
+    #[error("no mount namespace: {0}")]
+    NoNamespace(io::Error),
+    /// The task cannot be run as it is wanted.
+    #[error("{0}")]
+    Impossible(String),
+}
+
+/// What a view is made for.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// Paths that must stay reachable.
+    pub needed: &'a [PathBuf],
+    /// Folders that the task sees elsewhere.
+    pub mounts: &'a [Mount],
+    /// Whether another user is to run the task, which rules out a user namespace of ours.
+    pub other_user: bool,
+}
+
+/// Makes the view by a mount namespace. The process must have no other thread; after a failure it must end, for it may
+/// see half of each.
+pub fn isolated(share: &ShareFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
+    separate(wanted.other_user).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
+    let unavailable = ViewError::NoNamespace;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .map_err(|errno| unavailable(errno.into()))?;
+    provide_mount_point(share).map_err(unavailable)?;
+    for name in first_parts(wanted.needed) {
+        bind(&Path::new(TMP).join(&name), &share.join("tmp").join(&name)).map_err(unavailable)?;
+    }
+    let hosts: Vec<(&Mount, PathBuf)> = wanted.mounts.iter().map(|mount| (mount, task_path(mount))).collect();
+    // Those of the machine's folders that are about to be hidden must be found before.
+    for (mount, path) in &hosts {
+        if let Some(inner) = in_share(share, path) {
+            mount_one(mount, &inner)?;
+        }
+    }
+    bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
+    bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
+    for (mount, path) in hosts.iter().filter(|(_, path)| in_share(share, path).is_none()) {
+        if !path.exists() {
+            let hint = "create an empty folder there, or choose a container_path that is relative or below /tmp";
+            let what = format!("bind_mounts: {} does not exist on this machine", path.display());
+            return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
+        }
+        mount_one(mount, path)?;
+    }
+    Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
+}
+
+/// The view without a namespace.
+pub fn plain(share: &ShareFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
+    for mount in wanted.mounts {
+        let path = task_path(mount);
+        let host = Path::new(&mount.host_path);
+        let linked = match in_share(share, &path) {
+            Some(inner) => make_parent(&inner).and_then(|()| symlink(host, inner)),
+            None if path == host => Ok(()),
+            None => Err(io::Error::other("this machine allows no mount namespaces")),
+        };
+        linked.map_err(|error| {
+            let what = format!("bind_mounts: {} cannot be seen at {}: {error}", mount.host_path, path.display());
+            ViewError::Impossible(format!("{what}\nhint: use the same path for both, or one that is relative"))
+        })?;
+    }
+    let run = share.join("run");
+    let shim = run.join("shim");
+    fs::create_dir_all(&shim)
+        .and_then(|()| fs::write(shim.join("sitecustomize.py"), SHIM))
+        .map_err(|error| ViewError::Impossible(format!("cannot write to {}: {error}", shim.display())))?;
+    Ok(View { programs: run.join("programs"), tmp: share.join("tmp"), run, shim: Some(shim) })
+}
+
+/// A mount namespace: as root, or in a user namespace in which we are who we were.
+fn separate(other_user: bool) -> nix::Result<()> {
+    let (user, group) = (geteuid(), getegid());
+    let alone = unshare(CloneFlags::CLONE_NEWNS);
+    if alone.is_ok() || other_user {
+        return alone;
+    }
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
+    map_user(user, group).map_err(|error| nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or(libc::EPERM)))
+}
+
+fn map_user(user: Uid, group: Gid) -> io::Result<()> {
+    // A change of rights makes the process unreadable for its own kind, and these files with it.
+    prctl::set_dumpable(true)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
+}
+
+/// Sees to it that `/run/determined` can be mounted upon.
+fn provide_mount_point(share: &ShareFolder) -> io::Result<()> {
+    if Path::new(RUN).is_dir() || fs::create_dir(RUN).is_ok() {
+        return Ok(());
+    }
+    // We may not write to /run. A new one takes its place, with everything that was in it.
+    let old = share.join("old-run");
+    bind(Path::new("/run"), &old)?;
+    mount(Some("tmpfs"), "/run", Some("tmpfs"), MsFlags::empty(), Some("size=64k,mode=755"))?;
+    for entry in fs::read_dir(&old)?.flatten() {
+        let (from, to) = (entry.path(), Path::new("/run").join(entry.file_name()));
+        match fs::read_link(&from) {
+            Ok(target) => symlink(target, to)?,
+            // What cannot be bound, such as a service's private folder, could not be used either.
+            Err(_) => drop(bind(&from, &to)),
+        }
+    }
+    fs::create_dir(RUN)
+}
+
+/// The parts below `/tmp` that lead to what is needed.
+fn first_parts(needed: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let parts = needed.iter().map(PathBuf::as_path).chain([Path::new(MPS)]).filter_map(|path| {
+        let first = path.strip_prefix(TMP).ok()?.components().next()?;
+        matches!(first, Component::Normal(_)).then(|| PathBuf::from(first.as_os_str()))
+    });
+    parts.filter(|part| Path::new(TMP).join(part).exists()).collect()
+}
+
+/// Lets `from` be seen at `to`, which is made if it is not there.
+fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    if !to.exists() {
+        make_parent(to)?;
+        if from.is_dir() { fs::create_dir(to)? } else { fs::File::create(to).map(drop)? }
+    }
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    Ok(())
+}
+
+fn make_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)
+}
+
+fn mount_one(wanted: &Mount, to: &Path) -> Result<(), ViewError> {
+    let from = Path::new(&wanted.host_path);
+    let bound = if from.is_absolute() { bind(from, to) } else { Err(io::Error::other("it is not absolute")) };
+    bound
+        .and_then(|()| if wanted.read_only { forbid_writing(to) } else { Ok(()) })
+        .map_err(|error| ViewError::Impossible(format!("bind_mounts: host_path {}: {error}", wanted.host_path)))
+}
+
+fn forbid_writing(path: &Path) -> io::Result<()> {
+    // What the mount already forbids must be forbidden again, or the kernel refuses.
+    let flags = statvfs(path)?.flags();
+    let mut again = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    let pairs = [
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ];
+    pairs.iter().filter(|(flag, _)| flags.contains(*flag)).for_each(|(_, same)| again |= *same);
+    mount(None::<&str>, path, None::<&str>, again, None::<&str>)?;
+    Ok(())
+}
+
+/// Where a mount is seen; relative paths lie in the working directory.
+fn task_path(mount: &Mount) -> PathBuf {
+    Path::new(RUN).join("workdir").join(&mount.task_path)
+}
+
+/// The place in the share's own folders that the task sees at a path.
+fn in_share(share: &ShareFolder, path: &Path) -> Option<PathBuf> {
+    let inner = |fixed: &str, own: &str| path.strip_prefix(fixed).ok().map(|rest| share.join(own).join(rest));
+    let found = inner(RUN, "run").or_else(|| inner(TMP, "tmp"))?;
+    found.components().all(|part| !matches!(part, Component::ParentDir)).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_below_tmp_is_kept_by_its_first_part() {
+        let folder = tempfile::Builder::new().tempdir_in(TMP).unwrap();
+        let name = PathBuf::from(folder.path().file_name().unwrap());
+        let needed = [folder.path().join("a/b/c"), "/tmp".into(), "/tmp/../etc".into(), "/usr".into()];
+        let mut expected = BTreeSet::from([name]);
+        expected.extend(Path::new(MPS).exists().then(|| PathBuf::from("nvidia-mps")));
+        assert_eq!(first_parts(&needed), expected);
+        assert!(!first_parts(&["/tmp/instep-never-there/x".into()]).contains(Path::new("instep-never-there")));
+    }
+
+    #[test]
+    fn places_in_the_share_are_found_and_never_outside() {
+        let share = ShareFolder::at("/s");
+        assert_eq!(in_share(&share, Path::new("/run/determined/workdir/d")), Some("/s/run/workdir/d".into()));
+        assert_eq!(in_share(&share, Path::new("/tmp/x")), Some("/s/tmp/x".into()));
+        assert_eq!(in_share(&share, Path::new("/data")), None);
+        assert_eq!(in_share(&share, Path::new("/tmp/../etc")), None);
+    }
+}

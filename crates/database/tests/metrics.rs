@@ -311,3 +311,42 @@ fn a_batch_that_arrives_twice_is_stored_once_and_answered_alike() {
         assert_eq!(rows(&database, trial, "cpu").await.len(), 2, "an old batch changes nothing");
     });
 }
+
+#[test]
+fn reports_that_came_together_are_joined_and_rolled_back_like_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    block(async {
+        let database = open(&path);
+        let trial = new_trial(&database, true).await;
+        let training = |run, step: i64, values| report(trial, run, "training", step, values);
+        // More than fit into one row, with a gap, and one that contradicts in the middle.
+        let mut reports: Vec<Report> = (0..600).map(|step| training(1, step * 2, json!({"a": step}))).collect();
+        reports.insert(300, training(1, 100, json!({"a": -1})));
+        let refused = database.report_batch(batch(trial, 1, reports, &[])).await.unwrap();
+        assert_eq!(refused.iter().map(|refusal| refusal.index).collect::<Vec<_>>(), [300]);
+        let found = rows(&database, trial, "training").await;
+        assert_eq!(found.len(), 600);
+        assert_eq!(found[..2], [(0, json!({"a": 0})), (2, json!({"a": 1}))]);
+        assert_eq!(database.trial(trial, NOW).await.unwrap().total_batches_processed, 1198);
+        // Single reports at, between and behind their steps.
+        for (step, values) in [(100, json!({"b": 7})), (101, json!({"a": 8})), (1200, json!({"a": 9}))] {
+            database.report_metrics(training(1, step, values)).await.unwrap();
+        }
+        let found = rows(&database, trial, "training").await;
+        assert_eq!(found.len(), 602);
+        assert_eq!(found[50..52], [(100, json!({"a": 50, "b": 7})), (101, json!({"a": 8}))]);
+        let chart = database.chart(trial, "training".into(), vec!["a".into()], 998, 1001, 10).await.unwrap();
+        assert_eq!(chart.iter().map(|point| point.batches).collect::<Vec<_>>(), [998, 1000]);
+        // The next run repeats the steps from 500 on.
+        database.start_trial(trial, true, NOW).await.unwrap();
+        let repeated = (0..100).map(|step| training(2, 500 + step, json!({"a": 0}))).collect();
+        assert_eq!(database.report_batch(batch(trial, 2, repeated, &[])).await.unwrap(), []);
+        let steps: Vec<i64> = rows(&database, trial, "training").await.into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps.len(), 251 + 100);
+        assert_eq!(steps.last(), Some(&599));
+        assert_eq!(database.trial(trial, NOW).await.unwrap().total_batches_processed, 599);
+        let database = merged(database, &path, trial).await;
+        assert_eq!(rows(&database, trial, "training").await.len(), 251 + 100);
+    });
+}

@@ -91,6 +91,7 @@ fn try_to_store(connection: &Connection, intake: &mut Intake, report: &Report) -
     if intake.is_plain(connection, report)? {
         return refusal(intake.store(connection, report));
     }
+    intake.flush(connection)?;
     let before = intake.clone();
     connection.prepare_cached("SAVEPOINT report")?.execute([])?;
     let refusal = refusal(intake.store(connection, report))?;

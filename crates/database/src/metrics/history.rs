@@ -3,6 +3,8 @@
 //! Where the parts begin and end is found by reading no more than the steps (of groups about the machine: the times) of
 //! everything; a part is then read from the chunks that it touches.
 
+use std::ops::ControlFlow;
+
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
 use rusqlite::{Connection, params};
@@ -74,14 +76,17 @@ pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Resu
             found = united(found, sorted(keys));
         }
     }
+    let mut keys = Vec::new();
+    read::each_report_of_tail(connection, trial, Some(group), (i64::MIN, i64::MAX), |_, place, _| {
+        keys.push(if by_time { place.time } else { place.step });
+        Ok(ControlFlow::Continue(()))
+    })?;
+    found = united(found, sorted(keys));
     let column = if by_time { "reported_at" } else { "step" };
-    for table in ["metric_tail", "metric_batches"] {
-        let sql = format!("SELECT {column} FROM {table} WHERE trial_id = ? AND group_name = ?");
-        let mut statement = connection.prepare_cached(&sql)?;
-        let keys = statement.query_map(params![trial.0, group], |row| row.get(0))?;
-        found = united(found, sorted(keys.collect::<rusqlite::Result<_>>()?));
-    }
-    Ok(found)
+    let sql = format!("SELECT {column} FROM metric_batches WHERE trial_id = ? AND group_name = ?");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let keys = statement.query_map(params![trial.0, group], |row| row.get(0))?;
+    Ok(united(found, sorted(keys.collect::<rusqlite::Result<_>>()?)))
 }
 
 fn sorted(mut keys: Vec<i64>) -> Vec<i64> {

@@ -7,6 +7,7 @@ use instep_api::metrics::{PROFILING, Report, VALIDATION};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Map, Value};
 
+use super::block::{self, Block};
 use super::chunk::Datum;
 use super::{read, rollback, validation};
 use crate::Database;
@@ -40,6 +41,8 @@ pub(super) struct Intake {
     earlier_run_step: Option<i64>,
     /// The last step known of a group; `i64::MIN` if there is none.
     last_steps: BTreeMap<String, i64>,
+    /// What is taken in and not yet written.
+    waiting: Option<Block>,
 }
 
 impl Intake {
@@ -50,7 +53,15 @@ impl Intake {
             .optional()?
             .ok_or_else(|| Error::not_found("trial", trial))?;
         let last_steps = BTreeMap::new();
-        Ok(Intake { trial, run, total_batches, batches_before: total_batches, earlier_run_step, last_steps })
+        Ok(Intake {
+            trial,
+            run,
+            total_batches,
+            batches_before: total_batches,
+            earlier_run_step,
+            last_steps,
+            waiting: None,
+        })
     }
 
     /// Stores a report. One that is refused may leave a part of itself behind, unless it [`is_plain`](Intake::is_plain).
@@ -63,8 +74,9 @@ impl Intake {
             return append(connection, report, &report.values);
         }
         if self.is_plain(connection, report)? {
-            append(connection, report, &report.values)?;
+            self.append(connection, report)?;
         } else {
+            self.flush(connection)?;
             self.join(connection, report)?;
         }
         self.total_batches = self.total_batches.max(report.step);
@@ -72,6 +84,21 @@ impl Intake {
             *last = (*last).max(report.step);
         }
         Ok(())
+    }
+
+    /// Adds a plain report to those that will share a row.
+    fn append(&mut self, connection: &Connection, report: &Report) -> Result<()> {
+        let taken = self.waiting.as_mut().map(|block| block.take(report)).transpose()?;
+        if taken != Some(true) {
+            self.flush(connection)?;
+            self.waiting = Some(Block::of(report)?);
+        }
+        Ok(())
+    }
+
+    /// Writes what waits.
+    pub(super) fn flush(&mut self, connection: &Connection) -> Result<()> {
+        self.waiting.take().map_or(Ok(()), |block| block.write(connection))
     }
 
     /// Whether a report only adds a step behind all others of its group, so that nothing can contradict it.
@@ -117,7 +144,8 @@ impl Intake {
     }
 
     /// Writes down what the reports together have changed of the trial.
-    pub(super) fn end(self, connection: &Connection) -> Result<()> {
+    pub(super) fn end(mut self, connection: &Connection) -> Result<()> {
+        self.flush(connection)?;
         self.write_down(connection)
     }
 
@@ -135,8 +163,12 @@ impl Intake {
 fn last_step(connection: &Connection, report: &Report) -> Result<i64> {
     let group = params![report.trial.0, report.group];
     let in_tail: Option<i64> = connection
-        .prepare_cached("SELECT MAX(step) FROM metric_tail WHERE trial_id = ? AND group_name = ?")?
-        .query_row(group, |row| row.get(0))?;
+        .prepare_cached(
+            "SELECT COALESCE(last_step, step) FROM metric_tail WHERE trial_id = ? AND group_name = ? \
+             ORDER BY step DESC LIMIT 1",
+        )?
+        .query_row(group, |row| row.get(0))
+        .optional()?;
     let in_chunks = last_chunked_step(connection, report)?;
     Ok(in_tail.max(in_chunks).unwrap_or(i64::MIN))
 }
@@ -159,7 +191,8 @@ struct Known {
 
 fn known(connection: &Connection, report: &Report) -> Result<Known> {
     let (trial, group, step) = (report.trial, report.group.as_str(), report.step);
-    let tail_row = read::tail_between(connection, trial, group, step, step, 1)?.pop();
+    block::break_up(connection, trial, group, step, step)?;
+    let tail_row = read::tail_row(connection, trial, group, step)?;
     let values = if last_chunked_step(connection, report)?.is_some_and(|chunked| chunked >= step) {
         read::row_at(connection, trial, group, step)?.map(|row| row.values)
     } else {
@@ -209,14 +242,7 @@ fn put_row(
 }
 
 fn append(connection: &Connection, report: &Report, values: &Map<String, Value>) -> Result<()> {
-    let text = text_of(values)?;
-    connection
-        .prepare_cached(
-            "INSERT INTO metric_tail (trial_id, group_name, step, run_id, reported_at, metric_values) \
-             VALUES (?, ?, ?, ?, ?, ?)",
-        )?
-        .execute(params![report.trial.0, report.group, report.step, report.run.0, report.time.0, text])?;
-    Ok(())
+    Block::of(&Report { values: values.clone(), ..report.clone() })?.write(connection)
 }
 
 fn store_batches(connection: &Connection, report: &Report, batches: &Value) -> Result<()> {

@@ -1,11 +1,13 @@
 //! Turns the tail of metrics into chunks, in the background.
 //!
-//! A group of a trial is due when its tail has grown to [`ROWS_BEFORE_MERGE`] rows, or when its trial has ended. The
+//! A group of a trial is due when its tail has grown to [`REPORTS_PER_MERGE`] rows, or when its trial has ended. The
 //! merger reads it in a snapshot, packs it without disturbing anybody, and hands one small write to the engine, which
 //! moves all or nothing: it refuses when a row of the tail or the last chunk has changed in the meantime, and the group
 //! is due again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -13,19 +15,21 @@ use std::time::Duration;
 
 use instep_api::identifiers::TrialId;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+use serde_json::Value;
 
+use super::block::REPORTS_PER_ROW;
 use super::chunk::{Datum, Point, decode};
 use super::read;
 use super::rollback::{EncodedChunk, put_encoded};
 use super::summary::RollUp;
+use super::values;
 use crate::engine::{Engine, in_snapshot, open_reader};
 use crate::error::{Error, Result};
 use crate::rows::text_of;
 
-/// Rows of a group's tail at which they become chunks.
-const ROWS_BEFORE_MERGE: usize = 512;
-/// Rows that one merge takes at most, so that its write stays short.
-const ROWS_PER_MERGE: i64 = 2048;
+/// Reports in a group's tail at which they become chunks, and that one merge takes: half a chunk, so that a point is
+/// packed twice at most, and its write stays short.
+const REPORTS_PER_MERGE: usize = POINTS_PER_CHUNK / 2;
 /// Points of a full chunk.
 pub(crate) const POINTS_PER_CHUNK: usize = 4096;
 /// How long the merger rests after a failure.
@@ -56,7 +60,7 @@ impl Merger {
         let mut reader = open_reader(path)?;
         let mut agenda = Agenda::default();
         for (group, rows, over) in in_snapshot(&mut reader, left_over)? {
-            if over || rows >= ROWS_BEFORE_MERGE {
+            if over || rows >= REPORTS_PER_MERGE {
                 agenda.due.insert(group.clone());
             }
             agenda.rows.insert(group, rows);
@@ -76,7 +80,7 @@ impl Merger {
         let group = (trial, group);
         let rows = agenda.rows.entry(group.clone()).or_insert(0);
         *rows += more;
-        if *rows >= ROWS_BEFORE_MERGE && agenda.due.insert(group) {
+        if *rows >= REPORTS_PER_MERGE && agenda.due.insert(group) {
             self.agenda.1.notify_one();
         }
     }
@@ -108,11 +112,14 @@ impl Drop for Merger {
     }
 }
 
-/// The tails in the database: the group, its rows, and whether its trial has ended.
+/// The tails in the database: the group, how many reports at most, and whether its trial has ended.
 fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bool)>> {
-    let sql = "SELECT trial_id, group_name, COUNT(*), MAX(CASE WHEN trials.ended_at IS NULL THEN 0 ELSE 1 END) \
-               FROM metric_tail JOIN trials ON trials.id = trial_id GROUP BY trial_id, group_name";
-    let mut statement = connection.prepare(sql)?;
+    let sql = format!(
+        "SELECT trial_id, group_name, SUM(CASE WHEN last_step IS NULL THEN 1 ELSE {REPORTS_PER_ROW} END), \
+         MAX(CASE WHEN trials.ended_at IS NULL THEN 0 ELSE 1 END) \
+         FROM metric_tail JOIN trials ON trials.id = trial_id GROUP BY trial_id, group_name"
+    );
+    let mut statement = connection.prepare(&sql)?;
     let rows = statement.query_map([], |row| {
         let over: i64 = row.get(3)?;
         Ok(((TrialId(row.get(0)?), row.get(1)?), row.get::<_, i64>(2)? as usize, over == 1))
@@ -147,7 +154,7 @@ fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>,
             Err(_) => {
                 // The tail stays, and stays readable, and whoever reads or writes learns what is wrong. It is due again
                 // with the next report, or the next start: what is damaged does not mend by trying once a second.
-                agenda.rows.insert((trial, group), ROWS_BEFORE_MERGE);
+                agenda.rows.insert((trial, group), REPORTS_PER_MERGE);
                 drop(changed.wait_timeout_while(agenda, REST, |agenda| !agenda.ended));
             }
         }
@@ -168,13 +175,13 @@ struct SeriesMerge {
 
 /// Merges a part of a group's tail; gives whether to go on with it.
 fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) -> Result<bool> {
-    let (ids, last_step, merges) = in_snapshot(reader, |connection| prepare(connection, trial, group))?;
-    if ids.is_empty() {
+    let prepared = in_snapshot(reader, |connection| prepare(connection, trial, group))?;
+    if prepared.ids.is_empty() {
         return Ok(false);
     }
-    let more = ids.len() as i64 >= ROWS_PER_MERGE;
+    let more = prepared.reports >= REPORTS_PER_MERGE;
     let name = group.to_owned();
-    let outcome = engine.write_blocking(move |connection| apply(connection, trial, &name, &ids, last_step, &merges));
+    let outcome = engine.write_blocking(move |connection| apply(connection, trial, &name, &prepared));
     match outcome {
         Ok(()) => Ok(more),
         Err(Error::Aborted) => Ok(true),
@@ -182,19 +189,40 @@ fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) 
     }
 }
 
-fn prepare(connection: &Connection, trial: TrialId, group: &str) -> Result<(Vec<i64>, i64, Vec<SeriesMerge>)> {
-    let rows = read::tail_between(connection, trial, group, i64::MIN, i64::MAX, ROWS_PER_MERGE)?;
-    let ids = rows.iter().map(|row| row.id).collect();
-    let last_step = rows.iter().map(|row| row.step).max().unwrap_or(0);
+/// What one merge changes.
+struct Prepared {
+    /// The rows of the tail that it takes, and the reports in them.
+    ids: Vec<i64>,
+    reports: usize,
+    last_step: i64,
+    merges: Vec<SeriesMerge>,
+}
+
+fn prepare(connection: &Connection, trial: TrialId, group: &str) -> Result<Prepared> {
+    let (mut ids, mut reports, mut last_step) = (Vec::new(), 0, 0);
     let mut series: BTreeMap<String, Vec<Point>> = BTreeMap::new();
-    for row in rows {
-        for (name, value) in row.values {
-            let point = Point { step: row.step, run: row.run, time: row.time, value: Datum::of(&value) };
-            series.entry(name).or_default().push(point);
+    let mut add = |place: &read::TailPlace<'_>, name: Cow<'_, str>, value: &Value| {
+        let point = Point { step: place.step, run: place.run, time: place.time, value: Datum::of(value) };
+        match series.get_mut(name.as_ref()) {
+            Some(points) => points.push(point),
+            None => {
+                series.insert(name.into_owned(), vec![point]);
+            }
         }
-    }
+    };
+    let everything = (i64::MIN, i64::MAX);
+    read::each_report_of_tail(connection, trial, Some(group), everything, |id, place, text| {
+        if ids.last() != Some(&id) {
+            ids.push(id);
+        }
+        reports += 1;
+        last_step = last_step.max(place.step);
+        values::each(text, |_| true, |name, value| add(place, name, &value))?;
+        Ok(if reports < REPORTS_PER_MERGE { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
     let merges = series.into_iter().map(|(name, points)| prepare_series(connection, trial, group, name, points));
-    Ok((ids, last_step, merges.collect::<Result<_>>()?))
+    let merges = merges.collect::<Result<_>>()?;
+    Ok(Prepared { ids, reports, last_step, merges })
 }
 
 fn prepare_series(
@@ -239,14 +267,8 @@ fn prepare_series(
 }
 
 /// Moves what was prepared, unless something of it has changed.
-fn apply(
-    connection: &Connection,
-    trial: TrialId,
-    group: &str,
-    ids: &[i64],
-    last_step: i64,
-    merges: &[SeriesMerge],
-) -> Result<()> {
+fn apply(connection: &Connection, trial: TrialId, group: &str, prepared: &Prepared) -> Result<()> {
+    let Prepared { ids, last_step, merges, .. } = prepared;
     // SQLite and PostgreSQL both take a few hundred parameters without complaint.
     for part in ids.chunks(256) {
         let sql = format!("DELETE FROM metric_tail WHERE id IN ({})", vec!["?"; part.len()].join(", "));

@@ -13,6 +13,7 @@
 //! applies to them.
 
 mod batch;
+mod block;
 pub mod chunk;
 pub mod downsample;
 pub(crate) mod history;

@@ -1,6 +1,7 @@
 //! Reading metrics: chunks and tail joined.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::ControlFlow;
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
@@ -8,17 +9,14 @@ use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params};
 use serde_json::{Map, Value};
 
 use super::chunk::{Datum, Point, decode};
-use super::values;
+use super::{block, values};
 use crate::error::{Error, Result};
 use crate::rows::json;
 
-/// A row of the tail.
+/// A row of the tail with a single report.
 #[derive(Debug)]
 pub(crate) struct TailRow {
     pub id: i64,
-    pub step: i64,
-    pub run: i64,
-    pub time: i64,
     pub values: Map<String, Value>,
 }
 
@@ -30,16 +28,6 @@ pub(crate) struct Row {
     pub time: i64,
     pub values: Map<String, Value>,
     pub batches: Option<Value>,
-}
-
-fn tail_row_of(row: &SqlRow<'_>) -> rusqlite::Result<TailRow> {
-    Ok(TailRow {
-        id: row.get("id")?,
-        step: row.get("step")?,
-        run: row.get("run_id")?,
-        time: row.get("reported_at")?,
-        values: json(row, "metric_values")?,
-    })
 }
 
 /// Where and when a value of the tail was reported.
@@ -55,14 +43,32 @@ pub(crate) fn each_of_tail(
     connection: &Connection,
     trial: TrialId,
     group: Option<&str>,
-    (first, last): (i64, i64),
+    steps: (i64, i64),
     wanted: impl Fn(&str) -> bool,
     mut take: impl FnMut(&TailPlace<'_>, &str, Value),
 ) -> Result<()> {
+    each_report_of_tail(connection, trial, group, steps, |_, place, text| {
+        values::each(text, &wanted, |name, value| take(place, &name, value))?;
+        Ok(ControlFlow::Continue(()))
+    })
+}
+
+/// Hands over the reports of a trial's tail, of one group or of all, by step, until told to stop at the end of a row:
+/// the row's id, its place and the text of its values.
+pub(crate) fn each_report_of_tail(
+    connection: &Connection,
+    trial: TrialId,
+    group: Option<&str>,
+    (first, last): (i64, i64),
+    mut take: impl FnMut(i64, &TailPlace<'_>, &str) -> serde_json::Result<ControlFlow<()>>,
+) -> Result<()> {
     let which = if group.is_some() { "group_name = ?2" } else { "?2 IS NULL" };
+    let columns = "group_name, step, run_id, reported_at, metric_values, id, last_step";
     let sql = format!(
-        "SELECT group_name, step, run_id, reported_at, metric_values FROM metric_tail \
-         WHERE trial_id = ?1 AND {which} AND step BETWEEN ?3 AND ?4 ORDER BY step, id"
+        "SELECT {columns} FROM metric_tail WHERE trial_id = ?1 AND {which} AND step BETWEEN ?3 AND ?4 \
+         UNION ALL \
+         SELECT {columns} FROM metric_tail WHERE trial_id = ?1 AND {which} AND last_step >= ?3 AND step < ?3 \
+         ORDER BY step, id"
     );
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query(params![trial.0, group, first, last])?;
@@ -71,25 +77,32 @@ pub(crate) fn each_of_tail(
         let group = row.get_ref(0)?.as_str().map_err(|error| damaged(&error))?;
         let place = TailPlace { group, step: row.get(1)?, run: row.get(2)?, time: row.get(3)? };
         let text = row.get_ref(4)?.as_str().map_err(|error| damaged(&error))?;
-        values::each(text, &wanted, |name, value| take(&place, &name, value)).map_err(|error| damaged(&error))?;
+        let id = row.get(5)?;
+        let mut flow = ControlFlow::Continue(());
+        match row.get::<_, Option<i64>>(6)? {
+            None => flow = take(id, &place, text).map_err(|error| damaged(&error))?,
+            Some(_) => block::each(text, |step, time, values| {
+                if (first..=last).contains(&step) {
+                    flow = take(id, &TailPlace { step, time, ..place }, values)?;
+                }
+                Ok(())
+            })
+            .map_err(|error| damaged(&error))?,
+        }
+        if flow.is_break() {
+            break;
+        }
     }
     Ok(())
 }
 
-/// The tail of a group between two steps, both included, by step; at most `limit` rows.
-pub(crate) fn tail_between(
-    connection: &Connection,
-    trial: TrialId,
-    group: &str,
-    first: i64,
-    last: i64,
-    limit: i64,
-) -> Result<Vec<TailRow>> {
-    let sql = "SELECT * FROM metric_tail WHERE trial_id = ? AND group_name = ? AND step BETWEEN ? AND ? \
-               ORDER BY step, id LIMIT ?";
+/// The tail's row of a single report at a step; there is one at most.
+pub(crate) fn tail_row(connection: &Connection, trial: TrialId, group: &str, step: i64) -> Result<Option<TailRow>> {
+    let sql = "SELECT id, metric_values FROM metric_tail \
+               WHERE trial_id = ? AND group_name = ? AND step = ? AND last_step IS NULL ORDER BY id LIMIT 1";
     let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map(params![trial.0, group, first, last, limit], tail_row_of)?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
+    let row_of = |row: &SqlRow<'_>| Ok(TailRow { id: row.get("id")?, values: json(row, "metric_values")? });
+    Ok(statement.query_row(params![trial.0, group, step], row_of).optional()?)
 }
 
 /// The series of a group that have chunks: id and name.
@@ -245,7 +258,7 @@ pub(crate) fn names(connection: &Connection, trial: TrialId, group: &str) -> Res
 /// The highest step at which a trial reported anything but about the machine.
 pub(crate) fn highest_step(connection: &Connection, trial: TrialId) -> Result<Option<i64>> {
     let sql = "SELECT MAX(step) FROM (\
-               SELECT group_name, step FROM metric_tail WHERE trial_id = ?1 \
+               SELECT group_name, COALESCE(last_step, step) AS step FROM metric_tail WHERE trial_id = ?1 \
                UNION ALL SELECT group_name, last_step FROM metric_chunks \
                JOIN metric_series ON metric_series.id = series_id WHERE trial_id = ?1 \
                UNION ALL SELECT group_name, step FROM metric_batches WHERE trial_id = ?1) AS steps \

@@ -8,7 +8,7 @@ use rusqlite::{Connection, params};
 
 use super::chunk::{Point, encode};
 use super::summary::RollUp;
-use super::{read, validation};
+use super::{block, read, validation};
 use crate::error::Result;
 use crate::rows::text_of;
 
@@ -21,6 +21,7 @@ pub(crate) fn roll_back(connection: &Connection, report: &Report) -> Result<()> 
             continue;
         }
         let first = if group == report.group { report.step } else { report.step.saturating_add(1) };
+        block::break_up(connection, trial, &group, first, i64::MAX)?;
         for table in ["metric_tail", "metric_batches"] {
             let sql = format!("DELETE FROM {table} WHERE trial_id = ? AND group_name = ? AND run_id < ? AND step >= ?");
             changed += connection.prepare_cached(&sql)?.execute(params![trial.0, group, report.run.0, first])?;

@@ -4,9 +4,9 @@
 
 Nothing runs but the search itself: `crates/policy/examples/search.rs` plays the cluster. A decision is one event in and
 the actions that follow from it: each report of each trial, each start, each end. Beside decisions the table shows what
-a snapshot takes (as JSON, at its largest), because a master stores one; every run restores its search fifty times and
-must come to the same end. There are no peers in this comparison: what matters is that a decision stays far below the
-time between two reports, and that a thousand times as many trials do not make it slower. Medians of the repetitions.
+a snapshot takes (as JSON, in the second half of the search), because a master stores it; every run restores its search
+fifty times and must come to the same end. There are no peers in this comparison: what matters is that a decision stays
+far below the time between two reports, and that many more trials do not make it slower. Medians of the repetitions.
 """
 
 from __future__ import annotations

@@ -121,6 +121,125 @@ def test_trials_are_compared_in_one_chart(window: Window, api: Client) -> None:
     expect(chart(page, "training.loss")).to_have_attribute("data-points", "1")
 
 
+def test_trials_stand_side_by_side(window: Window, api: Client) -> None:
+    recorded = record(api, "search", hparams={"lr": 0.1, "batch": 8, "model": {"name": HOSTILE}})
+    recorded.report("validation", 5, loss=0.7)
+    recorded.end()
+    for rate, loss in ((0.2, 0.3), (0.3, None)):
+        recorded.trial = add_trial(api, recorded.experiment, {"lr": rate, "batch": 8, "model": {"name": "b"}})["id"]
+        if loss is not None:
+            recorded.report("validation", 9, loss=loss)
+    page = window.page
+    page.goto(f"/det/experiments/{recorded.experiment}")
+    page.get_by_role("tab", name="Trials").click()
+    rows = page.get_by_test_id("trials").locator("tbody tr")
+    expect(rows).to_have_count(3)
+    # What is the same for all trials is no column.
+    expect(page.get_by_test_id("trials").locator("thead")).to_contain_text("model.name")
+    expect(page.get_by_test_id("trials").locator("thead")).not_to_contain_text("batch")
+    expect(rows.nth(0)).to_contain_text("Completed")
+    expect(rows.nth(0)).to_contain_text(HOSTILE)
+    expect(rows.nth(1)).to_contain_text("best")
+    page.get_by_role("button", name="Best loss").click()
+    expect(rows.nth(0)).to_contain_text("0.3")
+    expect(rows.nth(1)).to_contain_text("0.7")
+    page.get_by_role("button", name="Best loss").click()
+    expect(rows.nth(0)).to_contain_text("0.7")
+    # One without a metric is last, whichever way.
+    expect(rows.nth(2)).to_contain_text("Running")
+
+
+def slot(number: int, *, enabled: bool = True, parent: str | None = None) -> dict[str, object]:
+    """A slot as the master tells of it."""
+    device = {"id": number, "brand": "Xeon", "uuid": f"cpu-{number}", "type": "TYPE_CPU"}
+    container = {"id": "c", "parent": parent, "state": "STATE_RUNNING"} if parent else None
+    return {"id": str(number), "device": device, "enabled": enabled, "draining": False, "container": container}
+
+
+POOL = {
+    "name": "default",
+    "description": "",
+    "numAgents": 1,
+    "slotsAvailable": 12,
+    "slotsUsed": 1,
+    "schedulerType": "priority",
+}
+
+
+def test_the_cluster_shows_what_every_slot_does(window: Window) -> None:
+    slots = {str(number): slot(number) for number in range(11)}
+    slots["2"] = slot(2, parent=f"7.{HOSTILE}")
+    slots["11"] = slot(11, enabled=False)
+    agent = {
+        "id": "node-1",
+        "registeredTime": "2026-01-02T03:04:05Z",
+        "slots": slots,
+        "containers": {},
+        "addresses": ["10.0.0.1"],
+        "enabled": True,
+        "draining": False,
+        "version": "0.1.0",
+        "resourcePools": ["default"],
+    }
+    page = window.page
+    page.route("**/api/v1/agents*", lambda route: route.fulfill(json={"agents": [agent]}))
+    page.route("**/api/v1/resource-pools*", lambda route: route.fulfill(json={"resourcePools": [POOL]}))
+    page.goto("/")
+    page.get_by_role("link", name="Cluster").click()
+    expect(page.get_by_test_id("agent-count")).to_have_text("1 agent")
+    expect(page.get_by_test_id("pool")).to_contain_text("1 of 12 slots")
+    shown = page.get_by_test_id("agents").locator(".slots li")
+    expect(shown).to_have_count(12)
+    expect(shown.nth(2)).to_contain_text(f"2 Busy 7.{HOSTILE}")
+    expect(shown.nth(10)).to_contain_text("10 Free")
+    expect(shown.nth(11)).to_contain_text("11 Disabled")
+
+
+def test_a_cluster_without_machines_says_how_to_get_one(window: Window, master: Master) -> None:
+    page = window.page
+    page.route("**/api/v1/agents*", lambda route: route.fulfill(json={"agents": []}))
+    page.route("**/api/v1/resource-pools*", lambda route: route.fulfill(json={"resourcePools": [POOL]}))
+    page.goto("/det/cluster")
+    expect(page.get_by_role("heading", name="No machine lends its slots")).to_be_visible()
+    expect(page.locator("pre")).to_have_text(f"instep agent --master {master.address}")
+
+
+def test_the_queue_says_why_something_waits(window: Window) -> None:
+    def job(number: int, state: str, reason: str) -> dict[str, object]:
+        job = {
+            "jobId": f"job-{number}",
+            "entityId": str(number),
+            "type": "TYPE_EXPERIMENT",
+            "submissionTime": "2026-01-02T03:04:05Z",
+            "username": "determined",
+            "resourcePool": "default",
+            "name": f"search {number}",
+            "priority": 42,
+            "weight": 1,
+            "requestedSlots": 8,
+            "allocatedSlots": 8 if state == "STATE_SCHEDULED" else 0,
+            "progress": 0,
+            "summary": {"state": state, "jobsAhead": number},
+            "reason": reason,
+        }
+        return {"full": job}
+
+    reason = f"waiting: needs 8 slots, pool default has 4 free, behind {HOSTILE}"
+    jobs = [job(1, "STATE_SCHEDULED", ""), job(2, "STATE_QUEUED", reason)]
+    page = window.page
+    page.route("**/api/v1/resource-pools*", lambda route: route.fulfill(json={"resourcePools": [POOL]}))
+    page.route("**/api/v1/job-queues-v2*", lambda route: route.fulfill(json={"jobs": jobs}))
+    page.goto("/det/queue")
+    rows = page.get_by_test_id("queue-default").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("8 of 8")
+    expect(rows.nth(0).get_by_test_id("reason")).to_have_count(0)
+    expect(rows.nth(1).get_by_test_id("reason")).to_have_text(reason)
+    expect(rows.nth(1).get_by_role("link")).to_have_attribute("href", "/det/experiments/2")
+    page.route("**/api/v1/job-queues-v2*", lambda route: route.fulfill(json={"jobs": []}))
+    expect(page.get_by_role("heading", name="Nothing waits and nothing runs")).to_be_visible()
+
+
 def test_checkpoints_show_their_files_and_sizes(window: Window, api: Client) -> None:
     recorded = record(api, "saves")
     page = window.page
@@ -164,7 +283,7 @@ def test_logs_are_filtered_and_followed(window: Window, api: Client) -> None:
 
 def test_hostile_text_is_only_ever_text(window: Window, api: Client) -> None:
     recorded = record(
-        api, HOSTILE, hparams={HOSTILE: HOSTILE}, labels=[HOSTILE], description=HOSTILE, environment={"x": HOSTILE}
+        api, HOSTILE, hparams={HOSTILE: HOSTILE}, labels=[HOSTILE], description=HOSTILE, data={"x": HOSTILE}
     )
     recorded.report_values("training", 1, {HOSTILE: 1.0, "words": HOSTILE})
     recorded.report_values(HOSTILE.replace(".", "_"), 1, {"x": 1.0})
@@ -228,10 +347,10 @@ def test_everything_can_be_done_with_the_keyboard(window: Window, api: Client) -
     page.goto(f"/det/experiments/{recorded.experiment}")
     page.get_by_role("tab", name="Charts").focus()
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tab", name="Checkpoints")).to_be_focused()
-    expect(page.get_by_role("tab", name="Checkpoints")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Trials")).to_be_focused()
+    expect(page.get_by_role("tab", name="Trials")).to_have_attribute("aria-selected", "true")
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tab", name="Logs")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Checkpoints")).to_have_attribute("aria-selected", "true")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -240,7 +359,10 @@ def test_nothing_hangs_out_of_the_window(window: Window, api: Client, width: int
     recorded.report("training", 1, loss=1)
     page = window.page
     page.set_viewport_size({"width": width, "height": 800})
-    for path in ("/", *(f"/det/experiments/{recorded.experiment}#{tab}" for tab in ("charts", "logs", "settings"))):
+    for path in (
+        "/",
+        *(f"/det/experiments/{recorded.experiment}#{tab}" for tab in ("charts", "trials", "logs", "settings")),
+    ):
         page.goto(path)
         expect(page.locator("main h1")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path

@@ -57,6 +57,54 @@ export interface Trial {
   searcherMetricValue: number | null;
 }
 
+/** A device that an agent lends, with what runs on it. */
+export interface Slot {
+  id: string;
+  device: { id: number; brand: string; uuid: string; type: string };
+  enabled: boolean;
+  draining: boolean;
+  container: { id: string; parent: string; state: string } | null;
+}
+
+export interface Agent {
+  id: string;
+  registeredTime: string | null;
+  slots: Record<string, Slot>;
+  containers: Record<string, { id: string; parent: string; state: string }>;
+  addresses: string[];
+  enabled: boolean;
+  draining: boolean;
+  version: string;
+  resourcePools: string[];
+}
+
+export interface Pool {
+  name: string;
+  description: string;
+  numAgents: number;
+  slotsAvailable: number;
+  slotsUsed: number;
+  schedulerType: string;
+}
+
+export interface Job {
+  jobId: string;
+  entityId: string;
+  type: string;
+  submissionTime: string;
+  username: string;
+  resourcePool: string;
+  name: string;
+  priority: number | null;
+  weight: number;
+  requestedSlots: number;
+  allocatedSlots: number;
+  progress: number;
+  summary: { state: string; jobsAhead: number } | null;
+  /** Why it waits; empty if it does not. */
+  reason: string;
+}
+
 export interface Checkpoint {
   uuid: string;
   state: string;

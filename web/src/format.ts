@@ -78,6 +78,26 @@ export function state(name: string): string {
   return word.charAt(0).toUpperCase() + word.slice(1).replaceAll("_", " ");
 }
 
+/** Nested settings under names with dots. */
+export function flat(value: unknown, name = "", into = new Map<string, unknown>()): Map<string, unknown> {
+  if (value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) {
+    for (const [key, item] of Object.entries(value)) flat(item, name ? `${name}.${key}` : key, into);
+  } else if (name) into.set(name, value);
+  return into;
+}
+
+/** The value of a setting. */
+export function setting(value: unknown): string {
+  if (value === undefined) return "";
+  return typeof value === "number" ? metric(value) : typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** The names of settings that are not the same everywhere, in order. */
+export function differing(all: Map<string, unknown>[]): string[] {
+  const names = [...new Set(all.flatMap((settings) => [...settings.keys()]))].sort();
+  return names.filter((name) => new Set(all.map((settings) => setting(settings.get(name)))).size > 1);
+}
+
 /** JSON as YAML, for reading: no anchors, no tags. */
 export function yaml(value: unknown, indent = ""): string {
   if (Array.isArray(value)) {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ago, bytes, duration, metric, state, yaml } from "../src/format.ts";
+import { ago, bytes, differing, duration, flat, metric, setting, state, yaml } from "../src/format.ts";
 
 test("metrics are short and keep what matters", () => {
   const cases: [unknown, string][] = [
@@ -45,4 +45,14 @@ test("settings are shown as YAML, and odd text is quoted", () => {
   const value = { name: "a b", list: [1, { deep: true }], empty: {}, odd: "yes", markup: "<script>" };
   const text = "name: a b\nlist:\n  - 1\n  - deep: true\nempty: {}\nodd: \"yes\"\nmarkup: \"<script>\"";
   assert.equal(yaml(value).trim(), text);
+});
+
+test("settings are flat, and those that differ are found", () => {
+  const first = flat({ lr: 0.1, model: { layers: 3, sizes: [1, 2] }, empty: {} });
+  assert.deepEqual([...first.keys()], ["lr", "model.layers", "model.sizes", "empty"]);
+  assert.equal(setting(first.get("model.sizes")), "[1,2]");
+  assert.equal(setting(first.get("missing")), "");
+  const second = flat({ lr: 0.2, model: { layers: 3, sizes: [1, 2] }, empty: {}, more: "x" });
+  assert.deepEqual(differing([first, second]), ["lr", "more"]);
+  assert.deepEqual(differing([first]), []);
 });

@@ -21,8 +21,8 @@ fn document() -> Reply {
     Reply::Asset(assets::find("/index.html").unwrap_or(missing))
 }
 
-/// The list of experiments.
-pub(crate) async fn experiments(_: Call) -> Result<Reply, Failure> {
+/// A page that needs nothing of its address: the list of experiments, the cluster, the queue.
+pub(crate) async fn page(_: Call) -> Result<Reply, Failure> {
     Ok(document())
 }
 

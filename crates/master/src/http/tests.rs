@@ -45,6 +45,8 @@ const RULES: &[(Method, &str, Rule)] = &[
     (Get, "/info", Anybody),
     (Get, "/api/v1/master", Anybody),
     (Get, "/", Anybody),
+    (Get, "/det/cluster", Anybody),
+    (Get, "/det/queue", Anybody),
     (Get, "/det/experiments/{id}", Anybody),
     (Get, "/assets/{name}", Anybody),
     (Post, "/api/v1/auth/login", Anybody),

@@ -124,6 +124,39 @@ pub struct PatchExperimentRequest {
     pub description: Option<String>,
     pub labels: Option<Vec<String>>,
     pub notes: Option<String>,
+    pub resources: Option<PatchResources>,
+    #[serde(rename = "checkpointStorage", alias = "checkpoint_storage")]
+    pub checkpoint_storage: Option<PatchStorage>,
+}
+
+/// What changes about the slots that an experiment gets.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PatchResources {
+    /// `null`: as many as there are.
+    #[serde(alias = "max_slots", deserialize_with = "given")]
+    pub max_slots: Option<Option<i64>>,
+    pub weight: Option<f64>,
+    pub priority: Option<i64>,
+}
+
+/// How many checkpoints are kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PatchStorage {
+    #[serde(alias = "save_experiment_best")]
+    pub save_experiment_best: Option<i64>,
+    #[serde(alias = "save_trial_best")]
+    pub save_trial_best: Option<i64>,
+    #[serde(alias = "save_trial_latest")]
+    pub save_trial_latest: Option<i64>,
+}
+
+/// Reads a value that is there, though it may be `null`.
+fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<i64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 /// An answer that is one experiment.

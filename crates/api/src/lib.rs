@@ -13,12 +13,15 @@
 //!
 //! This crate does no I/O and reads no clock.
 
+pub mod agents;
+pub mod bulk;
 pub mod checkpoints;
 pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod experiments;
 pub mod identifiers;
+pub mod jobs;
 pub mod link;
 pub mod logs;
 pub mod metrics;
@@ -26,6 +29,7 @@ pub mod models;
 pub mod pages;
 pub mod states;
 pub mod tasks;
+pub mod templates;
 pub mod trials;
 pub mod users;
 pub mod wire;

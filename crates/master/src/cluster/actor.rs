@@ -276,6 +276,11 @@ impl Actor {
         }
     }
 
+    /// How it is run.
+    pub(crate) fn options(&self) -> &ClusterOptions {
+        &self.options
+    }
+
     /// To be done once everything so far is stored.
     pub(super) fn later(&mut self, act: Act) {
         self.acts.push(act);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use instep_api::checkpoints::Checkpoint;
 use instep_api::identifiers::ExperimentId;
 use instep_api::states::CheckpointState;
 use instep_database::{Database, Error};
@@ -41,6 +42,20 @@ async fn give_up(database: &Database, id: ExperimentId) -> instep_database::Resu
         trial_best: count("save_trial_best", 1),
         trial_latest: count("save_trial_latest", 1),
     };
+    let gone: Vec<String> =
+        given_up_by(database, id, keep).await?.into_iter().map(|checkpoint| checkpoint.uuid).collect();
+    let number = gone.len();
+    database.delete_checkpoints(gone).await?;
+    database.collected(id).await?;
+    Ok(number)
+}
+
+/// The checkpoints of an experiment that would not be kept.
+pub(crate) async fn given_up_by(
+    database: &Database,
+    id: ExperimentId,
+    keep: Keep,
+) -> instep_database::Result<Vec<Checkpoint>> {
     let wanted = vec![CheckpointState::Completed, CheckpointState::PartiallyDeleted];
     let (checkpoints, smaller_is_better) = database.experiment_checkpoints(id, wanted, now()).await?;
     let registered = database.kept_checkpoints().await?;
@@ -55,8 +70,5 @@ async fn give_up(database: &Database, id: ExperimentId) -> instep_database::Resu
         })
         .collect();
     let gone = given_up(&saved, keep, smaller_is_better);
-    let number = gone.len();
-    database.delete_checkpoints(gone).await?;
-    database.collected(id).await?;
-    Ok(number)
+    Ok(checkpoints.into_iter().filter(|checkpoint| gone.contains(&checkpoint.uuid)).collect())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use instep_api::config::{ExperimentConfig, Sources};
-use instep_api::identifiers::{ExperimentId, TrialId, UserId};
+use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::link::RunAs;
 use instep_api::states::{AllocationState, State};
 use instep_api::wire::Timestamp;
@@ -35,6 +35,7 @@ pub(crate) struct Live {
     pub full: Value,
     pub owner: Owner,
     pub job: String,
+    pub workspace: WorkspaceId,
     pub submitted: Timestamp,
     /// Its place among jobs of the same priority.
     pub position: i64,
@@ -78,6 +79,7 @@ impl Live {
             config,
             owner: Owner::of(found),
             job: experiment.job_id.clone(),
+            workspace: experiment.workspace_id,
             submitted: experiment.start_time,
             position: experiment.start_time.0,
             trials: found.trials.iter().map(facts).collect(),
@@ -107,15 +109,21 @@ impl Live {
 }
 
 fn machine(id: ExperimentId, config: &ExperimentConfig, paused: bool) -> Result<Machine, String> {
-    let terms = Terms {
+    let id = i32::try_from(id.0).map_err(|_| "there are too many experiments".to_owned())?;
+    Ok(Experiment::new(id, terms(config), search(config)?, paused))
+}
+
+fn terms(config: &ExperimentConfig) -> Terms {
+    Terms {
         max_restarts: config.max_restarts,
         preemption_timeout: Duration::from_secs(config.preemption_timeout.into()),
         single: config.searcher.name() == "single",
-    };
+    }
+}
+
+fn search(config: &ExperimentConfig) -> Result<Search, String> {
     let seed = config.reproducibility.experiment_seed;
-    let search = Search::new(&config.searcher, &config.hyperparameters, seed).map_err(|error| error.to_string())?;
-    let id = i32::try_from(id.0).map_err(|_| "there are too many experiments".to_owned())?;
-    Ok(Experiment::new(id, terms, search, paused))
+    Search::new(&config.searcher, &config.hyperparameters, seed).map_err(|error| error.to_string())
 }
 
 impl Actor {
@@ -131,6 +139,44 @@ impl Actor {
             }
             Err(why) => self.answer(reply, Err(Refusal::Invalid(why))),
         }
+    }
+
+    /// Goes on with an experiment that has ended.
+    pub(super) fn carry_on(&mut self, found: &LiveExperiment, reply: Reply<()>) {
+        let id = found.experiment.id;
+        if self.experiments.contains_key(&id) {
+            let what = format!("experiment {id} has not ended: only one that has can be continued");
+            return self.answer(reply, Err(Refusal::Precondition(what)));
+        }
+        let prepared = Live::of(found).and_then(|live| Ok((search(&live.config)?, live)));
+        let (search, mut live) = match prepared {
+            Ok(prepared) => prepared,
+            Err(why) => return self.answer(reply, Err(Refusal::Invalid(why))),
+        };
+        match live.machine.carry_on(terms(&live.config), search, now()) {
+            Ok(effects) => {
+                for trial in &found.trials {
+                    self.trials.insert(trial.id, (id, trial.request.clone()));
+                }
+                self.experiments.insert(id, live);
+                self.changed.experiments.insert(id);
+                for effect in effects {
+                    self.effect(id, effect);
+                }
+                self.answer(reply, Ok(()));
+            }
+            Err(why) => self.answer(reply, Err(Refusal::Precondition(why))),
+        }
+    }
+
+    /// Looks the checkpoints of an experiment through once more.
+    pub(super) fn collect_again(&mut self, id: ExperimentId, reply: Reply<()>) {
+        if !self.experiments.contains_key(&id) {
+            self.decision.collect.push(id);
+            self.later(Act::Collect(id));
+        }
+        // One that runs is looked through at its end.
+        self.answer(reply, Ok(()));
     }
 
     /// Somebody wants something.

@@ -9,12 +9,14 @@
 //! - `experiments`: experiments and what their state machines want.
 //! - `agents`: who lends slots, what they report, when they are given up.
 //! - `allocation`: one attempt to run a task. `tasks`: what the running ones ask. `placing`: who gets which slots.
+//! - `views`: what people see of all this. `changes`: what they change about agents and jobs.
 //! - `environment`, `ports`: what a task is given. `policies`: lines of output that mean something.
 //! - `restore`: what is found in the database at the start. `collection`: checkpoints that are not kept.
 
 mod actor;
 mod agents;
 mod allocation;
+mod changes;
 mod collection;
 mod environment;
 mod experiments;
@@ -25,10 +27,12 @@ mod restore;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod views;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use instep_api::agents::Agent as ShownAgent;
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::link::{Hello, Order, Report};
 use instep_api::logs::LogLine;
@@ -43,6 +47,8 @@ use crate::notices::Notices;
 pub(crate) use actor::Actor;
 pub(crate) use agents::PING_SECONDS;
 pub(crate) use allocation::Signal;
+pub(crate) use changes::{Availability, JobChange};
+pub(crate) use collection::given_up_by;
 pub(crate) use experiments::DEFAULT_POOL;
 pub(crate) use placing::{Measures, Passes};
 pub(crate) use policies::check_policies;
@@ -129,7 +135,6 @@ impl Cluster {
     }
 
     /// Looks at what lives, without changing it.
-    #[expect(dead_code, reason = "the views of agents, jobs and tasks are about to use it")]
     pub(crate) async fn look<T, F>(&self, look: F) -> Result<T, Refusal>
     where
         T: Send + 'static,
@@ -170,6 +175,36 @@ impl Cluster {
     /// The state of an experiment's job: how many are before it, and whether it has slots.
     pub(crate) async fn job_summary(&self, id: ExperimentId) -> Result<Option<Value>, Refusal> {
         self.ask(move |actor, reply| actor.job_summary(id, reply)).await
+    }
+
+    /// Lets an agent take work, or not; gives what it is like now.
+    pub(crate) async fn set_agent(&self, name: String, availability: Availability) -> Result<ShownAgent, Refusal> {
+        self.ask(move |actor, reply| actor.set_agent(&name, availability, reply)).await
+    }
+
+    /// The same for one of its slots.
+    pub(crate) async fn set_slot(
+        &self,
+        name: String,
+        slot: u32,
+        availability: Availability,
+    ) -> Result<ShownAgent, Refusal> {
+        self.ask(move |actor, reply| actor.set_slot(&name, slot, availability, reply)).await
+    }
+
+    /// Changes a job as the database says already. `false` if it is not among those that live.
+    pub(crate) async fn change_job(&self, id: ExperimentId, change: JobChange) -> Result<bool, Refusal> {
+        self.ask(move |actor, reply| actor.change_job(id, change, reply)).await
+    }
+
+    /// Goes on with an experiment that has ended.
+    pub(crate) async fn carry_on(&self, experiment: LiveExperiment) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.carry_on(&experiment, reply)).await
+    }
+
+    /// Looks an experiment's checkpoints through again, because it is to keep others than before.
+    pub(crate) async fn collect(&self, id: ExperimentId) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.collect_again(id, reply)).await
     }
 
     /// How many slots a pool has now; `None` if there is no such pool.

@@ -22,11 +22,13 @@ impl Actor {
         for row in self.database.agents().await? {
             self.agents.insert(row.name.clone(), Agent::awaited(row));
         }
+        let positions = self.database.job_positions().await?;
         let mut fresh = Vec::new();
         for found in self.database.live_experiments(now()).await? {
             let id = found.experiment.id;
             match Live::of(&found) {
-                Ok(live) => {
+                Ok(mut live) => {
+                    live.position = positions.get(&live.job).copied().unwrap_or(live.position);
                     for trial in &found.trials {
                         self.trials.insert(trial.id, (id, trial.request.clone()));
                     }

@@ -2,11 +2,13 @@
 
 use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterResponse, TelemetryInfo};
 use instep_api::error::Code;
+use instep_policy::schedule::{Fitting, Rule};
 use serde_json::json;
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::Reply;
+use crate::cluster::DEFAULT_POOL;
 
 /// Whether requests can be done: the database answers.
 pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
@@ -33,6 +35,37 @@ pub(crate) async fn info(call: Call) -> Result<Reply, Failure> {
         telemetry: TelemetryInfo { enabled: false },
         sso_providers: None,
     })
+}
+
+/// How the master runs experiments, for administrators. It holds no secrets.
+pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
+    let options = call.application.cluster.look(|actor| actor.options().clone()).await?;
+    let scheduling = &options.scheduling;
+    let scheduler = match scheduling.rule {
+        Rule::Priority { preemption } => json!({
+            "type": "priority",
+            "preemption": preemption,
+            "default_priority": options.default_priority,
+        }),
+        Rule::FairShare => json!({"type": "fair_share"}),
+    };
+    let fitting = match scheduling.fitting {
+        Fitting::Best => "best",
+        Fitting::Worst => "worst",
+    };
+    let config = json!({
+        "checkpoint_storage": call.application.defaults["checkpoint_storage"],
+        "resource_manager": {
+            "type": "agent",
+            "scheduler": scheduler,
+            "fitting_policy": fitting,
+            "allow_heterogeneous_fits": scheduling.heterogeneous,
+            "default_compute_resource_pool": DEFAULT_POOL,
+            "default_aux_resource_pool": DEFAULT_POOL,
+            "agent_reconnect_wait": format!("{}s", options.reconnect_window.as_secs()),
+        },
+    });
+    Reply::json(&json!({"config": config}))
 }
 
 pub(crate) async fn master(call: Call) -> Result<Reply, Failure> {

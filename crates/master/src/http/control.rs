@@ -10,12 +10,13 @@ use tokio::sync::mpsc;
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Download, Reply};
+use crate::application::Application;
 use crate::clock::now;
 use crate::cluster::TrialNews;
 
 /// What becomes of a wish for an experiment that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Late {
+pub(super) enum Late {
     /// It is granted already.
     Granted,
     /// It comes too late.
@@ -23,17 +24,22 @@ enum Late {
 }
 
 async fn control(call: Call, event: Event, late: Late) -> Result<Reply, Failure> {
-    let id: ExperimentId = call.id("id")?;
-    if call.application.cluster.control(id, event).await? {
-        return Reply::nothing();
+    wish(&call.application, call.id("id")?, event, late).await?;
+    Reply::nothing()
+}
+
+/// Lets an experiment know what somebody wants of it.
+pub(super) async fn wish(application: &Application, id: ExperimentId, event: Event, late: Late) -> Result<(), Failure> {
+    if application.cluster.control(id, event).await? {
+        return Ok(());
     }
-    let experiment = call.application.database.experiment(id, now()).await?;
+    let experiment = application.database.experiment(id, now()).await?;
     let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
     if experiment.unmanaged {
         return refused(format!("experiment {id} runs elsewhere: the master cannot tell it what to do"));
     }
     match late {
-        Late::Granted => Reply::nothing(),
+        Late::Granted => Ok(()),
         Late::Refused => refused(format!(
             "experiment {id} has ended ({})\nhint: `experiment continue` goes on with it",
             experiment.state.as_str()

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::Reply;
+use super::{queue, retention};
 use crate::clock::now;
 use crate::{config, random};
 
@@ -189,7 +190,20 @@ pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
     if request.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
         return Err(Failure::invalid("an experiment needs a name"));
     }
-    let experiment = call.application.database.change_experiment(call.id("id")?, request, now()).await?;
+    let id: ExperimentId = call.id("id")?;
+    if let Some(resources) = &request.resources {
+        let change = queue::Change {
+            priority: resources.priority,
+            weight: resources.weight,
+            max_slots: resources.max_slots,
+            pool: None,
+        };
+        queue::apply(&call, id, change).await?;
+    }
+    if let Some(storage) = &request.checkpoint_storage {
+        retention::keep(&call, id, storage).await?;
+    }
+    let experiment = call.application.database.change_experiment(id, request, now()).await?;
     Reply::json(&ExperimentResponse { experiment })
 }
 

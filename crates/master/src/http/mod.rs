@@ -6,12 +6,15 @@
 //! - [`guard`] refuses requests before any handler sees them.
 //! - The other modules are the handlers, one for each kind of thing.
 
+mod agents;
 mod agents_link;
 mod assets;
 mod authentication;
+mod bulk;
 mod call;
 mod checkpoints;
 mod cluster;
+mod continuing;
 mod control;
 mod experiments;
 mod export;
@@ -23,12 +26,16 @@ mod metrics;
 mod models;
 mod openapi;
 mod pages;
+mod preview;
+mod queue;
 mod reply;
 mod request_id;
+mod retention;
 pub(crate) mod router;
 pub(crate) mod routes;
 mod shape;
 mod tasks;
+mod templates;
 mod trials;
 mod users;
 mod workspaces;

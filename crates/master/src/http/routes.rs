@@ -5,16 +5,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+use instep_api::agents::DisableRequest;
+use instep_api::bulk::BulkRequest;
 use instep_api::checkpoints::{
     DeleteCheckpointsRequest, PatchCheckpointsRequest, PostCheckpointMetadataRequest, RemoveFilesRequest,
     ReportCheckpointRequest,
 };
 use instep_api::experiments::{CreateExperimentRequest, MoveExperimentRequest, PatchExperimentRequest};
+use instep_api::jobs::UpdateJobsRequest;
 use instep_api::link;
 use instep_api::logs::{LogRecord, PostTaskLogsRequest};
 use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
 use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
 use instep_api::tasks::AllGatherRequest;
+use instep_api::templates::TemplateRequest;
 use instep_api::trials::{
     CreateTrialRequest, EarlyExitRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata,
     RunnerMetadataRequest, StartRunRequest, StartTrialRequest,
@@ -25,14 +29,16 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::call::Call;
+use super::continuing::ContinueRequest;
 use super::failure::Failure;
 use super::guard::Access::{self, Administrator, Agent, LocalOrUser, Open, User};
+use super::preview::PreviewRequest;
 use super::reply::Reply;
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::shape::schema_of;
 use super::{
-    agents_link, authentication, checkpoints, cluster, control, experiments, export, files, logs, metrics, models,
-    openapi, pages, tasks, trials, users, workspaces,
+    agents, agents_link, authentication, bulk, checkpoints, cluster, continuing, control, experiments, export, files,
+    logs, metrics, models, openapi, pages, preview, queue, retention, tasks, templates, trials, users, workspaces,
 };
 
 /// How long a request may take, unless a route says otherwise.
@@ -192,6 +198,8 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(model_routes());
     routes.extend(download_routes());
     routes.extend(managed_routes());
+    routes.extend(cluster_routes());
+    routes.extend(bulk_routes());
     routes
 }
 
@@ -225,6 +233,58 @@ fn managed_routes() -> Vec<Route> {
         route(Post, "/api/v1/allocations/{id}/all_gather", User, tasks::all_gather)
             .takes::<AllGatherRequest>()
             .waits_up_to(MEETING),
+    ]
+}
+
+/// Agents, the queue, templates: what people see and change of the cluster.
+fn cluster_routes() -> Vec<Route> {
+    const LISTED: &[&str] = &["limit", "offset"];
+    const JOBS: &[&str] = &["resourcePool", "states", "orderBy", "limit", "offset"];
+    vec![
+        route(Get, "/api/v1/agents", User, agents::list).asks(LISTED),
+        route(Get, "/api/v1/agents/{agent}", User, agents::get),
+        route(Post, "/api/v1/agents/{agent}/enable", User, agents::enable),
+        route(Post, "/api/v1/agents/{agent}/disable", User, agents::disable).takes::<DisableRequest>(),
+        route(Get, "/api/v1/agents/{agent}/slots", User, agents::slots),
+        route(Get, "/api/v1/agents/{agent}/slots/{slot}", User, agents::slot),
+        route(Post, "/api/v1/agents/{agent}/slots/{slot}/enable", User, agents::enable_slot),
+        route(Post, "/api/v1/agents/{agent}/slots/{slot}/disable", User, agents::disable_slot)
+            .takes::<DisableRequest>(),
+        route(Get, "/api/v1/master/config", Administrator, cluster::config),
+        route(Get, "/api/v1/resource-pools", User, agents::pools).asks(LISTED),
+        route(Get, "/api/v1/job-queues", User, queue::jobs).asks(JOBS),
+        route(Get, "/api/v1/job-queues-v2", User, queue::jobs_v2).asks(JOBS),
+        route(Get, "/api/v1/job-queues/stats", User, queue::stats).asks(&["resourcePools"]),
+        route(Post, "/api/v1/job-queues", User, queue::update).takes::<UpdateJobsRequest>(),
+        route(Get, "/api/v1/tasks", User, queue::tasks),
+        route(Get, "/api/v1/tasks/{id}", User, queue::task),
+        route(Get, "/tasks", User, queue::plain_tasks),
+        route(Post, "/api/v1/preview-hp-search", User, preview::preview).takes::<PreviewRequest>(),
+        route(Get, "/api/v1/templates", User, templates::list).asks(&["name", "workspaceIds", "limit", "offset"]),
+        route(Get, "/api/v1/templates/{name}", User, templates::get),
+        route(Post, "/api/v1/templates/{name}", User, templates::create).takes::<TemplateRequest>(),
+        route(Put, "/api/v1/templates/{name}", User, templates::put).takes::<TemplateRequest>(),
+        route(Patch, "/api/v1/templates/{name}", User, templates::change_config).takes::<Value>(),
+        route(Delete, "/api/v1/templates/{name}", User, templates::delete),
+        route(Post, "/api/v1/experiments/continue", User, continuing::carry_on).takes::<ContinueRequest>(),
+        route(Get, "/experiments/{id}/preview_gc", User, retention::preview).asks(&[
+            "saveExperimentBest",
+            "saveTrialBest",
+            "saveTrialLatest",
+        ]),
+    ]
+}
+
+/// One wish for many experiments.
+fn bulk_routes() -> Vec<Route> {
+    vec![
+        route(Post, "/api/v1/projects/{id}/experiments/activate", User, bulk::activate).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/pause", User, bulk::pause).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/cancel", User, bulk::cancel).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/kill", User, bulk::kill).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/archive", User, bulk::archive).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/unarchive", User, bulk::unarchive).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/move", User, bulk::relocate).takes::<BulkRequest>(),
     ]
 }
 

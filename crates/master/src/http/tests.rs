@@ -157,6 +157,39 @@ const RULES: &[(Method, &str, Rule)] = &[
     (Post, "/api/v1/allocations/{id}/ready", Users),
     (Post, "/api/v1/allocations/{id}/waiting", Users),
     (Post, "/api/v1/allocations/{id}/all_gather", Users),
+    (Get, "/api/v1/agents", Users),
+    (Get, "/api/v1/agents/{agent}", Users),
+    (Post, "/api/v1/agents/{agent}/enable", Users),
+    (Post, "/api/v1/agents/{agent}/disable", Users),
+    (Get, "/api/v1/agents/{agent}/slots", Users),
+    (Get, "/api/v1/agents/{agent}/slots/{slot}", Users),
+    (Post, "/api/v1/agents/{agent}/slots/{slot}/enable", Users),
+    (Post, "/api/v1/agents/{agent}/slots/{slot}/disable", Users),
+    (Get, "/api/v1/master/config", Administrator),
+    (Get, "/api/v1/resource-pools", Users),
+    (Get, "/api/v1/job-queues", Users),
+    (Get, "/api/v1/job-queues-v2", Users),
+    (Get, "/api/v1/job-queues/stats", Users),
+    (Post, "/api/v1/job-queues", Users),
+    (Get, "/api/v1/tasks", Users),
+    (Get, "/api/v1/tasks/{id}", Users),
+    (Get, "/tasks", Users),
+    (Post, "/api/v1/preview-hp-search", Users),
+    (Get, "/api/v1/templates", Users),
+    (Get, "/api/v1/templates/{name}", Users),
+    (Post, "/api/v1/templates/{name}", Users),
+    (Put, "/api/v1/templates/{name}", Owner),
+    (Patch, "/api/v1/templates/{name}", Owner),
+    (Delete, "/api/v1/templates/{name}", Owner),
+    (Post, "/api/v1/experiments/continue", Users),
+    (Get, "/experiments/{id}/preview_gc", Users),
+    (Post, "/api/v1/projects/{id}/experiments/activate", Users),
+    (Post, "/api/v1/projects/{id}/experiments/pause", Users),
+    (Post, "/api/v1/projects/{id}/experiments/cancel", Users),
+    (Post, "/api/v1/projects/{id}/experiments/kill", Users),
+    (Post, "/api/v1/projects/{id}/experiments/archive", Users),
+    (Post, "/api/v1/projects/{id}/experiments/unarchive", Users),
+    (Post, "/api/v1/projects/{id}/experiments/move", Users),
 ];
 
 /// Where things are moved to: whoever may not move them is refused before anybody looks whether they can.
@@ -235,6 +268,7 @@ fn fill(served: &Served) {
         r#"{{"uuid": "{uuid}", "taskId": "{task}", "state": "STATE_COMPLETED", "resources": {{}}, "metadata": {metadata}}}"#
     );
     make("/api/v1/checkpoints", &checkpoint);
+    make("/api/v1/templates/name", r#"{"config": {"max_restarts": 1}}"#);
     make("/api/v1/models", r#"{"name": "name"}"#);
     make("/api/v1/models/name/versions", &format!(r#"{{"checkpointUuid": "{uuid}"}}"#));
 }

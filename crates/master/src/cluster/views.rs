@@ -1,0 +1,304 @@
+//! What people see of agents, pools, the queue and running tasks. Nothing is decided here.
+
+use std::collections::{BTreeMap, HashMap};
+
+use instep_api::agents::{
+    Agent as ShownAgent, Container, Device as ShownDevice, DeviceStats, PoolDetails, PrioritySchedulerDetails,
+    QueueStats, ResourcePool, Slot, SlotStats,
+};
+use instep_api::jobs::{AllocationSummary, Job, JobSummary, ResourceDevices, ResourcesSummary};
+use instep_api::link::{Device, DeviceKind};
+use instep_api::states::AllocationState;
+use instep_policy::schedule::{self, Fitting, Rule};
+
+use super::actor::Actor;
+use super::agents::Agent;
+use super::allocation::{Allocation, Share};
+use super::experiments::{DEFAULT_POOL, Live};
+
+/// What the allocations of a job have and want.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held<'a> {
+    allocated: i64,
+    requested: i64,
+    /// Whether any of them has its place, be it one without slots.
+    scheduled: bool,
+    /// Why one of them waits.
+    reason: &'a str,
+}
+
+impl Actor {
+    /// All agents that are here or awaited.
+    pub(crate) fn shown_agents(&self) -> Vec<ShownAgent> {
+        let running = self.running();
+        self.agents.values().map(|agent| shown_agent(agent, running.get(agent.name.as_str()))).collect()
+    }
+
+    /// One of them.
+    pub(crate) fn shown_agent(&self, name: &str) -> Option<ShownAgent> {
+        let agent = self.agents.get(name)?;
+        Some(shown_agent(agent, self.running().get(name)))
+    }
+
+    /// The shares that live, by agent.
+    fn running(&self) -> HashMap<&str, Vec<(&Allocation, &Share)>> {
+        let mut found: HashMap<&str, Vec<(&Allocation, &Share)>> = HashMap::new();
+        for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
+            for share in alive(allocation) {
+                found.entry(share.agent.as_str()).or_default().push((allocation, share));
+            }
+        }
+        found
+    }
+
+    /// All pools, the default one first.
+    pub(crate) fn shown_pools(&self) -> Vec<ResourcePool> {
+        let cluster = self.cluster();
+        let running = self.running();
+        let mut pools: Vec<ResourcePool> =
+            cluster.pools.iter().map(|(name, pool)| self.shown_pool(name, pool, &running)).collect();
+        pools.sort_by_key(|pool| !pool.default_compute_pool);
+        pools
+    }
+
+    fn shown_pool(
+        &self,
+        name: &str,
+        pool: &schedule::Pool,
+        running: &HashMap<&str, Vec<(&Allocation, &Share)>>,
+    ) -> ResourcePool {
+        let agents: Vec<&Agent> = self.agents.values().filter(|agent| agent.pool == name).collect();
+        let here: Vec<&&Agent> = agents.iter().filter(|agent| agent.link.is_some()).collect();
+        let shares = agents.iter().filter_map(|agent| running.get(agent.name.as_str())).flatten();
+        let (mut used, mut auxiliary) = (0, 0);
+        for (_, share) in shares {
+            used += share.devices.len();
+            auxiliary += usize::from(share.devices.is_empty());
+        }
+        let slots: usize = here.iter().map(|agent| agent.devices.len()).sum();
+        let mine = |allocation: &&Allocation| allocation.pool == name && allocation.ended_at.is_none();
+        let waiting = self.allocations.values().filter(mine).filter(|allocation| allocation.placed.is_none()).count();
+        let scheduled = self.allocations.values().filter(mine).count() - waiting;
+        let default = name == DEFAULT_POOL;
+        let preemption = matches!(pool.settings.rule, Rule::Priority { preemption: true }) || is_fair(pool);
+        ResourcePool {
+            name: name.to_owned(),
+            description: String::new(),
+            kind: "RESOURCE_POOL_TYPE_STATIC".to_owned(),
+            num_agents: count(here.len()),
+            slots_available: count(slots),
+            slots_used: count(used),
+            slot_type: here.iter().flat_map(|agent| &agent.devices).next().map_or("TYPE_UNSPECIFIED", kind).to_owned(),
+            slots_per_agent: here.iter().map(|agent| count(agent.devices.len())).max().unwrap_or(0),
+            aux_container_capacity: count(pool.settings.most_without_slots * here.len()),
+            aux_containers_running: count(auxiliary),
+            aux_container_capacity_per_agent: count(pool.settings.most_without_slots),
+            default_compute_pool: default,
+            default_aux_pool: default,
+            preemptible: preemption,
+            scheduler_type: if is_fair(pool) { "SCHEDULER_TYPE_FAIR_SHARE" } else { "SCHEDULER_TYPE_PRIORITY" }
+                .to_owned(),
+            scheduler_fitting_policy: match pool.settings.fitting {
+                Fitting::Best => "FITTING_POLICY_BEST",
+                Fitting::Worst => "FITTING_POLICY_WORST",
+            }
+            .to_owned(),
+            location: "on-prem".to_owned(),
+            details: PoolDetails {
+                priority_scheduler: (!is_fair(pool)).then(|| PrioritySchedulerDetails {
+                    preemption,
+                    default_priority: i64::from(self.options.default_priority),
+                    k8_priorities: Vec::new(),
+                }),
+                ..PoolDetails::default()
+            },
+            stats: QueueStats { queued_count: count(waiting), scheduled_count: count(scheduled) },
+            ..ResourcePool::default()
+        }
+    }
+
+    /// All jobs of a pool, or of all, in the order in which they get slots.
+    pub(crate) fn shown_jobs(&self, pool: Option<&str>) -> Vec<Job> {
+        let queue = self.queue();
+        let cluster = self.cluster();
+        let by_job: HashMap<&str, (i64, &Live)> =
+            self.experiments.iter().map(|(id, live)| (live.job.as_str(), (id.0, live))).collect();
+        let mut held: HashMap<&str, Held<'_>> = HashMap::new();
+        for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
+            let Some(live) = self.experiments.get(&allocation.experiment) else { continue };
+            let held = held.entry(live.job.as_str()).or_default();
+            held.requested += i64::from(allocation.slots);
+            match allocation.placed {
+                Some(_) => {
+                    held.scheduled = true;
+                    held.allocated += i64::from(allocation.slots);
+                }
+                None => held.reason = &allocation.reason,
+            }
+        }
+        let mut jobs = Vec::new();
+        for name in cluster.pools.keys().filter(|name| pool.is_none_or(|wanted| wanted == *name)) {
+            let fair = cluster.pools.get(name).is_some_and(is_fair);
+            for (place, job) in schedule::jobs_in_order(&queue, name).iter().enumerate() {
+                let Some((id, live)) = by_job.get(*job) else { continue };
+                let held = held.get(*job).copied().unwrap_or_default();
+                let ahead = if fair { -1 } else { count(place) };
+                jobs.push(self.shown_job(*id, live, held, ahead));
+            }
+        }
+        jobs
+    }
+
+    fn shown_job(&self, id: i64, live: &Live, held: Held<'_>, ahead: i64) -> Job {
+        let resources = &live.config.resources;
+        Job {
+            job_id: live.job.clone(),
+            entity_id: id.to_string(),
+            kind: "TYPE_EXPERIMENT".to_owned(),
+            submission_time: live.submitted,
+            username: live.owner.name.clone(),
+            user_id: live.owner.id,
+            resource_pool: live.pool().to_owned(),
+            is_preemptible: true,
+            priority: Some(i64::from(resources.priority.unwrap_or(self.options.default_priority))),
+            weight: resources.weight,
+            name: live.config.name.clone(),
+            requested_slots: held.requested,
+            allocated_slots: held.allocated,
+            workspace_id: live.workspace,
+            progress: live.progress(),
+            summary: Some(JobSummary {
+                state: if held.scheduled { "STATE_SCHEDULED" } else { "STATE_QUEUED" }.to_owned(),
+                jobs_ahead: ahead,
+            }),
+            reason: held.reason.to_owned(),
+        }
+    }
+
+    /// What runs or waits, by allocation.
+    pub(crate) fn shown_allocations(&self) -> BTreeMap<String, AllocationSummary> {
+        let living = self.allocations.values().filter(|allocation| allocation.ended_at.is_none());
+        living.map(|allocation| (allocation.id.clone(), self.shown_allocation(allocation))).collect()
+    }
+
+    fn shown_allocation(&self, allocation: &Allocation) -> AllocationSummary {
+        let live = self.experiments.get(&allocation.experiment);
+        let priority = live.map(|live| live.config.resources.priority.unwrap_or(self.options.default_priority));
+        let resources = alive(allocation).map(|share| {
+            let devices = self.agents.get(&share.agent).map(|agent| devices(agent, &share.devices));
+            let devices = ResourceDevices { devices: devices.unwrap_or_default() };
+            ResourcesSummary {
+                resources_id: share.resources.clone(),
+                resources_type: "docker-container".to_owned(),
+                allocation_id: allocation.id.clone(),
+                agent_devices: BTreeMap::from([(share.agent.clone(), devices)]),
+                container_id: Some(share.container.clone()),
+            }
+        });
+        AllocationSummary {
+            task_id: allocation.task.clone(),
+            allocation_id: allocation.id.clone(),
+            name: format!("Trial {} (Experiment {})", allocation.trial, allocation.experiment),
+            slots_needed: i64::from(allocation.slots),
+            registered_time: Some(allocation.queued_at),
+            resources: resources.collect(),
+            priority: priority.map(i64::from),
+            scheduler_type: "priority".to_owned(),
+            resource_pool: allocation.pool.clone(),
+            proxy_ports: Vec::new(),
+        }
+    }
+}
+
+fn is_fair(pool: &schedule::Pool) -> bool {
+    matches!(pool.settings.rule, Rule::FairShare)
+}
+
+fn alive(allocation: &Allocation) -> impl Iterator<Item = &Share> {
+    let placed = allocation.placed.as_ref();
+    placed.into_iter().flat_map(|placed| placed.gang.alive().filter_map(|rank| placed.shares.get(rank)))
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn kind(device: &Device) -> &'static str {
+    match device.kind {
+        DeviceKind::Cpu => "TYPE_CPU",
+        DeviceKind::Cuda => "TYPE_CUDA",
+    }
+}
+
+fn shown_device(device: &Device) -> ShownDevice {
+    ShownDevice { id: device.id, brand: device.brand.clone(), uuid: device.uuid.clone(), kind: kind(device).to_owned() }
+}
+
+fn devices(agent: &Agent, ids: &[u32]) -> Vec<ShownDevice> {
+    agent.devices.iter().filter(|device| ids.contains(&device.id)).map(shown_device).collect()
+}
+
+fn container(agent: &Agent, allocation: &Allocation, share: &Share) -> Container {
+    let state = match allocation.state {
+        AllocationState::Running | AllocationState::Terminating => "STATE_RUNNING",
+        _ if share.started => "STATE_RUNNING",
+        _ => "STATE_STARTING",
+    };
+    Container {
+        id: share.container.clone(),
+        parent: agent.name.clone(),
+        state: state.to_owned(),
+        devices: devices(agent, &share.devices),
+        permission_denied: false,
+    }
+}
+
+fn shown_agent(agent: &Agent, running: Option<&Vec<(&Allocation, &Share)>>) -> ShownAgent {
+    // One without a connection takes no work, and what it runs is left alone for a while.
+    let here = agent.link.is_some();
+    let enabled = agent.enabled && here;
+    let draining = agent.draining || !here;
+    let shares = || running.into_iter().flatten();
+    let mut stats = SlotStats::default();
+    let mut slots = BTreeMap::new();
+    for device in &agent.devices {
+        let user = shares().find(|(_, share)| share.devices.contains(&device.id));
+        let slot = Slot {
+            id: device.id.to_string(),
+            device: shown_device(device),
+            enabled: enabled && !agent.disabled_slots.contains(&device.id),
+            draining,
+            container: user.map(|(allocation, share)| container(agent, allocation, share)),
+        };
+        for stats in [
+            stats.type_stats.entry(kind(device).to_owned()).or_default(),
+            stats.brand_stats.entry(device.brand.clone()).or_default(),
+        ] {
+            add(stats, &slot);
+        }
+        slots.insert(slot.id.clone(), slot);
+    }
+    ShownAgent {
+        id: agent.name.clone(),
+        registered_time: Some(agent.registered_at),
+        slots,
+        containers: shares()
+            .map(|(allocation, share)| (share.container.clone(), container(agent, allocation, share)))
+            .collect(),
+        addresses: agent.addresses.clone(),
+        enabled,
+        draining,
+        version: agent.version.clone(),
+        resource_pools: vec![agent.pool.clone()],
+        slot_stats: stats,
+    }
+}
+
+fn add(stats: &mut DeviceStats, slot: &Slot) {
+    stats.total += 1;
+    stats.disabled += i64::from(!slot.enabled);
+    stats.draining += i64::from(slot.draining);
+    if let Some(container) = &slot.container {
+        *stats.states.entry(container.state.clone()).or_default() += 1;
+    }
+}

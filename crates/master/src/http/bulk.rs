@@ -1,0 +1,93 @@
+//! One wish for many experiments: those that are named, or all that a filter finds.
+
+use instep_api::bulk::{BulkRequest, BulkResponse, BulkResult};
+use instep_api::identifiers::{ExperimentId, ProjectId};
+use instep_api::pages::{Order, Slice};
+use instep_database::{ExperimentFilter, ExperimentSort};
+use instep_policy::lifecycle::Event;
+
+use super::call::Call;
+use super::control::{Late, wish};
+use super::failure::Failure;
+use super::reply::Reply;
+use crate::application::Application;
+use crate::clock::now;
+
+/// What is wanted of each.
+enum Wish {
+    Control(Event, Late),
+    Archive(bool),
+    Move(ProjectId),
+}
+
+impl Wish {
+    async fn grant(&self, application: &Application, id: ExperimentId) -> Result<(), Failure> {
+        match self {
+            Wish::Control(event, late) => wish(application, id, event.clone(), *late).await,
+            Wish::Archive(archived) => Ok(application.database.archive_experiment(id, *archived, now()).await?),
+            Wish::Move(project) => Ok(application.database.move_experiment(id, *project, now()).await.map(drop)?),
+        }
+    }
+}
+
+async fn each(call: &Call, request: BulkRequest, wish: Wish) -> Result<Reply, Failure> {
+    let mut results = Vec::new();
+    for id in meant(call, request).await? {
+        let error = wish.grant(&call.application, id).await.err().map(|failure| failure.message).unwrap_or_default();
+        results.push(BulkResult { id, error });
+    }
+    Reply::json(&BulkResponse { results })
+}
+
+/// Those that are named, or all that the filter finds.
+async fn meant(call: &Call, request: BulkRequest) -> Result<Vec<ExperimentId>, Failure> {
+    let named = request.experiment_ids.unwrap_or_default();
+    let Some(filters) = request.filters.filter(|_| named.is_empty()) else { return Ok(named) };
+    let here: i64 = call.id("id")?;
+    // -1 and 0 mean all projects.
+    let project = filters.project_id.map_or(here, |project| project.0);
+    let filter = ExperimentFilter {
+        archived: filters.archived,
+        users: Vec::new(),
+        user_ids: filters.user_ids.unwrap_or_default(),
+        states: filters.states.unwrap_or_default(),
+        project: (project > 0).then_some(ProjectId(project)),
+        name: filters.name.filter(|name| !name.is_empty()),
+        description: filters.description.filter(|text| !text.is_empty()),
+        labels: filters.labels.unwrap_or_default(),
+    };
+    let excluded = filters.excluded_experiment_ids.unwrap_or_default();
+    let database = &call.application.database;
+    let found = database.experiments(filter, ExperimentSort::Id, Order::Ascending, Slice::ALL, now()).await?.0;
+    Ok(found.into_iter().map(|experiment| experiment.id).filter(|id| !excluded.contains(id)).collect())
+}
+
+pub(crate) async fn activate(call: Call) -> Result<Reply, Failure> {
+    each(&call, call.json()?, Wish::Control(Event::Activate, Late::Refused)).await
+}
+
+pub(crate) async fn pause(call: Call) -> Result<Reply, Failure> {
+    each(&call, call.json()?, Wish::Control(Event::Pause, Late::Refused)).await
+}
+
+pub(crate) async fn cancel(call: Call) -> Result<Reply, Failure> {
+    each(&call, call.json()?, Wish::Control(Event::Cancel, Late::Granted)).await
+}
+
+pub(crate) async fn kill(call: Call) -> Result<Reply, Failure> {
+    each(&call, call.json()?, Wish::Control(Event::Kill, Late::Granted)).await
+}
+
+pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+    each(&call, call.json()?, Wish::Archive(true)).await
+}
+
+pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+    each(&call, call.json()?, Wish::Archive(false)).await
+}
+
+pub(crate) async fn relocate(call: Call) -> Result<Reply, Failure> {
+    let request: BulkRequest = call.json()?;
+    let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
+    each(&call, request, Wish::Move(project)).await
+}

@@ -1,0 +1,76 @@
+//! Going on with an experiment that has ended.
+
+use instep_api::config::{ExperimentConfig, Sources, merge, parse_text};
+use instep_api::error::Code;
+use instep_api::experiments::CreateExperimentResponse;
+use instep_api::identifiers::ExperimentId;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::Reply;
+use crate::clock::now;
+
+/// `POST /experiments/continue`
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ContinueRequest {
+    id: Option<ExperimentId>,
+    #[serde(alias = "override_config")]
+    override_config: Option<String>,
+}
+
+pub(crate) async fn carry_on(call: Call) -> Result<Reply, Failure> {
+    let request: ContinueRequest = call.json()?;
+    let id = request.id.ok_or_else(|| Failure::invalid("id is missing"))?;
+    let database = &call.application.database;
+    let experiment = database.experiment(id, now()).await?;
+    let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
+    if experiment.unmanaged {
+        return refused(format!("experiment {id} runs elsewhere: the master cannot go on with it"));
+    }
+    if !experiment.state.is_terminal() {
+        let state = experiment.state.as_str();
+        return refused(format!("experiment {id} has not ended ({state}): only one that has can be continued"));
+    }
+    let over = changes(request.override_config.as_deref().unwrap_or_default())?;
+    match (experiment.searcher_type.as_str(), over.as_object().is_some_and(|over| !over.is_empty())) {
+        ("single", true) => {
+            let sources = Sources { managed: true, name: experiment.name.clone(), ..Sources::default() };
+            let config = ExperimentConfig::from_value(merge(over, experiment.config.clone()), &sources);
+            let config = config.map_err(|mistakes| mistaken(&mistakes))?;
+            if config.searcher.name() != "single" {
+                return Err(Failure::invalid("a single trial is continued as a single trial: searcher.name must stay"));
+            }
+            database.replace_config(id, config.to_json(), now()).await?;
+        }
+        ("random" | "grid", true) => {
+            return Err(Failure::invalid(format!(
+                "experiment {id} searches at {}: its configuration cannot be changed\nhint: fork it instead",
+                experiment.searcher_type
+            )));
+        }
+        ("single" | "random" | "grid", false) => {}
+        (other, _) => {
+            return refused(format!("a search by {other} cannot be continued: it has decided with what it knew"));
+        }
+    }
+    call.application.cluster.carry_on(database.live_experiment(id, now()).await?).await?;
+    let experiment = database.experiment(id, now()).await?;
+    let config = experiment.config.clone();
+    Reply::json(&CreateExperimentResponse { experiment, config, warnings: Vec::new() })
+}
+
+fn changes(text: &str) -> Result<Value, Failure> {
+    let found = parse_text(text).map_err(|mistakes| mistaken(&mistakes))?;
+    match found {
+        Value::Null => Ok(Value::Object(Default::default())),
+        found @ Value::Object(_) => Ok(found),
+        _ => Err(Failure::invalid("overrideConfig must be a map of keys")),
+    }
+}
+
+fn mistaken(mistakes: &[instep_api::config::ConfigError]) -> Failure {
+    Failure::invalid(mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}

@@ -1,0 +1,179 @@
+//! The queue: jobs in their order, changes of it, and what runs or waits now.
+
+use std::collections::BTreeMap;
+
+use instep_api::identifiers::ExperimentId;
+use instep_api::jobs::{
+    AllocationSummary, FullJob, Job, JobStatsResponse, JobUpdate, JobsResponse, JobsResponseV2, PoolQueueStats,
+    TaskResponse, TaskSummariesResponse, UpdateJobsRequest,
+};
+use instep_api::pages::{Order, Pagination};
+use instep_policy::schedule::Side;
+use serde_json::{Map, Value, json};
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::Reply;
+use crate::clock::now;
+use crate::cluster::JobChange;
+
+async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
+    let pool = call.query.text("resourcePool").map(str::to_owned);
+    let mut jobs = call.application.cluster.look(move |actor| actor.shown_jobs(pool.as_deref())).await?;
+    let states = call.query.texts("states");
+    jobs.retain(|job| states.is_empty() || job.summary.as_ref().is_some_and(|each| states.contains(&each.state)));
+    if call.query.order()? == Some(Order::Descending) {
+        jobs.reverse();
+    }
+    let (range, pagination) = call.query.slice(None)?.of(jobs.len());
+    Ok((jobs.drain(range).collect(), pagination))
+}
+
+pub(crate) async fn jobs(call: Call) -> Result<Reply, Failure> {
+    let (jobs, pagination) = found(&call).await?;
+    Reply::json(&JobsResponse { jobs, pagination })
+}
+
+pub(crate) async fn jobs_v2(call: Call) -> Result<Reply, Failure> {
+    let (jobs, pagination) = found(&call).await?;
+    Reply::json(&JobsResponseV2 { jobs: jobs.into_iter().map(|full| FullJob { full }).collect(), pagination })
+}
+
+pub(crate) async fn stats(call: Call) -> Result<Reply, Failure> {
+    let wanted = call.query.texts("resourcePools");
+    let pools = call.application.cluster.look(|actor| actor.shown_pools()).await?;
+    let wanted = |name: &String| wanted.is_empty() || wanted.contains(name);
+    let results = pools.into_iter().filter(|pool| wanted(&pool.name));
+    let results = results.map(|pool| PoolQueueStats { resource_pool: pool.name, stats: pool.stats }).collect();
+    Reply::json(&JobStatsResponse { results })
+}
+
+pub(crate) async fn update(call: Call) -> Result<Reply, Failure> {
+    let request: UpdateJobsRequest = call.json()?;
+    for update in request.updates {
+        change_job(&call, update).await?;
+    }
+    Reply::nothing()
+}
+
+async fn change_job(call: &Call, update: JobUpdate) -> Result<(), Failure> {
+    let job = update.job_id.clone();
+    let wanted = job.clone();
+    let id = call.application.cluster.look(move |actor| actor.experiment_of(&wanted)).await?;
+    let id = id.ok_or_else(|| Failure::not_found(format!("job '{job}' not found, or it is over")))?;
+    let side = match (update.ahead_of.filter(|anchor| !anchor.is_empty()), update.behind_of) {
+        (Some(anchor), _) => Some((Side::Ahead, anchor)),
+        (None, Some(anchor)) if !anchor.is_empty() => Some((Side::Behind, anchor)),
+        (None, _) => None,
+    };
+    let change = Change {
+        priority: update.priority.filter(|priority| *priority != 0),
+        weight: update.weight.filter(|weight| *weight != 0.0),
+        max_slots: None,
+        pool: update.resource_pool.filter(|pool| !pool.is_empty()),
+    };
+    apply(call, id, change).await?;
+    if let Some((side, anchor)) = side {
+        relocate(call, job, side, anchor).await?;
+    }
+    Ok(())
+}
+
+/// What somebody wants to be different about a job.
+#[derive(Debug, Default)]
+pub(crate) struct Change {
+    pub priority: Option<i64>,
+    pub weight: Option<f64>,
+    /// `Some(None)`: as many as there are.
+    pub max_slots: Option<Option<i64>>,
+    pub pool: Option<String>,
+}
+
+/// Checks a change, stores it, and lets the queue know.
+pub(crate) async fn apply(call: &Call, id: ExperimentId, change: Change) -> Result<(), Failure> {
+    let mut stored: Vec<(&'static str, &'static str, Value)> = Vec::new();
+    let mut live = JobChange::default();
+    if let Some(priority) = change.priority {
+        let valid = u32::try_from(priority).ok().filter(|priority| (1..=99).contains(priority));
+        let valid = valid.ok_or_else(|| Failure::invalid(format!("priority {priority} is not between 1 and 99")))?;
+        stored.push(("resources", "priority", json!(valid)));
+        live.priority = Some(valid);
+    }
+    if let Some(weight) = change.weight {
+        if !weight.is_finite() || weight <= 0.0 {
+            return Err(Failure::invalid(format!("weight {weight} is not more than 0")));
+        }
+        stored.push(("resources", "weight", json!(weight)));
+        live.weight = Some(weight);
+    }
+    if let Some(max_slots) = change.max_slots {
+        let number = |slots: i64| {
+            u32::try_from(slots).map_err(|_| Failure::invalid(format!("{slots} is not a number of slots")))
+        };
+        let max_slots = max_slots.map(number).transpose()?;
+        stored.push(("resources", "max_slots", json!(max_slots)));
+        live.max_slots = Some(max_slots);
+    }
+    if let Some(pool) = change.pool {
+        let wanted = pool.clone();
+        if call.application.cluster.slots_of(wanted).await?.is_none() {
+            return Err(Failure::invalid(format!("resource pool '{pool}' not found")));
+        }
+        stored.push(("resources", "resource_pool", json!(pool)));
+        live.pool = Some(pool);
+    }
+    if stored.is_empty() {
+        return Ok(());
+    }
+    call.application.database.change_config(id, stored, now()).await?;
+    call.application.cluster.change_job(id, live).await?;
+    Ok(())
+}
+
+async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Result<(), Failure> {
+    let moved = call.application.cluster.look(move |actor| actor.moved(&job, side, &anchor)).await??;
+    let positions = moved.iter().map(|(_, moved)| (moved.job.clone(), moved.position)).collect();
+    call.application.database.set_job_positions(positions).await?;
+    for (id, moved) in moved {
+        let stored = vec![("resources", "priority", json!(moved.priority))];
+        call.application.database.change_config(id, stored, now()).await?;
+        let change =
+            JobChange { priority: Some(moved.priority), position: Some(moved.position), ..JobChange::default() };
+        call.application.cluster.change_job(id, change).await?;
+    }
+    Ok(())
+}
+
+async fn allocations(call: &Call) -> Result<BTreeMap<String, AllocationSummary>, Failure> {
+    Ok(call.application.cluster.look(|actor| actor.shown_allocations()).await?)
+}
+
+pub(crate) async fn tasks(call: Call) -> Result<Reply, Failure> {
+    Reply::json(&TaskSummariesResponse { allocation_id_to_summary: allocations(&call).await? })
+}
+
+/// The same in the shape of older clients.
+pub(crate) async fn plain_tasks(call: Call) -> Result<Reply, Failure> {
+    let plain = |(id, summary): (String, AllocationSummary)| {
+        let value = json!({
+            "task_id": summary.task_id,
+            "allocation_id": summary.allocation_id,
+            "name": summary.name,
+            "registered_time": summary.registered_time,
+            "resources": summary.resources,
+            "slots_needed": summary.slots_needed,
+            "resource_pool": summary.resource_pool,
+            "scheduler_type": summary.scheduler_type,
+            "priority": summary.priority,
+            "proxy_ports": summary.proxy_ports,
+        });
+        (id, value)
+    };
+    let found: Map<String, Value> = allocations(&call).await?.into_iter().map(plain).collect();
+    Reply::json(&found)
+}
+
+pub(crate) async fn task(call: Call) -> Result<Reply, Failure> {
+    let task = call.application.database.task(call.part("id").to_owned()).await?;
+    Reply::json(&TaskResponse { task })
+}

@@ -1,0 +1,103 @@
+//! Templates: parts of configurations that many experiments share.
+
+use instep_api::config::{ExperimentConfig, Sources};
+use instep_api::identifiers::WorkspaceId;
+use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
+use serde_json::Value;
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::Reply;
+use super::workspaces::must_own;
+use crate::clock::now;
+
+/// The workspace of templates that name none.
+const UNCATEGORIZED: WorkspaceId = WorkspaceId(1);
+
+pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+    let part = call.query.text("name").unwrap_or_default().to_lowercase();
+    let workspaces: Vec<WorkspaceId> = call.query.values("workspaceIds")?;
+    let mut templates = call.application.database.templates().await?;
+    templates.retain(|template| {
+        template.name.to_lowercase().contains(&part)
+            && (workspaces.is_empty() || workspaces.contains(&template.workspace_id))
+    });
+    let (range, pagination) = call.query.slice(None)?.of(templates.len());
+    Reply::json(&TemplatesResponse { templates: templates.drain(range).collect(), pagination })
+}
+
+pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+    let (template, _) = call.application.database.template(call.part("name").to_owned()).await?;
+    Reply::json(&TemplateResponse { template })
+}
+
+pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+    let request: TemplateRequest = call.json()?;
+    Reply::json(&TemplateResponse { template: make(&call, request).await? })
+}
+
+async fn make(call: &Call, request: TemplateRequest) -> Result<Template, Failure> {
+    let name = call.part("name").to_owned();
+    if name.trim().is_empty() || name.len() > 255 {
+        return Err(Failure::invalid("a template needs a name of 1 to 255 letters"));
+    }
+    let config = checked(request.config.unwrap_or_else(|| Value::Object(Default::default())))?;
+    let workspace_id = request.workspace_id.filter(|id| id.0 != 0).unwrap_or(UNCATEGORIZED);
+    let database = &call.application.database;
+    database.workspace(workspace_id).await?;
+    let new = Template { name, config, workspace_id };
+    Ok(database.create_template(new, call.user()?.id, now()).await?)
+}
+
+/// Makes it or changes it.
+pub(crate) async fn put(call: Call) -> Result<Reply, Failure> {
+    let request: TemplateRequest = call.json()?;
+    let database = &call.application.database;
+    let name = call.part("name").to_owned();
+    match database.template(name.clone()).await {
+        Err(instep_database::Error::NotFound { .. }) => {
+            Reply::json(&TemplateResponse { template: make(&call, request).await? })
+        }
+        found => {
+            must_own(&call, found?.1, "template")?;
+            let config = checked(request.config.unwrap_or(Value::Null))?;
+            Reply::json(&TemplateResponse { template: database.change_template(name, config).await? })
+        }
+    }
+}
+
+/// The body is the configuration itself.
+pub(crate) async fn change_config(call: Call) -> Result<Reply, Failure> {
+    let config: Value = call.json()?;
+    let database = &call.application.database;
+    let name = call.part("name").to_owned();
+    must_own(&call, database.template(name.clone()).await?.1, "template")?;
+    Reply::json(&TemplateResponse { template: database.change_template(name, checked(config)?).await? })
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+    let database = &call.application.database;
+    let name = call.part("name").to_owned();
+    must_own(&call, database.template(name.clone()).await?.1, "template")?;
+    database.delete_template(name).await?;
+    Reply::nothing()
+}
+
+/// A template must be a part of a configuration: laid under one that has nothing but what every one must have.
+fn checked(config: Value) -> Result<Value, Failure> {
+    if !config.is_object() {
+        return Err(Failure::invalid("the configuration of a template is an object"));
+    }
+    let least = serde_json::json!({"searcher": {"name": "single", "metric": "x"}});
+    let least = if config["searcher"].is_object() { serde_json::json!({}) } else { least };
+    let sources = Sources { template: Some(config.clone()), ..Sources::default() };
+    match ExperimentConfig::from_value(least, &sources) {
+        Ok(_) => Ok(config),
+        Err(mistakes) => {
+            // What a searcher lacks may come from the experiment.
+            let wrong: Vec<String> =
+                mistakes.iter().map(ToString::to_string).filter(|mistake| !mistake.starts_with("searcher")).collect();
+            if wrong.is_empty() { Ok(config) } else { Err(Failure::invalid(wrong.join("\n"))) }
+        }
+    }
+}

@@ -53,6 +53,12 @@ COMMANDS = {
     "logout": "",
     "whoami": "",
     "experiment": "All verbs take `--master` and `--json`: [runs from the shell](../guides/from-the-shell.md).",
+    "experiment create": (
+        "The folder goes with it, up to 95 MiB, without what a file `.detignore` there names, as in `.gitignore`.\n"
+        "Links are not followed out of the folder."
+    ),
+    "experiment fork": "",
+    "experiment continue": "",
     "experiment list": "",
     "experiment metrics": "",
     "experiment logs": "`instep trial logs` takes the same options.",
@@ -66,6 +72,14 @@ COMMANDS = {
     "workspace": "",
     "project": "",
     "user": "",
+    "agent": "",
+    "slot": "",
+    "resource-pool": "",
+    "job": "",
+    "job update": "",
+    "task": "",
+    "template": "",
+    "preview-search": "",
     "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
     "bench collectives": (
         "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"

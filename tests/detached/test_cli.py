@@ -23,7 +23,22 @@ from .trial import finish, make_trial, report, save
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = os.environ.get("UPDATE_SNAPSHOTS") == "1"
-GROUPS = ("experiment", "trial", "checkpoint", "model", "workspace", "project", "user")
+GROUPS = (
+    "experiment",
+    "trial",
+    "checkpoint",
+    "model",
+    "workspace",
+    "project",
+    "user",
+    "agent",
+    "slot",
+    "job",
+    "resource-pool",
+    "task",
+    "template",
+)
+CLUSTER = ("a list", "s list", "j list", "rp list", "task list", "tpl list")
 SESSIONS = {"client-empty", "client-errors", "client-help", "client-tables"}
 
 
@@ -90,7 +105,7 @@ def test_every_snapshot_belongs_to_a_session() -> None:
 
 
 def test_empty_states_say_what_comes_next(shell: Shell) -> None:
-    for words in ("e list", "e ls -a", "m list", "w list", "p list Uncategorized", "u list"):
+    for words in ("e list", "e ls -a", "m list", "w list", "p list Uncategorized", "u list", *CLUSTER):
         shell(words)
     shell("w create lab")
     shell("p list lab")
@@ -276,6 +291,12 @@ def test_errors_say_what_to_do(shell: Shell) -> None:
 
 def test_help(shell: Shell) -> None:
     shell.environment["COLUMNS"] = "100"
-    for words in ("login --help", *(f"{group} --help" for group in GROUPS), "e list --help", "t logs --help"):
+    for words in (
+        "login --help",
+        *(f"{group} --help" for group in GROUPS),
+        "e create --help",
+        "e list --help",
+        "t logs --help",
+    ):
         shell(words)
     shell.matches("client-help")

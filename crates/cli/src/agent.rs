@@ -59,10 +59,15 @@ pub(crate) struct AgentArguments {
     common: Common,
     #[command(flatten)]
     lend: LendArguments,
+    #[command(subcommand)]
+    verb: Option<client::agent::AgentVerb>,
 }
 
 pub(crate) fn run(arguments: &AgentArguments) -> anyhow::Result<ExitCode> {
-    lend(&arguments.common, &arguments.lend)
+    match &arguments.verb {
+        Some(verb) => client::agents(&arguments.common, verb),
+        None => lend(&arguments.common, &arguments.lend),
+    }
 }
 
 /// Lends slots until the end.

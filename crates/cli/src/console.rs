@@ -70,6 +70,13 @@ impl TerminalConsole {
         self.show_status = false;
     }
 
+    /// Shows a status line of one's own, if one is wanted.
+    pub(crate) fn show(&mut self, line: &str) {
+        if self.show_status {
+            self.draw(fitting(line));
+        }
+    }
+
     fn erase(&mut self) {
         if self.drawn.take().is_some() {
             print_error("\r\x1b[K");
@@ -116,9 +123,7 @@ impl Console for TerminalConsole {
     }
 
     fn status(&mut self, status: &Status) {
-        let columns = instep_launch::console_size().map_or(80, |size| usize::from(size.ws_col.max(20)));
-        let line: String = status_line(status).chars().take(columns - 1).collect();
-        self.draw(line);
+        self.draw(fitting(&status_line(status)));
     }
 
     fn wants_status(&self) -> bool {
@@ -132,6 +137,12 @@ impl Console for TerminalConsole {
     fn streams_are_one(&self) -> bool {
         self.streams_are_one
     }
+}
+
+/// As much of a line as the terminal has columns.
+fn fitting(line: &str) -> String {
+    let columns = instep_launch::console_size().map_or(80, |size| usize::from(size.ws_col.max(20)));
+    line.chars().take(columns - 1).collect()
 }
 
 /// "running · 4 workers · 1 node · restarts 1/3 · up 0:12".

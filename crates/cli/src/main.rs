@@ -65,13 +65,14 @@ enum Command {
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
-    /// Lend this machine's slots to a master
-    Agent(agent::AgentArguments),
+    /// Lend this machine's slots to a master; or list, enable, disable those who do
+    #[command(visible_alias = "a")]
+    Agent(Box<agent::AgentArguments>),
     /// Put [rank=N] before every line of a program, for launchers such as mpirun
     #[command(override_usage = "instep wrap-rank [RANK] -- COMMAND...")]
     WrapRank(wrap_rank::WrapRankArguments),
-    /// Run one allocation's share on this machine: what agents start
-    #[command(hide = true)]
+    /// What runs and what waits: list, logs
+    #[command(arg_required_else_help = true)]
     Task(task::TaskArguments),
     #[command(flatten)]
     Client(client::Verb),

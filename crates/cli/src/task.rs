@@ -1,4 +1,5 @@
-//! `instep task`: what an agent starts for each share. Not for people; see `instep_agent::task`.
+//! `instep task`: with a folder what an agent starts for each share, see `instep_agent::task`; with a verb what people ask
+//! about tasks.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -8,20 +9,34 @@ use clap::Args;
 use instep_agent::folder::ShareFolder;
 use instep_agent::task::{guardian, supervisor};
 
+use crate::client::{self, Common};
+use crate::report::Hinted;
+
 #[derive(Debug, Args)]
 pub(crate) struct TaskArguments {
+    #[command(flatten)]
+    common: Common,
     /// Folder of the share, with its order
-    folder: PathBuf,
+    #[arg(hide = true)]
+    folder: Option<PathBuf>,
     /// Be the inner process, which supervises, for the outer one with this process id
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", hide = true)]
     supervise_for: Option<i32>,
     /// Without a mount namespace
-    #[arg(long)]
+    #[arg(long, hide = true)]
     plain: bool,
+    #[command(subcommand)]
+    verb: Option<client::task::TaskVerb>,
 }
 
 pub(crate) fn run(arguments: &TaskArguments) -> anyhow::Result<ExitCode> {
-    let path = std::path::absolute(&arguments.folder)?;
+    if let Some(verb) = &arguments.verb {
+        return client::tasks(&arguments.common, verb);
+    }
+    let Some(folder) = &arguments.folder else {
+        return Err(Hinted::new("nothing was asked about tasks", "`instep task list` shows what runs").into());
+    };
+    let path = std::path::absolute(folder)?;
     let folder = ShareFolder::at(&path);
     if let Some(guardian) = arguments.supervise_for {
         let code = supervisor::run(&folder, arguments.plain, guardian)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from instep.core._tracking import Tracking
 
 logger = logging.getLogger("instep.core")
+# How long a managed trial waits until the search knows its validation; longer and it goes on unjudged.
+JUDGED_S = 60.0
 
 
 class EarlyExitReason(enum.Enum):
@@ -28,6 +30,7 @@ class TrainContext:
     Every rank of a detached trial may report; in a trial that a cluster runs, rank 0 does.
 
     Reports are queued and return at once, in microseconds; a report that the master refuses is logged as a warning.
+    Only validations of a managed trial wait until the master has them, because the search judges the trial by them.
     """
 
     def __init__(self, tracking: Tracking | None, tensorboard: Path) -> None:
@@ -53,7 +56,13 @@ class TrainContext:
 
     def _report(self, group: str, step: int, metrics: dict[str, Any], batches: list[dict[str, Any]] | None) -> None:
         self._require_chief("context.train.report_metrics")
-        if self._reporter is not None and self._reporter.report(group, step, metrics, batches):
+        if self._reporter is None:
+            return
+        news = self._reporter.report(group, step, metrics, batches)
+        if group == "validation" and self._tracking is not None and self._tracking.managed:
+            # A search judges by it: a trial that goes on has been judged by what it has reported.
+            self._reporter.flush(JUDGED_S)
+        if news:
             self._tell()
 
     def _tell(self) -> None:

@@ -15,7 +15,8 @@ use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
 use super::{
-    Common, api, checkpoint, confirm, delete, logs, metrics, project, say, session, shown, table, tell, trial,
+    Common, api, checkpoint, confirm, control, delete, logs, metrics, project, say, session, shown, submit, table,
+    tell, trial,
 };
 use crate::report::Hinted;
 
@@ -32,6 +33,32 @@ pub(crate) struct ExperimentArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Send a configuration and code to the master, which runs it
+    Create(Box<submit::CreateArguments>),
+    /// The same with the code of another experiment
+    Fork(submit::ForkArguments),
+    /// Go on with an experiment that is over, from its latest checkpoint
+    Continue(submit::ContinueArguments),
+    /// Let experiments make room and wait; their trials save first
+    Pause {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
+    /// Let them run again
+    Activate {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
+    /// End experiments in good order; their trials save first
+    Cancel {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
+    /// End experiments at once
+    Kill {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+    },
     /// List experiments, the newest first
     #[command(visible_alias = "ls")]
     List(ListArguments),
@@ -75,9 +102,9 @@ enum Verb {
     /// Add or remove labels
     #[command(subcommand)]
     Label(Label),
-    /// Change what is written on it
+    /// Change what is written on it, its place in the queue, or which checkpoints it keeps
     #[command(subcommand)]
-    Set(Set),
+    Set(control::Set),
     /// Move it to another project
     Move { id: ExperimentId, workspace: String, project: String },
     /// Put experiments that are over out of sight
@@ -127,16 +154,6 @@ enum Label {
     Remove { id: ExperimentId, label: String },
 }
 
-#[derive(Debug, Subcommand)]
-enum Set {
-    /// Rename it
-    Name { id: ExperimentId, name: String },
-    /// Describe it
-    Description { id: ExperimentId, description: String },
-    /// Write notes on it
-    Notes { id: ExperimentId, notes: String },
-}
-
 fn state(text: &str) -> Result<State, String> {
     let name = format!("STATE_{}", text.to_uppercase().replace(['-', ' '], "_"));
     name.parse().map_err(|_| "there is no such state; running, completed, error and paused are some".to_owned())
@@ -146,11 +163,21 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
     let common = arguments.common;
     let client = session::connect(&common)?;
     match arguments.verb {
+        Verb::Create(arguments) => submit::create(&client, &common, *arguments),
+        Verb::Fork(arguments) => submit::fork(&client, &common, arguments),
+        Verb::Continue(arguments) => submit::go_on(&client, &common, &arguments),
+        Verb::Pause { ids } => control::act(&client, "pause", &ids, "makes room and waits"),
+        Verb::Activate { ids } => control::act(&client, "activate", &ids, "runs when there is room"),
+        Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "saves and ends"),
+        Verb::Kill { ids } => control::act(&client, "kill", &ids, "ends at once"),
         Verb::List(list_arguments) => list(&client, &common, &list_arguments),
         Verb::Describe { ids } => describe(&client, &common, &ids),
         Verb::Config { id } => table::json(&get(&client, id)?.config),
         Verb::Metrics { id, metrics } => metrics::print(&client, first_trial(&client, id)?, &metrics, common.json),
-        Verb::Logs { id, logs } => logs::print(&client, first_trial(&client, id)?, &logs, common.json),
+        Verb::Logs { id, logs } => {
+            let path = format!("/api/v1/trials/{}/logs", first_trial(&client, id)?);
+            logs::print(&client, &path, &logs, common.json)
+        }
         Verb::Export { id, export } => save(&client, &format!("experiments/{id}"), &export),
         Verb::ListTrials { id } => trial::list(&client, &common, id),
         Verb::ListCheckpoints { id, best } => checkpoint::list(&client, &common, &format!("experiments/{id}"), best),
@@ -163,9 +190,7 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         Verb::Label(Label::Remove { id, label }) => {
             delete(&client, &api(&["experiments", &id.to_string(), "labels", &label]))
         }
-        Verb::Set(Set::Name { id, name }) => patch(&client, id, &json!({"name": name})),
-        Verb::Set(Set::Description { id, description }) => patch(&client, id, &json!({"description": description})),
-        Verb::Set(Set::Notes { id, notes }) => patch(&client, id, &json!({"notes": notes})),
+        Verb::Set(what) => control::set(&client, what),
         Verb::Move { id, workspace, project } => {
             let destination = project::by_names(&client, &workspace, &project)?.id;
             let path = format!("/api/v1/experiments/{id}/move");
@@ -190,18 +215,18 @@ fn each(ids: &[ExperimentId], action: impl Fn(ExperimentId) -> anyhow::Result<()
     ids.iter().try_for_each(|id| action(*id))
 }
 
-fn patch(client: &Client, id: ExperimentId, change: &Value) -> anyhow::Result<()> {
-    let _: Value = client.patch(&format!("/api/v1/experiments/{id}"), change)?;
-    Ok(())
+/// Gives an experiment.
+pub(super) fn get(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
+    let found = client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}"));
+    Ok(found.map_err(unknown)?.experiment)
 }
 
-fn get(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
-    match client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}")) {
-        Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into())
-        }
-        found => Ok(found?.experiment),
+/// Points to the list when a number is not known.
+pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
+    if error.is_not_found() {
+        return Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into();
     }
+    error.into()
 }
 
 /// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
@@ -301,6 +326,10 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
         let state = get(client, id)?.state;
         if state == State::Completed {
             return Ok(());
+        }
+        if state == State::Paused {
+            let hint = format!("`instep experiment activate {id}` lets it run");
+            return Err(Hinted::new(format!("experiment {id} is paused, and would be waited for in vain"), hint).into());
         }
         if state.is_terminal() {
             anyhow::bail!("experiment {id} ended in state {}", shown::state(state));

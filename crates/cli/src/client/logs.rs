@@ -1,7 +1,6 @@
-//! Logs of a trial: which lines, and how.
+//! Logs of a trial or another task: which lines, and how.
 
 use clap::Args;
-use instep_api::identifiers::TrialId;
 use instep_api::logs::ShownLine;
 use instep_client::{Client, Query};
 
@@ -10,7 +9,7 @@ use crate::console;
 
 /// Which lines are wanted.
 #[derive(Debug, Args)]
-pub(super) struct LogArguments {
+pub(crate) struct LogArguments {
     /// Wait for further lines until the trial ends
     #[arg(short, long)]
     follow: bool,
@@ -77,9 +76,9 @@ impl LogArguments {
     }
 }
 
-/// Prints lines as they come.
-pub(super) fn print(client: &Client, trial: TrialId, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
-    let path = format!("/api/v1/trials/{trial}/logs{}", arguments.query());
+/// Prints lines as they come, those of a trial or of a task.
+pub(super) fn print(client: &Client, path: &str, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
+    let path = format!("{path}{}", arguments.query());
     // Without a limit to the silence: a person watches, and can end it.
     let mut lines = client.stream::<ShownLine>(&path, None)?;
     if arguments.tail.is_some() {

@@ -8,17 +8,29 @@
 //! - The other modules are the verbs, one for each kind of thing.
 
 mod account;
+pub(crate) mod agent;
 mod checkpoint;
+mod configuration;
+mod context;
+mod control;
 mod experiment;
 mod export;
+mod follow;
+mod job;
 mod logs;
 mod metrics;
 mod model;
 mod password;
+mod pool;
+mod preview;
 mod project;
 mod session;
 mod shown;
+mod slot;
+mod submit;
 mod table;
+pub(crate) mod task;
+mod template;
 mod trial;
 mod unpack;
 mod user;
@@ -41,10 +53,10 @@ pub(crate) enum Verb {
     Logout(account::SessionArguments),
     /// Say which user speaks to which master
     Whoami(account::SessionArguments),
-    /// Experiments: list, describe, metrics, logs, export, label, archive, delete
+    /// Experiments: create, pause, cancel, list, describe, metrics, logs, export, archive, delete
     #[command(visible_alias = "e", arg_required_else_help = true)]
     Experiment(experiment::ExperimentArguments),
-    /// Trials: list, describe, metrics, logs, export
+    /// Trials: list, describe, metrics, logs, export, kill
     #[command(visible_alias = "t", arg_required_else_help = true)]
     Trial(trial::TrialArguments),
     /// Checkpoints: list, describe, download, delete
@@ -62,6 +74,20 @@ pub(crate) enum Verb {
     /// Users of a master
     #[command(visible_alias = "u", arg_required_else_help = true)]
     User(user::UserArguments),
+    /// Slots of agents: list, enable, disable
+    #[command(visible_alias = "s", arg_required_else_help = true)]
+    Slot(slot::SlotArguments),
+    /// The queue: list, update
+    #[command(visible_alias = "j", arg_required_else_help = true)]
+    Job(job::JobArguments),
+    /// Pools of agents
+    #[command(visible_alias = "rp", arg_required_else_help = true)]
+    ResourcePool(pool::PoolArguments),
+    /// Say which trials a configuration would lead to
+    PreviewSearch(preview::PreviewArguments),
+    /// Templates: parts of configurations that many experiments share
+    #[command(visible_alias = "tpl", arg_required_else_help = true)]
+    Template(template::TemplateArguments),
 }
 
 /// What all verbs take.
@@ -98,8 +124,23 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Workspace(arguments) => workspace::run(arguments),
         Verb::Project(arguments) => project::run(arguments),
         Verb::User(arguments) => user::run(arguments),
+        Verb::Slot(arguments) => slot::run(arguments),
+        Verb::Job(arguments) => job::run(arguments),
+        Verb::ResourcePool(arguments) => pool::run(&arguments),
+        Verb::PreviewSearch(arguments) => preview::run(&arguments),
+        Verb::Template(arguments) => template::run(arguments),
     };
     outcome.map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Does what a verb says about agents.
+pub(crate) fn agents(common: &Common, verb: &agent::AgentVerb) -> anyhow::Result<ExitCode> {
+    agent::run(common, verb).map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Does what a verb says about tasks.
+pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<ExitCode> {
+    task::run(common, verb).map(|()| ExitCode::SUCCESS).map_err(explained)
 }
 
 /// Says what to do next where the client's own words do not.

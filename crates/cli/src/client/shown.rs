@@ -51,7 +51,8 @@ pub(super) fn checkpoint_state(state: CheckpointState) -> String {
     word(state.as_str())
 }
 
-fn word(name: &str) -> String {
+/// `partially deleted` for `STATE_PARTIALLY_DELETED`
+pub(super) fn word(name: &str) -> String {
     name.trim_start_matches("STATE_").to_lowercase().replace('_', " ")
 }
 

@@ -8,7 +8,7 @@ use instep_client::Client;
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
-use super::{Common, checkpoint, logs, metrics, session, shown, table};
+use super::{Common, checkpoint, logs, metrics, say, session, shown, table, tell};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -47,6 +47,11 @@ enum Verb {
         #[command(flatten)]
         export: ExportArguments,
     },
+    /// End trials at once, and count them as cancelled
+    Kill {
+        #[arg(required = true)]
+        ids: Vec<TrialId>,
+    },
     /// List its checkpoints
     ListCheckpoints {
         id: TrialId,
@@ -63,8 +68,13 @@ pub(crate) fn run(arguments: TrialArguments) -> anyhow::Result<()> {
         Verb::List { experiment } => list(&client, &common, experiment),
         Verb::Describe { ids } => describe(&client, &common, &ids),
         Verb::Metrics { id, metrics } => metrics::print(&client, id, &metrics, common.json),
-        Verb::Logs { id, logs } => logs::print(&client, id, &logs, common.json),
+        Verb::Logs { id, logs } => logs::print(&client, &format!("/api/v1/trials/{id}/logs"), &logs, common.json),
         Verb::Export { id, export } => save(&client, &format!("trials/{id}"), &export),
+        Verb::Kill { ids } => ids.iter().try_for_each(|id| {
+            tell(&client, &format!("/api/v1/trials/{id}/kill"))?;
+            say(&format!("ending trial {id}"));
+            Ok(())
+        }),
         Verb::ListCheckpoints { id, best } => checkpoint::list(&client, &common, &format!("trials/{id}"), best),
     }
 }

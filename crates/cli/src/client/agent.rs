@@ -1,0 +1,124 @@
+//! `instep agent list` and its like: what an administrator does with agents. The agent itself is another program.
+
+use clap::{Args, Subcommand};
+use instep_api::agents::{Agent, AgentResponse, AgentsResponse};
+use instep_api::jobs::TaskSummariesResponse;
+use instep_client::Client;
+use serde_json::json;
+
+use super::{Common, api, say, session, shown, table, task};
+use crate::report::Hinted;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AgentVerb {
+    /// List agents
+    #[command(visible_alias = "ls")]
+    List,
+    /// Let agents take work again
+    Enable(Which),
+    /// Let agents take no new work, and end what they run; it is started again elsewhere
+    Disable {
+        #[command(flatten)]
+        which: Which,
+        /// Let what runs there come to its end
+        #[arg(long)]
+        drain: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Which {
+    /// Which agent
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    agent: Option<String>,
+    /// All of them
+    #[arg(long)]
+    all: bool,
+}
+
+impl Which {
+    fn names(&self, client: &Client) -> anyhow::Result<Vec<String>> {
+        match &self.agent {
+            Some(agent) => Ok(vec![agent.clone()]),
+            None => Ok(all(client)?.into_iter().map(|agent| agent.id).collect()),
+        }
+    }
+}
+
+/// Does what a verb says.
+pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
+    let client = session::connect(common)?;
+    match verb {
+        AgentVerb::List => list(&client, common),
+        AgentVerb::Enable(which) => {
+            for agent in which.names(&client)? {
+                let _: AgentResponse = client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(unknown)?;
+                say(&format!("agent {agent} takes work"));
+            }
+            Ok(())
+        }
+        AgentVerb::Disable { which, drain } => {
+            let names = which.names(&client)?;
+            for agent in &names {
+                let request = json!({"drain": drain});
+                let _: AgentResponse = client.post(&api(&["agents", agent, "disable"]), &request).map_err(unknown)?;
+                say(&format!("agent {agent} takes no new work"));
+            }
+            if *drain { still_running(&client, &names) } else { Ok(()) }
+        }
+    }
+}
+
+/// Points to the list when a name is not known.
+pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
+    if error.is_not_found() {
+        return Hinted::new(error.to_string(), "`instep agent list` shows all there are").into();
+    }
+    error.into()
+}
+
+pub(super) fn all(client: &Client) -> anyhow::Result<Vec<Agent>> {
+    Ok(client.get::<AgentsResponse>("/api/v1/agents")?.agents)
+}
+
+/// Says what must still end on agents that are drained.
+fn still_running(client: &Client, agents: &[String]) -> anyhow::Result<()> {
+    let mut found: TaskSummariesResponse = client.get("/api/v1/tasks")?;
+    found.allocation_id_to_summary.retain(|_, summary| {
+        let mut used = summary.resources.iter().flat_map(|resources| resources.agent_devices.keys());
+        used.any(|agent| agents.contains(agent))
+    });
+    if found.allocation_id_to_summary.is_empty() {
+        return Ok(());
+    }
+    say("still running there:");
+    task::print_list(&found);
+    Ok(())
+}
+
+fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
+    let agents = all(client)?;
+    if common.json {
+        return table::json(&agents);
+    }
+    let mut table = table::Table::new(&["AGENT", "POOL", "SLOTS", "USED", "STATE", "ADDRESSES", "VERSION", "SINCE"]);
+    for agent in agents {
+        let state = match (agent.enabled, agent.draining) {
+            (true, _) => "enabled",
+            (false, true) => "draining",
+            (false, false) => "disabled",
+        };
+        table.row(vec![
+            agent.id.clone(),
+            agent.resource_pools.join(", "),
+            agent.slots.len().to_string(),
+            agent.slots.values().filter(|slot| slot.container.is_some()).count().to_string(),
+            state.to_owned(),
+            agent.addresses.join(", "),
+            agent.version.clone(),
+            shown::optional_time(agent.registered_time),
+        ]);
+    }
+    table.print("no agents", "`instep agent --master ADDRESS` lends a machine's slots to a master");
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! The code that goes with an experiment or a task: a folder, packed as the master takes it.
+//!
+//! What `.detignore` names stays here, as with Determined's `det`. Links are not followed out of the folder: what they
+//! lead to was not meant to leave this machine, and is named instead.
+
+mod rules;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use instep_api::experiments::ModelFile;
+use instep_api::wire::{Base64, Long, Whole};
+use rules::Rules;
+
+use super::shown;
+use crate::report::Hinted;
+
+/// Bytes that a context may have, as `det` has it.
+const LIMIT: u64 = 95 << 20;
+/// Folders inside of folders at most.
+const DEEPEST: usize = 64;
+/// How tar numbers kinds of entries.
+const FILE: i64 = 48;
+const FOLDER: i64 = 53;
+
+/// A folder, packed.
+#[derive(Debug, Default)]
+pub(super) struct Packed {
+    pub files: Vec<ModelFile>,
+    /// Of all files together.
+    pub bytes: u64,
+    /// What is not in it although nobody said so, with the reason.
+    pub left_out: Vec<String>,
+}
+
+/// Packs a folder.
+pub(super) fn pack(folder: &Path) -> anyhow::Result<Packed> {
+    let root = folder.canonicalize().with_context(|| format!("cannot open the folder {}", folder.display()))?;
+    if !root.is_dir() {
+        let what = format!("{} is not a folder", folder.display());
+        return Err(Hinted::new(what, "name the folder that holds the code").into());
+    }
+    let mut walk = Walk { rules: Rules::of(&root)?, root, packed: Packed::default() };
+    walk.folder(&PathBuf::new(), 0)?;
+    Ok(walk.packed)
+}
+
+struct Walk {
+    root: PathBuf,
+    rules: Rules,
+    packed: Packed,
+}
+
+impl Walk {
+    fn folder(&mut self, inner: &Path, depth: usize) -> anyhow::Result<()> {
+        anyhow::ensure!(depth < DEEPEST, "{} has more than {DEEPEST} folders inside of each other", inner.display());
+        let path = self.root.join(inner);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&path).with_context(|| format!("cannot read {}", path.display()))? {
+            names.push(entry.with_context(|| format!("cannot read {}", path.display()))?.file_name());
+        }
+        names.sort();
+        for name in names {
+            self.entry(&inner.join(name), depth)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, inner: &Path, depth: usize) -> anyhow::Result<()> {
+        let path = self.root.join(inner);
+        let Some(name) = inner.to_str() else {
+            let what = format!("the name of {} is not UTF-8", path.display());
+            return Err(Hinted::new(what, "rename it, or name it in .detignore").into());
+        };
+        let link = fs::symlink_metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.is_symlink();
+        if self.rules.ignores(name, !link && path.is_dir()) {
+            return Ok(());
+        }
+        let target = if link { self.inside(&path) } else { Some(path.clone()) };
+        let Some(metadata) = target.as_ref().and_then(|target| fs::metadata(target).ok()) else {
+            self.packed.left_out.push(format!("{name}: a link that leads out of the folder or nowhere"));
+            return Ok(());
+        };
+        if metadata.is_dir() {
+            self.packed.files.push(described(name, FOLDER, &metadata, Vec::new()));
+            // A link to a folder of the same tree is an empty folder, as det has it: following it could go in circles.
+            return if link { Ok(()) } else { self.folder(inner, depth + 1) };
+        }
+        if !metadata.is_file() {
+            self.packed.left_out.push(format!("{name}: neither a file nor a folder"));
+            return Ok(());
+        }
+        self.fits(name, metadata.len())?;
+        let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        // It may have grown meanwhile.
+        self.fits(name, content.len() as u64)?;
+        self.packed.bytes += content.len() as u64;
+        self.packed.files.push(described(name, FILE, &metadata, content));
+        Ok(())
+    }
+
+    /// Where a link leads, if that is inside of the folder.
+    fn inside(&self, path: &Path) -> Option<PathBuf> {
+        path.canonicalize().ok().filter(|target| target.starts_with(&self.root))
+    }
+
+    fn fits(&self, name: &str, size: u64) -> anyhow::Result<()> {
+        if self.packed.bytes + size <= LIMIT {
+            return Ok(());
+        }
+        let root = self.root.display();
+        let limit = shown::size(i64::try_from(LIMIT).unwrap_or(i64::MAX));
+        let what = format!("{root} is larger than the {limit} that an experiment may bring; {name} is too much");
+        Err(Hinted::new(what, "name what the code does not need in a file .detignore there, as in .gitignore").into())
+    }
+}
+
+fn described(name: &str, kind: i64, metadata: &fs::Metadata, content: Vec<u8>) -> ModelFile {
+    ModelFile {
+        path: Some(name.to_owned()),
+        kind: Some(Whole(kind)),
+        content: Some(Base64(content)),
+        mtime: Some(Long(metadata.mtime())),
+        mode: Some(Whole(i64::from(metadata.mode()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(packed: &Packed) -> Vec<&str> {
+        packed.files.iter().map(|file| file.path.as_deref().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_folder_is_packed_without_what_is_ignored_and_without_leaving_it() {
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("secret"), "s").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for inner in ["b", "b/deep", "__pycache__", "data", ".git"] {
+            fs::create_dir(root.join(inner)).unwrap();
+        }
+        for (name, text) in [
+            ("a.py", "print(1)\n"),
+            ("b/deep/c.py", "c"),
+            ("b/d.pyc", "x"),
+            ("__pycache__/x", "x"),
+            ("data/big", "x"),
+            (".git/HEAD", "x"),
+            (".detignore", "data/\n# a comment\n*.log\n!keep.log\n"),
+            ("some.log", "x"),
+            ("keep.log", "x"),
+        ] {
+            fs::write(root.join(name), text).unwrap();
+        }
+        symlink(outside.path().join("secret"), root.join("leak")).unwrap();
+        symlink(outside.path(), root.join("leaks")).unwrap();
+        symlink("a.py", root.join("same.py")).unwrap();
+        symlink("..", root.join("b/up")).unwrap();
+        let packed = pack(root).unwrap();
+        assert_eq!(names(&packed), ["a.py", "b", "b/deep", "b/deep/c.py", "b/up", "keep.log", "same.py"]);
+        assert_eq!(packed.files[0].content, Some(Base64(b"print(1)\n".to_vec())));
+        assert_eq!(packed.files[0].kind, Some(Whole(48)));
+        assert_eq!(packed.files[1].kind, Some(Whole(53)));
+        assert_eq!(packed.left_out.len(), 2, "{:?}", packed.left_out);
+        assert!(packed.left_out.iter().all(|each| each.starts_with("leak")));
+    }
+
+    #[test]
+    fn too_much_is_named_before_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("small"), "x").unwrap();
+        fs::File::create(folder.path().join("weights.pt")).unwrap().set_len(LIMIT).unwrap();
+        let error = pack(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("weights.pt is too much") && error.contains(".detignore"), "{error}");
+        assert!(pack(&folder.path().join("small")).unwrap_err().to_string().contains("is not a folder"));
+    }
+}

@@ -1,0 +1,114 @@
+//! What people do to an experiment that runs: pause it, end it, change its place in the queue or what it keeps.
+
+use clap::{Args, Subcommand};
+use instep_api::identifiers::ExperimentId;
+use instep_client::{Client, Query};
+use serde_json::{Value, json};
+
+use super::{api, confirm, experiment, say, shown, table};
+
+/// What can be set on an experiment.
+#[derive(Debug, Subcommand)]
+pub(super) enum Set {
+    /// Rename it
+    Name { id: ExperimentId, name: String },
+    /// Describe it
+    Description { id: ExperimentId, description: String },
+    /// Write notes on it
+    Notes { id: ExperimentId, notes: String },
+    /// Its priority, 1 to 99; lower ones are served first
+    Priority {
+        id: ExperimentId,
+        #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
+        priority: i64,
+    },
+    /// Its share where slots are shared out
+    Weight { id: ExperimentId, weight: f64 },
+    /// How many slots all its trials together may use; `none` for as many as there are
+    MaxSlots { id: ExperimentId, slots: String },
+    /// Which checkpoints are kept; the others are deleted
+    GcPolicy(PolicyArguments),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PolicyArguments {
+    id: ExperimentId,
+    /// The N best of the whole experiment
+    #[arg(long, value_name = "N")]
+    save_experiment_best: u32,
+    /// The N best of every trial
+    #[arg(long, value_name = "N")]
+    save_trial_best: u32,
+    /// The N latest of every trial
+    #[arg(long, value_name = "N")]
+    save_trial_latest: u32,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// Sets something.
+pub(super) fn set(client: &Client, what: Set) -> anyhow::Result<()> {
+    let resources = |change: Value| json!({"resources": change});
+    match what {
+        Set::Name { id, name } => patch(client, id, json!({"name": name})),
+        Set::Description { id, description } => patch(client, id, json!({"description": description})),
+        Set::Notes { id, notes } => patch(client, id, json!({"notes": notes})),
+        Set::Priority { id, priority } => patch(client, id, resources(json!({"priority": priority}))),
+        Set::Weight { id, weight } => patch(client, id, resources(json!({"weight": weight}))),
+        Set::MaxSlots { id, slots } => {
+            let slots = if slots == "none" { None } else { Some(slots.parse::<u32>()?) };
+            patch(client, id, resources(json!({"maxSlots": slots})))
+        }
+        Set::GcPolicy(policy) => keep(client, &policy),
+    }
+}
+
+fn patch(client: &Client, id: ExperimentId, mut change: Value) -> anyhow::Result<()> {
+    change["id"] = json!(id);
+    let _: Value = client.patch(&format!("/api/v1/experiments/{id}"), &change)?;
+    Ok(())
+}
+
+/// Says what would be deleted, asks, and does it.
+fn keep(client: &Client, policy: &PolicyArguments) -> anyhow::Result<()> {
+    let id = policy.id;
+    if !policy.yes {
+        let query = Query::new()
+            .with("save_experiment_best", policy.save_experiment_best)
+            .with("save_trial_best", policy.save_trial_best)
+            .with("save_trial_latest", policy.save_trial_latest);
+        let found: Value = client.get(&format!("/experiments/{id}/preview_gc{query}"))?;
+        let mut table = table::Table::new(&["TRIAL", "STEPS", "STATE", "CHECKPOINT"]);
+        let doomed = found["checkpoints"].as_array().cloned().unwrap_or_default();
+        for each in &doomed {
+            table.row(vec![
+                each["TrialID"].to_string(),
+                each["StepsCompleted"].to_string(),
+                shown::word(each["State"].as_str().unwrap_or_default()),
+                each["UUID"].as_str().unwrap_or_default().to_owned(),
+            ]);
+        }
+        table.print("no checkpoint would be deleted now", "");
+        if !doomed.is_empty() {
+            confirm(false, &format!("deleting {} checkpoints", doomed.len()))?;
+        }
+    }
+    let storage = json!({
+        "saveExperimentBest": policy.save_experiment_best,
+        "saveTrialBest": policy.save_trial_best,
+        "saveTrialLatest": policy.save_trial_latest,
+    });
+    patch(client, id, json!({"checkpointStorage": storage}))
+}
+
+/// Does something to experiments that needs no more words than its name.
+pub(super) fn act(client: &Client, verb: &str, ids: &[ExperimentId], said: &str) -> anyhow::Result<()> {
+    for id in ids {
+        let path = api(&["experiments", &id.to_string(), verb]);
+        let answer: Result<Value, _> = client.post(&path, &json!({}));
+        answer.map_err(experiment::unknown)?;
+        say(&format!("experiment {id} {said}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! Following an experiment that the master runs: the log of its first trial, and on a terminal a line that says how far
+//! all of it is.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use instep_api::experiments::Experiment;
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::jobs::JobsResponseV2;
+use instep_api::logs::ShownLine;
+use instep_api::trials::TrialsResponse;
+use instep_client::Client;
+use instep_launch::Console;
+use instep_launch::logs::Stream;
+
+use super::{experiment, say, shown, table};
+use crate::console::TerminalConsole;
+use crate::report::Hinted;
+
+/// How often somebody who waits looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How often the line is drawn.
+const DRAW_AGAIN: Duration = Duration::from_secs(2);
+
+/// Follows the first trial's log and waits until the experiment is over; an error if it did not complete.
+pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
+    let console = Mutex::new(TerminalConsole::new(true));
+    let over = Over::default();
+    let outcome = thread::scope(|scope| {
+        let watching = console_of(&console).wants_status();
+        let watcher = watching.then(|| scope.spawn(|| watch(client, id, &console, &over)));
+        let outcome = print_log(client, id, &console).and_then(|()| wait(client, id));
+        over.set();
+        if let Some(watcher) = watcher {
+            let _ = watcher.join();
+        }
+        outcome
+    });
+    console_of(&console).end_status();
+    let ended = outcome?;
+    let best = best(&ended).map(|best| format!(", best {best}")).unwrap_or_default();
+    let trials = plural(ended.num_trials, "trial");
+    let sentence = format!("experiment {id} {}: {trials}{best}", shown::state(ended.state));
+    if ended.state == instep_api::states::State::Completed {
+        say(&sentence);
+        return Ok(());
+    }
+    Err(Hinted::new(sentence, format!("`instep experiment logs {id}` shows what it wrote")).into())
+}
+
+/// Whether following is over, for the thread that draws.
+#[derive(Default)]
+struct Over {
+    over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Over {
+    fn set(&self) {
+        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a while; whether it is over.
+    fn wait(&self, pause: Duration) -> bool {
+        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let (over, _) =
+            self.changed.wait_timeout_while(over, pause, |over| !*over).unwrap_or_else(PoisonError::into_inner);
+        *over
+    }
+}
+
+fn console_of(console: &Mutex<TerminalConsole>) -> std::sync::MutexGuard<'_, TerminalConsole> {
+    console.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn print_log(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>) -> anyhow::Result<()> {
+    let Some(trial) = first_trial(client, id)? else { return Ok(()) };
+    let path = format!("/api/v1/trials/{trial}/logs?follow=true");
+    // Without a limit to the silence: a person watches, and can end it.
+    for line in client.stream::<ShownLine>(&path, None)? {
+        let mut text = line?.message;
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        console_of(console).output(Stream::Out, text.as_bytes());
+    }
+    Ok(())
+}
+
+/// Waits for the first trial; none if the experiment ends without one.
+fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<Option<TrialId>> {
+    let begin = Instant::now();
+    let mut told = false;
+    loop {
+        let found = experiment::get(client, id)?;
+        let first = found.trial_ids.iter().min().copied();
+        if first.is_some() || found.state.is_terminal() {
+            return Ok(first);
+        }
+        if !told && begin.elapsed() > DRAW_AGAIN {
+            say(&format!("experiment {id} is {} and has no trial yet", shown::state(found.state)));
+            told = true;
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
+    loop {
+        let found = experiment::get(client, id)?;
+        if found.state.is_terminal() {
+            return Ok(found);
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Draws the line until it is over. What cannot be asked is not drawn: the one who follows hears of it.
+fn watch(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>, over: &Over) {
+    while !over.wait(DRAW_AGAIN) {
+        if let Ok(standing) = standing(client, id) {
+            console_of(console).show(&standing.line());
+        }
+    }
+}
+
+/// How far an experiment is.
+#[derive(Debug, Default)]
+struct Standing {
+    state: String,
+    done: usize,
+    trials: i64,
+    best: Option<String>,
+    progress: f64,
+    seconds: i64,
+    /// Why it waits.
+    reason: String,
+}
+
+fn standing(client: &Client, id: ExperimentId) -> anyhow::Result<Standing> {
+    let found = experiment::get(client, id)?;
+    let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{id}/trials"))?;
+    let planned = found.config["searcher"]["max_trials"].as_i64().unwrap_or(0);
+    let waits = found.state == instep_api::states::State::Queued;
+    Ok(Standing {
+        state: shown::state(found.state),
+        done: trials.trials.iter().filter(|trial| trial.state.is_terminal()).count(),
+        trials: planned.max(trials.trials.len() as i64),
+        best: best(&found),
+        progress: found.progress.unwrap_or(0.0),
+        seconds: found.duration,
+        reason: if waits { reason(client, &found.job_id).unwrap_or_default() } else { String::new() },
+    })
+}
+
+fn reason(client: &Client, job: &str) -> Option<String> {
+    let jobs: JobsResponseV2 = client.get("/api/v1/job-queues-v2").ok()?;
+    jobs.jobs.into_iter().map(|each| each.full).find(|each| each.job_id == job).map(|found| found.reason)
+}
+
+fn best(experiment: &Experiment) -> Option<String> {
+    let value = experiment.best_trial_searcher_metric?;
+    let trial = experiment.best_trial_id.map(|id| format!(" (trial {id})")).unwrap_or_default();
+    Some(format!("{} {}{trial}", experiment.searcher_metric, shown::number(value)))
+}
+
+fn plural(count: i64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+impl Standing {
+    /// "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 45% · about 3m 2s left"
+    fn line(&self) -> String {
+        let mut parts = vec![self.state.clone()];
+        if !self.reason.is_empty() {
+            parts.push(self.reason.clone());
+        }
+        if self.trials > 0 {
+            parts.push(format!("{} of {} done", self.done, plural(self.trials, "trial")));
+        }
+        parts.extend(self.best.as_ref().map(|best| format!("best {best}")));
+        parts.push(format!("{:.0}%", self.progress * 100.0));
+        // Before that the estimate is a guess.
+        if (0.02..1.0).contains(&self.progress) {
+            let left = self.seconds as f64 * (1.0 - self.progress) / self.progress;
+            parts.push(format!("about {} left", shown::duration(left as i64)));
+        }
+        table::on_one_line(&parts.join(" · "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_how_far_it_is() {
+        let mut standing = Standing {
+            state: "running".to_owned(),
+            done: 3,
+            trials: 10,
+            best: Some("loss 0.12 (trial 4)".to_owned()),
+            progress: 0.25,
+            seconds: 60,
+            reason: String::new(),
+        };
+        assert_eq!(
+            standing.line(),
+            "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 25% · about 3m 0s left"
+        );
+        standing =
+            Standing { state: "queued".to_owned(), reason: "waiting: needs 8 slots".to_owned(), ..Standing::default() };
+        assert_eq!(standing.line(), "queued · waiting: needs 8 slots · 0%");
+        standing = Standing { state: "running".to_owned(), trials: 1, ..Standing::default() };
+        assert_eq!(standing.line(), "running · 0 of 1 trial done · 0%");
+    }
+}

@@ -1,0 +1,89 @@
+//! `instep slot`.
+
+use std::collections::BTreeMap;
+
+use clap::{Args, Subcommand};
+use instep_api::agents::SlotResponse;
+use instep_api::jobs::TaskSummariesResponse;
+use instep_client::Client;
+use serde_json::{Value, json};
+
+use super::{Common, agent, api, say, session, shown, table};
+
+#[derive(Debug, Args)]
+pub(crate) struct SlotArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the slots of all agents, and what they run
+    #[command(visible_alias = "ls")]
+    List,
+    /// Let a slot take work again
+    Enable { agent: String, slot: String },
+    /// Let a slot take no new work, and end what it runs
+    Disable { agent: String, slot: String },
+}
+
+pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List => list(&client, &common),
+        Verb::Enable { agent, slot } => change(&client, &agent, &slot, "enable", "takes work"),
+        Verb::Disable { agent, slot } => change(&client, &agent, &slot, "disable", "takes no new work"),
+    }
+}
+
+fn change(client: &Client, agent: &str, slot: &str, verb: &str, said: &str) -> anyhow::Result<()> {
+    let path = api(&["agents", agent, "slots", slot, verb]);
+    let _: SlotResponse = client.post(&path, &json!({})).map_err(agent::unknown)?;
+    say(&format!("slot {slot} of agent {agent} {said}"));
+    Ok(())
+}
+
+fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
+    let agents = agent::all(client)?;
+    if common.json {
+        let slots: Vec<Value> = agents
+            .iter()
+            .flat_map(|agent| agent.slots.values().map(|slot| json!({"agent": agent.id, "slot": slot})))
+            .collect();
+        return table::json(&slots);
+    }
+    let tasks: TaskSummariesResponse = client.get("/api/v1/tasks")?;
+    let names: BTreeMap<&str, &str> = tasks
+        .allocation_id_to_summary
+        .values()
+        .flat_map(|summary| summary.resources.iter().map(move |each| (each.container_id.as_deref(), summary)))
+        .filter_map(|(container, summary)| Some((container?, summary.name.as_str())))
+        .collect();
+    let mut table = table::Table::new(&["AGENT", "POOL", "SLOT", "TYPE", "DEVICE", "STATE", "RUNS"]);
+    for agent in &agents {
+        for slot in agent.slots.values() {
+            let runs = slot.container.as_ref().map(|container| {
+                names.get(container.id.as_str()).map_or_else(|| container.id.clone(), |name| (*name).to_owned())
+            });
+            table.row(vec![
+                agent.id.clone(),
+                agent.resource_pools.join(", "),
+                slot.id.clone(),
+                shown::word(slot.device.kind.trim_start_matches("TYPE_")),
+                slot.device.brand.clone(),
+                match (slot.enabled, slot.draining) {
+                    (true, _) => "enabled",
+                    (false, true) => "draining",
+                    (false, false) => "disabled",
+                }
+                .to_owned(),
+                runs.unwrap_or_default(),
+            ]);
+        }
+    }
+    table.print("no slots", "`instep agent --master ADDRESS` lends a machine's slots to a master");
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Experiments that the master runs: creating, forking and continuing them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use instep_api::experiments::{CreateExperimentRequest, CreateExperimentResponse, Experiment};
+use instep_api::identifiers::{ExperimentId, ProjectId};
+use instep_client::Client;
+use serde_json::{Value, json};
+
+use super::context::{self, Packed};
+use super::{Common, configuration, experiment, follow, say, shown, table};
+
+/// `instep experiment create`
+#[derive(Debug, Args)]
+pub(super) struct CreateArguments {
+    /// The configuration, in YAML or JSON
+    #[arg(value_name = "CONFIG")]
+    file: PathBuf,
+    /// The folder with the code; what .detignore there names stays here
+    #[arg(value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+    /// Lay the configuration over this template
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// Put it into this project
+    #[arg(long = "project-id", alias = "project_id", value_name = "ID")]
+    project: Option<ProjectId>,
+    /// Run a small version first: one trial, one slot, one batch, nothing kept; create nothing if that fails
+    #[arg(long = "test-mode", visible_alias = "test", conflicts_with = "paused")]
+    test: bool,
+}
+
+/// `instep experiment fork`
+#[derive(Debug, Args)]
+pub(super) struct ForkArguments {
+    /// Whose code is taken, and whose configuration if no other is given
+    id: ExperimentId,
+    /// Another configuration
+    #[arg(value_name = "CONFIG")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// `instep experiment continue`
+#[derive(Debug, Args)]
+pub(super) struct ContinueArguments {
+    /// Which experiment, that is over
+    id: ExperimentId,
+    /// What to change, as a configuration that is laid over its own
+    #[arg(long = "config-file", value_name = "CONFIG")]
+    file: Option<PathBuf>,
+    /// Change one setting, such as searcher.max_length.batches=200; may be repeated
+    #[arg(long = "config", value_name = "KEY=VALUE")]
+    config: Vec<String>,
+    /// Follow the log of its first trial, and wait for its end
+    #[arg(short, long = "follow-first-trial", visible_alias = "follow")]
+    follow: bool,
+}
+
+/// What creating and forking share.
+#[derive(Debug, Args)]
+struct Settings {
+    /// Follow the log of its first trial, and wait for its end
+    #[arg(short, long = "follow-first-trial", visible_alias = "follow", conflicts_with = "paused")]
+    follow: bool,
+    /// Do not start it yet
+    #[arg(long)]
+    paused: bool,
+    /// Change one setting, such as hyperparameters.rate=0.1; may be repeated
+    #[arg(long = "config", value_name = "KEY=VALUE")]
+    config: Vec<String>,
+}
+
+/// Creates an experiment.
+pub(super) fn create(client: &Client, common: &Common, arguments: CreateArguments) -> anyhow::Result<()> {
+    let config = configuration::read(&arguments.file, &arguments.settings.config)?;
+    let packed = arguments.folder.as_deref().map(context::pack).transpose()?.unwrap_or_default();
+    for each in &packed.left_out {
+        say(&format!("left out: {each}"));
+    }
+    announce(&packed);
+    let mut request = CreateExperimentRequest {
+        config: Some(config.clone()),
+        activate: Some(!arguments.settings.paused),
+        project_id: arguments.project,
+        template: arguments.template,
+        model_definition: Some(packed.files),
+        ..CreateExperimentRequest::default()
+    };
+    if arguments.test {
+        try_out(client, &mut request, &config)?;
+    }
+    let made: CreateExperimentResponse = client.post("/api/v1/experiments", &request)?;
+    finish(client, common, &made.experiment, &made.warnings, arguments.settings.follow)
+}
+
+/// Runs a small version, and fails if it does.
+fn try_out(client: &Client, request: &mut CreateExperimentRequest, config: &str) -> anyhow::Result<()> {
+    request.validate_only = Some(true);
+    let _: Value = client.post("/api/v1/experiments", request)?;
+    request.validate_only = Some(false);
+    request.config = Some(configuration::small(configuration::parse(config)?).to_string());
+    let made: CreateExperimentResponse = client.post("/api/v1/experiments", request)?;
+    say(&format!("trying it out as experiment {}", made.experiment.id));
+    follow::to_the_end(client, made.experiment.id)?;
+    request.config = Some(config.to_owned());
+    Ok(())
+}
+
+fn announce(packed: &Packed) {
+    if !packed.files.is_empty() {
+        let size = shown::size(i64::try_from(packed.bytes).unwrap_or(i64::MAX));
+        say(&format!("sending {} files and folders, {size}", packed.files.len()));
+    }
+}
+
+/// Creates an experiment with the code of another.
+pub(super) fn fork(client: &Client, common: &Common, arguments: ForkArguments) -> anyhow::Result<()> {
+    let settings = arguments.settings;
+    let config = match &arguments.file {
+        Some(file) => configuration::read(file, &settings.config)?,
+        None => {
+            let original = experiment::get(client, arguments.id)?.original_config;
+            if settings.config.is_empty() {
+                original
+            } else {
+                configuration::with(configuration::parse(&original)?, &settings.config)?.to_string()
+            }
+        }
+    };
+    let request = CreateExperimentRequest {
+        config: Some(config),
+        activate: Some(!settings.paused),
+        parent_id: Some(arguments.id),
+        ..CreateExperimentRequest::default()
+    };
+    let made: CreateExperimentResponse = client.post("/api/v1/experiments", &request)?;
+    finish(client, common, &made.experiment, &made.warnings, settings.follow)
+}
+
+/// Goes on with an experiment that is over.
+pub(super) fn go_on(client: &Client, common: &Common, arguments: &ContinueArguments) -> anyhow::Result<()> {
+    let over = match &arguments.file {
+        Some(file) => configuration::read(file, &arguments.config)?,
+        None => configuration::with(json!({}), &arguments.config)?.to_string(),
+    };
+    let request = json!({"id": arguments.id, "overrideConfig": over});
+    let made: Value = client.post("/api/v1/experiments/continue", &request)?;
+    let experiment: Experiment = serde_json::from_value(made["experiment"].clone())?;
+    let warnings: Vec<String> = serde_json::from_value(made["warnings"].clone()).unwrap_or_default();
+    finish(client, common, &experiment, &warnings, arguments.follow)
+}
+
+fn finish(
+    client: &Client,
+    common: &Common,
+    experiment: &Experiment,
+    warnings: &[String],
+    follow: bool,
+) -> anyhow::Result<()> {
+    for warning in warnings {
+        let text = match warning.as_str() {
+            "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED" => {
+                "it asks for more slots than the pool has now, and waits until there are enough"
+            }
+            other => other,
+        };
+        say(&format!("warning: {text}"));
+    }
+    if common.json {
+        table::json(experiment)?;
+    } else {
+        table::facts(&[
+            ("Experiment", experiment.id.to_string()),
+            ("Name", experiment.name.clone()),
+            ("State", shown::state(experiment.state)),
+            ("Page", format!("{}/det/experiments/{}", client.address(), experiment.id)),
+        ]);
+    }
+    if follow { follow::to_the_end(client, experiment.id) } else { Ok(()) }
+}

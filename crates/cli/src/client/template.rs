@@ -1,0 +1,106 @@
+//! `instep template`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
+use instep_client::Client;
+
+use super::{Common, api, configuration, confirm, delete, say, session, table, workspace};
+use crate::report::Hinted;
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List templates
+    #[command(visible_alias = "ls")]
+    List,
+    /// Print the configuration of a template
+    Describe { name: String },
+    /// Make a template
+    Create {
+        name: String,
+        /// A part of a configuration, in YAML or JSON
+        #[arg(value_name = "CONFIG")]
+        file: PathBuf,
+        /// In this workspace
+        #[arg(long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
+        workspace: Option<String>,
+    },
+    /// Make a template, or give one another configuration
+    Set {
+        name: String,
+        #[arg(value_name = "CONFIG")]
+        file: PathBuf,
+    },
+    /// Delete a template; experiments that were made with it stay as they are
+    #[command(visible_alias = "rm")]
+    Remove {
+        name: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::List => list(&client, &common),
+        Verb::Describe { name } => table::json(&get(&client, &name)?.config),
+        Verb::Create { name, file, workspace } => {
+            let config = configuration::parse(&configuration::read(&file, &[])?)?;
+            let workspace = workspace.map(|name| workspace::by_name(&client, &name)).transpose()?;
+            let workspace_id = workspace.map(|found| found.id);
+            let request = TemplateRequest { name: Some(name.clone()), config: Some(config), workspace_id };
+            let _: TemplateResponse = client.post(&api(&["templates", &name]), &request)?;
+            say(&format!("made template {name}"));
+            Ok(())
+        }
+        Verb::Set { name, file } => {
+            let config = configuration::parse(&configuration::read(&file, &[])?)?;
+            let request = TemplateRequest { name: Some(name.clone()), config: Some(config), workspace_id: None };
+            let _: TemplateResponse = client.put(&api(&["templates", &name]), &request)?;
+            say(&format!("set template {name}"));
+            Ok(())
+        }
+        Verb::Remove { name, yes } => {
+            get(&client, &name)?;
+            confirm(yes, &format!("deleting template {name}"))?;
+            delete(&client, &api(&["templates", &name]))?;
+            say(&format!("deleted template {name}"));
+            Ok(())
+        }
+    }
+}
+
+fn get(client: &Client, name: &str) -> anyhow::Result<Template> {
+    match client.get::<TemplateResponse>(&api(&["templates", name])) {
+        Err(error) if error.is_not_found() => {
+            Err(Hinted::new(error.to_string(), "`instep template list` shows all there are").into())
+        }
+        found => Ok(found?.template),
+    }
+}
+
+fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
+    let found: TemplatesResponse = client.get("/api/v1/templates")?;
+    if common.json {
+        return table::json(&found.templates);
+    }
+    let mut table = table::Table::new(&["TEMPLATE", "WORKSPACE", "SETS"]);
+    for template in found.templates {
+        let keys: Vec<&str> = template.config.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+        table.row(vec![template.name.clone(), template.workspace_id.to_string(), keys.join(", ")]);
+    }
+    table.print("no templates", "`instep template create NAME CONFIG` makes one");
+    Ok(())
+}

@@ -1,12 +1,12 @@
-//! The output of a task: captured through two pipes, cut into lines, put into the spool.
+//! The output of a task: captured through two named pipes, cut into lines, put into the spool.
 //!
 //! The pipes stay open on our side for as long as the task lives, so their end says nothing; what is in them after the
 //! last process has ended is read, and that is all.
 
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,9 @@ use instep_api::logs::LogRecord;
 use instep_api::states::LogLevel;
 use instep_api::wire::{Timestamp, Whole};
 use instep_client::Client;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use super::spool::Spool;
 use crate::lines::{Cutter, Line};
@@ -27,15 +29,22 @@ const CHUNK: usize = 64 << 10;
 struct Stream {
     name: &'static str,
     reader: File,
-    writer: OwnedFd,
+    writer: File,
     cutter: Cutter,
 }
 
 impl Stream {
-    fn open(name: &'static str) -> io::Result<Stream> {
-        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Stream { name, reader: reader.into(), writer, cutter: Cutter::default() })
+    /// Makes a pipe with a name, `stdout.log` or `stderr.log`, where Determined's `wrap_rank` looks for it.
+    fn open(folder: &Path, name: &'static str) -> io::Result<Stream> {
+        let path = folder.join(format!("{name}.log"));
+        // A first try of this task may have left one.
+        let _ = fs::remove_file(&path);
+        mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;
+        // For reading and writing: so it opens at once, and has no end while we live.
+        let flags = (OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits();
+        let reader = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path)?;
+        let writer = OpenOptions::new().write(true).open(&path)?;
+        Ok(Stream { name, reader, writer, cutter: Cutter::default() })
     }
 }
 
@@ -50,8 +59,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the pipes and the spool.
-    pub fn start(order: &TaskOrder, spool: &Path, client: Client) -> io::Result<Output> {
+    /// Opens the pipes in a folder, and the spool.
+    pub fn start(order: &TaskOrder, pipes: &Path, spool: &Path, client: Client) -> io::Result<Output> {
         let label = LogRecord {
             task_id: Some(order.start.task.clone()),
             allocation_id: Some(order.start.share.allocation.clone()),
@@ -60,7 +69,7 @@ impl Output {
             source: Some("task".to_owned()),
             ..LogRecord::default()
         };
-        let streams = [Stream::open("stdout")?, Stream::open("stderr")?];
+        let streams = [Stream::open(pipes, "stdout")?, Stream::open(pipes, "stderr")?];
         Ok(Output { streams, label, spool: Spool::start(spool, client)?, missing_module: None })
     }
 
@@ -68,16 +77,6 @@ impl Output {
     pub fn writers(&self) -> io::Result<(Stdio, Stdio)> {
         let [out, error] = &self.streams;
         Ok((out.writer.try_clone()?.into(), error.writer.try_clone()?.into()))
-    }
-
-    /// Puts names for both pipes into a folder, where Determined's `wrap_rank` looks for them.
-    pub fn name_streams(&self, folder: &Path) -> io::Result<()> {
-        let process = std::process::id();
-        for stream in &self.streams {
-            let target = format!("/proc/{process}/fd/{}", stream.writer.as_raw_fd());
-            symlink(target, folder.join(format!("{}.log", stream.name)))?;
-        }
-        Ok(())
     }
 
     /// What to wait for; nothing while the spool has no room, so that the task waits instead.

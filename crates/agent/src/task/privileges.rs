@@ -7,7 +7,6 @@ use std::os::unix::fs::lchown;
 use std::path::Path;
 
 use instep_api::link::RunAs;
-use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, User, geteuid, initgroups, setgid, setgroups, setuid};
 
 /// The user to become, if there is one and we may.
@@ -35,8 +34,6 @@ pub fn become_user(user: &RunAs) -> io::Result<()> {
     }
     setgid(gid)?;
     setuid(uid)?;
-    // Else the task's own processes could not open our pipes by their names.
-    prctl::set_dumpable(true)?;
     Ok(())
 }
 

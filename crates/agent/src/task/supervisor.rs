@@ -111,7 +111,7 @@ fn see(folder: &ShareFolder, order: &TaskOrder, inherited: &Variables, plain: bo
 /// Ends a share before it has a log of its own to write to, with one line in it.
 fn fail_early(folder: &ShareFolder, order: &TaskOrder, why: String) -> io::Result<u8> {
     if let Ok(client) = master::connect(order) {
-        let output = Output::start(order, &folder.join("spool"), client)?;
+        let output = Output::start(order, &folder.join("run/train/logs"), &folder.join("spool"), client)?;
         output.say(LogLevel::Error, &why);
         output.close(DELIVERY);
     }
@@ -138,8 +138,7 @@ impl Supervisor {
         handled.thread_block()?;
         let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let client = master::connect(&order).map_err(io::Error::other)?;
-        let output = Output::start(&order, &folder.join("spool"), client)?;
-        output.name_streams(&view.run.join("train/logs"))?;
+        let output = Output::start(&order, &folder.join("run/train/logs"), &folder.join("spool"), client)?;
         let state = StateFolder::of_share(folder.path());
         Ok(Supervisor { folder, state, order, view, output, signals, stop: None, ended: BTreeMap::new() })
     }

@@ -306,6 +306,55 @@ fn a_share_is_run_once() {
     assert_eq!(case.master.output().matches("ran\n").count(), 1);
 }
 
+/// What only root can do is tested where tests run as root.
+#[test]
+fn root_runs_tasks_as_the_user_they_belong_to() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut case = Case::of("id -u; id -G; touch $TMPDIR/mine here && ls -n here | cut -d' ' -f3");
+    fs::set_permissions(case.folder.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    case.order.start.run_as = Some(instep_api::link::RunAs { uid: 65534, gid: 65534 });
+    for options in [&[][..], &["--plain"][..]] {
+        let (share, exit) = case.run(options);
+        let output = case.master.output();
+        assert_eq!(exit, Exit::Code { code: 0 }, "{output}");
+        assert!(output.contains("65534\n65534\n65534\n"), "{output}");
+        share.remove().unwrap();
+    }
+    assert_eq!(fs::metadata(case.folder.path().join("checkpoints")).unwrap().permissions().mode() & 0o7777, 0o1777);
+}
+
+#[test]
+fn host_folders_are_seen_where_they_are_wanted() {
+    for options in [&[][..], &["--plain"][..]] {
+        let mut case = Case::of("cat data/file; touch data/no 2>/dev/null || echo read only");
+        let host = case.folder.path().join("host");
+        fs::create_dir(&host).unwrap();
+        fs::write(host.join("file"), "found\n").unwrap();
+        let mount = instep_api::link::Mount {
+            host_path: host.to_str().unwrap().to_owned(),
+            task_path: "data".to_owned(),
+            read_only: true,
+        };
+        case.order.start.mounts = vec![mount];
+        let (_, exit) = case.run(options);
+        let output = case.master.output();
+        assert_eq!(exit, Exit::Code { code: 0 }, "{output}");
+        assert!(output.contains("found\n"), "{output}");
+        // Without a namespace it is a link, which cannot forbid anything.
+        assert_eq!(output.contains("read only\n"), options.is_empty(), "{output}");
+        case.order.start.mounts[0].task_path = "/no-such-place-here".to_owned();
+        let share = case.share();
+        share.remove().unwrap();
+        let (_, exit) = case.run(options);
+        assert!(
+            matches!(&exit, Exit::Failed { why } if why.contains("bind_mounts") && why.contains("hint")),
+            "{exit:?}"
+        );
+    }
+}
+
 #[test]
 fn a_flood_arrives_whole_and_in_order() {
     let case = Case::of("seq 1 200000");

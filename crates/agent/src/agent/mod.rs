@@ -119,7 +119,7 @@ pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(),
     let shares = Shares::find(state.clone()).map_err(failed)?;
     let mut agent = Agent { options, state, shares, signals: block_signals()?, machine: None, failures: 0 };
     if agent.shares.running() > 0 {
-        surroundings.say(&format!("{} tasks of before still run here", agent.shares.running()));
+        surroundings.say(&format!("{} of before still running here", tasks(agent.shares.running())));
     }
     let outcome = agent.connect_for_ever(surroundings);
     match outcome {
@@ -128,6 +128,10 @@ pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(),
         Err(_) => agent.say_what_runs(surroundings),
     }
     outcome.map(drop)
+}
+
+fn tasks(count: usize) -> String {
+    if count == 1 { "1 task".to_owned() } else { format!("{count} tasks") }
 }
 
 /// What the end of an agent means for its tasks.
@@ -211,7 +215,8 @@ impl Agent<'_> {
             self.failures += 1;
             if self.failures == QUIET_FAILURES {
                 let running = self.shares.running();
-                let tasks = if running == 0 { String::new() } else { format!("; {running} tasks run on for a while") };
+                let tasks =
+                    if running == 0 { String::new() } else { format!("; {} left running for a while", tasks(running)) };
                 surroundings.say(&format!("no connection to the master: {why}; trying again until it works{tasks}"));
             }
             if let Some(leave) = self.wait(pause) {
@@ -384,7 +389,7 @@ impl Agent<'_> {
         if running == 0 {
             return;
         }
-        surroundings.say(&format!("stopping {running} tasks; once more leaves them to themselves"));
+        surroundings.say(&format!("stopping {}; the same signal again leaves them to themselves", tasks(running)));
         self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
         let end = Instant::now() + ENDING;
         while self.shares.running() > 0 && Instant::now() < end && self.signalled().is_none() {
@@ -398,9 +403,9 @@ impl Agent<'_> {
         let window = self.machine.as_ref().map_or(0, |machine| machine.window_seconds);
         if self.shares.running() > 0 {
             surroundings.say(&format!(
-                "{} tasks still run; they end by themselves {window} s after the master was last heard, unless an agent \
+                "{} still running; they end by themselves {window} s after the master was last heard, unless an agent \
                  with the same state folder ({}) comes back",
-                self.shares.running(),
+                tasks(self.shares.running()),
                 self.state.path().display(),
             ));
         }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::environment::Variables;
 use super::view::View;
-use super::{context, information, master, storage};
+use super::{context, information, master, privileges, storage};
 use crate::folder::ShareFolder;
 use crate::order::TaskOrder;
 
@@ -56,8 +56,7 @@ pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variable
         // A wrong one is reported when the variables are built.
         let _ = storage::without_containers(&mut config);
         if let Some(folder) = storage::folder(&config) {
-            // Made here, for inside of a private folder it would be lost.
-            let _ = fs::create_dir_all(&folder);
+            provide_storage(&folder, order);
             paths.push(folder);
         }
     }
@@ -65,6 +64,17 @@ pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variable
         paths.extend(inherited.get(OsStr::new(name)).into_iter().flat_map(std::env::split_paths));
     }
     paths
+}
+
+/// Makes the storage of checkpoints while the machine's own `/tmp` is still seen: in a private one it would be lost. One
+/// that root makes for others is open to all users, as `/tmp` is. What fails here is reported when it is tried out.
+fn provide_storage(folder: &Path, order: &TaskOrder) {
+    if folder.exists() || fs::create_dir_all(folder).is_err() {
+        return;
+    }
+    if privileges::other_user(order.start.run_as.as_ref()).is_some() {
+        let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o1777));
+    }
 }
 
 /// Fetches the context and writes the information files. `Err` is why the task cannot run.

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::identifiers::UserId;
 use crate::wire::Timestamp;
 
 /// The version of these messages. Both sides refuse any other.
@@ -20,6 +21,42 @@ pub const VERSION: u32 = 1;
 
 /// Where an agent connects.
 pub const PATH: &str = "/api/v1/agents/link";
+
+/// `POST /agents/tokens`: a token that lets agents in.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AgentTokenRequest {
+    /// By which people know it.
+    pub name: Option<String>,
+}
+
+/// The token itself, told once.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AgentTokenResponse {
+    /// By which people know it.
+    pub name: String,
+    /// What agents show.
+    pub token: String,
+}
+
+/// `GET /agents/tokens`
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AgentTokensResponse {
+    /// By name.
+    pub tokens: Vec<AgentToken>,
+}
+
+/// A token that lets agents in, as it is listed: without itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentToken {
+    /// By which people know it.
+    pub name: String,
+    /// Who made it.
+    pub user_id: UserId,
+    /// When.
+    pub created_at: Timestamp,
+}
 
 /// An allocation's share on one machine: what Determined calls resources, or a container.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -46,6 +46,16 @@ pub struct Decision {
     pub lines: Vec<LogLine>,
 }
 
+impl Decision {
+    /// Whether there is nothing to store.
+    pub fn is_empty(&self) -> bool {
+        let Decision { experiments, new_trials, revised, trials, allocations, sessions, .. } = self;
+        let Decision { agents, excluded, collect, ended_tasks, lines, .. } = self;
+        let decided = experiments.len() + new_trials.len() + revised.len() + trials.len() + allocations.len();
+        decided + sessions.len() + agents.len() + excluded.len() + collect.len() + ended_tasks.len() + lines.len() == 0
+    }
+}
+
 /// Where an experiment stands.
 #[derive(Debug, Clone)]
 pub struct ExperimentDecision {

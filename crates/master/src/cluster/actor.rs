@@ -171,12 +171,9 @@ impl Actor {
     }
 
     fn has_news(&self) -> bool {
-        let Decision { experiments, new_trials, revised, trials, allocations, sessions, .. } = &self.decision;
-        let Decision { agents, excluded, ended_tasks, lines, .. } = &self.decision;
-        let decided = experiments.len() + new_trials.len() + revised.len() + trials.len() + allocations.len();
-        let noted = sessions.len() + agents.len() + excluded.len() + ended_tasks.len() + lines.len();
         let Changed { experiments, trials, allocations } = &self.changed;
-        decided + noted + experiments.len() + trials.len() + allocations.len() + self.acts.len() > 0
+        let changed = experiments.len() + trials.len() + allocations.len();
+        !self.decision.is_empty() || changed + self.acts.len() > 0
     }
 
     /// What is to be stored: with everybody who has changed, as they stand now.
@@ -213,6 +210,9 @@ impl Actor {
     /// Stores a decision, however long a full disk takes; gives the new trials' ids, or `None` if this master must not
     /// decide any more.
     async fn commit(&mut self, decision: Decision) -> Option<Vec<TrialId>> {
+        if decision.is_empty() {
+            return Some(Vec::new());
+        }
         loop {
             match self.database.decide(decision.clone(), now()).await {
                 Ok(made) => {

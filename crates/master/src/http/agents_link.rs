@@ -3,18 +3,23 @@
 use std::time::Duration;
 
 use axum::extract::ws::{Message, WebSocket};
-use instep_api::link::{Hello, Order, Report};
+use instep_api::link::{AgentToken, AgentTokenRequest, AgentTokenResponse, AgentTokensResponse, Hello, Order, Report};
 use tokio::sync::mpsc;
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::Reply;
+use crate::clock::now;
 use crate::cluster::{Cluster, PING_SECONDS, Refusal};
+use crate::passwords::token_hash;
+use crate::random;
 
 /// Orders that may wait for a slow agent. One that does not take them is cut off, and hears them again.
 const ORDERS_AHEAD: usize = 4096;
 /// Bytes of a message: a hello of an agent that runs a thousand things.
 const LONGEST_MESSAGE: usize = 4 << 20;
+/// Bytes of a token's name.
+const LONGEST_NAME: usize = 100;
 /// How long an agent may take to say who it is.
 const HELLO: Duration = Duration::from_secs(10);
 /// Silence after which a connection is dead.
@@ -28,6 +33,31 @@ pub(crate) async fn connect(mut call: Call) -> Result<Reply, Failure> {
     let upgrade = upgrade.max_message_size(LONGEST_MESSAGE).max_frame_size(LONGEST_MESSAGE);
     // The task ends with its connection.
     Ok(Reply::Upgrade(upgrade.on_upgrade(move |socket| talk(socket, cluster))))
+}
+
+/// The tokens that let agents in, without themselves.
+pub(crate) async fn tokens(call: Call) -> Result<Reply, Failure> {
+    let found = call.application.database.agent_tokens().await?;
+    let token = |(name, user_id, created_at)| AgentToken { name, user_id, created_at };
+    Reply::json(&AgentTokensResponse { tokens: found.into_iter().map(token).collect() })
+}
+
+/// Makes a token; nobody learns it later.
+pub(crate) async fn create_token(call: Call) -> Result<Reply, Failure> {
+    let request: AgentTokenRequest = call.json()?;
+    let name = request.name.unwrap_or_default();
+    if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['/', '\0']) {
+        return Err(Failure::invalid("`name` must be a text of 1 to 100 bytes without slashes"));
+    }
+    let token = random::token();
+    let database = &call.application.database;
+    database.create_agent_token(token_hash(&token), name.clone(), call.user()?.id, now()).await?;
+    Reply::json(&AgentTokenResponse { name, token })
+}
+
+pub(crate) async fn delete_token(call: Call) -> Result<Reply, Failure> {
+    call.application.database.delete_agent_token(call.part("name").to_owned()).await?;
+    Reply::nothing()
 }
 
 async fn talk(mut socket: WebSocket, cluster: Cluster) {

@@ -13,7 +13,7 @@ use instep_api::checkpoints::{
 };
 use instep_api::experiments::{CreateExperimentRequest, MoveExperimentRequest, PatchExperimentRequest};
 use instep_api::jobs::UpdateJobsRequest;
-use instep_api::link;
+use instep_api::link::{self, AgentTokenRequest};
 use instep_api::logs::{LogRecord, PostTaskLogsRequest};
 use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
 use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
@@ -207,6 +207,9 @@ pub(crate) fn routes() -> Vec<Route> {
 fn managed_routes() -> Vec<Route> {
     vec![
         route(Get, link::PATH, Agent, agents_link::connect).answers(Kind::Socket),
+        route(Get, "/api/v1/agents/tokens", Administrator, agents_link::tokens),
+        route(Post, "/api/v1/agents/tokens", Administrator, agents_link::create_token).takes::<AgentTokenRequest>(),
+        route(Delete, "/api/v1/agents/tokens/{name}", Administrator, agents_link::delete_token),
         route(Post, "/api/v1/experiments/{id}/activate", User, control::activate),
         route(Post, "/api/v1/experiments/{id}/pause", User, control::pause),
         route(Post, "/api/v1/experiments/{id}/cancel", User, control::cancel),

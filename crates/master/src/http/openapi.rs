@@ -20,6 +20,7 @@ const PARAMETERS: &[(&[&str], &str)] = &[
             "endBatches",
             "maxDatapoints",
             "afterId",
+            "timeoutSeconds",
             "id",
             "workspaceId",
         ],

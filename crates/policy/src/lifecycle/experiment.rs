@@ -257,20 +257,20 @@ impl<S: Searcher> Experiment<S> {
         let Some(trial) = self.trials.get_mut(request).filter(|trial| trial.id.is_none()) else { return };
         trial.id = Some(id);
         trial.birth = None;
-        self.news.push_back(SearchEvent::TrialCreated { request: trial.alias.clone() });
+        self.news.push_back(SearchEvent::TrialCreated { request: trial.alias().to_owned() });
         trial.ask(out);
         self.finish_if_nothing_left(request, out);
     }
 
     fn validated(&mut self, request: &str, metrics: Map<String, Value>, steps: u64) {
         if let Some(trial) = self.trials.get(request).filter(|trial| trial.is_live()) {
-            self.news.push_back(SearchEvent::Validated { request: trial.alias.clone(), metrics, steps });
+            self.news.push_back(SearchEvent::Validated { request: trial.alias().to_owned(), metrics, steps });
         }
     }
 
     fn progressed(&mut self, request: &str, progress: f64) {
         if let Some(trial) = self.trials.get(request).filter(|trial| trial.is_live()) {
-            self.news.push_back(SearchEvent::Progressed { request: trial.alias.clone(), progress });
+            self.news.push_back(SearchEvent::Progressed { request: trial.alias().to_owned(), progress });
         }
     }
 
@@ -279,7 +279,7 @@ impl<S: Searcher> Experiment<S> {
         trial.early = true;
         trial.invalid(now, out);
         let reason = EarlyExit::InvalidHyperparameters;
-        self.news.push_back(SearchEvent::ExitedEarly { request: trial.alias.clone(), reason });
+        self.news.push_back(SearchEvent::ExitedEarly { request: trial.alias().to_owned(), reason });
         self.finish_if_nothing_left(request, out);
     }
 
@@ -307,9 +307,9 @@ impl<S: Searcher> Experiment<S> {
         };
         if let Some(reason) = reason.filter(|_| !trial.early) {
             trial.early = true;
-            self.news.push_back(SearchEvent::ExitedEarly { request: trial.alias.clone(), reason });
+            self.news.push_back(SearchEvent::ExitedEarly { request: trial.alias().to_owned(), reason });
         }
-        self.news.push_back(SearchEvent::Exited { request: trial.alias.clone() });
+        self.news.push_back(SearchEvent::Exited { request: trial.alias().to_owned() });
     }
 
     fn tell_search(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
@@ -346,10 +346,10 @@ impl<S: Searcher> Experiment<S> {
     }
 
     fn by_alias(&self, alias: &str) -> Option<String> {
-        if self.trials.get(alias).is_some_and(|trial| trial.alias == alias) {
+        if self.trials.get(alias).is_some_and(|trial| trial.alias() == alias) {
             return Some(alias.to_owned());
         }
-        self.trials.values().find(|trial| trial.alias == alias).map(|trial| trial.request.clone())
+        self.trials.values().find(|trial| trial.alias() == alias).map(|trial| trial.request.clone())
     }
 
     fn create(&mut self, request: String, seed: u32, hyperparameters: Map<String, Value>, out: &mut Vec<Effect>) {
@@ -385,7 +385,7 @@ impl<S: Searcher> Experiment<S> {
         let Some(trial) = self.trials.get_mut(known).filter(|trial| !trial.is_live()) else { return };
         self.news.push_back(SearchEvent::TrialCreated { request: alias.clone() });
         if trial.state == State::Completed && !self.terms.single {
-            trial.alias = alias;
+            trial.rename(alias);
             return self.announce_end(known, State::Completed);
         }
         let task = format!("{}.{known}-{}", self.id, self.continuations);

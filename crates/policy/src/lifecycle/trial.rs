@@ -8,7 +8,7 @@ use instep_api::wire::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::allocation::{Allocation, Manner, Measure, Phase, Stopping, after};
+use super::allocation::{Allocation, KILL_AGAIN, Manner, Measure, Phase, Stopping, after};
 use super::events::{Effect, PolicyAction, Run};
 use super::experiment::Terms;
 use super::states::{is_stopping, stopping_for, trial_may};
@@ -29,13 +29,14 @@ pub(super) struct Birth {
     pub state: State,
 }
 
-/// One trial of an experiment.
+/// One trial of an experiment. What is empty is not stored: an experiment may have ten thousand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// How its search named it when it was made.
     pub request: String,
-    /// How the present search names it: another name after `continue` with another configuration.
-    pub(super) alias: String,
+    /// How the present search names it, where that is another name: after `continue` with another configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    other_name: Option<String>,
     /// Its number; none until it is in the database.
     pub id: Option<i32>,
     /// Its task; the allocations' names begin with it.
@@ -47,26 +48,32 @@ pub struct Trial {
     /// How many runs there have been.
     pub runs: u32,
     /// The present run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<Allocation>,
     /// Agents that it must not run on.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub excluded: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) birth: Option<Birth>,
     /// The policy by which a failure is final.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     no_retries: Option<String>,
     /// Its search knows that it ends before its time.
     pub(super) early: bool,
     /// Starts in a row that failed.
     failed_starts: u32,
     /// When to try again after such a start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     retry_at: Option<Timestamp>,
     /// When a script that should end by itself is ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     overdue_at: Option<Timestamp>,
 }
 
 impl Trial {
     pub(super) fn new(request: String, task: String, birth: Birth) -> Trial {
         Trial {
-            alias: request.clone(),
+            other_name: None,
             request,
             id: None,
             task,
@@ -82,6 +89,15 @@ impl Trial {
             retry_at: None,
             overdue_at: None,
         }
+    }
+
+    /// How the present search names it.
+    pub(super) fn alias(&self) -> &str {
+        self.other_name.as_ref().unwrap_or(&self.request)
+    }
+
+    pub(super) fn rename(&mut self, alias: String) {
+        self.other_name = Some(alias).filter(|alias| *alias != self.request);
     }
 
     /// Whether it has not ended.
@@ -276,7 +292,7 @@ impl Trial {
                 self.stop_run(Manner::AtOnce, &why, terms, now, out);
             }
             Stopping::Killing { again, why } if *again <= now => {
-                *again = after(now, super::allocation::KILL_AGAIN);
+                *again = after(now, KILL_AGAIN);
                 let (number, why) = (allocation.run, why.clone());
                 out.push(Effect::Kill { run: self.run(number), why });
             }
@@ -292,7 +308,7 @@ impl Trial {
 
     /// It goes on in another life of its experiment, from its last checkpoint.
     pub(super) fn revive(&mut self, alias: String, task: String, out: &mut Vec<Effect>) {
-        self.alias = alias;
+        self.rename(alias);
         self.task = task;
         self.restarts = 0;
         self.no_retries = None;

@@ -1,10 +1,10 @@
 //! One pool and its part of the queue, in order: what the rules work on.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::board::Board;
 use super::fit::{self, Fit};
-use super::model::{Grant, Holder, Job, Queue, Request, Settings, Start};
+use super::model::{Agent, Grant, Holder, Job, Queue, Request, Settings, Start};
 use super::order::{Place, place};
 
 /// A request with its job.
@@ -57,7 +57,7 @@ pub(super) enum Decision<'a> {
 }
 
 /// What a request needs, apart from who it is: alike requests fit or fail alike.
-pub(super) type Shape<'a> = (usize, bool, &'a std::collections::BTreeSet<String>);
+pub(super) type Shape<'a> = (usize, bool, &'a BTreeSet<String>);
 
 /// Shapes for which a kind of search was in vain. While a pass only takes slots away, it stays so.
 #[derive(Default)]
@@ -92,7 +92,7 @@ pub(super) fn shape(request: &Request) -> Shape<'_> {
 
 impl<'a> View<'a> {
     /// The part of the queue that belongs to a pool.
-    pub fn new(pool: &'a str, settings: &'a Settings, agents: &[super::model::Agent], queue: &'a Queue) -> View<'a> {
+    pub fn new(pool: &'a str, settings: &'a Settings, agents: &[Agent], queue: &'a Queue) -> View<'a> {
         let mine = |job: &str| queue.jobs.get(job).filter(|job| job.pool == pool);
         let mut waiting: Vec<Candidate<'a>> = queue
             .waiting

@@ -10,7 +10,7 @@ mod machines;
 mod master;
 
 use instep_policy::lifecycle::Event;
-use instep_policy::schedule::{Fitting, Rule};
+use instep_policy::schedule::{Fitting, Rule, Settings};
 use instep_testkit::{Random, seeds};
 
 use machines::SECOND;
@@ -32,16 +32,16 @@ fn a_cluster_in_trouble_loses_nothing_and_comes_to_rest() {
     }
 }
 
-fn settings(random: &mut Random) -> instep_policy::schedule::Settings {
+fn settings(random: &mut Random) -> Settings {
     let rule = match random.below(3) {
         0 => Rule::FairShare,
         chance => Rule::Priority { preemption: chance == 1 },
     };
-    instep_policy::schedule::Settings {
+    Settings {
         rule,
         fitting: *random.pick(&[Fitting::Best, Fitting::Worst]),
         heterogeneous: random.once_in(2),
-        ..Default::default()
+        ..Settings::default()
     }
 }
 

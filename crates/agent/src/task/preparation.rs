@@ -47,7 +47,6 @@ pub fn programs(share: &ShareFolder, order: &TaskOrder) -> io::Result<()> {
 pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variables) -> Vec<PathBuf> {
     let machine = &order.machine;
     let mut paths = vec![share.path().to_owned(), machine.python.clone(), machine.binary.clone()];
-    paths.extend(machine.python.canonicalize());
     paths.extend(machine.certificates.clone());
     paths.extend(order.start.mounts.iter().map(|mount| PathBuf::from(&mount.host_path)));
     let config = order.start.environment.get("DET_EXPERIMENT_CONFIG");
@@ -63,6 +62,10 @@ pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variable
     for name in ["HOME", "VIRTUAL_ENV", "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"] {
         paths.extend(inherited.get(OsStr::new(name)).into_iter().flat_map(std::env::split_paths));
     }
+    // A link may lead elsewhere in `/tmp`, and so may the folder that it lies in.
+    let folders: Vec<PathBuf> = paths.iter().filter_map(|path| path.parent()).map(Path::to_owned).collect();
+    let behind: Vec<PathBuf> = paths.iter().chain(&folders).filter_map(|path| path.canonicalize().ok()).collect();
+    paths.extend(behind);
     paths
 }
 

@@ -72,7 +72,6 @@ COMMANDS = {
     "workspace": "",
     "project": "",
     "user": "",
-    "agent": "",
     "slot": "",
     "resource-pool": "",
     "job": "",

@@ -19,11 +19,12 @@ from instep._registration import register_when_torch_is_there
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` for it would be most of this import's cost
 if TYPE_CHECKING:
     from instep import core, experimental
-    from instep.core._information import get_cluster_info
+    from instep.core._information import ClusterInfo, get_cluster_info
+    from instep.core.errors import InvalidHP
 
     __version__: str
 
-__all__ = ["LOG_FORMAT", "__version__", "core", "experimental", "get_cluster_info"]
+__all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "__version__", "core", "experimental", "get_cluster_info"]
 
 # A format for `logging` from which the master can read the level of a line.
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
@@ -35,10 +36,10 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return import_module(f"instep.{name}")
-    if name == "get_cluster_info":
-        from instep.core._information import get_cluster_info
+    if name in ("ClusterInfo", "get_cluster_info"):
+        from instep.core import _information
 
-        return get_cluster_info
+        return getattr(_information, name)
     if name == "InvalidHP":
         from instep.core.errors import InvalidHP
 

@@ -109,6 +109,7 @@ fn must_run_elsewhere(connection: &Connection, experiment: ExperimentId) -> Resu
 /// Removes a trial and everything that belongs to it.
 pub(crate) fn forget(connection: &Connection, id: TrialId) -> Result<()> {
     for sql in [
+        "DELETE FROM metric_outlines WHERE series_id IN (SELECT id FROM metric_series WHERE trial_id = ?)",
         "DELETE FROM metric_chunks WHERE series_id IN (SELECT id FROM metric_series WHERE trial_id = ?)",
         "DELETE FROM metric_series WHERE trial_id = ?",
         "DELETE FROM metric_groups WHERE trial_id = ?",

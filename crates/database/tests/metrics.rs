@@ -350,3 +350,31 @@ fn reports_that_came_together_are_joined_and_rolled_back_like_others() {
         assert_eq!(rows(&database, trial, "training").await.len(), 251 + 100);
     });
 }
+
+#[test]
+fn charts_of_many_steps_keep_extremes_by_outlines_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    block(async {
+        let database = open(&path);
+        let trial = new_trial(&database, true).await;
+        let value = |step: i64| if step == 7001 { -5.0 } else { (step % 100) as f64 };
+        let reports = (0..20_000).map(|step| report(trial, 1, "training", step, json!({"a": value(step)}))).collect();
+        database.report_batch(batch(trial, 1, reports, &[])).await.unwrap();
+        let database = merged(database, &path, trial).await;
+        // If a chart needed what the outlines leave out, it would find it damaged.
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+        let long = "UPDATE metric_chunks SET content = x'01ff' WHERE points = 4096";
+        assert_eq!(connection.execute(long, []).unwrap(), 4);
+        let chart = |first, last, limit| database.chart(trial, "training".into(), vec!["a".into()], first, last, limit);
+        let drawn = chart(0, i64::MAX, 200).await.unwrap();
+        assert!(drawn.len() <= 200);
+        let numbers: Vec<f64> = drawn.iter().map(|point| point.values["a"].as_f64().unwrap()).collect();
+        assert_eq!(numbers.iter().copied().fold(f64::MAX, f64::min), -5.0);
+        assert_eq!((drawn[0].batches, drawn.last().unwrap().batches), (0, 19_999));
+        // Finer than the outlines are.
+        assert!(chart(0, i64::MAX, 1000).await.is_err());
+        assert!(chart(100, 4000, 10).await.is_err());
+    });
+}

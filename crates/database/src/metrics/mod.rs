@@ -19,6 +19,7 @@ pub mod downsample;
 pub(crate) mod history;
 mod ingest;
 pub(crate) mod merger;
+mod outline;
 mod queries;
 pub(crate) mod read;
 mod rollback;

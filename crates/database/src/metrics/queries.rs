@@ -154,7 +154,7 @@ impl Database {
                 let mut steps: BTreeMap<(i64, i64), DataPoint> = BTreeMap::new();
                 for name in names {
                     let recent = tail.remove(&name).unwrap_or_default();
-                    let points = read::points_of(connection, trial, &group, &name, (first, last), recent)?;
+                    let points = read::points_of(connection, trial, &group, &name, (first, last), limit, recent)?;
                     let numbers: Vec<_> =
                         points.into_iter().filter_map(|point| Some((point.value.number()?, point))).collect();
                     let values: Vec<f64> = numbers.iter().map(|(number, _)| *number).collect();

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params};
 use serde_json::{Map, Value};
 
 use super::chunk::{Datum, Point, decode};
-use super::{block, values};
+use super::{block, outline, values};
 use crate::error::{Error, Result};
 use crate::rows::json;
 
@@ -209,20 +209,21 @@ pub(crate) fn tail_points(
     Ok(found)
 }
 
-/// The points of one metric by step: chunks, and what the tail has of it.
+/// The points of one metric by step, for a chart of so many: chunks, and what the tail has of it.
 pub(crate) fn points_of(
     connection: &Connection,
     trial: TrialId,
     group: &str,
     name: &str,
-    (first, last): (i64, i64),
+    steps: (i64, i64),
+    limit: usize,
     tail: Vec<Point>,
 ) -> Result<Vec<Point>> {
     let sql = "SELECT id FROM metric_series WHERE trial_id = ? AND group_name = ? AND name = ?";
     let series: Option<i64> =
         connection.prepare_cached(sql)?.query_row(params![trial.0, group, name], |row| row.get(0)).optional()?;
     let mut points = match series {
-        Some(id) => chunked_points(connection, id, first, last)?,
+        Some(id) => outline::points_to_draw(connection, id, steps, limit)?,
         None => Vec::new(),
     };
     points.extend(tail);

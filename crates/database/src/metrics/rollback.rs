@@ -7,6 +7,7 @@ use instep_api::metrics::{PROFILING, Report};
 use rusqlite::{Connection, params};
 
 use super::chunk::{Point, encode};
+use super::outline::outline;
 use super::summary::RollUp;
 use super::{block, read, validation};
 use crate::error::Result;
@@ -55,7 +56,9 @@ fn roll_back_series(connection: &Connection, series: i64, run: i64, first: i64) 
     if kept.len() == before {
         return Ok(0);
     }
-    connection.prepare_cached("DELETE FROM metric_chunks WHERE series_id = ?")?.execute([series])?;
+    for table in ["metric_chunks", "metric_outlines"] {
+        connection.prepare_cached(&format!("DELETE FROM {table} WHERE series_id = ?"))?.execute([series])?;
+    }
     let mut roll_up = RollUp::empty();
     kept.iter().for_each(|point| roll_up.add(point));
     for (number, points) in kept.chunks(super::merger::POINTS_PER_CHUNK).enumerate() {
@@ -78,6 +81,7 @@ pub(crate) struct EncodedChunk {
     first_step: i64,
     last_step: i64,
     content: Vec<u8>,
+    outline: Option<Vec<u8>>,
 }
 
 impl EncodedChunk {
@@ -88,6 +92,7 @@ impl EncodedChunk {
             first_step: steps().min().unwrap_or(0),
             last_step: steps().max().unwrap_or(0),
             content: encode(points),
+            outline: outline(points),
         }
     }
 }
@@ -100,5 +105,14 @@ pub(crate) fn put_encoded(connection: &Connection, series: i64, number: i64, chu
              first_step = excluded.first_step, last_step = excluded.last_step, content = excluded.content",
         )?
         .execute(params![series, number, chunk.points, chunk.first_step, chunk.last_step, chunk.content])?;
+    // A chunk only ever grows in its place, so one with an outline keeps having one.
+    if let Some(outline) = &chunk.outline {
+        connection
+            .prepare_cached(
+                "INSERT INTO metric_outlines (series_id, number, content) VALUES (?, ?, ?) \
+                 ON CONFLICT (series_id, number) DO UPDATE SET content = excluded.content",
+            )?
+            .execute(params![series, number, outline])?;
+    }
     Ok(())
 }

@@ -1,0 +1,59 @@
+//! Outlines: chunks thinned out beforehand, so that a chart of a hundred thousand steps need not read them all.
+
+use rusqlite::{Connection, params};
+
+use super::chunk::{Point, decode, encode};
+use super::downsample::thin;
+use crate::error::{Error, Result};
+
+/// Points of an outline at most.
+const POINTS: usize = 64;
+
+/// The outline of a chunk that has more points than that.
+pub(super) fn outline(points: &[Point]) -> Option<Vec<u8>> {
+    if points.len() <= POINTS {
+        return None;
+    }
+    let numbers: Vec<(f64, &Point)> = points.iter().filter_map(|point| Some((point.value.number()?, point))).collect();
+    let values: Vec<f64> = numbers.iter().map(|(number, _)| *number).collect();
+    let kept: Vec<Point> = thin(&values, POINTS).into_iter().map(|index| numbers[index].1.clone()).collect();
+    Some(encode(&kept))
+}
+
+/// The chunked points of a series between two steps, both included, for a chart of `limit` points: outlines where they
+/// are fine enough for that, else everything.
+pub(super) fn points_to_draw(
+    connection: &Connection,
+    series: i64,
+    (first, last): (i64, i64),
+    limit: usize,
+) -> Result<Vec<Point>> {
+    let sql = "SELECT number, first_step >= ?2 AND last_step <= ?3 FROM metric_chunks \
+               WHERE series_id = ?1 AND last_step >= ?2 AND first_step <= ?3 ORDER BY number";
+    let mut statement = connection.prepare_cached(sql)?;
+    let chunks: Vec<(i64, bool)> = statement
+        .query_map([series, first, last], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let are_fine_enough = chunks.iter().filter(|(_, inside)| *inside).count() * POINTS >= limit;
+    let mut points = Vec::new();
+    for (number, inside) in chunks {
+        let outlined =
+            if inside && are_fine_enough { content(connection, "metric_outlines", series, number)? } else { None };
+        let found = match outlined {
+            Some(found) => found,
+            None => content(connection, "metric_chunks", series, number)?.unwrap_or_default(),
+        };
+        points.extend(found.into_iter().filter(|point| (first..=last).contains(&point.step)));
+    }
+    Ok(points)
+}
+
+fn content(connection: &Connection, table: &str, series: i64, number: i64) -> Result<Option<Vec<Point>>> {
+    let sql = format!("SELECT content FROM {table} WHERE series_id = ? AND number = ?");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![series, number])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let damaged = |error: &dyn std::fmt::Display| Error::Damaged(error.to_string());
+    let content = row.get_ref(0)?.as_blob().map_err(|error| damaged(&error))?;
+    decode(content).map(Some).map_err(|error| damaged(&error))
+}

@@ -373,9 +373,8 @@ impl Database {
                 let direction = if order == Order::Descending { "DESC" } else { "ASC" };
                 let by = sort.expression();
                 // Those that have none come last in either order.
-                let missing =
-                    if sort == ExperimentSort::BestMetric { format!("{by} IS NULL, ") } else { String::new() };
-                let by = format!("ORDER BY {missing}{by} {direction}, experiments.id {direction}");
+                let missing = if sort == ExperimentSort::BestMetric { " NULLS LAST" } else { "" };
+                let by = format!("ORDER BY {by} {direction}{missing}, experiments.id {direction}");
                 // What is shown is worked out for the part that is wanted, and for the others only what they are
                 // sorted by.
                 let sql = format!(

@@ -3,6 +3,7 @@
 //! Everything is idempotent by share: an order that is heard twice, or after a restart of either side, changes nothing.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::process::{Child, Command, Stdio};
 
@@ -125,12 +126,15 @@ impl Shares {
         if let Err(error) = folder.create(&order) {
             return refused(format!("the agent cannot write to {}: {error}", folder.path().display()));
         }
+        // It outlives the agent, so it must not hold what the agent writes to; what it complains of is kept beside it.
+        let complaints = File::create(folder.path().join("complaints.log")).map_or_else(|_| Stdio::null(), Stdio::from);
         let started = Command::new(&machine.binary)
             .arg("task")
             .arg(folder.path())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(complaints)
             .spawn();
         let known = Known {
             share: share.clone(),

@@ -143,7 +143,7 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
     client = Stage("determined", [sys.executable, "scripts/build.py", "determined"], "see the lines above")
     suites = [
         name
-        for name in ("backend", "e2e", "compat", "detached", "core", "pages")
+        for name in ("backend", "e2e", "compat", "detached", "core", "managed", "pages")
         if any((ROOT / "tests" / name).glob("test_*.py"))
     ]
     return [

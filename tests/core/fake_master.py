@@ -25,6 +25,9 @@ class FakeMaster(ThreadingHTTPServer):
         self.preempt = threading.Event()
         self.calls: list[tuple[str, str, Any]] = []
         self.refused: list[str] = []
+        # Paths that are answered late.
+        self.slow = "nothing"
+        self.answered: list[str] = []
 
     @property
     def address(self) -> str:
@@ -63,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
             # Ranks that ask for themselves do not hear it at the same time.
             time.sleep(0.01 * (self.client_address[1] % 5))
             return self._answer({"preempt": told})
+        if re.fullmatch(self.server.slow, parts.path):
+            time.sleep(0.3)
+        self.server.answered.append(parts.path)
         if parts.path == "/api/v1/runs/start":
             return self._answer({"storageId": 3})
         return self._answer({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .conftest import SCRIPTS
 from .fake_master import TOKEN, fake_master
 
 ALLOCATION = "7.0b5b1a50-52e5-4e20-9b3e-0a8d1f3e0a11.2"
+METRICS = "/api/v1/trials/9/(metrics|reports)"
 CONFIG = {
     "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 50}},
     "data": {"set": "mnist"},
@@ -96,6 +98,21 @@ def test_hyperparameters_that_make_no_sense_end_the_trial_well(run: Runner, pyth
     with fake_master() as master:
         run(python, "-c", script, env=task(tmp_path, master.address)).expect(0)
         assert master.asked("/api/v1/trials/9/early_exit") == [{"reason": "EXITED_REASON_INVALID_HP"}]
+
+
+def test_a_checkpoint_is_known_when_the_metrics_before_it_are(run: Runner, python: Path, tmp_path: Path) -> None:
+    script = (
+        "import instep.core\n"
+        "with instep.core.init() as context:\n"
+        "    context.train.report_training_metrics(1, {'x': 1})\n"
+        "    with context.checkpoint.store_path({'steps_completed': 1}): pass\n"
+    )
+    with fake_master() as master:
+        # A worker that is killed behind its checkpoint takes with it what it has not delivered.
+        master.slow = METRICS
+        run(python, "-c", script, env=task(tmp_path, master.address)).expect(0)
+        order = [path for path in master.answered if re.fullmatch(f"{METRICS}|/api/v1/checkpoints", path)]
+        assert len(order) == 2 and order[1] == "/api/v1/checkpoints"
 
 
 def test_files_of_an_earlier_allocation_are_not_believed(run: Runner, python: Path, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from instep.core._tracking import Tracking
 
 logger = logging.getLogger("instep.core")
+# How long a checkpoint waits for metrics that are on their way; without them it is still better than none.
+DELIVERED_S = 60.0
 Selector = Callable[[str], bool]
 METADATA = "metadata.json"
 MANIFEST = "instep-manifest.json"
@@ -205,6 +207,8 @@ class CheckpointContext:
             "resources": {name: str(size) for name, size in resources},
             "training": {},
         }
+        # A run that goes on from here reports what comes behind it: what came before must be there by then.
+        tracking.reporter.flush(DELIVERED_S)
         # The UUID makes saying it twice the same as saying it once.
         tracking.call("POST", "/api/v1/checkpoints", body, repeat=True)
 

@@ -43,9 +43,11 @@ class Cluster:
         self.api = master.client.login()
         self.agents: dict[str, Running] = {}
 
-    def agent(self, name: str, slots: int, *options: str, python: Path | None = None) -> Running:
-        """Start an agent, or start it again, and wait until its slots are lent."""
-        words = ["--master", self.master.address, "--name", name, "--slots", str(slots)]
+    def agent(
+        self, name: str, slots: int, *options: str, python: Path | None = None, master: str | None = None
+    ) -> Running:
+        """Start an agent, or start it again, and wait until its slots are lent; `master` is another way to it."""
+        words = ["--master", master or self.master.address, "--name", name, "--slots", str(slots)]
         words += ["--python", str(python or self._interpreter), "--state-folder", str(self._folder / name), *options]
         environment = {"HOME": str(self._folder), "DET_DEBUG_CONFIG_PATH": str(self._folder / "client")}
         process = self._run.start(self._instep, "agent", *words, env=environment)

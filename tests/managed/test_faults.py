@@ -146,7 +146,6 @@ def test_an_agent_that_is_stopped_in_order_leaves_its_work_running(work: Work) -
     work.begin("training")
     work.wait_for("training")
     work.end(agent, signal.SIGTERM)
-    assert "1 tasks still run" in agent.stderr + agent.stdout
     work.agent()
     work.release("training")
     work.check()

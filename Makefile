@@ -10,7 +10,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## build, then train something distributed and show where to look
-	@.venv/bin/instep demo $(ARGS)
+	@test ! -e build/demo/master.db || .venv/bin/instep down --db build/demo/master.db
+	@rm -rf build/demo
+	@.venv/bin/instep demo --keep build/demo $(ARGS)
 
 test: ## everything CI runs, fastest first
 	@$(PYTHON) scripts/test.py all

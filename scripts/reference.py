@@ -84,7 +84,7 @@ COMMANDS = {
         "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"
         "is in [a guide](../guides/which-backend.md)."
     ),
-    "demo": "Needs the wheel: the demo is Python. Without torch it trains a model in plain Python.",
+    "demo": "Needs the wheel: the demo is Python. Without torch it trains a model in plain Python and does not search.",
     "completion": "",
 }
 

@@ -203,27 +203,3 @@ def test_every_rank_draws_the_samples_torch_documents(python: Path, run: Runner)
         "assert [steps(w) for w in (1, 2, 4, 8, 16)] == [64, 32, 16, 8, 4]",
     ]
     run(python, "-c", "\n".join(program)).expect(0)
-
-
-def test_demo_with_torch_survives_its_own_kill(python: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
-    kept = tmp_path / "kept"
-    environment = {"INSTEP_BINARY": str(instep), "NO_COLOR": "1"}
-    shown = run(python, "-m", "instep.demo", "--ranks", "2", "--keep", kept, env=environment).expect(0)
-    told = [line for line in shown.stdout.splitlines() if line.startswith("==> ")]
-
-    def hidden(found: re.Match[str]) -> str:
-        return "" if found[0].startswith(" (pid") else "ADDRESS"
-
-    assert [re.sub(r" \(pid.*|http://[^/]+", hidden, line) for line in told] == [
-        "==> training a small MLP with torch on 2 CPU ranks for 20 epochs",
-        "==> its loss is drawn at ADDRESS/det/experiments/1",
-        "==> killing rank 1",
-        "==> instep stopped the others and restarts all 2",
-        "==> resumed from the snapshot at epoch 6",
-        "==> done",
-    ]
-    assert "\x1b" not in shown.stdout
-    assert (kept / "snapshot.pt").is_file()
-    # Twenty epochs, although some were trained twice.
-    assert "20 points of the loss, experiment 1" in shown.stdout
-    assert (kept / "master.db").is_file()

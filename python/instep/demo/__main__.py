@@ -1,4 +1,4 @@
-"""Runs the demo: starts the job, kills a rank, checks that the job recovered and says how it went.
+"""Runs the demo: starts the job, kills a rank, checks that the job recovered, then searches; says how it went.
 
 `instep demo` names itself in INSTEP_BINARY, so that the binary that was called is the one that runs the job.
 Exit status: 0 when everything went as announced, 1 when something did not, 130 after Ctrl-C.
@@ -22,7 +22,8 @@ from pathlib import Path
 from instep import _binary
 from instep.demo.console import Console
 from instep.demo.events import EVENTS_FILE, Event, EventReader
-from instep.demo.tracking import DATABASE, OwnMaster, Run, TrackingError
+from instep.demo.search import RANKS, SLOTS, TRIALS, Outcome, Search, SearchError
+from instep.demo.tracking import DATABASE, Client, OwnMaster, Run, TrackingError
 
 TOTAL_EPOCHS = 20
 SAVE_EVERY = 5
@@ -76,6 +77,7 @@ class Demo:
         self._record = Record()
         self._master: OwnMaster | None = None
         self._run: Run | None = None
+        self._outcome: Outcome | None = None
 
     def run(self) -> str | None:
         """Play the whole story; return what went wrong, if anything did."""
@@ -86,25 +88,53 @@ class Demo:
                 "    (every rank imports torch first, which takes a few seconds, and again after a restart)"
             )
         began = time.monotonic()
+        try:
+            problem = self._first_act()
+            if problem is None:
+                self._summarise(time.monotonic() - began)
+                problem = self._second_act()
+        finally:
+            if self._master is not None:
+                self._master.stop()
+        if problem is None:
+            self._end(time.monotonic() - began)
+        return problem
+
+    def _first_act(self) -> str | None:
         self._tracked(self._begin_recording)
         problem: str | None = "it was interrupted"
         try:
             problem = self._problem(self._run_job())
         finally:
             self._tracked(lambda: self._end_recording(well=problem is None))
-            if self._master is not None:
-                self._master.stop()
-        if problem is None:
-            self._summarise(time.monotonic() - began)
         return problem
 
+    def _second_act(self) -> str | None:
+        """A search on slots of our own, whoever recorded the first act."""
+        if not self._options.with_torch:
+            self._console.plain("    (the second act, a search with two ranks a trial, needs torch: left out)")
+            return None
+        self._console.narrate(
+            f"searching with adaptive_asha: {TRIALS} trials of {RANKS} DDP ranks each, on {SLOTS} slots"
+        )
+        try:
+            master = self._own_master()
+            search = Search(Client(master.address), self._folder, self._console)
+            self._outcome = search.run(launcher(), master.environment)
+        except (SearchError, TrackingError) as error:
+            return str(error)
+        return None
+
+    def _own_master(self) -> OwnMaster:
+        if self._master is None:
+            slots = SLOTS if self._options.with_torch else 0
+            self._master = OwnMaster(launcher(), self._folder, slots=slots, environment=worker_environment())
+        return self._master
+
     def _begin_recording(self) -> None:
-        address = os.environ.get("INSTEP_MASTER")
-        if not address:
-            self._master = OwnMaster(launcher(), self._folder)
-            address = self._master.address
-        self._run = Run(address, self._options.ranks)
-        self._console.narrate(f"its loss is drawn at {self._run.page}")
+        client = Client.of_environment() or Client(self._own_master().address)
+        self._run = Run(client, self._options.ranks)
+        self._console.narrate(f"its loss is drawn at {client.page(self._run.experiment)}")
 
     def _end_recording(self, *, well: bool) -> None:
         if self._run is not None:
@@ -221,11 +251,18 @@ class Demo:
         rows = [("ranks", str(options.ranks)), ("epochs", epochs), ("kills", kills), ("restarts", str(record.restarts))]
         if record.killed_at is not None and record.recovered_at is not None:
             rows.append(("kill to first step after restart", f"{record.recovered_at - record.killed_at:.2f} s"))
-        rows += [("final loss", f"{record.losses[0]:.6f}, the same on every rank"), ("whole demo", f"{seconds:.1f} s")]
+        rows += [("final loss", f"{record.losses[0]:.6f}, the same on every rank"), ("took", f"{seconds:.1f} s")]
         if self._run is not None and record.recorded is not None:
             rows.append(("recorded", f"{record.recorded} points of the loss, experiment {self._run.experiment}"))
-        self._console.narrate("done")
+        self._console.narrate("trained")
         self._console.table(rows)
+        self._console.plain()
+
+    def _end(self, seconds: float) -> None:
+        """Say how the search went and what can be done next."""
+        self._console.narrate("done")
+        rows = [] if self._outcome is None else self._outcome.rows(kept=self._options.keep is not None)
+        self._console.table([*rows, ("whole demo", f"{seconds:.1f} s")])
         self._console.plain()
         if not torch_installed():
             self._console.plain(f"torch is not installed for {sys.executable}: the model was plain Python.")
@@ -240,12 +277,19 @@ class Demo:
         if not torch_installed():
             steps.insert(0, (f"{sys.executable} -m pip install torch", "then run the demo again, with torch"))
         if self._options.keep is not None:
-            steps.append((f"ls {self._options.keep}", "snapshot and events of this run"))
+            steps.append((f"ls {self._options.keep}", "snapshot, code and checkpoints of this run"))
             if self._master is not None:
-                steps.append((f"instep master --db {self._options.keep / DATABASE}", "its charts in the browser"))
+                steps += self._ways_to_look(self._options.keep / DATABASE, self._master)
         elif self._master is not None:
             steps.append(("instep demo --keep DIR", "keep the run, to look at its charts afterwards"))
         return steps
+
+    def _ways_to_look(self, database: Path, master: OwnMaster) -> list[tuple[str, str]]:
+        page = f"{master.address}/det/experiments"
+        if self._outcome is not None:
+            page += f"/{self._outcome.experiment}"
+        again = f"instep up --slots 0 --port {master.port} --db {database}"
+        return [(again, f"its charts in the browser, at {page}"), (f"instep down --db {database}", "and away again")]
 
 
 def launcher() -> str | Path:
@@ -304,7 +348,9 @@ def demo_folder(keep: Path | None) -> Iterator[Path]:
 def parse_options() -> Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="instep demo", description="Train on a few local ranks, kill one on purpose and watch the job recover."
+        prog="instep demo",
+        description="Train on a few local ranks, kill one on purpose and watch the job recover. "
+        "Then, with torch, search for good hyperparameters on a cluster of this machine's slots.",
     )
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="number of ranks (default 4)")
     parser.add_argument("--no-kill", action="store_true", help="train undisturbed")
@@ -333,7 +379,7 @@ def main() -> int:
     except _binary.BinaryNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    except OSError as error:
+    except (OSError, TrackingError) as error:
         problem = str(error)
     if problem is not None:
         console.error(f"the demo failed: {problem}", "run `instep doctor`, and look at the output above")

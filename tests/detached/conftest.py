@@ -97,7 +97,7 @@ class Master:
         """Start it, after the first time on the same port."""
         words = ("master", "--port", str(self.port), "--db", str(self.database), *options)
         self.process = self._start(self._instep, *words)
-        pattern = re.compile(r"listening on (http://127\.0\.0\.1:(\d+))")
+        pattern = re.compile(r"listening on (http://\S+:(\d+)) ")
         wait_until(
             lambda: pattern.search(self.process.stdout) or self.process.poll() is not None, 30, "the master to listen"
         )

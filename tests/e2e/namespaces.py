@@ -9,6 +9,8 @@ Needs root and iproute2.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import uuid
@@ -19,6 +21,9 @@ from pathlib import Path
 import pytest
 
 from conftest import Runner, Running
+
+# From linux/sched.h.
+CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,16 @@ class Node:
         """Start a command there; the process that `Running` knows is the command itself."""
         environment = {**env, "GLOO_SOCKET_IFNAME": self.interface}
         return run.start("ip", "netns", "exec", self.namespace, *command, env=environment, cwd=cwd)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be there: what this thread starts and connects to meanwhile is there, and stays there."""
+        with Path("/proc/thread-self/ns/net").open() as before, Path("/run/netns", self.namespace).open() as inside:
+            move_to(inside.fileno())
+            try:
+                yield
+            finally:
+                move_to(before.fileno())
 
     def listeners(self, process: int | None = None) -> set[tuple[str, int]]:
         """Addresses and ports that are listened on there, by one process or any."""
@@ -76,6 +91,11 @@ class Network:
             ip("-n", node.namespace, "address", "add", f"{node.ipv6}/64", "dev", node.interface, "nodad")
             ip("-n", node.namespace, "link", "set", node.interface, "up")
 
+    def forget_ipv4(self) -> None:
+        """Leave every node its IPv6 address alone."""
+        for node in self.nodes:
+            ip("-n", node.namespace, "address", "delete", f"{node.ipv4}/24", "dev", node.interface)
+
     def cut_link(self, node: Node) -> None:
         """Pull the cable of one node out of the switch; nobody is told."""
         ip("-n", self._switch, "link", "set", node.interface, "nomaster")
@@ -84,6 +104,13 @@ class Network:
         # Deleting a namespace deletes its interfaces, once the last process in it has ended.
         for namespace in (*(node.namespace for node in self.nodes), self._switch):
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+def move_to(namespace: int) -> None:
+    """Move this thread to the network of an open namespace; os.setns came with Python 3.12."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "setns")
 
 
 def ip(*words: str) -> str:

@@ -33,6 +33,7 @@ class Cluster:
         master: Master,
         folder: Path,
         wait_until: Callable[..., None],
+        api: Client | None = None,
     ) -> None:
         self._run = run
         self._instep = instep
@@ -40,7 +41,7 @@ class Cluster:
         self._folder = folder
         self.wait_until = wait_until
         self.master = master
-        self.api = master.client.login()
+        self.api = api or master.client.login()
         self.agents: dict[str, Running] = {}
 
     def agent(

@@ -14,7 +14,7 @@
 //! | [`supervisor`] | the inner one: the steps of a share in their order |
 //! | [`view`] | a `/run/determined` and a `/tmp` of its own |
 //! | [`preparation`], [`context`], [`information`], [`storage`], [`master`] | what is done before the entrypoint |
-//! | [`environment`], [`entrypoint`] | what is started, with which variables |
+//! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
 //! | [`output`], [`spool`] | where its output goes |
 //! | [`tree`] | the end of everything that was started |
 //! | [`privileges`] | as whom it runs |
@@ -24,6 +24,7 @@ pub mod entrypoint;
 pub mod environment;
 pub mod guardian;
 pub mod information;
+pub mod interface;
 pub mod master;
 pub mod output;
 pub mod preparation;

@@ -30,7 +30,7 @@ use super::environment::{Variables, find_program, variables};
 use super::master::{self, Meeting};
 use super::output::Output;
 use super::view::{self, View, ViewError, Wanted};
-use super::{information, preparation, privileges, tree};
+use super::{information, interface, preparation, privileges, tree};
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{StopOrder, TaskOrder};
 
@@ -212,6 +212,11 @@ impl Supervisor {
     }
 
     fn run_entrypoint(&mut self, mut all: Variables, place: &Path, meeting: &Meeting) -> Result<(), Ended> {
+        if let (2.., Some(own)) = (meeting.addresses.len(), meeting.addresses.get(meeting.rank))
+            && let Some(name) = interface::of_address(own)
+        {
+            all.entry(interface::VARIABLE.into()).or_insert_with(|| name.into());
+        }
         let program = program(&self.order.start.entrypoint, |path| place.join(path).is_file());
         if program.launcher {
             let port = self.order.start.environment.get("C10D_PORT").cloned().unwrap_or_else(|| "29400".to_owned());

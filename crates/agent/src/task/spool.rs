@@ -128,8 +128,9 @@ fn send(shared: &Shared, client: &Client) {
         }
         let delivered = match client.post_json(ROUTE, &request(&batch), &[]) {
             Ok(_) => true,
-            // The master has heard it and does not want it; it will not want it later either.
-            Err(Error::Refused { status: 400 | 403 | 404 | 413 | 422, .. }) => true,
+            // The master has heard it and does not want it; it will not want it later either. 401 means that it has
+            // given the allocation up, and with it the token.
+            Err(Error::Refused { status: 400 | 401 | 403 | 404 | 413 | 422, .. }) => true,
             Err(_) => false,
         };
         let mut state = shared.lock();

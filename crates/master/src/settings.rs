@@ -233,9 +233,8 @@ impl Settings {
         let fitting = if self.text("scheduler.fitting_policy") == "worst" { Fitting::Worst } else { Fitting::Best };
         let window = self.text("agent_reconnect_wait").parse().unwrap_or_default();
         ClusterOptions {
-            reconnect_window: Duration::from_secs(window),
             scheduling: schedule::Settings { rule, fitting, ..schedule::Settings::default() },
-            ..ClusterOptions::default()
+            ..ClusterOptions::with_window(Duration::from_secs(window))
         }
     }
 
@@ -281,8 +280,9 @@ fn check(key: &Key, value: &str) -> Result<(), String> {
         Kind::Port => value.parse::<u16>().map(drop).map_err(|_| format!("`{value}` is not a port, 0 to 65535")),
         Kind::Truth => value.parse::<bool>().map(drop).map_err(|_| format!("`{value}` is neither true nor false")),
         Kind::Seconds => match value.parse::<u32>() {
-            Ok(1..=86_400) => Ok(()),
-            _ => Err(format!("`{value}` is not a number of seconds, 1 to 86400")),
+            // Agents send a ping every second, at most: some have to fit in.
+            Ok(3..=86_400) => Ok(()),
+            _ => Err(format!("`{value}` is not a number of seconds, 3 to 86400")),
         },
         // A hundred years, so that no time overflows.
         Kind::Hours => match value.parse::<u32>() {

@@ -17,8 +17,6 @@ use super::experiments::DEFAULT_POOL;
 use super::{Refusal, Reply};
 use crate::clock::now;
 
-/// How often agents send a ping; three times that in silence means that the connection is dead.
-pub(crate) const PING_SECONDS: u32 = 5;
 /// Before SIGKILL, for what the failure of another share takes along.
 const GANG_GRACE_SECONDS: u32 = 5;
 
@@ -152,7 +150,7 @@ impl Actor {
             master_id: self.master_id.clone(),
             cluster_id: self.database.cluster_id().to_owned(),
             window_seconds: u32::try_from(self.options.reconnect_window.as_secs()).unwrap_or(u32::MAX),
-            ping_seconds: PING_SECONDS,
+            ping_seconds: self.options.ping_seconds(),
         };
         self.later(Act::Order(name.clone(), Order::Welcome(welcome)));
         self.compare(&name, hello.shares);

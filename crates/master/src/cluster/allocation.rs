@@ -85,8 +85,6 @@ pub(crate) struct Calls {
     pub signal: watch::Sender<Signal>,
     /// By rank.
     pub rendezvous: BTreeMap<usize, Reply<RendezvousInfo>>,
-    /// Ranks that have been answered.
-    pub met: BTreeSet<usize>,
     /// By the callers' own identifiers.
     pub gathering: BTreeMap<String, (Value, Reply<Vec<Value>>)>,
 }
@@ -96,7 +94,6 @@ impl Default for Calls {
         Calls {
             signal: watch::Sender::new(Signal::GoOn),
             rendezvous: BTreeMap::new(),
-            met: BTreeSet::new(),
             gathering: BTreeMap::new(),
         }
     }

@@ -45,7 +45,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::notices::Notices;
 pub(crate) use actor::Actor;
-pub(crate) use agents::PING_SECONDS;
 pub(crate) use allocation::Signal;
 pub(crate) use changes::{Availability, JobChange};
 pub(crate) use collection::given_up_by;
@@ -53,6 +52,11 @@ pub(crate) use experiments::DEFAULT_POOL;
 pub(crate) use placing::{Measures, Passes};
 pub(crate) use policies::check_policies;
 
+/// Between two pings of an agent, at most.
+const LONGEST_PING_SECONDS: u32 = 5;
+/// What an agent that is cut off needs to end its work: five seconds that tasks are left to end in order, and as many in
+/// case the machine is busy.
+const ENDING: Duration = Duration::from_secs(10);
 /// Commands that may wait before callers do.
 const QUEUE: usize = 1024;
 
@@ -90,12 +94,32 @@ pub struct ClusterOptions {
 
 impl Default for ClusterOptions {
     fn default() -> Self {
-        ClusterOptions {
-            reconnect_window: Duration::from_secs(25),
-            margin: Duration::from_secs(3 * PING_SECONDS as u64 + 10),
+        ClusterOptions::with_window(Duration::from_secs(25))
+    }
+}
+
+impl ClusterOptions {
+    /// The usual ones, with another window.
+    pub fn with_window(reconnect_window: Duration) -> ClusterOptions {
+        let mut options = ClusterOptions {
+            reconnect_window,
+            margin: ENDING,
             scheduling: schedule::Settings::default(),
             default_priority: 42,
-        }
+        };
+        options.margin += options.silence();
+        options
+    }
+
+    /// How often agents send a ping. Several have to fit into the window: tasks count it from the last answer.
+    pub(crate) fn ping_seconds(&self) -> u32 {
+        let sixth = u32::try_from(self.reconnect_window.as_secs() / 6).unwrap_or(u32::MAX);
+        sixth.clamp(1, LONGEST_PING_SECONDS)
+    }
+
+    /// Silence after which a connection to an agent is dead.
+    pub(crate) fn silence(&self) -> Duration {
+        Duration::from_secs(3 * u64::from(self.ping_seconds()))
     }
 }
 
@@ -104,6 +128,7 @@ impl Default for ClusterOptions {
 pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
     measures: Arc<Measures>,
+    silence: Duration,
 }
 
 impl Cluster {
@@ -116,7 +141,7 @@ impl Cluster {
     ) -> instep_database::Result<Cluster> {
         let (commands, received) = mpsc::channel(QUEUE);
         let measures = Arc::new(Measures::default());
-        let cluster = Cluster { commands, measures: Arc::clone(&measures) };
+        let cluster = Cluster { commands, measures: Arc::clone(&measures), silence: options.silence() };
         let mut actor = Actor::new(database, notices, master_id, options, measures);
         actor.restore().await?;
         tokio::spawn(actor.run(received));
@@ -145,6 +170,11 @@ impl Cluster {
             let _ = reply.send(Ok(look(actor)));
         })
         .await
+    }
+
+    /// Silence after which a connection to an agent is dead.
+    pub(crate) fn silence(&self) -> Duration {
+        self.silence
     }
 
     /// How long passes of the scheduler take.

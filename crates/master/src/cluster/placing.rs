@@ -103,12 +103,10 @@ impl Actor {
         let (start, preempt, waiting) = (plan.start.len(), plan.preempt.len(), plan.waiting.len());
         tracing::debug!(?took, start, preempt, waiting, "a scheduling pass");
         for waiting in plan.waiting {
+            // Not stored: every pass finds it anew, also the first one of the next master, and with thousands that wait
+            // nearly all reasons change whenever a slot does.
             if let Some(allocation) = self.allocations.get_mut(&waiting.request) {
-                let reason = waiting.reason.to_string();
-                if allocation.reason != reason {
-                    allocation.reason = reason;
-                    self.changed.allocations.insert(waiting.request);
-                }
+                allocation.reason = waiting.reason.to_string();
             }
         }
         for preempt in plan.preempt {

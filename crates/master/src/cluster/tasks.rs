@@ -35,7 +35,7 @@ impl Actor {
         };
         // A caller that has gone away may ask again: its answer was lost.
         let waits = allocation.calls.rendezvous.get(&rank).is_some_and(|earlier| !earlier.is_closed());
-        if waits || allocation.calls.met.contains(&rank) {
+        if waits {
             let what = format!("resources {resources} have already asked for the rendezvous");
             return self.answer(reply, Err(Refusal::Invalid(what)));
         }
@@ -43,31 +43,24 @@ impl Actor {
         self.try_to_meet(name);
     }
 
-    /// Answers all shares once all run and have asked.
+    /// Answers all shares once all run and have asked. That they have is stored first: after a restart of the master,
+    /// those who were answered do not ask again, and the others must not wait for them.
     pub(super) fn try_to_meet(&mut self, name: &str) {
-        let Some(allocation) = self.allocations.get_mut(name) else { return };
+        let Some(allocation) = self.allocations.get(name) else { return };
         let Some(placed) = &allocation.placed else { return };
-        let ranks = 0..placed.shares.len();
-        let here = |rank: &usize| {
-            allocation.calls.met.contains(rank)
-                || allocation.calls.rendezvous.get(rank).is_some_and(|caller| !caller.is_closed())
-        };
-        let all_run = placed.shares.iter().all(|share| share.started);
-        // After a restart of the master, those who were answered before do not ask again.
-        let complete = allocation.ready || all_run && ranks.clone().all(|rank| here(&rank));
-        if !complete {
+        let waits = |rank: usize| allocation.calls.rendezvous.get(&rank).is_some_and(|caller| !caller.is_closed());
+        let all_here = || placed.shares.iter().all(|share| share.started) && (0..placed.shares.len()).all(waits);
+        if !allocation.ready && !all_here() {
             return;
         }
-        for rank in ranks {
-            let (Some(reply), Some(info)) = (allocation.calls.rendezvous.remove(&rank), allocation.meeting(rank))
-            else {
-                continue;
-            };
-            if reply.send(Ok(info)).is_ok() {
-                allocation.calls.met.insert(rank);
-            }
-        }
         self.become_ready(name);
+        let Some(allocation) = self.allocations.get_mut(name) else { return };
+        let callers = std::mem::take(&mut allocation.calls.rendezvous);
+        let answers: Vec<_> =
+            callers.into_iter().filter_map(|(rank, reply)| Some((reply, allocation.meeting(rank)?))).collect();
+        for (reply, meeting) in answers {
+            self.answer(reply, Ok(meeting));
+        }
     }
 
     fn become_ready(&mut self, name: &str) {

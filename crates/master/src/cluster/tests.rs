@@ -223,7 +223,7 @@ fn a_trial_waits_runs_and_completes() {
     let Share { allocation, resources } = start.share.clone();
     let meet = || master.wait(master.cluster().rendezvous(allocation.clone(), resources.clone()));
     assert_eq!(meet().unwrap().addresses, ["one.example"]);
-    assert!(matches!(meet(), Err(Refusal::Invalid(_))), "a second time");
+    assert_eq!(meet().unwrap().addresses, ["one.example"], "an answer that was lost is given again");
     assert_eq!(signal(&master, &allocation), Some(Signal::GoOn));
     agent.exited(&master, &start.share, Exit::Code { code: 0 });
     assert_eq!(master.state(id), State::Completed);
@@ -424,6 +424,36 @@ fn agents_that_do_not_fit_are_refused() {
     assert!(refused(other).contains("connected already"));
     assert!(refused(Hello { protocol: VERSION + 1, ..hello("two", 1, vec![]) }).contains("version"));
     assert!(refused(hello("no name", 1, vec![])).contains("name of an agent"));
+}
+
+#[test]
+fn who_has_met_the_others_is_not_waited_for_after_a_restart() {
+    let mut master = Master::new(ClusterOptions::default());
+    let (mut one, mut two) = (master.agent("one", 2, vec![]), master.agent("two", 2, vec![]));
+    let _ = master.submit(&format!("{SINGLE} resources: {{slots_per_trial: 4}}}}"));
+    let (first, second) = (one.start(&master), two.start(&master));
+    one.started(&master, &first.share);
+    two.started(&master, &second.share);
+    let meet = |master: &Master, share: &Share| {
+        let (cluster, share) = (master.cluster().clone(), share.clone());
+        let runtime = master.runtime.as_ref().unwrap();
+        runtime.spawn(async move { cluster.rendezvous(share.allocation, share.resources).await })
+    };
+    let (early, late) = (meet(&master, &first.share), meet(&master, &second.share));
+    assert!(master.wait(early).unwrap().is_ok() && master.wait(late).unwrap().is_ok());
+    master.restart();
+    // The answer to one of them was lost with the master.
+    let again = meet(&master, &second.share);
+    assert!(master.wait(again).unwrap().is_ok());
+}
+
+#[test]
+fn several_pings_fit_into_every_window() {
+    for seconds in [3, 6, 25, 86_400] {
+        let options = ClusterOptions::with_window(Duration::from_secs(seconds));
+        assert!(options.silence() <= options.reconnect_window, "{seconds}");
+        assert!(options.margin > options.silence(), "{seconds}");
+    }
 }
 
 /// A large cluster and a long queue; run with `--nocapture` to see how long a pass takes.

@@ -10,7 +10,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::Reply;
 use crate::clock::now;
-use crate::cluster::{Cluster, PING_SECONDS, Refusal};
+use crate::cluster::{Cluster, Refusal};
 use crate::passwords::token_hash;
 use crate::random;
 
@@ -22,8 +22,6 @@ const LONGEST_MESSAGE: usize = 4 << 20;
 const LONGEST_NAME: usize = 100;
 /// How long an agent may take to say who it is.
 const HELLO: Duration = Duration::from_secs(10);
-/// Silence after which a connection is dead.
-const SILENCE: Duration = Duration::from_secs(3 * PING_SECONDS as u64);
 
 pub(crate) async fn connect(mut call: Call) -> Result<Reply, Failure> {
     let Some(upgrade) = call.upgrade.take() else {
@@ -103,19 +101,20 @@ async fn converse(
     connection: u64,
     orders: &mut mpsc::Receiver<Order>,
 ) {
-    let mut deadline = tokio::time::Instant::now() + SILENCE;
+    let silence = cluster.silence();
+    let mut deadline = tokio::time::Instant::now() + silence;
     loop {
         tokio::select! {
             order = orders.recv() => {
                 // The sender is gone when another connection has taken this one's place.
                 let Some(order) = order else { return };
-                if tokio::time::timeout(SILENCE, send(socket, &order)).await.is_err() {
+                if tokio::time::timeout(silence, send(socket, &order)).await.is_err() {
                     return;
                 }
             }
             heard = socket.recv() => {
                 let Some(Ok(message)) = heard else { return };
-                deadline = tokio::time::Instant::now() + SILENCE;
+                deadline = tokio::time::Instant::now() + silence;
                 match message {
                     Message::Text(text) => {
                         let Ok(report) = serde_json::from_str::<Report>(text.as_str()) else {

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,8 @@ GRID = {
     "searcher": {"name": "grid", "metric": "x"},
     "hyperparameters": {"y": {"type": "categorical", "vals": [1, 2, 3]}},
 }
+
+TWO = {"y": {"type": "categorical", "vals": [1, 2]}}
 
 
 @pytest.fixture
@@ -196,6 +199,30 @@ def test_a_short_cut_is_not_noticed_by_the_work(work: Work, relay: Relay) -> Non
     relay.mend()
     work.check()
     assert work.runs() == ["1 0"], work.log()
+
+
+@pytest.mark.parametrize("window", [3])
+def test_work_that_is_cut_off_ends_before_others_take_it(work: Work, relay: Relay) -> None:
+    # One agent is behind a network that is cut, the other dies and does not come back for long.
+    work.agent(master=relay.address)
+    dies = work.agent("two")
+    # The scripts do not care about SIGTERM.
+    work.begin("training", variables=("STUBBORN=1",), **{**GRID, "hyperparameters": TWO})
+    for trial in (1, 2):
+        work.cluster.wait_until(lambda: len(work.runs()) == 2, 60, work.log)
+        work.cluster.wait_for_steps(trial, 6)
+    work.agent("three", slots=2)
+    relay.cut()
+    work.end(dies, signal.SIGKILL)
+    for find in (partial(work.worker, "one"), partial(work.worker, "two")):
+        work.cluster.wait_until(lambda: find() is None, 30, lambda: f"the work to end by itself: {work.left()}")  # noqa: B023
+    # It is given to others only later; else these would find the locks of the first.
+    work.cluster.wait_until(lambda: len(work.runs()) == 4, 60, "the work to be taken by others")
+    work.release("training")
+    relay.mend()
+    work.agent("two")
+    work.check(trials=2)
+    assert sorted(work.runs()) == ["1 0", "1 4", "2 0", "2 4"]
 
 
 @pytest.mark.soak

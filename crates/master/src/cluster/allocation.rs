@@ -91,11 +91,7 @@ pub(crate) struct Calls {
 
 impl Default for Calls {
     fn default() -> Calls {
-        Calls {
-            signal: watch::Sender::new(Signal::GoOn),
-            rendezvous: BTreeMap::new(),
-            gathering: BTreeMap::new(),
-        }
+        Calls { signal: watch::Sender::new(Signal::GoOn), rendezvous: BTreeMap::new(), gathering: BTreeMap::new() }
     }
 }
 

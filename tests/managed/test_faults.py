@@ -111,7 +111,15 @@ def test_killed_tasks_are_not_held_against_the_trial(work: Work, victims: tuple[
         kill(work, *find)
         work.release(moment)
     work.check()
-    assert work.runs()[-4:] == ["1 0", "1 4", "1 4", "1 12"]
+    runs = work.runs()
+    if len(victims) == 1:
+        assert runs[-4:] == ["1 0", "1 4", "1 4", "1 12"]
+    else:
+        # It is the agent that ends the worker then, which may have come some steps further by that time.
+        starts = [int(run.split()[1]) for run in runs]
+        assert len(starts) > 1
+        assert starts == sorted(starts)
+        assert set(starts) <= {0, 4, 8, 12}
 
 
 def test_killed_agents_find_their_work_again(work: Work) -> None:

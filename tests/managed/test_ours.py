@@ -58,6 +58,9 @@ def test_search_is_followed_to_its_end(run: Runner, instep: Path, python: Path, 
 def test_more_important_work_takes_the_slots_and_gives_them_back(
     run: Runner, instep: Path, python: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
+    # As in Determined, nobody has to make room unless the master is told so.
+    cluster.master.stop()
+    cluster.master.start(cluster.wait_until, "--preemption")
     cluster.agent("one", 4, python=python)
     seen = tmp_path / "seen"
     seen.mkdir()

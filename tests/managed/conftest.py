@@ -20,6 +20,18 @@ CONTEXTS = Path(__file__).parent / "contexts"
 # What no experiment leaves by itself, or only by being deleted.
 TERMINAL = {"STATE_COMPLETED", "STATE_CANCELED", "STATE_ERROR"}
 Json = dict[str, Any]
+# The search of Determined's tutorial.
+SEARCH = {
+    "hyperparameters": {"increment_by": {"type": "int", "minval": 1, "maxval": 8}},
+    "searcher": {
+        "name": "adaptive_asha",
+        "metric": "x",
+        "smaller_is_better": False,
+        "max_trials": 10,
+        "time_metric": "batches",
+        "max_time": 100,
+    },
+}
 
 
 class Cluster:

@@ -10,7 +10,7 @@ import pytest
 from conftest import Running
 from detached.det import Commands
 
-from .conftest import CONTEXTS, Cluster, rows
+from .conftest import CONTEXTS, SEARCH, Cluster, rows
 
 TUTORIAL = CONTEXTS / "tutorial"
 
@@ -72,19 +72,7 @@ def test_checkpoints_with_pause_and_activate(cluster: Cluster, det: Commands) ->
 
 def test_adaptive_search(cluster: Cluster, det: Commands) -> None:
     cluster.agent("one", 4)
-    config = cluster.config(
-        "python3 checkpoints.py 0",
-        hyperparameters={"increment_by": {"type": "int", "minval": 1, "maxval": 8}},
-        searcher={
-            "name": "adaptive_asha",
-            "metric": "x",
-            "smaller_is_better": False,
-            "max_trials": 10,
-            "time_metric": "batches",
-            "max_time": 100,
-        },
-        reproducibility={"experiment_seed": 1},
-    )
+    config = cluster.config("python3 checkpoints.py 0", **SEARCH, reproducibility={"experiment_seed": 1})
     det(["e", "create", str(cluster.written(config)), str(TUTORIAL)])
     experiment = cluster.wait_for(1, "STATE_COMPLETED", 150)
     trials = cluster.trials(1)

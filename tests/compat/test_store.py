@@ -211,8 +211,10 @@ def test_queues(store: TCPStore, connect: Callable[[], TCPStore]) -> None:
     poppers = [connect() for _ in range(5)]
 
     def push_all() -> None:
+        # By then all wait: torch's client waits and then takes, and one that comes late can take another's item.
+        time.sleep(0.5)
         for item in range(5):
-            time.sleep(0.02)
+            time.sleep(0.05)
             store.queue_push("q", str(item))
 
     results = in_threads(push_all, *(lambda popper=popper: popper.queue_pop("q") for popper in poppers))

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import Runner
 
-from .conftest import Client, Master
+from .conftest import Client, Failed, Master
 from .det import Commands, det
 from .trial import finish, make_trial, refused, report, save
 
@@ -76,7 +76,6 @@ def test_links_are_not_followed(api: Client, tmp_path: Path) -> None:
     [
         "{type: directory, container_path: relative}",
         "{type: directory, container_path: /tmp/../etc}",
-        "{type: shared_fs, host_path: /tmp, storage_path: ../etc}",
         "{type: s3, bucket: far-away}",
     ],
 )
@@ -91,6 +90,15 @@ def test_storage_out_of_reach_is_said(api: Client, storage: str) -> None:
     # What the master cannot reach it forgets all the same.
     api("DELETE", "/api/v1/checkpoints", {"checkpointUuids": [uuid]})
     assert api("GET", f"/api/v1/checkpoints/{uuid}")["checkpoint"]["state"] == "STATE_DELETED"
+
+
+def test_storage_that_leaves_its_folder_is_refused(api: Client) -> None:
+    storage = "{type: shared_fs, host_path: /tmp, storage_path: ../etc}"
+    config = f"name: x\nsearcher: {{name: single, metric: loss}}\ncheckpoint_storage: {storage}\n"
+    with pytest.raises(Failed) as refusal:
+        api("POST", "/api/v1/experiments", {"config": config, "unmanaged": True})
+    assert refusal.value.status == 400
+    assert "checkpoint_storage.storage_path" in refusal.value.message
 
 
 def test_files_are_deleted_in_part_and_whole(api: Client, master: Master, tmp_path: Path) -> None:

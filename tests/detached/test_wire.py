@@ -348,7 +348,9 @@ def test_a_body_beyond_the_limit_is_refused(api: Client) -> None:
         status, _, body = api.raw("POST", f"/api/v1/trials/{trial}/metrics", b" " * (9 << 20))
         assert (status, "larger than" in body.decode()) == (413, True)
     assert api("GET", "/api/v1/me")
-    large = json.dumps({"config": CONFIG, "unmanaged": True, "modelDefinition": ["x" * (94 << 20)]}).encode()
+    # Zeros in base64, as many as a context may have.
+    code = {"path": "weights", "type": 48, "content": "AAAA" * ((94 << 20) // 3), "mode": 0o100644}
+    large = json.dumps({"config": CONFIG, "unmanaged": True, "modelDefinition": [code]}).encode()
     status, _, _ = api.raw("POST", "/api/v1/experiments", large)
     assert status == 200, "an experiment may come with its code"
 

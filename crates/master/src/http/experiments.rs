@@ -31,7 +31,7 @@ async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure
     let request: CreateExperimentRequest = call.json()?;
     if request.unmanaged != Some(true) {
         if external_id.is_some() {
-            return Err(Failure::invalid("only unmanaged experiments have an external id"));
+            return Err(Failure::invalid("only unmanaged experiments are supported"));
         }
         return make_managed(call, request).await;
     }

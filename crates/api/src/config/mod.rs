@@ -146,8 +146,14 @@ impl ExperimentConfig {
     }
 }
 
-/// Reads YAML, of which JSON is a part, without looking at what it says: for templates, which need not be complete.
+/// Reads YAML or JSON without looking at what it says: for templates, which need not be complete. JSON is nearly all
+/// YAML, but for characters such as U+007F, which only JSON allows as they are.
 pub fn parse_text(text: &str) -> Result<Value, Vec<ConfigError>> {
+    if text.trim_start().starts_with('{')
+        && let Ok(value) = serde_json::from_str(text)
+    {
+        return Ok(value);
+    }
     serde_saphyr::from_str(text)
         .map_err(|error| vec![ConfigError { path: String::new(), what: format!("it is not YAML: {error}") }])
 }

@@ -1,10 +1,12 @@
 """Compares torch's own TCPStore server (libuv) with `instep store`, both serving the same clients in the same run.
 
-    .venv/bin/python bench/store.py [--json FILE] [--seconds 0.3] [--repetitions 15]
+    .venv/bin/python bench/store.py [--json FILE] [--seconds 0.3] [--repetitions 15] [--parts 1,2,3,4]
 
-Four parts; in the first three the servers take turns, and medians of the repetitions are shown. Every repetition has
-fresh servers: where one happens to land in memory and on which processor stays with it for its life and moves its
-figures by a tenth and more, so that repetitions on one pair of servers would agree on a difference that is none.
+Four parts (`--parts` chooses); in the first three the servers take turns, and medians of the repetitions are shown.
+The ratio is the median of the repetitions' own ratios, since the two servers of one repetition are measured right after
+each other; its quartiles say how far it can be trusted. Every repetition has fresh servers: where one happens to land
+in memory and on which processor stays with it for its life and moves its figures by a tenth and more, so that
+repetitions on one pair of servers would agree on a difference that is none.
 
 1. torch's TCPStore client: get of a 16-byte value, set, add, with 1, 8 and 64 connections out of at most 4 processes;
 2. a plain client in Rust (crates/store/examples/load.rs), which costs less per request and so shows more of the server;
@@ -71,6 +73,7 @@ class Row(TypedDict):
     torch_per_second: float
     instep_per_second: float
     ratio: float
+    ratio_quartiles: tuple[float, float]
     torch_server_us: float
     instep_server_us: float
 
@@ -224,14 +227,17 @@ class Samples:
 
     def row(self, clients: str, operation: str, connections: int) -> Row:
         """Give the medians of one combination."""
-        theirs, ours = (statistics.median(self.rates[operation, connections, name]) for name in ("torch", "instep"))
+        theirs, ours = (self.rates[operation, connections, name] for name in ("torch", "instep"))
+        ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         return {
             "clients": clients,
             "operation": operation,
             "connections": connections,
-            "torch_per_second": theirs,
-            "instep_per_second": ours,
-            "ratio": ours / theirs,
+            "torch_per_second": statistics.median(theirs),
+            "instep_per_second": statistics.median(ours),
+            "ratio": middle,
+            "ratio_quartiles": (low, high),
             "torch_server_us": statistics.median(self.costs[operation, connections, "torch"]),
             "instep_server_us": statistics.median(self.costs[operation, connections, "instep"]),
         }
@@ -249,12 +255,12 @@ def compare(clients: str, seconds: float, repetitions: int, measure: Measure) ->
                     samples.take(operation, connections, server, seconds, measure)
     print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     print(f"\n{clients}: operations/s, and µs of the server's processor time for one")
-    print("operation  connections       torch      instep   ratio    torch µs   instep µs")
+    print("operation  connections       torch      instep   ratio   quartiles    torch µs   instep µs")
     rows = [samples.row(clients, operation, connections) for operation, connections in combinations]
     for row in rows:
         print(
             f"{row['operation']:<10}{row['connections']:>12}{row['torch_per_second']:>12,.0f}"
-            f"{row['instep_per_second']:>12,.0f}{row['ratio']:>8.2f}"
+            f"{row['instep_per_second']:>12,.0f}{row['ratio']:>8.2f}{'{:.2f}-{:.2f}'.format(*row['ratio_quartiles']):>12}"
             f"{row['torch_server_us']:>12.2f}{row['instep_server_us']:>12.2f}",
             flush=True,
         )
@@ -296,6 +302,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the results there instead of to the end of the output")
     parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement (0.3)")
     parser.add_argument("--repetitions", type=int, default=15, help="of each measurement on each server (15)")
+    parser.add_argument("--parts", default="1,2,3,4", help="which parts to run (1,2,3,4)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -303,17 +310,22 @@ def main() -> None:
         return
     build = ["cargo", "build", "--release", "--quiet", "--package", "instep-store", "--examples"]
     subprocess.run(build, cwd=ROOT, check=True)
-    seconds, repetitions = options.seconds, options.repetitions
-    workers = [Worker() for _ in range(PROCESSES)]
-    rows = compare("torch client", seconds, repetitions, lambda task: torch_clients(workers, task))
-    for worker in workers:
-        worker.process.terminate()
-    rows += compare("plain client", seconds, repetitions, plain_clients)
-    pipelined = ("--pipeline", str(PIPELINE))
-    name = f"plain client, {PIPELINE} requests at a time"
-    rows += compare(name, seconds, repetitions, lambda task: plain_clients(task, *pipelined))
-    with servers() as both:
-        held = hold_connections(both[1])
+    seconds, repetitions, parts = options.seconds, options.repetitions, options.parts.split(",")
+    rows, held = [], None
+    if "1" in parts:
+        workers = [Worker() for _ in range(PROCESSES)]
+        rows += compare("torch client", seconds, repetitions, lambda task: torch_clients(workers, task))
+        for worker in workers:
+            worker.process.terminate()
+    if "2" in parts:
+        rows += compare("plain client", seconds, repetitions, plain_clients)
+    if "3" in parts:
+        pipelined = ("--pipeline", str(PIPELINE))
+        name = f"plain client, {PIPELINE} requests at a time"
+        rows += compare(name, seconds, repetitions, lambda task: plain_clients(task, *pipelined))
+    if "4" in parts:
+        with servers() as both:
+            held = hold_connections(both[1])
     report = json.dumps({"cores": len(os.sched_getaffinity(0)), "rows": rows, "held": held}, indent=2)
     if options.json:
         Path(options.json).write_text(report + "\n")

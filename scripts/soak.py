@@ -2,7 +2,7 @@
 
     python3 scripts/soak.py [PYTEST ARGS]    (`make soak`)
 
-SOAK_ROUNDS (3) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together.
+SOAK_ROUNDS (1) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> None:
     run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
     models()
     every_combination()
-    soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "3")))
+    soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "1")))
     fuzz(int(os.environ.get("SOAK_FUZZ_SECONDS", "60")))
 
 

@@ -191,7 +191,7 @@ impl Mail {
             self.shared.room.notify_all();
             // Without a thread nobody else says it.
             if let Some((setup, _)) = &*lock(&self.setup) {
-                carrier::tell(setup);
+                carrier::farewell::tell(setup);
             }
         }
     }
@@ -222,7 +222,7 @@ impl Drop for Mail {
             join(thread);
         }
         if let Some((setup, _)) = lock(&self.setup).take() {
-            carrier::decline(setup);
+            carrier::farewell::decline(setup);
         }
     }
 }

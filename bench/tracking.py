@@ -4,20 +4,19 @@ Single reports (ten points a request), and batches of a hundred (a thousand poin
 
     .venv/bin/python bench/tracking.py [--mlflow PYTHON] [--seconds 5] [--repetitions 3] [--json FILE]
 
-Both serve from one SQLite file that they sync on every commit, and are asked by the same plain HTTP client over keep-
-alive connections, from 1 and from 8 processes at a time. The bodies are written beforehand but for their steps, so
-that little more than the request is timed. The servers take turns, so that a noisy machine disturbs both alike, and
-one whose turn it is not stands still (SIGSTOP): MLflow's would go on working in the background. Medians of the
-repetitions are shown. Then each is asked through its own client, in a loop that "trains" for a millisecond a step, to
-see how long the training thread spends in a report. `--mlflow` names an interpreter with mlflow installed; without it
-only ours is measured.
+Both serve from one SQLite file that they sync on every commit, and are asked by the same client over keep-alive
+connections, from 1 and from 8 processes at a time. The client is a socket and little more, and the bodies are written
+beforehand but for their steps, so that the servers are measured and not Python. The servers take turns, so that a
+noisy machine disturbs both alike, and one whose turn it is not stands still (SIGSTOP): MLflow's would go on working
+in the background. Medians of the repetitions are shown. Then each is asked through its own client, in a loop that
+"trains" for a millisecond a step, to see how long the training thread spends in a report. `--mlflow` names an
+interpreter with mlflow installed; without it only ours is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import itertools
 import json
 import multiprocessing
@@ -56,6 +55,40 @@ class Figures(TypedDict):
     p99_ms: float
 
 
+class Connection:
+    """A keep-alive connection to a server."""
+
+    def __init__(self, port: int, headers: dict[str, str]) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+    def ask(self, path: str, body: object) -> dict:
+        """Send a request and give the answer's JSON."""
+        return json.loads(self.send(path, json.dumps(body).encode()))
+
+    def send(self, path: str, body: bytes) -> bytes:
+        """Send a request whose body is written already and give the answer's body."""
+        head = f"POST {path} HTTP/1.1\r\n{self.headers}Content-Length: {len(body)}\r\n\r\n"
+        self.socket.sendall(head.encode() + body)
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self.receive()
+        head_received, _, answer = received.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head_received.lower())
+        assert length, head_received
+        while len(answer) < int(length[1]):
+            answer += self.receive()
+        assert head_received.startswith(b"HTTP/1.1 200 "), received
+        return answer
+
+    def receive(self) -> bytes:
+        """Give what has arrived."""
+        part = self.socket.recv(65536)
+        assert part, "the server hung up"
+        return part
+
+
 class Server:
     """What the clients need to know of a server."""
 
@@ -72,24 +105,9 @@ class Server:
         """Let all its processes run again."""
         os.killpg(self.group, signal.SIGCONT)
 
-    def ask(self, connection: http.client.HTTPConnection, path: str, body: object) -> dict:
-        """Send a request and give the answer's JSON."""
-        return self.send(connection, path, json.dumps(body).encode())
-
-    def send(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> dict:
-        """Send a request whose body is written already and give the answer's JSON."""
-        connection.request("POST", path, body, self.headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        assert answer.status == 200, text
-        return json.loads(text)
-
-    def connect(self) -> http.client.HTTPConnection:
-        """Open a connection that does not wait for full packets."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.connect()
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+    def connect(self) -> Connection:
+        """Open a connection."""
+        return Connection(self.port, self.headers)
 
     def new_run(self) -> object:
         """Make what the reports of one client belong to."""
@@ -128,10 +146,10 @@ class Instep(Server):
         """Make an experiment with a started trial."""
         connection = self.connect()
         config = json.dumps({"name": "bench", "searcher": {"name": "single", "metric": "loss"}})
-        made = self.ask(connection, "/api/v1/experiments", {"config": config, "unmanaged": True})
+        made = connection.ask("/api/v1/experiments", {"config": config, "unmanaged": True})
         request = {"experimentId": made["experiment"]["id"], "unmanaged": True}
-        trial = self.ask(connection, "/api/v1/trials", request)["trial"]["id"]
-        self.ask(connection, f"/api/v1/trials/{trial}/start", {"resume": True})
+        trial = connection.ask("/api/v1/trials", request)["trial"]["id"]
+        connection.ask(f"/api/v1/trials/{trial}/start", {"resume": True})
         return trial
 
     def report(self, run: object, variant: int, batch: int) -> tuple[str, dict]:
@@ -159,7 +177,7 @@ class Mlflow(Server):
 
     def new_run(self) -> object:
         """Make a run in the default experiment."""
-        answer = self.ask(self.connect(), "/api/2.0/mlflow/runs/create", {"experiment_id": "0", "start_time": 0})
+        answer = self.connect().ask("/api/2.0/mlflow/runs/create", {"experiment_id": "0", "start_time": 0})
         return answer["run"]["info"]["run_id"]
 
     def report(self, run: object, variant: int, batch: int) -> tuple[str, dict]:
@@ -185,7 +203,7 @@ def instep(folder: Path, binary: Path) -> Iterator[Server]:
         server = Instep(int(found[1]), {"Host": "127.0.0.1"}, process.pid)
         try:
             request = {"username": "determined", "password": "", "isHashed": True}
-            token = server.ask(server.connect(), "/api/v1/auth/login", request)["token"]
+            token = server.connect().ask("/api/v1/auth/login", request)["token"]
             server.headers["Authorization"] = f"Bearer {token}"
             yield server
         finally:
@@ -214,7 +232,7 @@ def mlflow(folder: Path, python: str) -> Iterator[Server]:
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                     break
                 time.sleep(0.2)
-            yield Mlflow(port, {"Content-Type": "application/json"}, process.pid)
+            yield Mlflow(port, {"Host": "127.0.0.1", "Content-Type": "application/json"}, process.pid)
         finally:
             os.killpg(process.pid, signal.SIGCONT)
             os.killpg(process.pid, signal.SIGTERM)
@@ -226,7 +244,7 @@ def client(
     """Report until the time is over; put the times of all reports."""
     connection = server.connect()
     forms = [Form(*server.report(run, variant, batch)) for variant in range(VARIANTS)]
-    server.send(connection, forms[0].path, forms[0].filled(0, batch))
+    connection.send(forms[0].path, forms[0].filled(0, batch))
     barrier.wait(timeout=120)
     times = []
     begin = time.perf_counter()
@@ -235,7 +253,7 @@ def client(
         form = forms[request % VARIANTS]
         body = form.filled(request, batch)
         now = time.perf_counter()
-        server.send(connection, form.path, body)
+        connection.send(form.path, body)
         times.append(time.perf_counter() - now)
         request += 1
     results.put(times)

@@ -32,5 +32,6 @@ pub mod tasks;
 pub mod templates;
 pub mod trials;
 pub mod users;
+pub mod values;
 pub mod wire;
 pub mod workspaces;

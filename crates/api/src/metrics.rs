@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use crate::identifiers::{RunId, TrialId};
 use crate::logs::{LogLine, LogRecord};
 use crate::trials::Trial;
+use crate::values::Values;
 use crate::wire::{Timestamp, Whole};
 
 /// The group of metrics from training steps.
@@ -55,7 +56,7 @@ pub struct TrialMetrics {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct ReportedMetrics {
     #[serde(alias = "avg_metrics")]
-    pub avg_metrics: Option<Map<String, Value>>,
+    pub avg_metrics: Option<Values>,
     #[serde(alias = "batch_metrics")]
     pub batch_metrics: Option<Value>,
 }
@@ -125,7 +126,7 @@ pub struct Report {
     /// When the script said it was, else when it arrived.
     pub time: Timestamp,
     /// By name.
-    pub values: Map<String, Value>,
+    pub values: Values,
     /// One map for every batch, if given.
     pub batches: Option<Value>,
 }
@@ -183,7 +184,7 @@ pub struct DownsampledMetrics {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct DataPoint {
     pub batches: i64,
-    pub values: Map<String, Value>,
+    pub values: Values,
     pub time: Timestamp,
     pub epoch: Option<f64>,
 }

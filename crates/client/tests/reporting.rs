@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::ReportBatchRequest;
+use instep_api::values::Datum;
 use instep_api::wire::Timestamp;
 use instep_client::{ReportError, Reporter, Reporting};
 use scripted::{Answer, client, serve};
@@ -50,7 +51,7 @@ fn a_batch_is_repeated_under_its_number_until_it_is_answered() {
     let metrics = report.metrics.as_ref().unwrap();
     assert_eq!((metrics.trial_run_id, metrics.steps_completed.unwrap().0), (Some(RunId(2)), 5));
     let values = metrics.metrics.as_ref().unwrap();
-    assert_eq!(values.avg_metrics.as_ref().unwrap()["loss"], 1.5);
+    assert_eq!(values.avg_metrics.as_ref().unwrap().get("loss"), Some(&Datum::Float(1.5)));
     assert_eq!(values.batch_metrics, Some(json!([{"a": 1}])));
     let second = batch(&asked[3]);
     assert_eq!(second.sequence.unwrap().0, 2);

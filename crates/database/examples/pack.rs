@@ -8,7 +8,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use instep_database::chunk::{Datum, Point, decode, encode};
+use instep_api::values::Datum;
+use instep_database::chunk::{Point, decode, encode};
 
 const POINTS: usize = 4096;
 

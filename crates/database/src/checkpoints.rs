@@ -7,13 +7,14 @@ use instep_api::identifiers::{ExperimentId, StorageId, TrialId};
 use instep_api::metrics::{Metrics, TRAINING, VALIDATION};
 use instep_api::states::CheckpointState;
 use instep_api::trials::CheckpointWorkload;
+use instep_api::values::finite_number;
 use instep_api::wire::{Long, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
 use crate::Database;
 use crate::error::{Error, Result};
-use crate::metrics::{chunk, read};
+use crate::metrics::read;
 use crate::rows::{column, json, object, optional_json, text_of, time, word};
 
 /// A checkpoint that was saved.
@@ -76,7 +77,7 @@ fn complete(connection: &Connection, found: Found) -> Result<Checkpoint> {
     checkpoint.training.validation_metrics = metrics(VALIDATION)?;
     let searched = found.searcher_metric.as_deref().unwrap_or_default();
     let value = checkpoint.training.validation_metrics.as_ref().and_then(|found| found.avg_metrics.get(searched));
-    checkpoint.training.searcher_metric = value.and_then(chunk::finite_number);
+    checkpoint.training.searcher_metric = value.and_then(finite_number);
     Ok(checkpoint)
 }
 

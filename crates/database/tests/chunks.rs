@@ -1,6 +1,7 @@
 //! The format of chunks: any points survive, any bytes are refused without a panic.
 
-use instep_database::chunk::{Datum, Point, decode, decode_steps, encode};
+use instep_api::values::Datum;
+use instep_database::chunk::{Point, decode, decode_steps, encode};
 use proptest::prelude::*;
 
 fn datum() -> impl Strategy<Value = Datum> {

@@ -59,22 +59,22 @@ fn pages_of_a_history_are_parts_of_the_whole() {
     let database = open(&path);
     block(async {
         let trial = new_trial(&database, true).await;
-        let training = (1..=2500).map(|step| report(trial, 1, "training", step, json!({"loss": step, "other": 1})));
+        let training = (1..=5000).map(|step| report(trial, 1, "training", step, json!({"loss": step, "other": 1})));
         let validation = (1..=15).map(|step| report(trial, 1, "validation", step * 100, json!({"loss": step})));
         let all = training.chain(validation).collect();
         store(&database, trial, 1, all).await;
         wait_for_chunks(&path);
-        store(&database, trial, 2, vec![report(trial, 1, "training", 3000, json!({"late": 1}))]).await;
+        store(&database, trial, 2, vec![report(trial, 1, "training", 6000, json!({"late": 1}))]).await;
         let (whole, _) = database.workloads(trial, false, Order::Ascending, Slice::ALL).await.unwrap();
         let whole: Vec<(i64, bool)> = whole.iter().map(step_and_kind).collect();
-        assert_eq!(whole.len(), 2516);
+        assert_eq!(whole.len(), 5016);
         assert!(whole.is_sorted_by_key(|(step, _)| *step));
         for order in [Order::Ascending, Order::Descending] {
             let expected: Vec<(i64, bool)> = match order {
                 Order::Ascending => whole.clone(),
                 Order::Descending => whole.iter().rev().copied().collect(),
             };
-            for (offset, limit) in [(0, 1), (98, 3), (99, 1), (100, 2), (101, 5), (2510, 100), (700, 400), (-3, 2)] {
+            for (offset, limit) in [(0, 1), (98, 3), (99, 1), (100, 2), (101, 5), (5010, 100), (700, 400), (-3, 2)] {
                 let slice = Slice { offset, limit, default_limit: None };
                 let (page, pagination) = database.workloads(trial, false, order, slice).await.unwrap();
                 let page: Vec<(i64, bool)> = page.iter().map(step_and_kind).collect();
@@ -131,16 +131,16 @@ fn new_points_are_packed_behind_a_chunk_that_is_damaged() {
         let reports = |range: std::ops::Range<i64>| {
             range.map(|step| report(trial, 1, "training", step, json!({"loss": step}))).collect::<Vec<_>>()
         };
-        store(&database, trial, 1, reports(0..2048)).await;
+        store(&database, trial, 1, reports(0..4100)).await;
         wait_for_tail(&path, 0);
         let connection = rusqlite::Connection::open(&path).unwrap();
         connection.busy_timeout(Duration::from_secs(5)).unwrap();
-        assert_eq!(connection.execute("UPDATE metric_chunks SET content = x'01ff'", []).unwrap(), 1);
+        assert_eq!(connection.execute("UPDATE metric_chunks SET content = x'01ff'", []).unwrap(), 2);
         drop(connection);
-        store(&database, trial, 2, reports(2048..4096)).await;
+        store(&database, trial, 2, reports(4100..8300)).await;
         wait_for_tail(&path, 0);
         let chart = |first| database.chart(trial, "training".into(), vec!["loss".into()], first, i64::MAX, 5000);
-        assert_eq!(chart(2048).await.unwrap().len(), 2048);
+        assert_eq!(chart(4100).await.unwrap().len(), 4200);
         // What is lost is said, and not drawn as if it had never been.
         assert!(chart(0).await.unwrap_err().to_string().contains("damaged"));
     });

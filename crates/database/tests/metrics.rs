@@ -139,9 +139,9 @@ fn charts_keep_extremes_over_chunks_and_tail() {
         }
         let chart = database.chart(trial, "training".into(), vec![], 0, i64::MAX, 100).await.unwrap();
         assert!(chart.len() <= 100, "{}", chart.len());
-        assert!(chart.iter().any(|point| point.batches == 1234 && point.values["a"] == 1e6));
+        assert!(chart.iter().any(|point| point.batches == 1234 && point.values.object()["a"] == 1e6));
         assert_eq!(chart.last().unwrap().batches, 5999);
-        assert!(chart.iter().all(|point| !point.values.contains_key("b")));
+        assert!(chart.iter().all(|point| point.values.get("b").is_none()));
         let part = database.chart(trial, "training".into(), vec!["a".into()], 10, 20, 100).await.unwrap();
         assert_eq!(part.len(), 11);
         let slice = Slice { offset: 5990, limit: 100, default_limit: None };
@@ -370,7 +370,7 @@ fn charts_of_many_steps_keep_extremes_by_outlines_alone() {
         let chart = |first, last, limit| database.chart(trial, "training".into(), vec!["a".into()], first, last, limit);
         let drawn = chart(0, i64::MAX, 200).await.unwrap();
         assert!(drawn.len() <= 200);
-        let numbers: Vec<f64> = drawn.iter().map(|point| point.values["a"].as_f64().unwrap()).collect();
+        let numbers: Vec<f64> = drawn.iter().map(|point| point.values.get("a").unwrap().number().unwrap()).collect();
         assert_eq!(numbers.iter().copied().fold(f64::MAX, f64::min), -5.0);
         assert_eq!((drawn[0].batches, drawn.last().unwrap().batches), (0, 19_999));
         // Finer than the outlines are.

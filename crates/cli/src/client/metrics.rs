@@ -114,7 +114,7 @@ fn follow(client: &Client, trial: TrialId, group: Option<&str>, json: bool) -> a
         let answer: CompareTrialsResponse = client.get(&format!("/api/v1/trials/time-series{query}"))?;
         for metrics in answer.trials.iter().flat_map(|trial| &trial.metrics) {
             for point in &metrics.data {
-                let news = seen.news(&metrics.group, point.batches, &point.values);
+                let news = seen.news(&metrics.group, point.batches, &point.values.object());
                 if !news.is_empty() {
                     show(&metrics.group, point.batches, &news, json)?;
                 }

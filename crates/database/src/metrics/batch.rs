@@ -42,9 +42,9 @@ fn store(connection: &Connection, batch: ReportBatch) -> Result<Vec<RefusedRepor
     if let Some(refused) = stored_before(connection, &batch)? {
         return Ok(refused);
     }
-    let mut refused = batch.refused;
+    let (mut refused, reports) = (batch.refused, batch.reports);
     let mut intake = Intake::begin(connection, batch.trial)?;
-    for (index, report) in &batch.reports {
+    for (index, report) in &reports {
         if let Some(message) = try_to_store(connection, &mut intake, report)? {
             refused.push(RefusedReport { index: *index, message });
         }
@@ -87,7 +87,7 @@ fn stored_before(connection: &Connection, batch: &ReportBatch) -> Result<Option<
 }
 
 /// Stores one report, or leaves everything as it was and says why.
-fn try_to_store(connection: &Connection, intake: &mut Intake, report: &Report) -> Result<Option<String>> {
+fn try_to_store<'a>(connection: &Connection, intake: &mut Intake<'a>, report: &'a Report) -> Result<Option<String>> {
     if intake.is_plain(connection, report)? {
         return refusal(intake.store(connection, report));
     }

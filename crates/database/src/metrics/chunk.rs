@@ -1,7 +1,7 @@
 //! A chunk: points of one series, each column packed for itself, then compressed.
 //!
 //! ```text
-//! chunk    = version (1 byte, = 1) · zstd(body)
+//! chunk    = version (1 byte) · zstd(body) if that is 1, body as it is if 2
 //! body     = layout (1 byte) · count · kinds · steps · runs · times · words · texts
 //! count    = varint
 //! kinds    = a byte a point: 0 float, 1 integer, 2 anything else
@@ -14,16 +14,27 @@
 //! ```
 //!
 //! Neighbours are alike, so most bytes become zero or equal, and zstd removes what is left. Values that come back
-//! exactly, such as numbers with two decimals, pack better as they are: both layouts are tried and the smaller is kept.
+//! exactly, such as numbers with two decimals, pack better as they are: both layouts are tried on a part, and the one that
+//! made it smaller is kept.
 //! (`examples/pack.rs` measures it.) Decoding distrusts every
 //! byte: it fails, and never panics or allocates more than the content can hold.
 
-use serde_json::{Number, Value};
+use std::borrow::Cow;
+use std::cell::RefCell;
 
-/// The format that is written; all formats ever written stay readable.
-const VERSION: u8 = 1;
+use instep_api::values::Datum;
+
+use super::columns::{
+    put_changes_of_changes, put_varint, take, take_changes_of_changes, take_varint, unzigzag, zigzag,
+};
+
+/// The formats that are written; all formats ever written stay readable.
+const PACKED: u8 = 1;
+const OPEN: u8 = 2;
 /// zstd's level: higher ones gain a few per cent and cost several times as much.
 const LEVEL: i32 = 3;
+/// Points of a chunk that are packed in both layouts, to see which suits them.
+const SAMPLE: usize = 512;
 /// A body larger than this was not written by us.
 const LARGEST_BODY: usize = 256 * 1024 * 1024;
 
@@ -40,83 +51,11 @@ pub struct Point {
     pub value: Datum,
 }
 
-/// A value of a metric.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Datum {
-    /// A number, also one that is not finite.
-    Float(f64),
-    /// A whole number, which is shown without a fraction.
-    Integer(i64),
-    /// The JSON of anything else.
-    Json(String),
-}
-
-impl Datum {
-    /// The value of a JSON value. Numbers that are not finite come as strings.
-    pub fn of(value: &Value) -> Datum {
-        match value {
-            Value::Number(number) => match (number.as_i64(), number.as_f64()) {
-                (Some(whole), _) => Datum::Integer(whole),
-                (None, Some(float)) if !number.is_u64() => Datum::Float(float),
-                _ => Datum::Json(value.to_string()),
-            },
-            Value::String(text) => match text.as_str() {
-                "NaN" => Datum::Float(f64::NAN),
-                "Infinity" => Datum::Float(f64::INFINITY),
-                "-Infinity" => Datum::Float(f64::NEG_INFINITY),
-                _ => Datum::Json(value.to_string()),
-            },
-            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Datum::Json(value.to_string()),
-        }
-    }
-
-    /// The JSON value of it.
-    pub fn value(&self) -> Value {
-        match self {
-            Datum::Float(float) => float_value(*float),
-            Datum::Integer(whole) => Value::from(*whole),
-            // It was JSON when it was written; damage shows as null rather than as an error of everything around it.
-            Datum::Json(text) => serde_json::from_str(text).unwrap_or(Value::Null),
-        }
-    }
-
-    /// The number, if it is one.
-    pub fn number(&self) -> Option<f64> {
-        match self {
-            Datum::Float(float) => Some(*float),
-            Datum::Integer(whole) => Some(*whole as f64),
-            Datum::Json(_) => None,
-        }
-    }
-}
-
-/// A float in JSON: a number, or a string if it is not finite.
-pub fn float_value(float: f64) -> Value {
-    Number::from_f64(float).map_or_else(
-        || {
-            let name = if float.is_nan() {
-                "NaN"
-            } else if float > 0.0 {
-                "Infinity"
-            } else {
-                "-Infinity"
-            };
-            Value::from(name)
-        },
-        Value::Number,
-    )
-}
-
-/// The number in a JSON value, if it is a finite one.
-pub fn finite_number(value: &Value) -> Option<f64> {
-    Datum::of(value).number().filter(|number| number.is_finite())
-}
-
 /// Why a chunk could not be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DecodeError {
     /// Written by a later version.
-    #[error("a chunk has format {0}, this version knows {VERSION}")]
+    #[error("a chunk has format {0}, this version knows 1 and 2")]
     Version(u8),
     /// Cut off or overwritten.
     #[error("a chunk is damaged")]
@@ -132,38 +71,59 @@ enum Layout {
 
 /// Packs points, in their order.
 pub fn encode(points: &[Point]) -> Vec<u8> {
-    let planes = encode_with(points, Layout::Planes);
-    let plain = encode_with(points, Layout::Plain);
-    if plain.len() < planes.len() { plain } else { planes }
+    let sample = &points[..points.len().min(SAMPLE)];
+    let [planes, plain] = [Layout::Planes, Layout::Plain].map(|layout| encode_with(sample, layout));
+    let (layout, packed) = if plain.len() < planes.len() { (Layout::Plain, plain) } else { (Layout::Planes, planes) };
+    if sample.len() == points.len() { packed } else { encode_with(points, layout) }
+}
+
+/// The same without zstd, for few points: those are read quicker and take hardly more.
+pub fn encode_open(points: &[Point]) -> Vec<u8> {
+    let mut chunk = Vec::with_capacity(points.len() * 16 + 16);
+    chunk.push(OPEN);
+    put_body(&mut chunk, points, Layout::Plain);
+    chunk
 }
 
 fn encode_with(points: &[Point], layout: Layout) -> Vec<u8> {
     let mut body = Vec::with_capacity(points.len() * 16 + 16);
+    put_body(&mut body, points, layout);
+    let packed = COMPRESSOR.with_borrow_mut(|compressor| compressor.compress(&body));
+    let mut chunk = vec![PACKED];
+    chunk.extend_from_slice(&packed.expect("compressing into memory cannot fail"));
+    chunk
+}
+
+fn put_body(body: &mut Vec<u8>, points: &[Point], layout: Layout) {
     body.push(layout as u8);
-    put_varint(&mut body, points.len() as u64);
+    put_varint(body, points.len() as u64);
     body.extend(points.iter().map(|point| match point.value {
         Datum::Float(_) => 0,
         Datum::Integer(_) => 1,
         Datum::Json(_) => 2,
     }));
-    put_changes_of_changes(&mut body, points.iter().map(|point| point.step));
+    put_changes_of_changes(body, points.iter().map(|point| point.step));
     let mut before = 0;
     for point in points {
-        put_varint(&mut body, zigzag(point.run.wrapping_sub(before)));
+        put_varint(body, zigzag(point.run.wrapping_sub(before)));
         before = point.run;
     }
-    put_changes_of_changes(&mut body, points.iter().map(|point| point.time));
-    put_words(&mut body, points, layout);
+    put_changes_of_changes(body, points.iter().map(|point| point.time));
+    put_words(body, points, layout);
     for point in points {
         if let Datum::Json(text) = &point.value {
-            put_varint(&mut body, text.len() as u64);
+            put_varint(body, text.len() as u64);
             body.extend_from_slice(text.as_bytes());
         }
     }
-    let mut chunk = vec![VERSION];
-    let packed = zstd::bulk::compress(&body, LEVEL).expect("compressing into memory cannot fail");
-    chunk.extend_from_slice(&packed);
-    chunk
+}
+
+thread_local! {
+    // To make one takes longer than to pack or unpack a small chunk with it.
+    static COMPRESSOR: RefCell<zstd::bulk::Compressor<'static>> =
+        RefCell::new(zstd::bulk::Compressor::new(LEVEL).expect("a level that zstd has"));
+    static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> =
+        RefCell::new(zstd::bulk::Decompressor::new().expect("memory for it"));
 }
 
 fn put_words(body: &mut Vec<u8>, points: &[Point], layout: Layout) {
@@ -184,19 +144,10 @@ fn put_words(body: &mut Vec<u8>, points: &[Point], layout: Layout) {
     }
 }
 
-fn put_changes_of_changes(body: &mut Vec<u8>, values: impl Iterator<Item = i64>) {
-    let (mut before, mut change_before) = (0i64, 0i64);
-    for value in values {
-        let change = value.wrapping_sub(before);
-        put_varint(body, zigzag(change.wrapping_sub(change_before)));
-        (before, change_before) = (value, change);
-    }
-}
-
 /// Unpacks the steps of a chunk, and nothing else of it.
 pub fn decode_steps(chunk: &[u8]) -> Result<Vec<i64>, DecodeError> {
     let body = body_of(chunk)?;
-    let mut rest = body.as_slice();
+    let mut rest = body.as_ref();
     take(&mut rest, 1)?;
     let count = usize::try_from(take_varint(&mut rest)?).map_err(|_| DecodeError::Damaged)?;
     take(&mut rest, count)?;
@@ -206,7 +157,7 @@ pub fn decode_steps(chunk: &[u8]) -> Result<Vec<i64>, DecodeError> {
 /// Unpacks a chunk.
 pub fn decode(chunk: &[u8]) -> Result<Vec<Point>, DecodeError> {
     let body = body_of(chunk)?;
-    let mut rest = body.as_slice();
+    let mut rest = body.as_ref();
     let layout = match take(&mut rest, 1)?[0] {
         0 => Layout::Planes,
         1 => Layout::Plain,
@@ -241,10 +192,12 @@ pub fn decode(chunk: &[u8]) -> Result<Vec<Point>, DecodeError> {
     if rest.is_empty() { Ok(points) } else { Err(DecodeError::Damaged) }
 }
 
-fn body_of(chunk: &[u8]) -> Result<Vec<u8>, DecodeError> {
+fn body_of(chunk: &[u8]) -> Result<Cow<'_, [u8]>, DecodeError> {
     let (&version, packed) = chunk.split_first().ok_or(DecodeError::Damaged)?;
-    if version != VERSION {
-        return Err(DecodeError::Version(version));
+    match version {
+        PACKED => {}
+        OPEN => return Ok(Cow::Borrowed(packed)),
+        other => return Err(DecodeError::Version(other)),
     }
     let size = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten().ok_or(DecodeError::Damaged)?;
     let size = usize::try_from(size).map_err(|_| DecodeError::Damaged)?;
@@ -252,13 +205,8 @@ fn body_of(chunk: &[u8]) -> Result<Vec<u8>, DecodeError> {
     if size > LARGEST_BODY || size / 65_536 > packed.len() {
         return Err(DecodeError::Damaged);
     }
-    zstd::bulk::decompress(packed, size).map_err(|_| DecodeError::Damaged)
-}
-
-fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], DecodeError> {
-    let (taken, left) = rest.split_at_checked(count).ok_or(DecodeError::Damaged)?;
-    *rest = left;
-    Ok(taken)
+    let body = DECOMPRESSOR.with_borrow_mut(|unpacker| unpacker.decompress(packed, size));
+    body.map(Cow::Owned).map_err(|_| DecodeError::Damaged)
 }
 
 fn take_words(rest: &mut &[u8], count: usize, layout: Layout) -> Result<Vec<u64>, DecodeError> {
@@ -275,44 +223,4 @@ fn take_words(rest: &mut &[u8], count: usize, layout: Layout) -> Result<Vec<u64>
         words.push(before);
     }
     Ok(words)
-}
-
-fn take_changes_of_changes(rest: &mut &[u8], count: usize) -> Result<Vec<i64>, DecodeError> {
-    let (mut value, mut change) = (0i64, 0i64);
-    let mut values = Vec::with_capacity(count);
-    for _ in 0..count {
-        change = change.wrapping_add(unzigzag(take_varint(rest)?));
-        value = value.wrapping_add(change);
-        values.push(value);
-    }
-    Ok(values)
-}
-
-fn zigzag(value: i64) -> u64 {
-    (value << 1 ^ value >> 63).cast_unsigned()
-}
-
-fn unzigzag(value: u64) -> i64 {
-    (value >> 1).cast_signed() ^ -((value & 1).cast_signed())
-}
-
-fn put_varint(body: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        body.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    body.push(value as u8);
-}
-
-fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, left) = rest.split_first().ok_or(DecodeError::Damaged)?;
-        *rest = left;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return Ok(value);
-        }
-    }
-    Err(DecodeError::Damaged)
 }

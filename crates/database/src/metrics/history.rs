@@ -10,7 +10,7 @@ use instep_api::metrics::PROFILING;
 use rusqlite::{Connection, params};
 
 use super::chunk::{decode, decode_steps};
-use super::read;
+use super::{read, tail};
 use crate::error::{Error, Result};
 
 /// Values of one part at most, unless a single step has more.
@@ -58,12 +58,19 @@ pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Resu
     let by_time = PROFILING.contains(&group);
     let mut found = Vec::new();
     for (series, _) in read::series(connection, trial, group)? {
-        let mut statement =
-            connection.prepare_cached("SELECT content FROM metric_chunks WHERE series_id = ? ORDER BY number")?;
+        let sql =
+            "SELECT points, first_step, last_step, content FROM metric_chunks WHERE series_id = ? ORDER BY number";
+        let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query([series])?;
         let mut keys = Vec::new();
         while let Some(row) = rows.next()? {
-            let content = row.get_ref(0)?.as_blob().map_err(|error| Error::Damaged(error.to_string()))?;
+            let (points, first, last): (i64, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            // A metric has a step once, so as many points as steps are all of them, and need not be unpacked.
+            if !by_time && last.checked_sub(first).is_some_and(|more| more == points - 1) {
+                keys.extend(first..=last);
+                continue;
+            }
+            let content = row.get_ref(3)?.as_blob().map_err(|error| Error::Damaged(error.to_string()))?;
             let damaged = |error: super::chunk::DecodeError| Error::Damaged(error.to_string());
             if by_time {
                 keys.extend(decode(content).map_err(damaged)?.iter().map(|point| point.time));
@@ -77,8 +84,8 @@ pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Resu
         }
     }
     let mut keys = Vec::new();
-    read::each_report_of_tail(connection, trial, Some(group), (i64::MIN, i64::MAX), |_, place, _| {
-        keys.push(if by_time { place.time } else { place.step });
+    tail::each_row(connection, trial, Some(group), (i64::MIN, i64::MAX), |row| {
+        keys.extend(row.places()?.into_iter().map(|(step, time)| if by_time { time } else { step }));
         Ok(ControlFlow::Continue(()))
     })?;
     found = united(found, sorted(keys));

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::{PROFILING, Report, VALIDATION};
+use instep_api::values::{Datum, Values};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Map, Value};
 
-use super::block::{self, Block};
-use super::chunk::Datum;
-use super::{read, rollback, validation};
+use super::{block, read, rollback, tail, validation};
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::text_of;
@@ -33,7 +32,7 @@ impl Database {
 /// Takes reports of one trial in, in one transaction. What it has read of the trial it need not read again for the next
 /// report: most reports bring steps that are later than everything known, and cost one row each.
 #[derive(Clone)]
-pub(super) struct Intake {
+pub(super) struct Intake<'a> {
     trial: TrialId,
     run: i64,
     total_batches: i64,
@@ -41,12 +40,12 @@ pub(super) struct Intake {
     earlier_run_step: Option<i64>,
     /// The last step known of a group; `i64::MIN` if there is none.
     last_steps: BTreeMap<String, i64>,
-    /// What is taken in and not yet written.
-    waiting: Option<Block>,
+    /// What is taken in and will be written as one row.
+    waiting: Vec<&'a Report>,
 }
 
-impl Intake {
-    pub(super) fn begin(connection: &Connection, trial: TrialId) -> Result<Intake> {
+impl<'a> Intake<'a> {
+    pub(super) fn begin(connection: &Connection, trial: TrialId) -> Result<Intake<'a>> {
         let (run, total_batches, earlier_run_step) = connection
             .prepare_cached("SELECT run_id, total_batches, earlier_run_step FROM trials WHERE id = ?")?
             .query_row([trial.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
@@ -60,18 +59,18 @@ impl Intake {
             batches_before: total_batches,
             earlier_run_step,
             last_steps,
-            waiting: None,
+            waiting: Vec::new(),
         })
     }
 
     /// Stores a report. One that is refused may leave a part of itself behind, unless it [`is_plain`](Intake::is_plain).
-    pub(super) fn store(&mut self, connection: &Connection, report: &Report) -> Result<()> {
+    pub(super) fn store(&mut self, connection: &Connection, report: &'a Report) -> Result<()> {
         if report.run.0 != self.run {
             let what = format!("invalid run id, {} (reported) != {} (expected)", report.run, self.run);
             return Err(Error::Invalid(what));
         }
         if PROFILING.contains(&report.group.as_str()) {
-            return append(connection, report, &report.values);
+            return block::write_single(connection, report, &report.values);
         }
         if self.is_plain(connection, report)? {
             self.append(connection, report)?;
@@ -87,18 +86,17 @@ impl Intake {
     }
 
     /// Adds a plain report to those that will share a row.
-    fn append(&mut self, connection: &Connection, report: &Report) -> Result<()> {
-        let taken = self.waiting.as_mut().map(|block| block.take(report)).transpose()?;
-        if taken != Some(true) {
+    fn append(&mut self, connection: &Connection, report: &'a Report) -> Result<()> {
+        if !block::has_room(&self.waiting, report) {
             self.flush(connection)?;
-            self.waiting = Some(Block::of(report)?);
         }
+        self.waiting.push(report);
         Ok(())
     }
 
     /// Writes what waits.
     pub(super) fn flush(&mut self, connection: &Connection) -> Result<()> {
-        self.waiting.take().map_or(Ok(()), |block| block.write(connection))
+        block::write(connection, &std::mem::take(&mut self.waiting))
     }
 
     /// Whether a report only adds a step behind all others of its group, so that nothing can contradict it.
@@ -127,7 +125,8 @@ impl Intake {
             *self = Intake::begin(connection, self.trial)?;
         }
         let known = known(connection, report)?;
-        let added = joined(&known.values, &report.values)?;
+        let reported = report.values.object();
+        let added = joined(&known.values, &reported)?;
         if let Some(batches) = &report.batches {
             store_batches(connection, report, batches)?;
         }
@@ -136,7 +135,7 @@ impl Intake {
         }
         if report.group == VALIDATION {
             let mut values = known.values;
-            values.extend(report.values.clone());
+            values.extend(reported);
             let validation = validation::Validation { step: report.step, time: report.time.0, values };
             validation::note(connection, report.trial, &validation)?;
         }
@@ -185,18 +184,18 @@ fn last_chunked_step(connection: &Connection, report: &Report) -> Result<Option<
 struct Known {
     /// In chunks and tail together.
     values: Map<String, Value>,
-    /// The tail's row of the step; there is one at most.
-    tail_row: Option<read::TailRow>,
+    /// The tail's row of the step, of which there is one at most: its id and values.
+    tail_row: Option<(i64, Values)>,
 }
 
 fn known(connection: &Connection, report: &Report) -> Result<Known> {
     let (trial, group, step) = (report.trial, report.group.as_str(), report.step);
     block::break_up(connection, trial, group, step, step)?;
-    let tail_row = read::tail_row(connection, trial, group, step)?;
+    let tail_row = tail::single(connection, trial, group, step)?;
     let values = if last_chunked_step(connection, report)?.is_some_and(|chunked| chunked >= step) {
         read::row_at(connection, trial, group, step)?.map(|row| row.values)
     } else {
-        tail_row.as_ref().map(|row| row.values.clone())
+        tail_row.as_ref().map(|(_, values)| values.object())
     };
     Ok(Known { values: values.unwrap_or_default(), tail_row })
 }
@@ -232,17 +231,15 @@ fn same(one: &Value, other: &Value) -> bool {
 fn put_row(
     connection: &Connection,
     report: &Report,
-    tail_row: Option<read::TailRow>,
+    tail_row: Option<(i64, Values)>,
     added: Map<String, Value>,
 ) -> Result<()> {
-    let Some(mut row) = tail_row else { return append(connection, report, &added) };
-    connection.prepare_cached("DELETE FROM metric_tail WHERE id = ?")?.execute([row.id])?;
-    row.values.extend(added);
-    append(connection, report, &row.values)
-}
-
-fn append(connection: &Connection, report: &Report, values: &Map<String, Value>) -> Result<()> {
-    Block::of(&Report { values: values.clone(), ..report.clone() })?.write(connection)
+    let mut all = added;
+    if let Some((id, before)) = tail_row {
+        connection.prepare_cached("DELETE FROM metric_tail WHERE id = ?")?.execute([id])?;
+        all.extend(before.object());
+    }
+    block::write_single(connection, report, &Values::from(&all))
 }
 
 fn store_batches(connection: &Connection, report: &Report, batches: &Value) -> Result<()> {

@@ -1,11 +1,10 @@
 //! Turns the tail of metrics into chunks, in the background.
 //!
-//! A group of a trial is due when its tail has grown to [`REPORTS_PER_MERGE`] rows, or when its trial has ended. The
+//! A group of a trial is due when its tail has grown to [`WEIGHT_PER_MERGE`], or when its trial has ended. The
 //! merger reads it in a snapshot, packs it without disturbing anybody, and hands one small write to the engine, which
 //! moves all or nothing: it refuses when a row of the tail or the last chunk has changed in the meantime, and the group
 //! is due again.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,21 +14,19 @@ use std::time::Duration;
 
 use instep_api::identifiers::TrialId;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
-use serde_json::Value;
 
 use super::block::REPORTS_PER_ROW;
-use super::chunk::{Datum, Point, decode};
-use super::read;
+use super::chunk::{Point, decode};
 use super::rollback::{EncodedChunk, put_encoded};
 use super::summary::RollUp;
-use super::values;
+use super::tail;
 use crate::engine::{Engine, in_snapshot, open_reader};
 use crate::error::{Error, Result};
 use crate::rows::text_of;
 
-/// Reports in a group's tail at which they become chunks, and that one merge takes: half a chunk, so that a point is
-/// packed twice at most, and its write stays short.
-const REPORTS_PER_MERGE: usize = POINTS_PER_CHUNK / 2;
+/// What a group's tail weighs when it becomes chunks, and what one merge takes: as many reports as a chunk has points,
+/// if they lie in columns, so that most points are packed once.
+const WEIGHT_PER_MERGE: usize = POINTS_PER_CHUNK;
 /// Points of a full chunk.
 pub(crate) const POINTS_PER_CHUNK: usize = 4096;
 /// How long the merger rests after a failure.
@@ -37,9 +34,15 @@ const REST: Duration = Duration::from_secs(1);
 
 type Group = (TrialId, String);
 
+/// What a row with so many reports weighs. A single report is JSON, which is slower to read than columns: a tail of those
+/// is kept half as long, although their points may then be packed twice.
+pub(super) fn weight_of(reports: usize) -> usize {
+    if reports == 1 { 2 } else { reports }
+}
+
 #[derive(Default)]
 struct Agenda {
-    rows: HashMap<Group, usize>,
+    weights: HashMap<Group, usize>,
     due: BTreeSet<Group>,
     ended: bool,
 }
@@ -59,11 +62,11 @@ impl Merger {
     pub(crate) fn start(path: &Path, engine: Arc<Engine>) -> Result<Merger> {
         let mut reader = open_reader(path)?;
         let mut agenda = Agenda::default();
-        for (group, rows, over) in in_snapshot(&mut reader, left_over)? {
-            if over || rows >= REPORTS_PER_MERGE {
+        for (group, weight, over) in in_snapshot(&mut reader, left_over)? {
+            if over || weight >= WEIGHT_PER_MERGE {
                 agenda.due.insert(group.clone());
             }
-            agenda.rows.insert(group, rows);
+            agenda.weights.insert(group, weight);
         }
         let agenda = Arc::new((Mutex::new(agenda), Condvar::new()));
         let shared = Arc::clone(&agenda);
@@ -74,13 +77,13 @@ impl Merger {
         Ok(Merger { agenda, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Notes rows more in a group's tail.
-    pub(crate) fn note(&self, trial: TrialId, group: String, more: usize) {
+    /// Notes so many reports more in a group's tail, that came together.
+    pub(crate) fn note(&self, trial: TrialId, group: String, reports: usize) {
         let mut agenda = locked(&self.agenda.0);
         let group = (trial, group);
-        let rows = agenda.rows.entry(group.clone()).or_insert(0);
-        *rows += more;
-        if *rows >= REPORTS_PER_MERGE && agenda.due.insert(group) {
+        let weight = agenda.weights.entry(group.clone()).or_insert(0);
+        *weight += weight_of(reports);
+        if *weight >= WEIGHT_PER_MERGE && agenda.due.insert(group) {
             self.agenda.1.notify_one();
         }
     }
@@ -88,7 +91,7 @@ impl Merger {
     /// Merges what is left of a trial that has ended.
     pub(crate) fn finish(&self, trial: TrialId) {
         let mut agenda = locked(&self.agenda.0);
-        let groups: Vec<Group> = agenda.rows.keys().filter(|(owner, _)| *owner == trial).cloned().collect();
+        let groups: Vec<Group> = agenda.weights.keys().filter(|(owner, _)| *owner == trial).cloned().collect();
         if !groups.is_empty() {
             agenda.due.extend(groups);
             self.agenda.1.notify_one();
@@ -112,10 +115,10 @@ impl Drop for Merger {
     }
 }
 
-/// The tails in the database: the group, how many reports at most, and whether its trial has ended.
+/// The tails in the database: the group, what it weighs at most, and whether its trial has ended.
 fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bool)>> {
     let sql = format!(
-        "SELECT trial_id, group_name, SUM(CASE WHEN last_step IS NULL THEN 1 ELSE {REPORTS_PER_ROW} END), \
+        "SELECT trial_id, group_name, SUM(CASE WHEN last_step IS NULL THEN 2 ELSE {REPORTS_PER_ROW} END), \
          MAX(CASE WHEN trials.ended_at IS NULL THEN 0 ELSE 1 END) \
          FROM metric_tail JOIN trials ON trials.id = trial_id GROUP BY trial_id, group_name"
     );
@@ -137,7 +140,7 @@ fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>,
                     return;
                 }
                 if let Some(next) = agenda.due.pop_first() {
-                    agenda.rows.remove(&next);
+                    agenda.weights.remove(&next);
                     break next;
                 }
                 agenda = changed.wait(agenda).unwrap_or_else(PoisonError::into_inner);
@@ -151,10 +154,11 @@ fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>,
             Ok(true) => {
                 agenda.due.insert((trial, group));
             }
-            Err(_) => {
-                // The tail stays, and stays readable, and whoever reads or writes learns what is wrong. It is due again
+            Err(error) => {
+                tracing::error!(trial = trial.0, group, %error, "cannot pack metrics; they stay readable as they are");
+                // It is due again
                 // with the next report, or the next start: what is damaged does not mend by trying once a second.
-                agenda.rows.insert((trial, group), REPORTS_PER_MERGE);
+                agenda.weights.insert((trial, group), WEIGHT_PER_MERGE);
                 drop(changed.wait_timeout_while(agenda, REST, |agenda| !agenda.ended));
             }
         }
@@ -179,7 +183,7 @@ fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) 
     if prepared.ids.is_empty() {
         return Ok(false);
     }
-    let more = prepared.reports >= REPORTS_PER_MERGE;
+    let more = prepared.weight >= WEIGHT_PER_MERGE;
     let name = group.to_owned();
     let outcome = engine.write_blocking(move |connection| apply(connection, trial, &name, &prepared));
     match outcome {
@@ -191,38 +195,35 @@ fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) 
 
 /// What one merge changes.
 struct Prepared {
-    /// The rows of the tail that it takes, and the reports in them.
+    /// The rows of the tail that it takes, and what they weigh.
     ids: Vec<i64>,
-    reports: usize,
+    weight: usize,
     last_step: i64,
     merges: Vec<SeriesMerge>,
 }
 
 fn prepare(connection: &Connection, trial: TrialId, group: &str) -> Result<Prepared> {
-    let (mut ids, mut reports, mut last_step) = (Vec::new(), 0, 0);
+    let (mut ids, mut weight, mut last_step) = (Vec::new(), 0, 0);
     let mut series: BTreeMap<String, Vec<Point>> = BTreeMap::new();
-    let mut add = |place: &read::TailPlace<'_>, name: Cow<'_, str>, value: &Value| {
-        let point = Point { step: place.step, run: place.run, time: place.time, value: Datum::of(value) };
-        match series.get_mut(name.as_ref()) {
-            Some(points) => points.push(point),
-            None => {
-                series.insert(name.into_owned(), vec![point]);
-            }
-        }
-    };
-    let everything = (i64::MIN, i64::MAX);
-    read::each_report_of_tail(connection, trial, Some(group), everything, |id, place, text| {
-        if ids.last() != Some(&id) {
-            ids.push(id);
-        }
-        reports += 1;
-        last_step = last_step.max(place.step);
-        values::each(text, |_| true, |name, value| add(place, name, &value))?;
-        Ok(if reports < REPORTS_PER_MERGE { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    tail::each_row(connection, trial, Some(group), (i64::MIN, i64::MAX), |row| {
+        ids.push(row.id);
+        let places = row.places()?;
+        weight += weight_of(places.len());
+        last_step = places.iter().map(|(step, _)| *step).fold(last_step, i64::max);
+        row.each(
+            |_| true,
+            |name, points| match series.get_mut(name) {
+                Some(known) => known.extend(points),
+                None => {
+                    series.insert(name.to_owned(), points.collect());
+                }
+            },
+        )?;
+        Ok(if weight < WEIGHT_PER_MERGE { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
     })?;
     let merges = series.into_iter().map(|(name, points)| prepare_series(connection, trial, group, name, points));
     let merges = merges.collect::<Result<_>>()?;
-    Ok(Prepared { ids, reports, last_step, merges })
+    Ok(Prepared { ids, weight, last_step, merges })
 }
 
 fn prepare_series(

@@ -3,7 +3,7 @@
 //! A report is appended as one row to the *tail* ([`ingest`]), which is one small write; [`batch`] takes many at once,
 //! each exactly once. When a group's tail has grown,
 //! or its trial has ended, [`merger`] turns its rows into *chunks*: one series (trial, group, metric) × a few thousand
-//! points, each column packed for itself ([`chunk`]). Reads ([`read`]) join chunks and tail, long ones
+//! points, each column packed for itself ([`chunk`]). Reads ([`read`]) join chunks and [`tail`], long ones
 //! in parts ([`history`]); [`summary`] keeps roll-ups
 //! of what is in chunks; [`downsample`] thins out points for charts; [`validation`] remembers the best and the latest.
 //!
@@ -15,6 +15,7 @@
 mod batch;
 mod block;
 pub mod chunk;
+mod columns;
 pub mod downsample;
 pub(crate) mod history;
 mod ingest;
@@ -24,5 +25,6 @@ mod queries;
 pub(crate) mod read;
 mod rollback;
 pub(crate) mod summary;
+mod tail;
 pub(crate) mod validation;
 mod values;

@@ -1,13 +1,15 @@
 //! What others may ask of metrics.
 
+use std::collections::BTreeSet;
+
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::{DataPoint, Metrics, MetricsReport, TRAINING, VALIDATION};
 use instep_api::pages::{Order, Pagination, Slice};
 use instep_api::trials::{MetricsWorkload, Workload};
 use instep_api::wire::Timestamp;
-use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
 
+use super::chunk::Point;
 use super::downsample::thin;
 use super::history::{self, Part};
 use super::read;
@@ -145,28 +147,22 @@ impl Database {
         self.engine
             .read(move |connection| {
                 must_exist(connection, trial)?;
-                let names = if names.is_empty() {
-                    read::names(connection, trial, &group)?.into_iter().collect()
+                let names: BTreeSet<String> = if names.is_empty() {
+                    read::names(connection, trial, &group)?
                 } else {
-                    names
+                    names.into_iter().collect()
                 };
+                let names: Vec<String> = names.into_iter().collect();
                 let mut tail = read::tail_points(connection, trial, &group, &names, (first, last))?;
-                let mut steps: BTreeMap<(i64, i64), DataPoint> = BTreeMap::new();
-                for name in names {
-                    let recent = tail.remove(&name).unwrap_or_default();
-                    let points = read::points_of(connection, trial, &group, &name, (first, last), limit, recent)?;
-                    let numbers: Vec<_> =
-                        points.into_iter().filter_map(|point| Some((point.value.number()?, point))).collect();
-                    let values: Vec<f64> = numbers.iter().map(|(number, _)| *number).collect();
-                    for index in thin(&values, limit) {
-                        let point = &numbers[index].1;
-                        let time = Timestamp(point.time);
-                        let empty = || DataPoint { batches: point.step, values: Map::new(), time, epoch: None };
-                        let drawn = steps.entry((point.step, point.time)).or_insert_with(empty);
-                        drawn.values.insert(name.clone(), point.value.value());
-                    }
+                let mut drawn: Vec<(usize, Point)> = Vec::new();
+                for (index, name) in names.iter().enumerate() {
+                    let recent = tail.remove(name).unwrap_or_default();
+                    let mut points = read::points_of(connection, trial, &group, name, (first, last), limit, recent)?;
+                    points.retain(|point| point.value.number().is_some());
+                    let values: Vec<f64> = points.iter().filter_map(|point| point.value.number()).collect();
+                    drawn.extend(thin(&values, limit).into_iter().map(|kept| (index, points[kept].clone())));
                 }
-                Ok(steps.into_values().collect())
+                Ok(by_step(&names, drawn))
             })
             .await
     }
@@ -180,6 +176,18 @@ impl Database {
             })
             .await
     }
+}
+
+/// The points of several metrics, each with the place of its name, as one for each step and time.
+fn by_step(names: &[String], mut points: Vec<(usize, Point)>) -> Vec<DataPoint> {
+    points.sort_by_key(|(index, point)| (point.step, point.time, *index));
+    let at_once = points.chunk_by(|(_, one), (_, other)| (one.step, one.time) == (other.step, other.time));
+    let drawn = at_once.map(|together| {
+        let Point { step, time, .. } = together[0].1;
+        let values = together.iter().map(|(index, point)| (names[*index].as_str(), point.value.clone())).collect();
+        DataPoint { batches: step, values, time: Timestamp(time), epoch: None }
+    });
+    drawn.collect()
 }
 
 fn report_of(trial: TrialId, group: &str, row: read::Row) -> MetricsReport {

@@ -1,24 +1,16 @@
 //! Reading metrics: chunks and tail joined.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::ops::ControlFlow;
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
-use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Map, Value};
 
-use super::chunk::{Datum, Point, decode};
-use super::{block, outline, values};
+use super::chunk::{Point, decode};
+use super::{outline, tail};
 use crate::error::{Error, Result};
 use crate::rows::json;
-
-/// A row of the tail with a single report.
-#[derive(Debug)]
-pub(crate) struct TailRow {
-    pub id: i64,
-    pub values: Map<String, Value>,
-}
 
 /// Everything that a trial reported in a group at a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,81 +20,6 @@ pub(crate) struct Row {
     pub time: i64,
     pub values: Map<String, Value>,
     pub batches: Option<Value>,
-}
-
-/// Where and when a value of the tail was reported.
-pub(crate) struct TailPlace<'a> {
-    pub group: &'a str,
-    pub step: i64,
-    pub run: i64,
-    pub time: i64,
-}
-
-/// Hands over every value of a trial's tail, of one group or of all, whose metric is wanted.
-pub(crate) fn each_of_tail(
-    connection: &Connection,
-    trial: TrialId,
-    group: Option<&str>,
-    steps: (i64, i64),
-    wanted: impl Fn(&str) -> bool,
-    mut take: impl FnMut(&TailPlace<'_>, &str, Value),
-) -> Result<()> {
-    each_report_of_tail(connection, trial, group, steps, |_, place, text| {
-        values::each(text, &wanted, |name, value| take(place, &name, value))?;
-        Ok(ControlFlow::Continue(()))
-    })
-}
-
-/// Hands over the reports of a trial's tail, of one group or of all, by step, until told to stop at the end of a row:
-/// the row's id, its place and the text of its values.
-pub(crate) fn each_report_of_tail(
-    connection: &Connection,
-    trial: TrialId,
-    group: Option<&str>,
-    (first, last): (i64, i64),
-    mut take: impl FnMut(i64, &TailPlace<'_>, &str) -> serde_json::Result<ControlFlow<()>>,
-) -> Result<()> {
-    let which = if group.is_some() { "group_name = ?2" } else { "?2 IS NULL" };
-    let columns = "group_name, step, run_id, reported_at, metric_values, id, last_step";
-    let sql = format!(
-        "SELECT {columns} FROM metric_tail WHERE trial_id = ?1 AND {which} AND step BETWEEN ?3 AND ?4 \
-         UNION ALL \
-         SELECT {columns} FROM metric_tail WHERE trial_id = ?1 AND {which} AND last_step >= ?3 AND step < ?3 \
-         ORDER BY step, id"
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
-    let mut rows = statement.query(params![trial.0, group, first, last])?;
-    while let Some(row) = rows.next()? {
-        let damaged = |error: &dyn std::fmt::Display| Error::Damaged(format!("a report: {error}"));
-        let group = row.get_ref(0)?.as_str().map_err(|error| damaged(&error))?;
-        let place = TailPlace { group, step: row.get(1)?, run: row.get(2)?, time: row.get(3)? };
-        let text = row.get_ref(4)?.as_str().map_err(|error| damaged(&error))?;
-        let id = row.get(5)?;
-        let mut flow = ControlFlow::Continue(());
-        match row.get::<_, Option<i64>>(6)? {
-            None => flow = take(id, &place, text).map_err(|error| damaged(&error))?,
-            Some(_) => block::each(text, |step, time, values| {
-                if (first..=last).contains(&step) {
-                    flow = take(id, &TailPlace { step, time, ..place }, values)?;
-                }
-                Ok(())
-            })
-            .map_err(|error| damaged(&error))?,
-        }
-        if flow.is_break() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// The tail's row of a single report at a step; there is one at most.
-pub(crate) fn tail_row(connection: &Connection, trial: TrialId, group: &str, step: i64) -> Result<Option<TailRow>> {
-    let sql = "SELECT id, metric_values FROM metric_tail \
-               WHERE trial_id = ? AND group_name = ? AND step = ? AND last_step IS NULL ORDER BY id LIMIT 1";
-    let mut statement = connection.prepare_cached(sql)?;
-    let row_of = |row: &SqlRow<'_>| Ok(TailRow { id: row.get("id")?, values: json(row, "metric_values")? });
-    Ok(statement.query_row(params![trial.0, group, step], row_of).optional()?)
 }
 
 /// The series of a group that have chunks: id and name.
@@ -137,32 +54,20 @@ pub(crate) fn rows(connection: &Connection, trial: TrialId, group: &str, first: 
     let (first_step, last_step) = if by_time { (i64::MIN, i64::MAX) } else { (first, last) };
     let within = |time: i64| !by_time || (first..=last).contains(&time);
     let mut found: BTreeMap<(i64, i64), Row> = BTreeMap::new();
-    let mut add = |step: i64, run: i64, time: i64, name: String, value: Value| {
-        let empty = || Row { step, run, time, values: Map::new(), batches: None };
-        let row = found.entry(key(step, time)).or_insert_with(empty);
-        row.time = row.time.max(time);
-        row.run = row.run.max(run);
-        row.values.insert(name, value);
+    let mut add = |name: &str, points: &mut dyn Iterator<Item = Point>| {
+        for Point { step, run, time, value } in points.filter(|point| within(point.time)) {
+            let empty = || Row { step, run, time, values: Map::new(), batches: None };
+            let row = found.entry(key(step, time)).or_insert_with(empty);
+            row.time = row.time.max(time);
+            row.run = row.run.max(run);
+            row.values.insert(name.to_owned(), value.value());
+        }
     };
     for (id, name) in series(connection, trial, group)? {
-        for point in
-            chunked_points(connection, id, first_step, last_step)?.into_iter().filter(|point| within(point.time))
-        {
-            add(point.step, point.run, point.time, name.clone(), point.value.value());
-        }
+        add(&name, &mut chunked_points(connection, id, first_step, last_step)?.into_iter());
     }
-    each_of_tail(
-        connection,
-        trial,
-        Some(group),
-        (first_step, last_step),
-        |_| true,
-        |place, name, value| {
-            if within(place.time) {
-                add(place.step, place.run, place.time, name.to_owned(), value);
-            }
-        },
-    )?;
+    let steps = (first_step, last_step);
+    tail::each_point(connection, trial, Some(group), steps, |_| true, |_, name, points| add(name, points))?;
     let sql = "SELECT * FROM metric_batches WHERE trial_id = ? AND group_name = ? AND step BETWEEN ? AND ?";
     let mut statement = connection.prepare_cached(sql)?;
     let mut batches = statement.query(params![trial.0, group, first_step, last_step])?;
@@ -193,19 +98,12 @@ pub(crate) fn tail_points(
 ) -> Result<HashMap<String, Vec<Point>>> {
     let mut found: HashMap<String, Vec<Point>> = names.iter().map(|name| (name.clone(), Vec::new())).collect();
     let wanted: HashSet<&str> = names.iter().map(String::as_str).collect();
-    each_of_tail(
-        connection,
-        trial,
-        Some(group),
-        (first, last),
-        |name| wanted.contains(name),
-        |place, name, value| {
-            let point = Point { step: place.step, run: place.run, time: place.time, value: Datum::of(&value) };
-            if let Some(points) = found.get_mut(name) {
-                points.push(point);
-            }
-        },
-    )?;
+    let wanted = |name: &str| wanted.contains(name);
+    tail::each_point(connection, trial, Some(group), (first, last), wanted, |_, name, points| {
+        if let Some(known) = found.get_mut(name) {
+            known.extend(points);
+        }
+    })?;
     Ok(found)
 }
 
@@ -247,7 +145,7 @@ pub(crate) fn names(connection: &Connection, trial: TrialId, group: &str) -> Res
     let mut names = BTreeSet::new();
     // Most names are known from the chunks already, and their values need not be looked at.
     let unknown = |name: &str| !chunked.contains(name);
-    each_of_tail(connection, trial, Some(group), (i64::MIN, i64::MAX), unknown, |_, name, _| {
+    tail::each_point(connection, trial, Some(group), (i64::MIN, i64::MAX), unknown, |_, name, _| {
         if !names.contains(name) {
             names.insert(name.to_owned());
         }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::{PROFILING, TRAINING, VALIDATION};
+use instep_api::values::float_value;
 use instep_api::wire::Timestamp;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::chunk::{Datum, Point, float_value};
-use super::read;
+use super::chunk::Point;
+use super::tail;
 use crate::error::{Error, Result};
 
 /// The roll-up of a series.
@@ -32,10 +33,9 @@ pub(crate) struct RollUp {
 
 /// Floats that may not be finite, which JSON has no numbers for.
 mod lossless {
+    use instep_api::values::{Datum, float_value};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use serde_json::Value;
-
-    use super::super::chunk::{Datum, float_value};
 
     pub(super) fn serialize<S: Serializer>(float: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         float_value(*float).serialize(serializer)
@@ -69,11 +69,9 @@ impl RollUp {
 
     /// Takes one more point in, in any order.
     pub(crate) fn add(&mut self, point: &Point) {
-        self.add_value(point.step, point.time, &point.value.value(), point.value.number());
-    }
-
-    fn add_value(&mut self, step: i64, time: i64, value: &Value, number: Option<f64>) {
-        let kind = kind_of(value, number);
+        let Point { step, time, value, .. } = point;
+        let number = value.number();
+        let kind = if number.is_some() { "number" } else { kind_of(&value.value()) };
         if self.count == 0 {
             kind.clone_into(&mut self.kind);
         } else if self.kind != kind {
@@ -86,9 +84,9 @@ impl RollUp {
             self.minimum = self.minimum.min(number);
             self.maximum = self.maximum.max(number);
         }
-        if (step, time) >= (self.last_step, self.last_time) {
-            (self.last_step, self.last_time) = (step, time);
-            self.last = value.clone();
+        if (*step, *time) >= (self.last_step, self.last_time) {
+            (self.last_step, self.last_time) = (*step, *time);
+            self.last = value.value();
         }
     }
 
@@ -106,9 +104,8 @@ impl RollUp {
     }
 }
 
-fn kind_of(value: &Value, number: Option<f64>) -> &'static str {
+fn kind_of(value: &Value) -> &'static str {
     match value {
-        _ if number.is_some() => "number",
         Value::Number(_) => "number",
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -139,25 +136,26 @@ pub(crate) fn of_trial(connection: &Connection, trial: TrialId) -> Result<Value>
         groups.entry(row.get(0)?).or_default().insert(row.get(1)?, RollUp::parse(&roll_up)?);
     }
     let shown = |group: &str| !PROFILING.contains(&group);
-    read::each_of_tail(
+    tail::each_point(
         connection,
         trial,
         None,
         (i64::MIN, i64::MAX),
         |_| true,
-        |place, name, value| {
-            if shown(place.group) {
-                let number = Datum::of(&value).number();
-                let group = groups.entry(place.group.to_owned()).or_default();
-                // Looked up by reference first: all but the first value of a metric find it there.
-                match group.get_mut(name) {
-                    Some(roll_up) => roll_up.add_value(place.step, place.time, &value, number),
-                    None => {
-                        let roll_up = group.entry(name.to_owned()).or_insert_with(RollUp::empty);
-                        roll_up.add_value(place.step, place.time, &value, number);
-                    }
-                }
+        |group, name, points| {
+            if !shown(group) {
+                return;
             }
+            // Looked up by reference first: all but the first values of a metric find it there.
+            if !groups.contains_key(group) {
+                groups.insert(group.to_owned(), BTreeMap::new());
+            }
+            let Some(metrics) = groups.get_mut(group) else { return };
+            if !metrics.contains_key(name) {
+                metrics.insert(name.to_owned(), RollUp::empty());
+            }
+            let Some(roll_up) = metrics.get_mut(name) else { return };
+            points.for_each(|point| roll_up.add(&point));
         },
     )?;
     let mut summary = Map::new();
@@ -173,6 +171,8 @@ pub(crate) fn of_trial(connection: &Connection, trial: TrialId) -> Result<Value>
 
 #[cfg(test)]
 mod tests {
+    use instep_api::values::Datum;
+
     use super::*;
 
     fn roll_up(values: &[Value]) -> RollUp {

@@ -3,12 +3,12 @@
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::{Metrics, VALIDATION};
 use instep_api::trials::MetricsWorkload;
+use instep_api::values::finite_number;
 use instep_api::wire::Timestamp;
 use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::chunk::finite_number;
 use super::read;
 use crate::error::Result;
 use crate::rows::{optional_json, text_of};

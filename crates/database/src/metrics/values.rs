@@ -6,15 +6,14 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use instep_api::values::Datum;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
-
 /// Calls `take` with every metric that `wanted` lets through, and its value.
 pub(crate) fn each<'text>(
     text: &'text str,
     wanted: impl Fn(&str) -> bool,
-    take: impl FnMut(Cow<'text, str>, Value),
+    take: impl FnMut(Cow<'text, str>, Datum),
 ) -> serde_json::Result<()> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     deserializer.deserialize_map(Pairs { wanted, take })?;
@@ -29,7 +28,7 @@ struct Pairs<Wanted, Take> {
 impl<'de, Wanted, Take> Visitor<'de> for Pairs<Wanted, Take>
 where
     Wanted: Fn(&str) -> bool,
-    Take: FnMut(Cow<'de, str>, Value),
+    Take: FnMut(Cow<'de, str>, Datum),
 {
     type Value = ();
 
@@ -80,13 +79,13 @@ impl<'de> Visitor<'de> for Name {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     fn picked(text: &str, wanted: impl Fn(&str) -> bool) -> serde_json::Result<Vec<(String, Value)>> {
         let mut found = Vec::new();
-        each(text, wanted, |name, value| found.push((name.into_owned(), value)))?;
+        each(text, wanted, |name, datum| found.push((name.into_owned(), datum.value())))?;
         Ok(found)
     }
 

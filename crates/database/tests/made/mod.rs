@@ -6,6 +6,7 @@ use std::path::Path;
 
 use instep_api::identifiers::{RunId, TrialId, UserId};
 use instep_api::metrics::Report;
+use instep_api::values::Values;
 use instep_api::wire::Timestamp;
 use instep_database::{Database, NewExperiment, NewTrial, Opening};
 use serde_json::{Value, json};
@@ -55,6 +56,6 @@ pub async fn new_trial(database: &Database, smaller_is_better: bool) -> TrialId 
 
 /// A report whose time is a thousand times its step.
 pub fn report(trial: TrialId, run: i64, group: &str, step: i64, values: Value) -> Report {
-    let values = values.as_object().unwrap().clone();
+    let values = Values::from(values.as_object().unwrap());
     Report { trial, run: RunId(run), group: group.into(), step, time: Timestamp(step * 1000), values, batches: None }
 }

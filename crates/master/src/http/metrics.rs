@@ -67,7 +67,7 @@ type Validation = (TrialId, Map<String, Value>, i64);
 
 /// What a search learns from a report, if anything.
 fn validation_of(report: &Report) -> Option<Validation> {
-    (report.group == VALIDATION).then(|| (report.trial, report.values.clone(), report.step))
+    (report.group == VALIDATION).then(|| (report.trial, report.values.object(), report.step))
 }
 
 /// Lets the search know of validations that are stored, before the trial hears that they are: a trial that goes on has
@@ -98,7 +98,7 @@ fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Fail
     let reported = metrics.metrics.unwrap_or_default();
     let values = reported.avg_metrics.unwrap_or_default();
     for name in ["epoch", "epochs"] {
-        if values.get(name).is_some_and(|value| !value.is_number()) {
+        if values.get(name).is_some_and(|datum| !datum.value().is_number()) {
             return Err(Failure::invalid(format!("the metric `{name}` must be a number")));
         }
     }

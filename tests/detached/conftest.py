@@ -17,8 +17,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from . import document
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
+# Fetched once: every master of the tests is the same program.
+DOCUMENT: dict[str, Any] = {}
 
 
 class Failed(Exception):
@@ -65,7 +69,16 @@ class Client:
         value = json.loads(answer)
         if status != 200:
             raise Failed(status, value)
+        self.compare(method, path, value)
         return value
+
+    def compare(self, method: str, path: str, value: object) -> None:
+        """Compare an answer with what the OpenAPI document says of it."""
+        if not DOCUMENT:
+            DOCUMENT.update(json.loads(self.raw("GET", "/api/openapi.json")[2]))
+        schema = document.answer_schema(DOCUMENT, method, path)
+        wrong = document.contradictions(schema, value) if schema else []
+        assert not wrong, f"{method} {path} contradicts the OpenAPI document: {wrong[:5]}"
 
     def lines(self, path: str) -> list[Any]:
         """The elements of a streamed answer."""

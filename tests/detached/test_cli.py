@@ -300,3 +300,10 @@ def test_help(shell: Shell) -> None:
     ):
         shell(words)
     shell.matches("client-help")
+
+
+def test_the_log_of_a_master_is_shown_to_administrators(shell: Shell) -> None:
+    assert "INFO serving address=" in shell("master logs --tail 5").stdout
+    lines = shell("master logs --json").stdout.splitlines()
+    assert json.loads(lines[0])["level"] == "LOG_LEVEL_INFO"
+    shell("master logs -f --tail 0", status=2)

@@ -109,3 +109,21 @@ def test_det_says_what_is_not_there(det: Commands, api: Client) -> None:
     for command, outcome in zip(commands, det.outcomes(*commands), strict=True):
         assert outcome.status == 1, (command, outcome)
         assert commands[command] in outcome.output, (command, outcome)
+
+
+def test_det_shows_administrators_the_master_s_log(det: Commands, api: Client, master: Master) -> None:
+    (refused,) = det.outcomes("master logs")
+    assert refused.status != 0
+    admin = master.client.login("admin")
+    assert admin.token is not None
+    det.settings |= {"DET_USER": "admin", "DET_USER_TOKEN": admin.token}
+    everything, last = det("master logs", "master logs --tail 1")
+    assert "serving" in everything
+    assert len(last.splitlines()) == 1
+    entries = [element["logEntry"] for element in admin.lines("/api/v1/master/logs")]
+    assert [entry["id"] for entry in entries] == list(range(len(entries)))
+    assert {entry["level"] for entry in entries} <= {"LOG_LEVEL_INFO", "LOG_LEVEL_WARNING"}
+    assert admin.lines("/api/v1/master/logs?limit=1") == [{"logEntry": entries[0]}]
+    assert admin.lines("/api/v1/master/logs?offset=-1&limit=5") == [{"logEntry": entries[-1]}]
+    assert admin.lines("/api/v1/master/logs?follow=true&limit=1") == [{"logEntry": entries[0]}]
+    assert admin.lines(f"/api/v1/master/logs?offset={len(entries)}") == []

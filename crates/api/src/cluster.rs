@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::states::LogLevel;
+use crate::wire::Timestamp;
+
 /// The version of Determined whose API this is; its client compares it with its own.
 pub const COMPATIBLE_VERSION: &str = "0.38.1";
 
@@ -46,4 +49,22 @@ pub struct MasterResponse {
     pub has_custom_logo: bool,
     pub sso_providers: Vec<Value>,
     pub cluster_message: Option<Value>,
+}
+
+/// A line of `GET /api/v1/master/logs`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MasterLogsElement {
+    pub log_entry: LogEntry,
+}
+
+/// What the master logged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LogEntry {
+    pub id: i64,
+    pub level: LogLevel,
+    pub message: String,
+    pub timestamp: Timestamp,
 }

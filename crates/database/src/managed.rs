@@ -244,17 +244,6 @@ impl Database {
             .await
     }
 
-    /// The configuration of a template.
-    pub async fn template_config(&self, name: String) -> Result<Value> {
-        self.engine
-            .read(move |connection| {
-                let mut statement = connection.prepare_cached("SELECT config FROM templates WHERE name = ?")?;
-                let found = statement.query_row([&name], |row| json(row, "config")).optional()?;
-                found.ok_or_else(|| Error::not_found("template", name))
-            })
-            .await
-    }
-
     /// Checkpoints that others depend on: versions of models, and what trials begin with.
     pub async fn kept_checkpoints(&self) -> Result<BTreeSet<String>> {
         self.engine

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::clock::now;
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::journal::Journal;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
 use crate::random;
@@ -31,6 +32,8 @@ pub(crate) struct Application {
     /// What the master says for all experiments, as a configuration.
     pub defaults: Value,
     pub telemetry: Telemetry,
+    /// What was logged of late.
+    pub journal: Journal,
     pub notices: Arc<Notices>,
 }
 
@@ -41,6 +44,7 @@ pub(crate) struct Told {
     pub session: Duration,
     pub defaults: Value,
     pub cluster: ClusterOptions,
+    pub journal: Journal,
 }
 
 impl Application {
@@ -58,6 +62,7 @@ impl Application {
             session: told.session,
             defaults: told.defaults,
             telemetry: Telemetry::new(),
+            journal: told.journal,
             notices,
         })
     }

@@ -11,7 +11,8 @@
 //! - `config` reads experiment configurations, `passwords` checks who somebody is, `heartbeat` gives up trials
 //!   that went silent.
 //!
-//! - `telemetry` counts, for Prometheus; what happens is logged as events of `tracing`, which the binary writes.
+//! - `telemetry` counts, for Prometheus; what happens is logged as events of `tracing`, which the binary writes; the last of them are also
+//!   in the [`Journal`], for those who ask.
 //! - `listener` takes connections, plain or with `encryption`; `peer` knows who is at the other end.
 //!
 //! Safe by default: served to this machine only, unless every user has a password; users without one must be processes of
@@ -31,6 +32,7 @@ mod encryption;
 mod export;
 mod heartbeat;
 mod http;
+mod journal;
 mod listener;
 mod model_definition;
 mod notices;
@@ -46,5 +48,6 @@ mod telemetry;
 pub use cluster::ClusterOptions;
 pub use copies::{back_up, restore};
 pub use encryption::{Encryption, EncryptionError};
+pub use journal::Journal;
 pub use presence::Presence;
 pub use server::{Options, ServeError, serve};

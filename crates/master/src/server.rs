@@ -16,6 +16,7 @@ use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
 use crate::heartbeat;
 use crate::http::router::router;
+use crate::journal::Journal;
 use crate::listener::Connections;
 use crate::peer::Peer;
 use crate::presence::Presence;
@@ -43,6 +44,8 @@ pub struct Options {
     pub checkpoints: PathBuf,
     /// How the cluster is run.
     pub cluster: ClusterOptions,
+    /// Where to find what is logged.
+    pub journal: Journal,
 }
 
 /// Why the master does not serve.
@@ -143,8 +146,13 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         tracing::warn!(%address, "passwords and tokens cross the network in the clear: --tls-cert encrypts");
     }
     let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
-    let told =
-        Told { allowed_hosts, session: options.session, defaults: defaults(options), cluster: options.cluster.clone() };
+    let told = Told {
+        allowed_hosts,
+        session: options.session,
+        defaults: defaults(options),
+        cluster: options.cluster.clone(),
+        journal: options.journal.clone(),
+    };
     let application = Arc::new(Application::start(database.clone(), told).await?);
     // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
     let deletions = tokio::spawn({

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::cluster::ClusterOptions;
 use crate::encryption::Encryption;
+use crate::journal::Journal;
 use crate::server::Options;
 
 /// One thing that can be set.
@@ -212,6 +213,7 @@ impl Settings {
             encryption: self.encryption()?,
             checkpoints: self.checkpoints(database),
             cluster: self.cluster(),
+            journal: Journal::default(),
         })
     }
 

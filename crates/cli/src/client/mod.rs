@@ -18,6 +18,7 @@ mod export;
 mod follow;
 mod job;
 mod logs;
+mod master_log;
 mod metrics;
 mod model;
 mod password;
@@ -40,6 +41,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use instep_client::{Client, Error};
+
+pub(crate) use master_log::MasterLogsArguments;
 
 use crate::console;
 use crate::report::{Hinted, chain};
@@ -131,6 +134,11 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Template(arguments) => template::run(arguments),
     };
     outcome.map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Prints what a master has logged.
+pub(crate) fn master_logs(arguments: &MasterLogsArguments) -> anyhow::Result<ExitCode> {
+    master_log::print(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
 }
 
 /// Does what a verb says about agents.

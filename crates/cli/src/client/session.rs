@@ -61,20 +61,27 @@ pub(super) fn master(common: &Common) -> anyhow::Result<(Address, Option<PathBuf
     Ok((address(common.master.as_deref())?, certificates))
 }
 
-/// The token of an administrator's session: of the one that is kept, else of `admin`, who has no password at first.
+/// The token of an administrator's session.
 pub(super) fn administrator_token(common: &Common) -> anyhow::Result<String> {
+    let hint = "`instep login USER` as an administrator, or --token";
+    let client = administrator(common, "agents need a token or", hint)?;
+    client.token().ok_or_else(|| anyhow::anyhow!("the master gave no token"))
+}
+
+/// A client in an administrator's session: the one that is kept, else of `admin`, who has no password at first. If there
+/// is none, the error begins with what needs it.
+pub(super) fn administrator(common: &Common, needed: &str, hint: &'static str) -> anyhow::Result<Client> {
     let client = connect(common)?;
     if !client.user()?.admin {
         client.login(Credentials::new("admin", "")).map_err(|error| match error {
             error if error.is_unauthenticated() => {
-                let what = format!("agents need a token or an administrator's session at {}", client.address());
-                let hint = "`instep login USER` as an administrator, or --token";
+                let what = format!("{needed} an administrator's session at {}", client.address());
                 anyhow::Error::from(Hinted::new(what, hint))
             }
             other => other.into(),
         })?;
     }
-    client.token().ok_or_else(|| anyhow::anyhow!("the master gave no token"))
+    Ok(client)
 }
 
 /// A client of the master that is meant; it has not said who it is.

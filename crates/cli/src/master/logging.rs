@@ -1,17 +1,62 @@
-//! Where a master's log goes: to stderr, as lines for people or as JSON for programs.
+//! Where a master's log goes: to stderr, as lines for people or as JSON for programs, and into the journal for those who
+//! ask the master for it.
 
+use std::fmt::{self, Write};
 use std::io;
 
+use instep_api::states::LogLevel;
+use instep_master::Journal;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Has everything from a level on written, from here to the end of the process.
-pub(crate) fn start(json: bool, level: &str) {
+pub(crate) fn start(json: bool, level: &str, journal: Journal) {
     let level = level.parse().unwrap_or(LevelFilter::INFO);
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr);
+    let log = tracing_subscriber::registry().with(level).with(Recorder(journal));
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     // It fails only if somebody has started a log before, which then goes on.
     if json {
-        let _ = lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init();
+        let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+        let _ = log.with(lines).try_init();
     } else {
-        let _ = lines.with_ansi(false).with_target(false).try_init();
+        let _ = log.with(lines.with_ansi(false).with_target(false)).try_init();
+    }
+}
+
+/// Writes events into the journal.
+struct Recorder(Journal);
+
+impl<S: Subscriber> Layer<S> for Recorder {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let level = match *event.metadata().level() {
+            Level::ERROR => LogLevel::Error,
+            Level::WARN => LogLevel::Warning,
+            Level::INFO => LogLevel::Info,
+            Level::DEBUG => LogLevel::Debug,
+            Level::TRACE => LogLevel::Trace,
+        };
+        let mut line = Line::default();
+        event.record(&mut line);
+        self.0.add(level, line.message + &line.fields);
+    }
+}
+
+/// An event as people read it: the message, then the rest as `name=value`.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing into memory cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
     }
 }

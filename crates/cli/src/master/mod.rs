@@ -14,6 +14,7 @@ use instep_master::{Options, ServeError};
 pub(crate) use arguments::SettingsArguments;
 pub(crate) use background::{DownArguments, UpArguments, down, up};
 
+use crate::client::MasterLogsArguments;
 use crate::console;
 use crate::report::{Hinted, chain};
 
@@ -41,6 +42,8 @@ enum MasterCommand {
         /// The copy, which must not exist yet
         file: PathBuf,
     },
+    /// Print what a master that runs has logged of late; for administrators
+    Logs(MasterLogsArguments),
     /// Make a copy the database; no master may be using it
     Restore {
         /// What `instep master backup` made
@@ -83,6 +86,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
             console::print(line.as_bytes());
             Ok(ExitCode::SUCCESS)
         }
+        Some(MasterCommand::Logs(logs)) => crate::client::master_logs(&logs),
         Some(MasterCommand::Restore { file, replace }) => {
             let database = arguments.settings.options()?.database;
             let kept = instep_master::restore(&file, &database, replace).map_err(explained)?;
@@ -111,7 +115,7 @@ fn serve_announced(
 ) -> anyhow::Result<ExitCode> {
     let settings = arguments.settings()?;
     let (json, level) = settings.log();
-    logging::start(json, level);
+    logging::start(json, level, options.journal.clone());
     let shown = options.database.display().to_string();
     instep_master::serve(options, |address| {
         console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing, Reply};
 use crate::clock::now;
 use crate::cluster::{Cluster, Refusal};
 use crate::passwords::token_hash;
@@ -34,14 +34,14 @@ pub(crate) async fn connect(mut call: Call) -> Result<Reply, Failure> {
 }
 
 /// The tokens that let agents in, without themselves.
-pub(crate) async fn tokens(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn tokens(call: Call) -> Result<Json<AgentTokensResponse>, Failure> {
     let found = call.application.database.agent_tokens().await?;
     let token = |(name, user_id, created_at)| AgentToken { name, user_id, created_at };
-    Reply::json(&AgentTokensResponse { tokens: found.into_iter().map(token).collect() })
+    Ok(Json(AgentTokensResponse { tokens: found.into_iter().map(token).collect() }))
 }
 
 /// Makes a token; nobody learns it later.
-pub(crate) async fn create_token(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create_token(call: Call) -> Result<Json<AgentTokenResponse>, Failure> {
     let request: AgentTokenRequest = call.json()?;
     let name = request.name.unwrap_or_default();
     if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['/', '\0']) {
@@ -50,12 +50,12 @@ pub(crate) async fn create_token(call: Call) -> Result<Reply, Failure> {
     let token = random::token();
     let database = &call.application.database;
     database.create_agent_token(token_hash(&token), name.clone(), call.user()?.id, now()).await?;
-    Reply::json(&AgentTokenResponse { name, token })
+    Ok(Json(AgentTokenResponse { name, token }))
 }
 
-pub(crate) async fn delete_token(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete_token(call: Call) -> Result<Json<Nothing>, Failure> {
     call.application.database.delete_agent_token(call.part("name").to_owned()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 async fn talk(mut socket: WebSocket, cluster: Cluster) {

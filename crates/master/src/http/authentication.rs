@@ -6,12 +6,12 @@ use instep_api::wire::Timestamp;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use crate::clock::now;
 use crate::passwords::{matches, token_hash};
 use crate::random;
 
-pub(crate) async fn login(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn login(call: Call) -> Result<Json<LoginResponse>, Failure> {
     let request: LoginRequest = call.json()?;
     let username = request.username.unwrap_or_default();
     if username.is_empty() {
@@ -41,7 +41,7 @@ pub(crate) async fn login(call: Call) -> Result<Reply, Failure> {
     let lasting = i64::try_from(call.application.session.as_micros()).unwrap_or(i64::MAX);
     let expiry = Timestamp(time.0.saturating_add(lasting));
     call.application.database.open_session(token_hash(&token), user.id, time, expiry).await?;
-    Reply::json(&LoginResponse { token, user })
+    Ok(Json(LoginResponse { token, user }))
 }
 
 /// Users without a password exist from the start; they may log in with none, from a process of the master's own user on
@@ -62,14 +62,14 @@ async fn check_without_password(call: &Call, username: &str, password: &str) -> 
     Err(Failure::forbidden(what))
 }
 
-pub(crate) async fn logout(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn logout(call: Call) -> Result<Json<Nothing>, Failure> {
     if let Some(token) = &call.token {
         call.application.database.close_session(token_hash(token)).await?;
         call.application.forget_sessions();
     }
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn me(call: Call) -> Result<Reply, Failure> {
-    Reply::json(&UserResponse { user: call.user()?.clone() })
+pub(crate) async fn me(call: Call) -> Result<Json<UserResponse>, Failure> {
+    Ok(Json(UserResponse { user: call.user()?.clone() }))
 }

@@ -9,7 +9,7 @@ use instep_policy::lifecycle::Event;
 use super::call::Call;
 use super::control::{Late, wish};
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::Json;
 use crate::application::Application;
 use crate::clock::now;
 
@@ -30,13 +30,13 @@ impl Wish {
     }
 }
 
-async fn each(call: &Call, request: BulkRequest, wish: Wish) -> Result<Reply, Failure> {
+async fn each(call: &Call, request: BulkRequest, wish: Wish) -> Result<Json<BulkResponse>, Failure> {
     let mut results = Vec::new();
     for id in meant(call, request).await? {
         let error = wish.grant(&call.application, id).await.err().map(|failure| failure.message).unwrap_or_default();
         results.push(BulkResult { id, error });
     }
-    Reply::json(&BulkResponse { results })
+    Ok(Json(BulkResponse { results }))
 }
 
 /// Those that are named, or all that the filter finds.
@@ -62,31 +62,31 @@ async fn meant(call: &Call, request: BulkRequest) -> Result<Vec<ExperimentId>, F
     Ok(found.into_iter().map(|experiment| experiment.id).filter(|id| !excluded.contains(id)).collect())
 }
 
-pub(crate) async fn activate(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn activate(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Control(Event::Activate, Late::Refused)).await
 }
 
-pub(crate) async fn pause(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn pause(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Control(Event::Pause, Late::Refused)).await
 }
 
-pub(crate) async fn cancel(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn cancel(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Control(Event::Cancel, Late::Granted)).await
 }
 
-pub(crate) async fn kill(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn kill(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Control(Event::Kill, Late::Granted)).await
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn archive(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Archive(true)).await
 }
 
-pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn unarchive(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Archive(false)).await
 }
 
-pub(crate) async fn relocate(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn relocate(call: Call) -> Result<Json<BulkResponse>, Failure> {
     let request: BulkRequest = call.json()?;
     let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
     each(&call, request, Wish::Move(project)).await

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use crate::clock::now;
 
 /// A checkpoint's name: a UUID in its usual form.
@@ -31,7 +31,7 @@ fn checked_uuid(text: Option<String>) -> Result<String, Failure> {
     Err(Failure::invalid(format!("`{text}` is not a UUID")))
 }
 
-pub(crate) async fn report(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: ReportCheckpointRequest = call.json()?;
     match request.state {
         None | Some(CheckpointState::Completed | CheckpointState::Unspecified) => {}
@@ -56,23 +56,23 @@ pub(crate) async fn report(call: Call) -> Result<Reply, Failure> {
         resources: request.resources.unwrap_or_default(),
     };
     call.application.database.report_checkpoint(new).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get(call: Call) -> Result<Json<CheckpointResponse>, Failure> {
     let checkpoint = call.application.database.checkpoint(call.part("uuid").to_owned()).await?;
-    Reply::json(&CheckpointResponse { checkpoint })
+    Ok(Json(CheckpointResponse { checkpoint }))
 }
 
-pub(crate) async fn set_metadata(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn set_metadata(call: Call) -> Result<Json<CheckpointResponse>, Failure> {
     let request: PostCheckpointMetadataRequest = call.json()?;
     let metadata = request.checkpoint.unwrap_or_default().metadata.unwrap_or_default();
     let uuid = call.part("uuid").to_owned();
     let checkpoint = call.application.database.set_checkpoint_metadata(uuid, metadata).await?;
-    Reply::json(&CheckpointResponse { checkpoint })
+    Ok(Json(CheckpointResponse { checkpoint }))
 }
 
-pub(crate) async fn shrink(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn shrink(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: PatchCheckpointsRequest = call.json()?;
     for patch in request.checkpoints.unwrap_or_default() {
         let uuid = checked_uuid(patch.uuid)?;
@@ -80,16 +80,16 @@ pub(crate) async fn shrink(call: Call) -> Result<Reply, Failure> {
             call.application.database.shrink_checkpoint(uuid, left.resources.unwrap_or_default()).await?;
         }
     }
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn of_experiment(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn of_experiment(call: Call) -> Result<Json<CheckpointsResponse>, Failure> {
     let states = call.query.values("states")?;
     let found = call.application.database.experiment_checkpoints(call.id("id")?, states, now()).await?;
     listed(&call, found)
 }
 
-pub(crate) async fn of_trial(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn of_trial(call: Call) -> Result<Json<CheckpointsResponse>, Failure> {
     let states = call.query.values("states")?;
     let found = call.application.database.trial_checkpoints(call.id("id")?, states).await?;
     listed(&call, found)
@@ -121,14 +121,17 @@ fn sort_key(call: &Call) -> Result<SortKey, Failure> {
     })
 }
 
-fn listed(call: &Call, (mut checkpoints, smaller_is_better): (Vec<Checkpoint>, bool)) -> Result<Reply, Failure> {
+fn listed(
+    call: &Call,
+    (mut checkpoints, smaller_is_better): (Vec<Checkpoint>, bool),
+) -> Result<Json<CheckpointsResponse>, Failure> {
     let key = sort_key(call)?;
     // Without a word on the order, metrics are sorted best first and everything else upwards.
     let best_first = matches!(key, SortKey::Metric(_)) && !smaller_is_better;
     let order = call.query.order()?.unwrap_or(if best_first { Order::Descending } else { Order::Ascending });
     checkpoints.sort_by(|one, other| compare(&key, order, one, other));
     let (range, pagination) = call.query.slice(None)?.of(checkpoints.len());
-    Reply::json(&CheckpointsResponse { checkpoints: checkpoints.drain(range).collect(), pagination })
+    Ok(Json(CheckpointsResponse { checkpoints: checkpoints.drain(range).collect(), pagination }))
 }
 
 fn compare(key: &SortKey, order: Order, one: &Checkpoint, other: &Checkpoint) -> Ordering {

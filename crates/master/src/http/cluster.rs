@@ -1,14 +1,21 @@
 //! What the master says about itself.
 
-use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterResponse, TelemetryInfo};
+use std::time::Duration;
+
+use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterLogsElement, MasterResponse, TelemetryInfo};
 use instep_api::error::Code;
 use instep_policy::schedule::{Fitting, Rule};
 use serde_json::json;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Gone, Json, LineSender, Reply, lines};
 use crate::cluster::DEFAULT_POOL;
+
+/// Lines of the log that are read at a time.
+const LINES_PER_READ: usize = 100;
+/// How long a follower of the log waits for a wake-up before it looks whether its reader is still there.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether requests can be done: the database answers.
 pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
@@ -26,15 +33,15 @@ pub(crate) async fn measures(call: Call) -> Result<Reply, Failure> {
     text.map(Reply::Measures).map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 
-pub(crate) async fn info(call: Call) -> Result<Reply, Failure> {
-    Reply::json(&Info {
+pub(crate) async fn info(call: Call) -> Result<Json<Info>, Failure> {
+    Ok(Json(Info {
         version: COMPATIBLE_VERSION.to_owned(),
         master_id: call.application.master_id.clone(),
         cluster_id: call.application.database.cluster_id().to_owned(),
         cluster_name: String::new(),
         telemetry: TelemetryInfo { enabled: false },
         sso_providers: None,
-    })
+    }))
 }
 
 /// How the master runs experiments, for administrators. It holds no secrets.
@@ -68,8 +75,8 @@ pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
     Reply::json(&json!({"config": config}))
 }
 
-pub(crate) async fn master(call: Call) -> Result<Reply, Failure> {
-    Reply::json(&MasterResponse {
+pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> {
+    Ok(Json(MasterResponse {
         version: COMPATIBLE_VERSION.to_owned(),
         master_id: call.application.master_id.clone(),
         cluster_id: call.application.database.cluster_id().to_owned(),
@@ -86,5 +93,51 @@ pub(crate) async fn master(call: Call) -> Result<Reply, Failure> {
         has_custom_logo: false,
         sso_providers: Vec::new(),
         cluster_message: None,
-    })
+    }))
+}
+
+/// What the master has logged of late, if wanted as it comes.
+pub(crate) async fn logs(call: Call) -> Result<Reply, Failure> {
+    let follow = call.query.value("follow")?.unwrap_or(false);
+    let limit: i64 = call.query.value("limit")?.unwrap_or(0);
+    if limit < 0 {
+        return Err(Failure::invalid("`limit` must not be negative"));
+    }
+    let left = if limit == 0 { usize::MAX } else { usize::try_from(limit).unwrap_or(usize::MAX) };
+    let number = call.application.journal.number_behind(call.query.value("offset")?.unwrap_or(0));
+    let (sender, lines) = lines();
+    // The task ends with its stream: when everything is sent, or when the reader goes away.
+    tokio::spawn(async move {
+        let _ = send_log(&call, number, left, follow, &sender).await;
+    });
+    Ok(Reply::Lines(lines))
+}
+
+async fn send_log(
+    call: &Call,
+    mut number: i64,
+    mut left: usize,
+    follow: bool,
+    sender: &LineSender,
+) -> Result<(), Gone> {
+    let journal = &call.application.journal;
+    let mut arrivals = journal.follow();
+    while !sender.is_closed() {
+        arrivals.mark_unchanged();
+        let found = journal.from(number, left.min(LINES_PER_READ));
+        left -= found.len();
+        let is_end = found.is_empty();
+        for log_entry in found {
+            number = log_entry.id + 1;
+            sender.send(&MasterLogsElement { log_entry }).await?;
+        }
+        if left == 0 || is_end && !follow {
+            break;
+        }
+        if is_end {
+            // Either way there is another look.
+            let _ = tokio::time::timeout(LOOK_AGAIN, arrivals.changed()).await;
+        }
+    }
+    Ok(())
 }

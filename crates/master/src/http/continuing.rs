@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::Json;
 use crate::clock::now;
 
 /// `POST /experiments/continue`
@@ -21,7 +21,7 @@ pub(crate) struct ContinueRequest {
     override_config: Option<String>,
 }
 
-pub(crate) async fn carry_on(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {
     let request: ContinueRequest = call.json()?;
     let id = request.id.ok_or_else(|| Failure::invalid("id is missing"))?;
     let database = &call.application.database;
@@ -59,7 +59,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Reply, Failure> {
     call.application.cluster.carry_on(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
-    Reply::json(&CreateExperimentResponse { experiment, config, warnings: Vec::new() })
+    Ok(Json(CreateExperimentResponse { experiment, config, warnings: Vec::new() }))
 }
 
 fn changes(text: &str) -> Result<Value, Failure> {

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::{Download, Reply};
+use super::reply::{Download, Json, Nothing, Reply};
 use crate::application::Application;
 use crate::clock::now;
 use crate::cluster::TrialNews;
@@ -23,9 +23,9 @@ pub(super) enum Late {
     Refused,
 }
 
-async fn control(call: Call, event: Event, late: Late) -> Result<Reply, Failure> {
+async fn control(call: Call, event: Event, late: Late) -> Result<Json<Nothing>, Failure> {
     wish(&call.application, call.id("id")?, event, late).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 /// Lets an experiment know what somebody wants of it.
@@ -47,23 +47,23 @@ pub(super) async fn wish(application: &Application, id: ExperimentId, event: Eve
     }
 }
 
-pub(crate) async fn activate(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn activate(call: Call) -> Result<Json<Nothing>, Failure> {
     control(call, Event::Activate, Late::Refused).await
 }
 
-pub(crate) async fn pause(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn pause(call: Call) -> Result<Json<Nothing>, Failure> {
     control(call, Event::Pause, Late::Refused).await
 }
 
-pub(crate) async fn cancel(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn cancel(call: Call) -> Result<Json<Nothing>, Failure> {
     control(call, Event::Cancel, Late::Granted).await
 }
 
-pub(crate) async fn kill(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
     control(call, Event::Kill, Late::Granted).await
 }
 
-pub(crate) async fn kill_trial(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn kill_trial(call: Call) -> Result<Json<Nothing>, Failure> {
     let trial: TrialId = call.id("id")?;
     if !call.application.cluster.tell(trial, TrialNews::Kill).await? {
         // One that has ended needs no killing, but it must be there.
@@ -73,12 +73,12 @@ pub(crate) async fn kill_trial(call: Call) -> Result<Reply, Failure> {
             return Err(Failure::new(Code::FailedPrecondition, what));
         }
     }
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn model_definition(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn model_definition(call: Call) -> Result<Json<ModelDefinitionResponse>, Failure> {
     let content = call.application.database.model_definition(call.id("id")?, now()).await?;
-    Reply::json(&ModelDefinitionResponse { b64_tgz: Base64(content) })
+    Ok(Json(ModelDefinitionResponse { b64_tgz: Base64(content) }))
 }
 
 /// The same, to be saved.

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use super::{queue, retention};
 use crate::clock::now;
 use crate::{config, random};
@@ -27,7 +27,7 @@ fn seconds(time: Timestamp) -> u32 {
     (time.0 / 1_000_000).rem_euclid(1 << 32) as u32
 }
 
-async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure> {
+async fn make(call: &Call, external_id: Option<String>) -> Result<Json<CreateExperimentResponse>, Failure> {
     let request: CreateExperimentRequest = call.json()?;
     if request.unmanaged != Some(true) {
         if external_id.is_some() {
@@ -57,15 +57,18 @@ async fn make(call: &Call, external_id: Option<String>) -> Result<Reply, Failure
     };
     let experiment = call.application.database.create_experiment(new, now()).await?;
     let config = experiment.config.clone();
-    Reply::json(&CreateExperimentResponse { experiment, config, warnings: Vec::new() })
+    Ok(Json(CreateExperimentResponse { experiment, config, warnings: Vec::new() }))
 }
 
 /// Makes an experiment that the master runs.
-async fn make_managed(call: &Call, request: CreateExperimentRequest) -> Result<Reply, Failure> {
+async fn make_managed(
+    call: &Call,
+    request: CreateExperimentRequest,
+) -> Result<Json<CreateExperimentResponse>, Failure> {
     let database = &call.application.database;
     let text = request.config.unwrap_or_default();
     let template = match request.template.filter(|name| !name.is_empty()) {
-        Some(name) => Some(database.template_config(name).await?),
+        Some(name) => Some(database.template(name).await?.0.config),
         None => None,
     };
     let job_id = random::uuid();
@@ -107,7 +110,7 @@ async fn make_managed(call: &Call, request: CreateExperimentRequest) -> Result<R
     let warnings = launch_warnings(call, &config).await?;
     if request.validate_only == Some(true) {
         let experiment = super::zero::experiment();
-        return Reply::json(&CreateExperimentResponse { experiment, config: Value::Null, warnings });
+        return Ok(Json(CreateExperimentResponse { experiment, config: Value::Null, warnings }));
     }
     let state = if request.activate == Some(false) { State::Paused } else { State::Active };
     let pool = config.resources.resource_pool.clone();
@@ -117,7 +120,7 @@ async fn make_managed(call: &Call, request: CreateExperimentRequest) -> Result<R
     call.application.cluster.begin(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
-    Reply::json(&CreateExperimentResponse { experiment, config, warnings })
+    Ok(Json(CreateExperimentResponse { experiment, config, warnings }))
 }
 
 /// What the author of an experiment should know about where it is to run.
@@ -128,15 +131,15 @@ async fn launch_warnings(call: &Call, config: &ExperimentConfig) -> Result<Vec<S
     Ok(exceeded.then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned()).into_iter().collect())
 }
 
-pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {
     make(&call, None).await
 }
 
-pub(crate) async fn put(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn put(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {
     make(&call, Some(call.part("external").to_owned())).await
 }
 
-pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get(call: Call) -> Result<Json<GetExperimentResponse>, Failure> {
     let id: ExperimentId = call.id("id")?;
     let experiment = call.application.database.experiment(id, now()).await?;
     let config = experiment.config.clone();
@@ -144,10 +147,10 @@ pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
         true => None,
         false => call.application.cluster.job_summary(id).await?,
     };
-    Reply::json(&GetExperimentResponse { experiment, config, job_summary })
+    Ok(Json(GetExperimentResponse { experiment, config, job_summary }))
 }
 
-pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn list(call: Call) -> Result<Json<ExperimentsResponse>, Failure> {
     let query = &call.query;
     let filter = ExperimentFilter {
         archived: query.value("archived")?,
@@ -163,7 +166,7 @@ pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
     let order = query.order()?.unwrap_or_default();
     let slice = query.slice(Some(DEFAULT_LIMIT))?;
     let (experiments, pagination) = call.application.database.experiments(filter, sort, order, slice, now()).await?;
-    Reply::json(&ExperimentsResponse { experiments, pagination })
+    Ok(Json(ExperimentsResponse { experiments, pagination }))
 }
 
 fn sort_by(name: &str) -> Result<ExperimentSort, Failure> {
@@ -185,7 +188,7 @@ fn sort_by(name: &str) -> Result<ExperimentSort, Failure> {
     })
 }
 
-pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change(call: Call) -> Result<Json<ExperimentResponse>, Failure> {
     let request: PatchExperimentRequest = call.json()?;
     if request.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
         return Err(Failure::invalid("an experiment needs a name"));
@@ -204,10 +207,13 @@ pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
         retention::keep(&call, id, storage).await?;
     }
     let experiment = call.application.database.change_experiment(id, request, now()).await?;
-    Reply::json(&ExperimentResponse { experiment })
+    Ok(Json(ExperimentResponse { experiment }))
 }
 
-async fn change_labels(call: &Call, change: impl Fn(&mut Vec<String>, String)) -> Result<Reply, Failure> {
+async fn change_labels(
+    call: &Call,
+    change: impl Fn(&mut Vec<String>, String),
+) -> Result<Json<LabelsResponse>, Failure> {
     let id: ExperimentId = call.id("id")?;
     let mut labels = call.application.database.experiment(id, now()).await?.labels;
     change(&mut labels, call.part("label").to_owned());
@@ -215,35 +221,35 @@ async fn change_labels(call: &Call, change: impl Fn(&mut Vec<String>, String)) -
     labels.dedup();
     let request = PatchExperimentRequest { labels: Some(labels), ..PatchExperimentRequest::default() };
     let experiment = call.application.database.change_experiment(id, request, now()).await?;
-    Reply::json(&LabelsResponse { labels: experiment.labels })
+    Ok(Json(LabelsResponse { labels: experiment.labels }))
 }
 
-pub(crate) async fn add_label(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn add_label(call: Call) -> Result<Json<LabelsResponse>, Failure> {
     change_labels(&call, |labels, label| labels.push(label)).await
 }
 
-pub(crate) async fn remove_label(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn remove_label(call: Call) -> Result<Json<LabelsResponse>, Failure> {
     change_labels(&call, |labels, label| labels.retain(|known| *known != label)).await
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
     call.application.database.archive_experiment(call.id("id")?, true, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
     call.application.database.archive_experiment(call.id("id")?, false, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn relocate(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: MoveExperimentRequest = call.json()?;
     let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
     call.application.database.move_experiment(call.id("id")?, project, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     let id: ExperimentId = call.id("id")?;
     let caller = call.user()?;
     let owner = call.application.database.experiment(id, now()).await?.user_id;
@@ -256,9 +262,9 @@ pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
     super::files::gone(&call, &uuids).await
 }
 
-pub(crate) async fn best_validation(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn best_validation(call: Call) -> Result<Json<BestMetricResponse>, Failure> {
     let id: ExperimentId = call.id("id")?;
     let best = call.application.database.best_validation(id, now()).await?;
     let none = || Failure::not_found(format!("experiment {id} has no validations with its searcher's metric"));
-    Reply::json(&BestMetricResponse { metric: best.ok_or_else(none)? })
+    Ok(Json(BestMetricResponse { metric: best.ok_or_else(none)? }))
 }

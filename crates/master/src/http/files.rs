@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::{Download, Reply};
+use super::reply::{Download, Json, Nothing, Reply};
 use super::workspaces::must_own;
 use crate::archive::{Format, pack};
 use crate::clock::now;
@@ -138,10 +138,10 @@ async fn owned(call: &Call, uuids: Option<Vec<String>>) -> Result<Vec<(Checkpoin
 }
 
 /// Waits until files are gone that were given up; says which of them could not be deleted.
-pub(super) async fn gone(call: &Call, uuids: &[String]) -> Result<Reply, Failure> {
+pub(super) async fn gone(call: &Call, uuids: &[String]) -> Result<Json<Nothing>, Failure> {
     let problems = carry_out(&call.application).await?;
     match problems.iter().find(|problem| uuids.contains(&problem.uuid)) {
-        None => Reply::nothing(),
+        None => Ok(Json(Nothing {})),
         Some(problem) => {
             let what = format!("checkpoint '{}' is deleted, but its files are not: {}", problem.uuid, problem.why);
             Err(Failure::new(Code::FailedPrecondition, what))
@@ -149,7 +149,7 @@ pub(super) async fn gone(call: &Call, uuids: &[String]) -> Result<Reply, Failure
     }
 }
 
-pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: DeleteCheckpointsRequest = call.json()?;
     let uuids: Vec<String> =
         owned(&call, request.checkpoint_uuids).await?.into_iter().map(|(checkpoint, _)| checkpoint.uuid).collect();
@@ -182,7 +182,7 @@ fn split(entries: &[Entry], patterns: &GlobSet) -> (BTreeMap<String, Long>, Vec<
     (left.collect(), entries.iter().filter(|entry| goes(entry)).map(|entry| name(&entry.path)).collect())
 }
 
-pub(crate) async fn remove(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn remove(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: RemoveFilesRequest = call.json()?;
     let globs = request.checkpoint_globs.unwrap_or_default();
     let patterns = patterns(&globs)?;

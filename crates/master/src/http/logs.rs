@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::call::Call;
 use super::export::pass_on;
 use super::failure::Failure;
-use super::reply::{Download, Gone, LineSender, Reply, Stop, lines};
+use super::reply::{Download, Gone, Json, LineSender, Nothing, Reply, Stop, lines};
 use crate::clock::now;
 
 /// Lines that are read at a time.
@@ -51,7 +51,7 @@ pub(super) fn line_without_task(record: LogRecord) -> LogLine {
     }
 }
 
-async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Reply, Failure> {
+async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Json<Nothing>, Failure> {
     let lines: Vec<LogLine> = records.into_iter().map(line_of).collect::<Result<_, _>>()?;
     if !lines.is_empty() {
         let looked_at = lines.clone();
@@ -59,17 +59,17 @@ async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Reply, Failure> {
         call.application.logs_arrived();
         call.application.cluster.lines_arrived(looked_at).await?;
     }
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 /// A bare list of lines, as detached scripts send them.
-pub(crate) async fn append(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn append(call: Call) -> Result<Json<Nothing>, Failure> {
     let records = call.json_list()?;
     keep(&call, records).await
 }
 
 /// Lines in an object, as tasks send them: all of one task.
-pub(crate) async fn append_wrapped(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn append_wrapped(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: PostTaskLogsRequest = call.json()?;
     let records = request.logs.unwrap_or_default();
     if records.is_empty() {

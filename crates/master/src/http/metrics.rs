@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::{LineSender, Reply, Stop, lines};
+use super::reply::{Json, LineSender, Nothing, Reply, Stop, lines};
 use crate::clock::now;
 use crate::cluster::TrialNews;
 
@@ -21,17 +21,17 @@ const DEFAULT_POINTS: usize = 1000;
 /// Bytes of a reporter's name.
 const LONGEST_NAME: usize = 100;
 
-pub(crate) async fn report(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: ReportMetricsRequest = call.json()?;
     let report = checked(request, call.id("id")?)?;
     let validation = validation_of(&report);
     call.application.database.report_metrics(report).await?;
     tell_search(&call, validation).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 /// Many reports and lines of output at once, each stored exactly once however often the batch arrives.
-pub(crate) async fn report_batch(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn report_batch(call: Call) -> Result<Json<ReportBatchResponse>, Failure> {
     let request: ReportBatchRequest = call.json()?;
     let trial: TrialId = call.id("id")?;
     let reporter = request.reporter.unwrap_or_default();
@@ -60,7 +60,7 @@ pub(crate) async fn report_batch(call: Call) -> Result<Reply, Failure> {
     }
     let taken = validations.into_iter().filter(|(index, _)| !refused.iter().any(|one| one.index == *index));
     tell_search(&call, taken.map(|(_, validation)| validation)).await?;
-    Reply::json(&ReportBatchResponse { refused })
+    Ok(Json(ReportBatchResponse { refused }))
 }
 
 type Validation = (TrialId, Map<String, Value>, i64);
@@ -119,13 +119,13 @@ fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Fail
     })
 }
 
-pub(crate) async fn workloads(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn workloads(call: Call) -> Result<Json<WorkloadsResponse>, Failure> {
     let with_batches = call.query.value("includeBatchMetrics")?.unwrap_or(false);
     let order = call.query.order()?.unwrap_or_default();
     let slice = call.query.slice(Some(100))?;
     let (workloads, pagination) =
         call.application.database.workloads(call.id("id")?, with_batches, order, slice).await?;
-    Reply::json(&WorkloadsResponse { workloads, pagination })
+    Ok(Json(WorkloadsResponse { workloads, pagination }))
 }
 
 pub(crate) async fn stream(call: Call) -> Result<Reply, Failure> {
@@ -166,7 +166,7 @@ async fn send_reports(call: &Call, trial: TrialId, group: Option<String>, sender
 }
 
 /// Charts of several trials: `metricIds=group.name`, or `metricNames` with `group`, or everything.
-pub(crate) async fn compare(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, Failure> {
     let query = &call.query;
     let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for id in query.texts("metricIds") {
@@ -203,5 +203,5 @@ pub(crate) async fn compare(call: Call) -> Result<Reply, Failure> {
         }
         trials.push(ComparableTrial { trial, metrics });
     }
-    Reply::json(&CompareTrialsResponse { trials })
+    Ok(Json(CompareTrialsResponse { trials }))
 }

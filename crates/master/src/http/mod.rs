@@ -14,6 +14,7 @@ mod bulk;
 mod call;
 mod checkpoints;
 mod cluster;
+mod conformity;
 mod continuing;
 mod control;
 mod experiments;

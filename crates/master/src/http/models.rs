@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use instep_api::experiments::LabelsResponse;
 use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_api::models::{
     Model, ModelRequest, ModelResponse, ModelVersionRequest, ModelVersionResponse, ModelVersionsResponse,
@@ -12,7 +13,7 @@ use instep_api::pages::Order;
 
 use super::call::{Call, Query};
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use super::workspaces::must_own;
 use crate::clock::now;
 
@@ -77,7 +78,7 @@ fn wanted(query: &Query, model: &Model, workspaces: &HashMap<WorkspaceId, String
         && (names.is_empty() || workspace.is_some_and(|name| names.contains(name))))
 }
 
-pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn list(call: Call) -> Result<Json<ModelsResponse>, Failure> {
     let database = &call.application.database;
     let workspaces: HashMap<WorkspaceId, String> =
         database.workspaces().await?.into_iter().map(|workspace| (workspace.id, workspace.name)).collect();
@@ -93,11 +94,11 @@ pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
         models.reverse();
     }
     let (range, pagination) = call.query.slice(None)?.of(models.len());
-    Reply::json(&ModelsResponse { models: models.drain(range).collect(), pagination })
+    Ok(Json(ModelsResponse { models: models.drain(range).collect(), pagination }))
 }
 
 /// All labels of models, those of most models first.
-pub(crate) async fn labels(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn labels(call: Call) -> Result<Json<LabelsResponse>, Failure> {
     let workspace: Option<WorkspaceId> = call.query.value("workspaceId")?.filter(|id: &WorkspaceId| id.0 != 0);
     let mut counts: HashMap<String, usize> = HashMap::new();
     for model in call.application.database.models().await? {
@@ -110,61 +111,61 @@ pub(crate) async fn labels(call: Call) -> Result<Reply, Failure> {
     let mut labels: Vec<(String, usize)> = counts.into_iter().collect();
     labels.sort_by(|(one, count), (other, others)| others.cmp(count).then_with(|| one.cmp(other)));
     let labels = labels.into_iter().map(|(label, _)| label).collect();
-    Reply::json(&instep_api::experiments::LabelsResponse { labels })
+    Ok(Json(LabelsResponse { labels }))
 }
 
-pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create(call: Call) -> Result<Json<ModelResponse>, Failure> {
     let request: ModelRequest = call.json()?;
     checked_name(request.name.as_deref().unwrap_or_default())?;
     let owner = call.user()?.id;
     let model = call.application.database.create_model(request, owner, now()).await?;
-    Reply::json(&ModelResponse { model })
+    Ok(Json(ModelResponse { model }))
 }
 
-pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get(call: Call) -> Result<Json<ModelResponse>, Failure> {
     let model = call.application.database.model(named(&call)).await?;
-    Reply::json(&ModelResponse { model })
+    Ok(Json(ModelResponse { model }))
 }
 
-pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change(call: Call) -> Result<Json<ModelResponse>, Failure> {
     let request: ModelRequest = call.json()?;
     if let Some(name) = &request.name {
         checked_name(name)?;
     }
     let id = owned(&call).await?.id;
     let model = call.application.database.change_model(id.to_string(), request, now()).await?;
-    Reply::json(&ModelResponse { model })
+    Ok(Json(ModelResponse { model }))
 }
 
-pub(crate) async fn relocate(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: MoveModelRequest = call.json()?;
     let workspace_id = request.destination_workspace_id;
     let workspace_id = workspace_id.ok_or_else(|| Failure::invalid("destinationWorkspaceId is missing"))?;
     let id = owned(&call).await?.id;
     let change = ModelRequest { workspace_id: Some(workspace_id), ..ModelRequest::default() };
     call.application.database.change_model(id.to_string(), change, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
     let id = owned(&call).await?.id;
     call.application.database.archive_model(id.to_string(), true, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
     let id = owned(&call).await?.id;
     call.application.database.archive_model(id.to_string(), false, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     let id = owned(&call).await?.id;
     call.application.database.delete_model(id.to_string()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn versions(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn versions(call: Call) -> Result<Json<ModelVersionsResponse>, Failure> {
     let (model, mut versions) = call.application.database.model_versions(named(&call)).await?;
     match call.query.text("sortBy").unwrap_or_default() {
         "" | "SORT_BY_UNSPECIFIED" | "SORT_BY_VERSION" => {}
@@ -175,19 +176,19 @@ pub(crate) async fn versions(call: Call) -> Result<Reply, Failure> {
         versions.reverse();
     }
     let (range, pagination) = call.query.slice(None)?.of(versions.len());
-    Reply::json(&ModelVersionsResponse { model, model_versions: versions.drain(range).collect(), pagination })
+    Ok(Json(ModelVersionsResponse { model, model_versions: versions.drain(range).collect(), pagination }))
 }
 
-pub(crate) async fn register(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn register(call: Call) -> Result<Json<ModelVersionResponse>, Failure> {
     let request: ModelVersionRequest = call.json()?;
     let owner = call.user()?.id;
     let version = call.application.database.register_version(named(&call), request, owner, now()).await?;
-    Reply::json(&ModelVersionResponse { model_version: version })
+    Ok(Json(ModelVersionResponse { model_version: version }))
 }
 
-pub(crate) async fn version(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn version(call: Call) -> Result<Json<ModelVersionResponse>, Failure> {
     let version = call.application.database.model_version(named(&call), call.id("version")?).await?;
-    Reply::json(&ModelVersionResponse { model_version: version })
+    Ok(Json(ModelVersionResponse { model_version: version }))
 }
 
 /// The number of the version of a request that may change it: its owner may, and the model's.
@@ -199,17 +200,17 @@ async fn owned_version(call: &Call) -> Result<i64, Failure> {
     Ok(version.version)
 }
 
-pub(crate) async fn change_version(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change_version(call: Call) -> Result<Json<ModelVersionResponse>, Failure> {
     let request: ModelVersionRequest = call.json()?;
     let number = owned_version(&call).await?;
     let version = call.application.database.change_version(named(&call), number, request, now()).await?;
-    Reply::json(&ModelVersionResponse { model_version: version })
+    Ok(Json(ModelVersionResponse { model_version: version }))
 }
 
-pub(crate) async fn delete_version(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete_version(call: Call) -> Result<Json<Nothing>, Failure> {
     let number = owned_version(&call).await?;
     call.application.database.delete_version(named(&call), number, now()).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 #[cfg(test)]

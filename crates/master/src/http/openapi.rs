@@ -140,7 +140,10 @@ fn operation(route: &Route) -> Value {
 fn success(route: &Route) -> Value {
     let content = |kind: &str, schema: Value| json!({kind: {"schema": schema}});
     let (what, content) = match route.kind {
-        Kind::Json => ("done", content("application/json", json!({"type": "object"}))),
+        Kind::Json => {
+            let schema = route.gives.map_or_else(|| json!({"type": "object"}), |schema| schema());
+            ("done", content("application/json", schema))
+        }
         Kind::Lines => ("lines of JSON as they come", content("application/json", json!({"type": "object"}))),
         Kind::Other(kind) => ("done", content(kind, json!({"type": "string"}))),
         Kind::Socket => ("the connection becomes a websocket", json!({})),

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing, Reply};
 use crate::clock::now;
 use crate::cluster::JobChange;
 
@@ -29,31 +29,31 @@ async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
     Ok((jobs.drain(range).collect(), pagination))
 }
 
-pub(crate) async fn jobs(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn jobs(call: Call) -> Result<Json<JobsResponse>, Failure> {
     let (jobs, pagination) = found(&call).await?;
-    Reply::json(&JobsResponse { jobs, pagination })
+    Ok(Json(JobsResponse { jobs, pagination }))
 }
 
-pub(crate) async fn jobs_v2(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn jobs_v2(call: Call) -> Result<Json<JobsResponseV2>, Failure> {
     let (jobs, pagination) = found(&call).await?;
-    Reply::json(&JobsResponseV2 { jobs: jobs.into_iter().map(|full| FullJob { full }).collect(), pagination })
+    Ok(Json(JobsResponseV2 { jobs: jobs.into_iter().map(|full| FullJob { full }).collect(), pagination }))
 }
 
-pub(crate) async fn stats(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn stats(call: Call) -> Result<Json<JobStatsResponse>, Failure> {
     let wanted = call.query.texts("resourcePools");
     let pools = call.application.cluster.look(|actor| actor.shown_pools()).await?;
     let wanted = |name: &String| wanted.is_empty() || wanted.contains(name);
     let results = pools.into_iter().filter(|pool| wanted(&pool.name));
     let results = results.map(|pool| PoolQueueStats { resource_pool: pool.name, stats: pool.stats }).collect();
-    Reply::json(&JobStatsResponse { results })
+    Ok(Json(JobStatsResponse { results }))
 }
 
-pub(crate) async fn update(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn update(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: UpdateJobsRequest = call.json()?;
     for update in request.updates {
         change_job(&call, update).await?;
     }
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 async fn change_job(call: &Call, update: JobUpdate) -> Result<(), Failure> {
@@ -148,8 +148,8 @@ async fn allocations(call: &Call) -> Result<BTreeMap<String, AllocationSummary>,
     Ok(call.application.cluster.look(|actor| actor.shown_allocations()).await?)
 }
 
-pub(crate) async fn tasks(call: Call) -> Result<Reply, Failure> {
-    Reply::json(&TaskSummariesResponse { allocation_id_to_summary: allocations(&call).await? })
+pub(crate) async fn tasks(call: Call) -> Result<Json<TaskSummariesResponse>, Failure> {
+    Ok(Json(TaskSummariesResponse { allocation_id_to_summary: allocations(&call).await? }))
 }
 
 /// The same in the shape of older clients.
@@ -173,7 +173,7 @@ pub(crate) async fn plain_tasks(call: Call) -> Result<Reply, Failure> {
     Reply::json(&found)
 }
 
-pub(crate) async fn task(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn task(call: Call) -> Result<Json<TaskResponse>, Failure> {
     let task = call.application.database.task(call.part("id").to_owned()).await?;
-    Reply::json(&TaskResponse { task })
+    Ok(Json(TaskResponse { task }))
 }

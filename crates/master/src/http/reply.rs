@@ -6,13 +6,17 @@ use std::task::{Context, Poll};
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use futures_core::Stream;
-use serde::Serialize;
+use instep_api::error::Code;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::assets::Asset;
+use super::conformity::contradiction;
 use super::failure::Failure;
 use super::routes::MEASURES;
-use instep_api::error::Code;
+use super::shape::schema_of_answer;
 
 /// Lines that may wait for a slow reader before the producer waits.
 const LINES_AHEAD: usize = 256;
@@ -28,6 +32,45 @@ pub(crate) enum Reply {
     /// The connection becomes a websocket.
     Upgrade(Response<Body>),
 }
+
+/// What handlers may answer with.
+pub(crate) trait Answer {
+    /// What it looks like, if that is known of all such answers: what the OpenAPI document shows.
+    const SCHEMA: Option<fn() -> Value>;
+
+    /// As it is sent.
+    fn reply(self) -> Result<Reply, Failure>;
+}
+
+impl Answer for Reply {
+    const SCHEMA: Option<fn() -> Value> = None;
+
+    fn reply(self) -> Result<Reply, Failure> {
+        Ok(self)
+    }
+}
+
+/// A JSON object of a type of the API.
+pub(crate) struct Json<T>(pub T);
+
+impl<T: Serialize + DeserializeOwned> Answer for Json<T> {
+    const SCHEMA: Option<fn() -> Value> = Some(schema_of_answer::<T>);
+
+    fn reply(self) -> Result<Reply, Failure> {
+        // Every test of a build with assertions compares what it is answered with the document.
+        if cfg!(debug_assertions)
+            && let Ok(value) = serde_json::to_value(&self.0)
+            && let Some(why) = contradiction(&schema_of_answer::<T>(), &value)
+        {
+            return Err(Failure::new(Code::Internal, format!("the answer is not what the document says: {why}")));
+        }
+        Reply::json(&self.0)
+    }
+}
+
+/// `{}`
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Nothing {}
 
 /// A file to be saved, sent as it is made. An error in place of a part breaks the answer off, so that nobody takes what
 /// came so far for the whole.
@@ -55,11 +98,6 @@ impl Reply {
     pub(crate) fn json(value: &impl Serialize) -> Result<Reply, Failure> {
         let body = serde_json::to_vec(value);
         body.map(Reply::Json).map_err(|error| Failure::new(Code::Internal, error.to_string()))
-    }
-
-    /// `{}`
-    pub(crate) fn nothing() -> Result<Reply, Failure> {
-        Ok(Reply::Json(b"{}".to_vec()))
     }
 
     pub(crate) fn response(self) -> Response<Body> {

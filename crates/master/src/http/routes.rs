@@ -33,7 +33,7 @@ use super::continuing::ContinueRequest;
 use super::failure::Failure;
 use super::guard::Access::{self, Administrator, Agent, LocalOrUser, Open, User};
 use super::preview::PreviewRequest;
-use super::reply::Reply;
+use super::reply::{Answer, Reply};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::shape::schema_of;
 use super::{
@@ -107,6 +107,8 @@ pub(crate) struct Route {
     /// What its body is read as.
     pub takes: Option<fn() -> Value>,
     takes_type: Option<TypeId>,
+    /// What it answers with, as its handler says.
+    pub gives: Option<fn() -> Value>,
     /// Which parameters it looks at.
     pub query: &'static [&'static str],
     pub kind: Kind,
@@ -126,19 +128,24 @@ pub(crate) enum Kind {
     Socket,
 }
 
-fn route<F, Answer>(method: Method, path: &'static str, access: Access, handler: F) -> Route
+fn route<F, Work, Given>(method: Method, path: &'static str, access: Access, handler: F) -> Route
 where
-    F: Fn(Call) -> Answer + Send + Sync + 'static,
-    Answer: Future<Output = Result<Reply, Failure>> + Send + 'static,
+    F: Fn(Call) -> Work + Send + Sync + 'static,
+    Work: Future<Output = Result<Given, Failure>> + Send + 'static,
+    Given: Answer,
 {
     Route {
         method,
         path,
         access,
         body_limit: BODY_LIMIT,
-        handler: Box::new(move |call| Box::pin(handler(call))),
+        handler: Box::new(move |call| {
+            let work = handler(call);
+            Box::pin(async move { work.await?.reply() })
+        }),
         takes: None,
         takes_type: None,
+        gives: Given::SCHEMA,
         query: &[],
         kind: Kind::Json,
         patience: PATIENCE,
@@ -254,6 +261,9 @@ fn cluster_routes() -> Vec<Route> {
         route(Post, "/api/v1/agents/{agent}/slots/{slot}/disable", User, agents::disable_slot)
             .takes::<DisableRequest>(),
         route(Get, "/api/v1/master/config", Administrator, cluster::config),
+        route(Get, "/api/v1/master/logs", Administrator, cluster::logs)
+            .asks(&["offset", "limit", "follow"])
+            .answers(Kind::Lines),
         route(Get, "/api/v1/resource-pools", User, agents::pools).asks(LISTED),
         route(Get, "/api/v1/job-queues", User, queue::jobs).asks(JOBS),
         route(Get, "/api/v1/job-queues-v2", User, queue::jobs_v2).asks(JOBS),

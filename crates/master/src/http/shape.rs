@@ -34,6 +34,25 @@ pub(crate) fn schema_of<T: DeserializeOwned>() -> Value {
     explore::<T>(&mut Vec::new())
 }
 
+/// The JSON schema of a type that is an answer. Answers carry every field: all of them are required, and there are no
+/// others.
+pub(crate) fn schema_of_answer<T: DeserializeOwned>() -> Value {
+    complete(schema_of::<T>())
+}
+
+fn complete(mut schema: Value) -> Value {
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        let names: Vec<String> = properties.keys().cloned().collect();
+        properties.values_mut().for_each(|property| *property = complete(property.take()));
+        schema["required"] = json!(names);
+        schema["additionalProperties"] = json!(false);
+    }
+    if let Some(items) = schema.get_mut("items") {
+        *items = complete(items.take());
+    }
+    schema
+}
+
 fn explore<T: DeserializeOwned>(path: &mut Vec<&'static str>) -> Value {
     let notes = RefCell::new(Notes { found: None, optional: false });
     // It always ends with an error: nothing was there to be read.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use crate::clock::now;
 use crate::cluster::{Signal, TrialNews, Word};
 
@@ -19,84 +19,84 @@ use crate::cluster::{Signal, TrialNews, Word};
 pub(super) const LONGEST_POLL: u64 = 600;
 
 /// The files of a task.
-pub(crate) async fn context(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn context(call: Call) -> Result<Json<ModelDefinitionResponse>, Failure> {
     let content = call.application.database.task_context(call.part("id").to_owned()).await?;
-    Reply::json(&ModelDefinitionResponse { b64_tgz: Base64(content) })
+    Ok(Json(ModelDefinitionResponse { b64_tgz: Base64(content) }))
 }
 
-pub(crate) async fn rendezvous(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn rendezvous(call: Call) -> Result<Json<RendezvousResponse>, Failure> {
     let (allocation, resources) = (call.part("id").to_owned(), call.part("resources").to_owned());
     let rendezvous_info = call.application.cluster.rendezvous(allocation, resources).await?;
-    Reply::json(&RendezvousResponse { rendezvous_info })
+    Ok(Json(RendezvousResponse { rendezvous_info }))
 }
 
 /// Whether to stop: at once if that is known, else when it is, else when the caller's patience ends.
-pub(crate) async fn preemption(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn preemption(call: Call) -> Result<Json<PreemptionResponse>, Failure> {
     let allocation = call.part("id").to_owned();
     let seconds: u64 = call.query.value("timeoutSeconds")?.unwrap_or(60).min(LONGEST_POLL);
     let Some(mut signal) = call.application.cluster.signal(allocation.clone()).await? else {
         // One that has ended is only asked about by what should have ended with it.
         call.application.database.allocation(allocation).await?;
-        return Reply::json(&PreemptionResponse { preempt: true });
+        return Ok(Json(PreemptionResponse { preempt: true }));
     };
     let waiting = signal.wait_for(|signal| *signal != Signal::GoOn);
     // A sender that is gone means that the allocation is.
     let preempt = tokio::time::timeout(Duration::from_secs(seconds), waiting).await.is_ok();
-    Reply::json(&PreemptionResponse { preempt })
+    Ok(Json(PreemptionResponse { preempt }))
 }
 
-async fn say(call: Call, word: Word) -> Result<Reply, Failure> {
+async fn say(call: Call, word: Word) -> Result<Json<Nothing>, Failure> {
     call.application.cluster.said(call.part("id").to_owned(), word).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn acknowledge(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn acknowledge(call: Call) -> Result<Json<Nothing>, Failure> {
     say(call, Word::Acknowledged).await
 }
 
-pub(crate) async fn pending(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn pending(call: Call) -> Result<Json<Nothing>, Failure> {
     say(call, Word::Pending).await
 }
 
-pub(crate) async fn ready(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn ready(call: Call) -> Result<Json<Nothing>, Failure> {
     say(call, Word::Ready).await
 }
 
-pub(crate) async fn waiting(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn waiting(call: Call) -> Result<Json<Nothing>, Failure> {
     say(call, Word::Waiting).await
 }
 
 /// What a task says about its machine: agents have said it before.
-pub(crate) async fn noted(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn noted(call: Call) -> Result<Json<Nothing>, Failure> {
     say(call, Word::Noted).await
 }
 
-pub(crate) async fn daemon(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn daemon(call: Call) -> Result<Json<Nothing>, Failure> {
     let resources = call.part("resources").to_owned();
     say(call, Word::Daemon(resources)).await
 }
 
-pub(crate) async fn all_gather(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn all_gather(call: Call) -> Result<Json<AllGatherResponse>, Failure> {
     let request: AllGatherRequest = call.json()?;
     let caller = request.request_uuid.filter(|caller| !caller.is_empty());
     let caller = caller.ok_or_else(|| Failure::invalid("requestUuid is missing"))?;
     let peers = usize::try_from(request.num_peers.unwrap_or_default().0).unwrap_or(0);
     let data = request.data.unwrap_or(Value::Null);
     let data = call.application.cluster.gather(call.part("id").to_owned(), caller, peers, data).await?;
-    Reply::json(&AllGatherResponse { data })
+    Ok(Json(AllGatherResponse { data }))
 }
 
-pub(crate) async fn early_exit(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn early_exit(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: EarlyExitRequest = call.json()?;
     let trial: TrialId = call.id("id")?;
     call.application.database.trial(trial, now()).await?;
     match request.reason.as_deref().unwrap_or_default() {
         "EXITED_REASON_INVALID_HP" | "EXITED_REASON_INIT_INVALID_HP" => {
             call.application.cluster.tell(trial, TrialNews::InvalidHyperparameters).await?;
-            Reply::nothing()
+            Ok(Json(Nothing {}))
         }
         // It ends by itself, and how it does says the rest.
-        "" | "EXITED_REASON_UNSPECIFIED" | "EXITED_REASON_USER_REQUESTED_STOP" => Reply::nothing(),
+        "" | "EXITED_REASON_UNSPECIFIED" | "EXITED_REASON_USER_REQUESTED_STOP" => Ok(Json(Nothing {})),
         other => Err(Failure::invalid(format!("`{other}` is no reason to exit early"))),
     }
 }

@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use super::workspaces::must_own;
 use crate::clock::now;
 
 /// The workspace of templates that name none.
 const UNCATEGORIZED: WorkspaceId = WorkspaceId(1);
 
-pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn list(call: Call) -> Result<Json<TemplatesResponse>, Failure> {
     let part = call.query.text("name").unwrap_or_default().to_lowercase();
     let workspaces: Vec<WorkspaceId> = call.query.values("workspaceIds")?;
     let mut templates = call.application.database.templates().await?;
@@ -23,17 +23,17 @@ pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
             && (workspaces.is_empty() || workspaces.contains(&template.workspace_id))
     });
     let (range, pagination) = call.query.slice(None)?.of(templates.len());
-    Reply::json(&TemplatesResponse { templates: templates.drain(range).collect(), pagination })
+    Ok(Json(TemplatesResponse { templates: templates.drain(range).collect(), pagination }))
 }
 
-pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get(call: Call) -> Result<Json<TemplateResponse>, Failure> {
     let (template, _) = call.application.database.template(call.part("name").to_owned()).await?;
-    Reply::json(&TemplateResponse { template })
+    Ok(Json(TemplateResponse { template }))
 }
 
-pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create(call: Call) -> Result<Json<TemplateResponse>, Failure> {
     let request: TemplateRequest = call.json()?;
-    Reply::json(&TemplateResponse { template: make(&call, request).await? })
+    Ok(Json(TemplateResponse { template: make(&call, request).await? }))
 }
 
 async fn make(call: &Call, request: TemplateRequest) -> Result<Template, Failure> {
@@ -50,37 +50,37 @@ async fn make(call: &Call, request: TemplateRequest) -> Result<Template, Failure
 }
 
 /// Makes it or changes it.
-pub(crate) async fn put(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn put(call: Call) -> Result<Json<TemplateResponse>, Failure> {
     let request: TemplateRequest = call.json()?;
     let database = &call.application.database;
     let name = call.part("name").to_owned();
     match database.template(name.clone()).await {
         Err(instep_database::Error::NotFound { .. }) => {
-            Reply::json(&TemplateResponse { template: make(&call, request).await? })
+            Ok(Json(TemplateResponse { template: make(&call, request).await? }))
         }
         found => {
             must_own(&call, found?.1, "template")?;
             let config = checked(request.config.unwrap_or(Value::Null))?;
-            Reply::json(&TemplateResponse { template: database.change_template(name, config).await? })
+            Ok(Json(TemplateResponse { template: database.change_template(name, config).await? }))
         }
     }
 }
 
 /// The body is the configuration itself.
-pub(crate) async fn change_config(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change_config(call: Call) -> Result<Json<TemplateResponse>, Failure> {
     let config: Value = call.json()?;
     let database = &call.application.database;
     let name = call.part("name").to_owned();
     must_own(&call, database.template(name.clone()).await?.1, "template")?;
-    Reply::json(&TemplateResponse { template: database.change_template(name, checked(config)?).await? })
+    Ok(Json(TemplateResponse { template: database.change_template(name, checked(config)?).await? }))
 }
 
-pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     let database = &call.application.database;
     let name = call.part("name").to_owned();
     must_own(&call, database.template(name.clone()).await?.1, "template")?;
     database.delete_template(name).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
 /// A template must be a part of a configuration: laid under one that has nothing but what every one must have.

@@ -169,6 +169,7 @@ const RULES: &[(Method, &str, Rule)] = &[
     (Post, "/api/v1/agents/{agent}/slots/{slot}/enable", Users),
     (Post, "/api/v1/agents/{agent}/slots/{slot}/disable", Users),
     (Get, "/api/v1/master/config", Administrator),
+    (Get, "/api/v1/master/logs", Administrator),
     (Get, "/api/v1/resource-pools", Users),
     (Get, "/api/v1/job-queues", Users),
     (Get, "/api/v1/job-queues-v2", Users),

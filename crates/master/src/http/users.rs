@@ -7,11 +7,11 @@ use instep_database::{NewAccount, UserChange};
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::Json;
 use crate::clock::now;
 use crate::passwords::to_store;
 
-pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn list(call: Call) -> Result<Json<UsersResponse>, Failure> {
     let active: Option<bool> = call.query.value("active")?;
     let admin: Option<bool> = call.query.value("admin")?;
     let name = call.query.text("name").map(str::to_lowercase);
@@ -22,22 +22,22 @@ pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
             && name.as_ref().is_none_or(|name| user.username.to_lowercase().contains(name))
     });
     let (range, pagination) = call.query.slice(None)?.of(users.len());
-    Reply::json(&UsersResponse { users: users.drain(range).collect(), pagination })
+    Ok(Json(UsersResponse { users: users.drain(range).collect(), pagination }))
 }
 
-pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get(call: Call) -> Result<Json<UserResponse>, Failure> {
     let user = call.application.database.user(call.id("id")?).await?;
-    Reply::json(&UserResponse { user })
+    Ok(Json(UserResponse { user }))
 }
 
-pub(crate) async fn get_by_name(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get_by_name(call: Call) -> Result<Json<UserResponse>, Failure> {
     let name = call.part("name").to_owned();
     let account = call.application.database.account(name.clone()).await?;
     let user = account.ok_or_else(|| Failure::not_found(format!("user '{name}' not found")))?.user;
-    Reply::json(&UserResponse { user })
+    Ok(Json(UserResponse { user }))
 }
 
-pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create(call: Call) -> Result<Json<UserResponse>, Failure> {
     let request: PostUserRequest = call.json()?;
     let user = request.user.unwrap_or_default();
     let username = checked_name(user.username.as_deref().unwrap_or_default())?;
@@ -53,10 +53,10 @@ pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
         agent_user_group: user.agent_user_group,
     };
     let user = call.application.database.create_user(new, now()).await?;
-    Reply::json(&UserResponse { user })
+    Ok(Json(UserResponse { user }))
 }
 
-pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
     let id: UserId = call.id("id")?;
     let request: PatchUserRequest = call.json()?;
     let caller = call.user()?;
@@ -89,7 +89,7 @@ pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
     };
     let user = call.application.database.change_user(id, change, now()).await?;
     call.application.forget_sessions();
-    Reply::json(&UserResponse { user })
+    Ok(Json(UserResponse { user }))
 }
 
 fn checked_name(name: &str) -> Result<String, Failure> {

@@ -8,7 +8,7 @@ use instep_api::workspaces::{
 
 use super::call::{Call, Query};
 use super::failure::Failure;
-use super::reply::Reply;
+use super::reply::{Json, Nothing};
 use crate::clock::now;
 
 /// Whether a workspace or project is wanted by a query that filters by name, owner and archive.
@@ -41,7 +41,7 @@ fn named(name: Option<String>, what: &str) -> Result<String, Failure> {
     Ok(name)
 }
 
-pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure> {
     let mut workspaces = Vec::new();
     for workspace in call.application.database.workspaces().await? {
         let (name, owner) = (&workspace.name, &workspace.username);
@@ -50,20 +50,20 @@ pub(crate) async fn list(call: Call) -> Result<Reply, Failure> {
         }
     }
     let (range, pagination) = call.query.slice(None)?.of(workspaces.len());
-    Reply::json(&WorkspacesResponse { workspaces: workspaces.drain(range).collect(), pagination })
+    Ok(Json(WorkspacesResponse { workspaces: workspaces.drain(range).collect(), pagination }))
 }
 
-pub(crate) async fn create(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
     let request: WorkspaceRequest = call.json()?;
     let name = named(request.name, "workspace")?;
     let owner = call.user()?.id;
     let workspace = call.application.database.create_workspace(name, owner, now()).await?;
-    Reply::json(&WorkspaceResponse { workspace, namespace_bindings: Default::default() })
+    Ok(Json(WorkspaceResponse { workspace, namespace_bindings: Default::default() }))
 }
 
-pub(crate) async fn get(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
     let workspace = call.application.database.workspace(call.id("id")?).await?;
-    Reply::json(&WorkspaceResponse { workspace, namespace_bindings: Default::default() })
+    Ok(Json(WorkspaceResponse { workspace, namespace_bindings: Default::default() }))
 }
 
 async fn change_owned(call: &Call, name: Option<String>, archived: Option<bool>) -> Result<WorkspaceResponse, Failure> {
@@ -74,31 +74,31 @@ async fn change_owned(call: &Call, name: Option<String>, archived: Option<bool>)
     Ok(WorkspaceResponse { workspace, namespace_bindings: Default::default() })
 }
 
-pub(crate) async fn change(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
     let request: WorkspaceRequest = call.json()?;
     let name = request.name.map(|name| named(Some(name), "workspace")).transpose()?;
-    Reply::json(&change_owned(&call, name, None).await?)
+    Ok(Json(change_owned(&call, name, None).await?))
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
     change_owned(&call, None, Some(true)).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn unarchive(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
     change_owned(&call, None, Some(false)).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn delete(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete(call: Call) -> Result<Json<DeletionResponse>, Failure> {
     let id: WorkspaceId = call.id("id")?;
     let owner = call.application.database.workspace(id).await?.user_id;
     must_own(&call, owner, "workspace")?;
     call.application.database.delete_workspace(id).await?;
-    Reply::json(&DeletionResponse { completed: true })
+    Ok(Json(DeletionResponse { completed: true }))
 }
 
-pub(crate) async fn list_projects(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn list_projects(call: Call) -> Result<Json<ProjectsResponse>, Failure> {
     let mut projects = Vec::new();
     for project in call.application.database.projects(call.id("id")?).await? {
         if wanted(&call.query, &project.name, &project.username, project.user_id, project.archived)? {
@@ -106,22 +106,22 @@ pub(crate) async fn list_projects(call: Call) -> Result<Reply, Failure> {
         }
     }
     let (range, pagination) = call.query.slice(None)?.of(projects.len());
-    Reply::json(&ProjectsResponse { projects: projects.drain(range).collect(), pagination })
+    Ok(Json(ProjectsResponse { projects: projects.drain(range).collect(), pagination }))
 }
 
-pub(crate) async fn create_project(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn create_project(call: Call) -> Result<Json<ProjectResponse>, Failure> {
     let request: ProjectRequest = call.json()?;
     let name = named(request.name, "project")?;
     let description = request.description.unwrap_or_default();
     let owner = call.user()?.id;
     let workspace: WorkspaceId = call.id("id")?;
     let project = call.application.database.create_project(workspace, name, description, owner, now()).await?;
-    Reply::json(&ProjectResponse { project })
+    Ok(Json(ProjectResponse { project }))
 }
 
-pub(crate) async fn get_project(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn get_project(call: Call) -> Result<Json<ProjectResponse>, Failure> {
     let project = call.application.database.project(call.id("id")?).await?;
-    Reply::json(&ProjectResponse { project })
+    Ok(Json(ProjectResponse { project }))
 }
 
 async fn change_owned_project(
@@ -137,25 +137,25 @@ async fn change_owned_project(
     Ok(ProjectResponse { project })
 }
 
-pub(crate) async fn change_project(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn change_project(call: Call) -> Result<Json<ProjectResponse>, Failure> {
     let request: ProjectRequest = call.json()?;
-    Reply::json(&change_owned_project(&call, request, None).await?)
+    Ok(Json(change_owned_project(&call, request, None).await?))
 }
 
-pub(crate) async fn archive_project(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn archive_project(call: Call) -> Result<Json<Nothing>, Failure> {
     change_owned_project(&call, ProjectRequest::default(), Some(true)).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn unarchive_project(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn unarchive_project(call: Call) -> Result<Json<Nothing>, Failure> {
     change_owned_project(&call, ProjectRequest::default(), Some(false)).await?;
-    Reply::nothing()
+    Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn delete_project(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn delete_project(call: Call) -> Result<Json<DeletionResponse>, Failure> {
     let id: ProjectId = call.id("id")?;
     let owner = call.application.database.project(id).await?.user_id;
     must_own(&call, owner, "project")?;
     call.application.database.delete_project(id).await?;
-    Reply::json(&DeletionResponse { completed: true })
+    Ok(Json(DeletionResponse { completed: true }))
 }

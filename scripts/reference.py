@@ -43,6 +43,7 @@ COMMANDS = {
     "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
     "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
     "master config": "",
+    "master logs": "",
     "master backup": "",
     "master restore": "",
     "up": "Comes back when requests are taken; see [running a master](../guides/running-a-master.md).",

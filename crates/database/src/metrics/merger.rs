@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use instep_api::identifiers::TrialId;
+use instep_api::metrics::{PROFILING, VALIDATION};
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::block::REPORTS_PER_ROW;
@@ -79,10 +80,13 @@ impl Merger {
 
     /// Notes so many reports more in a group's tail, that came together.
     pub(crate) fn note(&self, trial: TrialId, group: String, reports: usize) {
+        // What may have to be joined, or is about the machine, never shares a row.
+        let alone = reports == 1 || group == VALIDATION || PROFILING.contains(&group.as_str());
+        let more = if alone { reports * weight_of(1) } else { reports };
         let mut agenda = locked(&self.agenda.0);
         let group = (trial, group);
         let weight = agenda.weights.entry(group.clone()).or_insert(0);
-        *weight += weight_of(reports);
+        *weight += more;
         if *weight >= WEIGHT_PER_MERGE && agenda.due.insert(group) {
             self.agenda.1.notify_one();
         }

@@ -9,7 +9,7 @@ use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
 use rusqlite::{Connection, params};
 
-use super::chunk::{decode, decode_steps};
+use super::chunk::decode_steps;
 use super::{read, tail};
 use crate::error::{Error, Result};
 
@@ -58,26 +58,7 @@ pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Resu
     let by_time = PROFILING.contains(&group);
     let mut found = Vec::new();
     for (series, _) in read::series(connection, trial, group)? {
-        let sql =
-            "SELECT points, first_step, last_step, content FROM metric_chunks WHERE series_id = ? ORDER BY number";
-        let mut statement = connection.prepare_cached(sql)?;
-        let mut rows = statement.query([series])?;
-        let mut keys = Vec::new();
-        while let Some(row) = rows.next()? {
-            let (points, first, last): (i64, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            // A metric has a step once, so as many points as steps are all of them, and need not be unpacked.
-            if !by_time && last.checked_sub(first).is_some_and(|more| more == points - 1) {
-                keys.extend(first..=last);
-                continue;
-            }
-            let content = row.get_ref(3)?.as_blob().map_err(|error| Error::Damaged(error.to_string()))?;
-            let damaged = |error: super::chunk::DecodeError| Error::Damaged(error.to_string());
-            if by_time {
-                keys.extend(decode(content).map_err(damaged)?.iter().map(|point| point.time));
-            } else {
-                keys.extend(decode_steps(content).map_err(damaged)?);
-            }
-        }
+        let keys = if by_time { times(connection, series)? } else { steps(connection, series)? };
         // Most often all metrics of a group have the same steps.
         if keys != found {
             found = united(found, sorted(keys));
@@ -94,6 +75,33 @@ pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Resu
     let mut statement = connection.prepare_cached(&sql)?;
     let keys = statement.query_map(params![trial.0, group], |row| row.get(0))?;
     Ok(united(found, sorted(keys.collect::<rusqlite::Result<_>>()?)))
+}
+
+/// The steps of a series that has chunks.
+fn steps(connection: &Connection, series: i64) -> Result<Vec<i64>> {
+    let sql = "SELECT number, points, first_step, last_step FROM metric_chunks WHERE series_id = ? ORDER BY number";
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query([series])?;
+    let mut steps = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (number, points): (i64, i64) = (row.get(0)?, row.get(1)?);
+        let (first, last): (i64, i64) = (row.get(2)?, row.get(3)?);
+        // A metric has a step once, so as many points as steps are all of them, and need not be unpacked.
+        if last.checked_sub(first).is_some_and(|more| more == points - 1) {
+            steps.extend(first..=last);
+            continue;
+        }
+        let sql = "SELECT content FROM metric_chunks WHERE series_id = ? AND number = ?";
+        let content: Vec<u8> = connection.prepare_cached(sql)?.query_row([series, number], |row| row.get(0))?;
+        steps.extend(decode_steps(&content).map_err(|error| Error::Damaged(error.to_string()))?);
+    }
+    Ok(steps)
+}
+
+/// The times of a series about the machine that has chunks.
+fn times(connection: &Connection, series: i64) -> Result<Vec<i64>> {
+    let points = read::chunked_points(connection, series, i64::MIN, i64::MAX)?;
+    Ok(points.into_iter().map(|point| point.time).collect())
 }
 
 fn sorted(mut keys: Vec<i64>) -> Vec<i64> {

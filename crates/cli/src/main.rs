@@ -8,6 +8,7 @@ mod client;
 mod console;
 mod demo;
 mod doctor;
+mod drill;
 mod master;
 mod module;
 mod report;
@@ -84,7 +85,10 @@ enum Command {
     },
     /// Measure this machine: how fast backends move tensors between ranks
     Bench(bench::BenchArguments),
-    /// Train a small model on several processes, kill one, and watch the recovery
+    /// Kill ranks of a job on purpose, and report how it comes back
+    #[command(override_usage = "instep drill [OPTIONS] -- instep run ...")]
+    Drill(drill::DrillArguments),
+    /// Train a small model on several processes, kill one, watch the recovery; then search for a better one
     #[command(disable_help_flag = true)]
     Demo {
         /// Options of the demo; --help lists them
@@ -120,6 +124,7 @@ fn main() -> ExitCode {
         Command::Client(verb) => client::run(verb),
         Command::Doctor { json } => doctor::run(json),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Drill(arguments) => drill::run(arguments),
         Command::Demo { arguments } => demo::run(arguments),
         Command::Completion { shell } => {
             print_completion(shell);

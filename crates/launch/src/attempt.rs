@@ -1,22 +1,25 @@
 //! One life of this node's workers: started together, ended together.
 
 use std::ffi::OsString;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::console::Console;
+use crate::console::{Console, Note};
 use crate::control::Start;
-use crate::environment;
+use crate::drill::Drill;
+use crate::environment::{self, EnvironmentError};
 use crate::failure::{self, ExitStatus, Failure};
+use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
 use crate::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::output::Output;
 use crate::plan::Plan;
+use crate::spares::Spares;
 use crate::worker::{FileLimit, Spawn, Worker};
 
 /// The shell's exit codes for a command that is not there, or cannot be run.
@@ -33,7 +36,15 @@ pub(crate) struct Attempt {
     host: String,
     /// What the launcher has told the workers to end with.
     sent: Option<Signal>,
-    file_limit: FileLimit,
+}
+
+/// Where workers come from.
+#[derive(Debug)]
+pub(crate) struct Source<'a> {
+    /// Those that have imported ahead are used first.
+    pub(crate) spares: &'a mut Spares,
+    pub(crate) guardian: &'a mut Guardian,
+    pub(crate) file_limit: FileLimit,
 }
 
 impl Attempt {
@@ -42,8 +53,7 @@ impl Attempt {
         plan: &Plan,
         start: Start,
         logs: &AttemptDirectory,
-        guardian: &Guardian,
-        file_limit: FileLimit,
+        source: &mut Source<'_>,
         console: &dyn Console,
     ) -> std::io::Result<(Attempt, Option<Failure>)> {
         let workers = plan.job.workers;
@@ -53,48 +63,81 @@ impl Attempt {
             files: Vec::with_capacity(workers),
             host: plan.address.clone(),
             sent: None,
-            file_limit,
             start,
         };
         for local_rank in 0..workers {
             let rank = attempt.start.first_rank + local_rank;
             let template = plan.logs.prefix_template.as_deref();
             let prefix = logs::line_prefix(template, &plan.job.role, local_rank, rank, &crate::endpoint::host_name());
-            let files = logs.worker(&plan.logs, local_rank, &prefix);
-            let started = attempt.start_worker(plan, rank, local_rank, &files, guardian, console);
-            attempt.files.push(files);
-            match started {
+            attempt.files.push(logs.worker(&plan.logs, local_rank, &prefix));
+            match attempt.start_worker(plan, local_rank, 0, source, console) {
                 Ok(worker) => attempt.workers.push(worker),
-                Err((exit, message)) => {
-                    let failure = attempt.describe(rank, local_rank, 0, ExitStatus(exit), Some(message));
-                    return Ok((attempt, Some(failure)));
-                }
+                Err(failure) => return Ok((attempt, Some(*failure))),
             }
         }
         Ok((attempt, None))
     }
 
+    /// Puts another worker in the place of one while the others run: same rank, next incarnation. What is left of the
+    /// old one is killed first; its output is shown, and its log goes on.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the interface for recovery at a step, which is to come"))]
+    pub(crate) fn replace(
+        &mut self,
+        plan: &Plan,
+        local_rank: usize,
+        source: &mut Source<'_>,
+        console: &mut dyn Console,
+    ) -> Result<(), Box<Failure>> {
+        let old = &mut self.workers[local_rank];
+        let incarnation = old.incarnation + 1;
+        old.signal(Signal::SIGKILL);
+        old.await_death();
+        self.output.detach(local_rank, console);
+        if let Some(stale) = self.files[local_rank].error_file.as_deref() {
+            // Mostly there is none: a worker that was killed could not write one.
+            let _ = std::fs::remove_file(stale);
+        }
+        let worker = self.start_worker(plan, local_rank, incarnation, source, console)?;
+        let old = std::mem::replace(&mut self.workers[local_rank], worker);
+        source.guardian.ended(old.pid);
+        old.release();
+        Ok(())
+    }
+
     fn start_worker(
+        &mut self,
+        plan: &Plan,
+        local_rank: usize,
+        incarnation: u32,
+        source: &mut Source<'_>,
+        console: &dyn Console,
+    ) -> Result<Worker, Box<Failure>> {
+        let rank = self.start.first_rank + local_rank;
+        self.try_start(plan, rank, local_rank, incarnation, source, console)
+            .map(|worker| Worker { incarnation, ..worker })
+            .map_err(|(exit, message)| Box::new(self.describe(rank, local_rank, 0, ExitStatus(exit), Some(message))))
+    }
+
+    fn try_start(
         &mut self,
         plan: &Plan,
         rank: usize,
         local_rank: usize,
-        files: &WorkerFiles,
-        guardian: &Guardian,
+        incarnation: u32,
+        source: &mut Source<'_>,
         console: &dyn Console,
     ) -> Result<Worker, (i32, String)> {
         let other = |cause: &dyn std::fmt::Display| (1, cause.to_string());
-        let inherited = |name: &str| std::env::var_os(name);
+        let files = &self.files[local_rank];
+        let fresh = incarnation == 0;
+        let streams = self.output.attach(rank, local_rank, files, fresh, console).map_err(|cause| other(&cause))?;
         let error_file = files.error_file.as_deref();
-        let mut variables = environment::worker_variables(&plan.job, &self.start, local_rank, error_file, inherited)
+        let spawn = prepare(plan, &self.start, local_rank, error_file, source.guardian, source.file_limit, streams)
             .map_err(|cause| other(&cause))?;
-        variables.extend(search_path(plan).map(|path| ("PATH", path)));
-        let cpus = plan.worker_cpus.get(local_rank).cloned();
-        let command: Vec<OsString> = plan.command.iter().map(|word| fill_in(word, local_rank)).collect();
-        let program = command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
-        let guardian = guardian.pipe().map(|pipe| pipe.as_raw_fd());
-        let (stdout, stderr) = self.output.attach(rank, local_rank, files, console).map_err(|cause| other(&cause))?;
-        let spawn = Spawn { command, variables, cpus, file_limit: self.file_limit, stdout, stderr, guardian };
+        if let Some(worker) = source.spares.take(rank, local_rank, &spawn, source.guardian) {
+            return Ok(worker);
+        }
+        let program = spawn.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         Worker::start(rank, local_rank, spawn).map_err(|cause| {
             let exit = match cause.kind() {
                 std::io::ErrorKind::NotFound => EXIT_NOT_FOUND,
@@ -148,6 +191,21 @@ impl Attempt {
         }
     }
 
+    /// What a drill does to the workers while they run, and learns from them.
+    pub(crate) fn undergo(&mut self, drill: &mut Drill, running: bool, console: &mut dyn Console) {
+        if let Some((first, lines)) = self.output.opening() {
+            drill.printed(first, lines);
+        }
+        let alive: Vec<&Worker> = self.workers.iter().filter(|worker| worker.exit.is_none()).collect();
+        if !running {
+            return drill.stopped();
+        }
+        let ranks: Vec<usize> = alive.iter().map(|worker| worker.rank).collect();
+        let Some(struck) = drill.strike(Instant::now(), &ranks) else { return };
+        console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&struck))));
+        alive.iter().filter(|worker| struck.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
+    }
+
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.
     pub(crate) fn end(mut self, guardian: &mut Guardian, console: &mut dyn Console) {
         self.workers.iter().for_each(|worker| guardian.ended(worker.pid));
@@ -181,6 +239,31 @@ impl Attempt {
     }
 }
 
+/// Everything that the worker of a slot is started with.
+pub(crate) fn prepare(
+    plan: &Plan,
+    start: &Start,
+    local_rank: usize,
+    error_file: Option<&Path>,
+    guardian: &Guardian,
+    file_limit: FileLimit,
+    (stdout, stderr): (OwnedFd, OwnedFd),
+) -> Result<Spawn, EnvironmentError> {
+    let inherited = |name: &str| std::env::var_os(name);
+    let mut variables = environment::worker_variables(&plan.job, start, local_rank, error_file, inherited)?;
+    variables.extend(search_path(plan).map(|path| ("PATH", path)));
+    Ok(Spawn {
+        command: plan.command.iter().map(|word| fill_in(word, local_rank)).collect(),
+        variables,
+        cpus: plan.worker_cpus.get(local_rank).cloned(),
+        file_limit,
+        stdout,
+        stderr,
+        guardian: guardian.pipe().map(|pipe| pipe.as_raw_fd()),
+        spare: None,
+    })
+}
+
 /// `--no-python` entry points say `python3`: the interpreter's folder goes first on their `PATH`.
 fn search_path(plan: &Plan) -> Option<OsString> {
     if plan.runs_python {
@@ -209,4 +292,123 @@ fn fill_in(word: &OsString, local_rank: usize) -> OsString {
 
 fn seconds_since_1970() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Attempt, Source};
+    use crate::console::{Console, Note, Status};
+    use crate::control::Start;
+    use crate::guardian::Guardian;
+    use crate::logs::{RunDirectory, Stream};
+    use crate::plan::{Plan, Request, resolve};
+    use crate::spares::Spares;
+    use crate::worker::FileLimit;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    #[derive(Default)]
+    struct Heard(String);
+
+    impl Console for Heard {
+        fn output(&mut self, _: Stream, bytes: &[u8]) {
+            self.0.push_str(&String::from_utf8_lossy(bytes));
+        }
+        fn note(&mut self, _: Note) {}
+        fn status(&mut self, _: &Status) {}
+        fn wants_status(&self) -> bool {
+            false
+        }
+        fn is_terminal(&self, _: Stream) -> bool {
+            false
+        }
+        fn streams_are_one(&self) -> bool {
+            false
+        }
+    }
+
+    /// Two shells that say who they are, and wait.
+    fn plan(logs: &Path) -> Plan {
+        let request = Request {
+            nnodes: "1".to_owned(),
+            nproc_per_node: "2".to_owned(),
+            rdzv_backend: "static".to_owned(),
+            role: "default".to_owned(),
+            redirects: "0".to_owned(),
+            tee: "3".to_owned(),
+            event_log_handler: "null".to_owned(),
+            log_dir: Some(logs.to_owned()),
+            no_python: true,
+            script: "sh".into(),
+            script_arguments: ["-c", "echo rank $RANK of $WORLD_SIZE is $$; exec sleep 600"].map(Into::into).to_vec(),
+            ..Request::default()
+        };
+        resolve(request, |name| (name == "PATH").then(|| "/usr/bin:/bin".into())).expect("a valid plan")
+    }
+
+    fn start() -> Start {
+        Start {
+            round: 0,
+            restarts: 0,
+            group_rank: 0,
+            group_world_size: 1,
+            first_rank: 4,
+            world_size: 6,
+            first_role_rank: 4,
+            role_world_size: 6,
+            master_address: "127.0.0.1".to_owned(),
+            master_port: 1,
+            launcher_serves_store: true,
+        }
+    }
+
+    /// Reads until so many lines have come.
+    fn hear(attempt: &mut Attempt, console: &mut Heard, lines: usize) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while console.0.lines().count() < lines {
+            assert!(Instant::now() < deadline, "heard only {}", console.0);
+            (0..2).for_each(|local_rank| attempt.output.drain(local_rank, console));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn one_worker_is_replaced_while_the_other_runs() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let plan = plan(folder.path());
+        let directory = RunDirectory::create(&plan.logs.base, "test").expect("a folder for logs");
+        let logs = directory.attempt(0, 2).expect("folders for ranks");
+        let mut source = Source {
+            spares: &mut Spares::default(),
+            guardian: &mut Guardian::absent().expect("a pipe"),
+            file_limit: FileLimit::current().expect("a limit"),
+        };
+        let mut console = Heard::default();
+        let begun = Attempt::begin(&plan, start(), &logs, &mut source, &console).expect("begun");
+        let (mut attempt, failure) = begun;
+        assert_eq!(failure, None);
+        hear(&mut attempt, &mut console, 2);
+        let before = attempt.alive_pids();
+
+        attempt.replace(&plan, 1, &mut source, &mut console).expect("replaced");
+        hear(&mut attempt, &mut console, 3);
+        let after = attempt.alive_pids();
+        assert_eq!(after[0], before[0], "the other one is untouched");
+        assert_ne!(after[1], before[1]);
+        assert_eq!(attempt.alive(), 2);
+        assert_eq!(attempt.workers[1].incarnation, 1);
+        assert!(attempt.ended(&mut console).is_empty(), "the end of the old one is no failure");
+        assert!(console.0.ends_with(&format!("rank 5 of 6 is {}\n", after[1])), "{}", console.0);
+        assert!(!Path::new(&format!("/proc/{}", before[1])).exists(), "the old one is gone");
+        let log = std::fs::read_to_string(attempt_log(folder.path())).expect("a log");
+        assert_eq!(log.lines().count(), 2, "the log goes on: {log}");
+
+        attempt.signal(nix::sys::signal::Signal::SIGKILL);
+        attempt.end(source.guardian, &mut console);
+    }
+
+    fn attempt_log(folder: &Path) -> std::path::PathBuf {
+        let run = std::fs::read_dir(folder).expect("readable").next().expect("one run").expect("readable").path();
+        run.join("attempt_0/1/stdout.log")
+    }
 }

@@ -27,7 +27,8 @@ pub const NAME: &str = "ranks-guardian";
 /// The launcher's end of the pipe. Dropping it waits until the guardian has ended too.
 #[derive(Debug)]
 pub(crate) struct Guardian {
-    process: Pid,
+    /// `None` if nobody stands guard.
+    process: Option<Pid>,
     /// Non-blocking: a guardian that somebody stopped must not stop the job. `None` once closed.
     pipe: Option<File>,
     /// Kept open so that a write never fails with SIGPIPE, should somebody kill the guardian.
@@ -52,7 +53,14 @@ impl Guardian {
                 unsafe { libc::_exit(127) }
             }
         };
-        Ok(Guardian { process, pipe: Some(File::from(writer)), _reader: reader })
+        Ok(Guardian { process: Some(process), pipe: Some(File::from(writer)), _reader: reader })
+    }
+
+    /// Nobody: in a test, this program again would be all tests again.
+    #[cfg(test)]
+    pub(crate) fn absent() -> io::Result<Guardian> {
+        let (reader, _) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        Ok(Guardian { process: None, pipe: None, _reader: reader })
     }
 
     /// Where a worker writes its process id before it becomes another program: from then on its group is guarded.
@@ -75,7 +83,7 @@ impl Drop for Guardian {
     fn drop(&mut self) {
         // What the guardian waits for.
         self.pipe = None;
-        let _ = waitpid(self.process, None);
+        let _ = self.process.map(|process| waitpid(process, None));
     }
 }
 

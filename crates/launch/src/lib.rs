@@ -9,6 +9,8 @@
 //! | `meeting`, `link`, [`control`] | how this node finds the job's first node and talks to it |
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
+//! | `spares`, `spare`, `archive`, `priority` | workers that have imported ahead, for the next start |
+//! | [`drill`] | kills ranks on purpose, and measures how the job comes back |
 //! | `output`, [`logs`], [`fold`], `terminal` | where their output goes |
 //! | [`guardian`] | ends the workers if the launcher is killed |
 //! | [`failure`] | what is known about a worker that failed |
@@ -16,11 +18,13 @@
 //!
 //! The crate prints nothing: what people see goes through [`Console`].
 
+mod archive;
 mod attempt;
 pub mod console;
 pub mod control;
 pub mod coordinator;
 pub mod devices;
+pub mod drill;
 pub mod endpoint;
 pub mod environment;
 pub mod failure;
@@ -34,8 +38,12 @@ pub mod numa;
 pub mod nvidia;
 mod output;
 pub mod plan;
+mod preload;
+mod priority;
 mod random;
 mod signals;
+mod spare;
+mod spares;
 pub mod supervisor;
 mod terminal;
 mod torchrun;

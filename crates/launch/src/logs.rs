@@ -95,6 +95,17 @@ pub struct LogPolicy {
     pub fold: bool,
 }
 
+impl LogPolicy {
+    /// Whether a stream goes to a file and nowhere else, so that the worker has the file itself.
+    pub(crate) fn only_to_file(&self, local_rank: usize, stream: Stream) -> bool {
+        let shown = self.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
+        match (self.tee.covers(local_rank, stream), shown) {
+            (true, shown) => !shown,
+            (false, _) => self.redirects.covers(local_rank, stream),
+        }
+    }
+}
+
 /// Where one stream of one worker goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
@@ -186,14 +197,15 @@ impl AttemptDirectory {
             return WorkerFiles { stdout: Destination::Console, stderr: Destination::Console, error_file: None };
         };
         let directory = path.join(local_rank.to_string());
-        let destination = |stream: Stream, name: &str| {
-            let tee = policy.tee.covers(local_rank, stream);
-            match (tee, policy.redirects.covers(local_rank, stream), shown) {
-                (true, _, true) => Destination::Tee(directory.join(name), prefix.to_owned()),
-                (true, _, false) | (false, true, _) => Destination::File(directory.join(name)),
-                (false, false, true) => Destination::Console,
-                (false, false, false) => Destination::Discard,
-            }
+        let destination = |stream: Stream, name: &str| match (
+            policy.only_to_file(local_rank, stream),
+            policy.tee.covers(local_rank, stream),
+            shown,
+        ) {
+            (true, _, _) => Destination::File(directory.join(name)),
+            (false, true, _) => Destination::Tee(directory.join(name), prefix.to_owned()),
+            (false, false, true) => Destination::Console,
+            (false, false, false) => Destination::Discard,
         };
         WorkerFiles {
             stdout: destination(Stream::Out, "stdout.log"),

@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -31,6 +30,8 @@ const MAX_HELD_BYTES: usize = 64 << 10;
 /// How many last lines are kept of each stream for a failure report, and how much of each.
 const KEPT_LINES: usize = 20;
 const KEPT_LINE_BYTES: usize = 2 << 10;
+/// How many first lines tell one beginning from another.
+const OPENING_LINES: usize = 4;
 /// How much is read from one stream before the others get their turn.
 const READ_BYTES: usize = 64 << 10;
 
@@ -42,6 +43,9 @@ pub(crate) struct Output {
     folds: Option<BTreeMap<Stream, Fold>>,
     duplicates: BTreeMap<Stream, Duplicates>,
     buffer: Vec<u8>,
+    /// When the first worker wrote something, and the first lines that the first of them wrote.
+    first: Option<Instant>,
+    opening: Vec<Vec<u8>>,
 }
 
 /// Lines that are also written to a file of their own.
@@ -85,26 +89,29 @@ impl Output {
             folds: policy.fold.then(|| BTreeMap::from([(Stream::Out, fold()), (Stream::Err, fold())])),
             duplicates,
             buffer: vec![0; READ_BYTES],
+            first: None,
+            opening: Vec::new(),
         })
     }
 
-    /// Prepares both streams of a worker; gives what it is to be started with.
+    /// Prepares both streams of a worker; gives what it is to be started with. A log that is not `fresh` goes on.
     pub(crate) fn attach(
         &mut self,
         rank: usize,
         local_rank: usize,
         files: &WorkerFiles,
+        fresh: bool,
         console: &dyn Console,
-    ) -> io::Result<(Stdio, Stdio)> {
+    ) -> io::Result<(OwnedFd, OwnedFd)> {
         let both_on_console = files.stdout == Destination::Console && files.stderr == Destination::Console;
         if both_on_console && console.streams_are_one() && self.folds.is_none() {
             // One pipe for both keeps their order as the worker wrote it.
-            let writer = self.capture(rank, local_rank, Stream::Out, &files.stdout, console)?;
-            return Ok((Stdio::from(writer.try_clone()?), Stdio::from(writer)));
+            let writer = self.capture(rank, local_rank, Stream::Out, &files.stdout, fresh, console)?;
+            return Ok((writer.try_clone()?, writer));
         }
         let mut open = |stream: Stream, destination: &Destination| match destination {
-            Destination::File(path) => Ok(Stdio::from(File::create(path)?)),
-            _ => self.capture(rank, local_rank, stream, destination, console).map(Stdio::from),
+            Destination::File(path) => Ok(OwnedFd::from(open_log(path, fresh)?)),
+            _ => self.capture(rank, local_rank, stream, destination, fresh, console),
         };
         Ok((open(Stream::Out, &files.stdout)?, open(Stream::Err, &files.stderr)?))
     }
@@ -115,13 +122,14 @@ impl Output {
         local_rank: usize,
         stream: Stream,
         destination: &Destination,
+        fresh: bool,
         console: &dyn Console,
     ) -> io::Result<OwnedFd> {
         let as_terminal = *destination == Destination::Console && console.is_terminal(stream);
         let (reader, writer) = if as_terminal { terminal::open_pair()? } else { nix::unistd::pipe2(OFlag::O_CLOEXEC)? };
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let (file, shown, prefix) = match destination {
-            Destination::Tee(path, prefix) => (Some(File::create(path)?), true, prefix.clone()),
+            Destination::Tee(path, prefix) => (Some(open_log(path, fresh)?), true, prefix.clone()),
             Destination::Console => (None, true, String::new()),
             Destination::Discard | Destination::File(_) => (None, false, String::new()),
         };
@@ -139,6 +147,12 @@ impl Output {
             last_lines: VecDeque::new(),
         });
         Ok(writer)
+    }
+
+    /// A worker is to be replaced: shows what it has written, and lets its streams go.
+    pub(crate) fn detach(&mut self, local_rank: usize, console: &mut dyn Console) {
+        self.drain(local_rank, console);
+        self.captures.retain(|capture| capture.local_rank != local_rank);
     }
 
     /// What to poll for input, with the index to pass to [`Output::readable`].
@@ -163,6 +177,7 @@ impl Output {
             self.release_held(index, console);
             return false;
         }
+        self.first.get_or_insert_with(Instant::now);
         let bytes = std::mem::take(&mut self.buffer);
         self.take_in(index, &bytes[..count], console);
         self.buffer = bytes;
@@ -205,6 +220,9 @@ impl Output {
         let capture = &mut self.captures[index];
         let start = !std::mem::replace(&mut capture.mid_line, false);
         keep(&mut capture.last_lines, line, start);
+        if capture.local_rank == 0 && capture.stream == Stream::Out && self.opening.len() < OPENING_LINES {
+            self.opening.push(line[..line.len().min(KEPT_LINE_BYTES)].to_vec());
+        }
         let prefix = if start { capture.prefix.as_bytes() } else { b"" };
         if let Some(duplicates) = self.duplicates.get_mut(&capture.stream).filter(|_| capture.file.is_some()) {
             let text = String::from_utf8_lossy(line);
@@ -294,6 +312,11 @@ impl Output {
         }
     }
 
+    /// When the first worker wrote something, and how the output of the first worker began.
+    pub(crate) fn opening(&self) -> Option<(Instant, &[Vec<u8>])> {
+        Some((self.first?, self.opening.as_slice()))
+    }
+
     /// The last lines a worker wrote: of stderr if there are any, else of stdout.
     pub(crate) fn last_lines(&self, local_rank: usize, files: &WorkerFiles) -> Vec<String> {
         let captured = |stream: Stream| {
@@ -308,6 +331,10 @@ impl Output {
         let errors = of(Stream::Err, &files.stderr);
         if errors.is_empty() { of(Stream::Out, &files.stdout) } else { errors }
     }
+}
+
+fn open_log(path: &Path, fresh: bool) -> io::Result<File> {
+    if fresh { File::create(path) } else { File::options().append(true).create(true).open(path) }
 }
 
 fn show_folded(stream: Stream, folded: Vec<Folded>, console: &mut dyn Console) {

@@ -12,12 +12,14 @@ use instep_policy::membership::Terms;
 use nix::sys::signal::Signal;
 
 use crate::devices::{self, WorkersPerNode};
+use crate::drill::{DrillError, DrillSettings};
 use crate::endpoint::{self, DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
 use crate::environment::{self, JobFacts};
 use crate::interpreter::{self, Interpreter};
 use crate::logs::{LogBase, LogPolicy, StreamMask};
 use crate::numa::{self, NumaBinding, Topology};
 use crate::nvidia;
+use crate::preload;
 use crate::random;
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
@@ -57,6 +59,8 @@ pub struct Request {
     pub logs_specs: Option<String>,
     pub event_log_handler: String,
     pub python: Option<PathBuf>,
+    pub preload: Option<String>,
+    pub drill: Option<String>,
     pub fold: bool,
     pub pass_local_rank: bool,
     pub script: OsString,
@@ -99,6 +103,10 @@ pub struct Plan {
     pub interpreter: Option<Interpreter>,
     /// The workers are started by the interpreter; false with `--no-python`.
     pub runs_python: bool,
+    /// Modules that spare interpreters import ahead; without any there are no spares.
+    pub preload: Vec<String>,
+    /// What is to be killed on purpose.
+    pub drill: Option<DrillSettings>,
     /// How the nodes meet.
     pub meeting: Meeting,
     /// What all nodes must agree on.
@@ -208,6 +216,8 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         program_name: request.script.to_string_lossy().into_owned(),
         interpreter,
         runs_python: needs_python,
+        preload: preload(&request, max_nodes, &mut warnings)?,
+        drill: drill(&request)?,
         terms: Terms {
             // Given ranks leave no room for a smaller job.
             min_nodes: if fixed_ranks { max_nodes } else { min_nodes },
@@ -242,6 +252,31 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         meeting,
         warnings,
     })
+}
+
+fn preload(request: &Request, max_nodes: usize, warnings: &mut Vec<String>) -> Result<Vec<String>, PlanError> {
+    let Some(text) = &request.preload else { return Ok(Vec::new()) };
+    if request.no_python {
+        let hint = "leave one of them out; a program that is started itself has no interpreter to prepare";
+        return Err(error("--preload and --no-python contradict each other", hint));
+    }
+    let modules = preload::parse(text).map_err(|(message, hint)| error(message, hint))?;
+    if request.max_restarts == 0 && max_nodes == 1 {
+        warnings.push("--preload has no effect with --max-restarts 0: no worker is ever started again".to_owned());
+        return Ok(Vec::new());
+    }
+    Ok(modules)
+}
+
+fn drill(request: &Request) -> Result<Option<DrillSettings>, PlanError> {
+    let Some(text) = &request.drill else { return Ok(None) };
+    let hint = "for example --drill kill-rank=60s,kill-node=5m,seed=7,times=3";
+    let settings: DrillSettings = text.parse().map_err(|cause: DrillError| error(cause.to_string(), hint))?;
+    if request.max_restarts == 0 {
+        let hint = "allow as many restarts as ranks are to be killed: --max-restarts 3";
+        return Err(error("--drill needs restarts: without any the first kill ends the job", hint));
+    }
+    Ok(Some(settings))
 }
 
 fn bind_workers(binding: NumaBinding, workers: usize) -> Result<Vec<BTreeSet<usize>>, PlanError> {

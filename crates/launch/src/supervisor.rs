@@ -25,9 +25,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Source};
 use crate::console::{Console, Note, Status};
 use crate::control::{FromCoordinator, Start, ToCoordinator};
+use crate::drill::{self, Drill};
 use crate::failure::{Failure, root_cause};
 use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
@@ -36,6 +37,7 @@ use crate::logs::{AttemptDirectory, RunDirectory};
 use crate::meeting::{self, MeetingError, Patience};
 use crate::plan::Plan;
 use crate::signals::Signals;
+use crate::spares::Spares;
 use crate::worker::FileLimit;
 
 /// How long a worker that SIGKILL did not end is waited for: it may hang in the kernel.
@@ -101,6 +103,8 @@ pub struct Outcome {
     pub duration: Duration,
     /// Where the logs are.
     pub log_directory: Option<PathBuf>,
+    /// What a drill found, if there was one.
+    pub drill: Option<drill::Report>,
 }
 
 impl Outcome {
@@ -137,6 +141,8 @@ struct Supervisor<'a> {
     notes: Receiver<Note>,
     phase: Phase,
     attempt: Option<Attempt>,
+    spares: Spares,
+    drill: Option<Drill>,
     failures: Vec<Failure>,
     rounds: u64,
     restarts: u32,
@@ -187,6 +193,8 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         notes,
         phase: Phase::Waiting,
         attempt: None,
+        spares: Spares::new(plan),
+        drill: plan.drill.as_ref().map(|settings| Drill::new(settings, plan.terms.max_restarts, began)),
         failures: Vec::new(),
         rounds: 0,
         restarts: 0,
@@ -231,6 +239,11 @@ impl Supervisor<'_> {
         for note in self.notes.try_iter() {
             self.console.note(note);
         }
+        let running = self.last_start.as_ref().filter(|_| matches!(self.phase, Phase::Running));
+        self.spares.turn(self.plan, running, &mut self.guardian, self.file_limit, self.console);
+        if let (Some(drill), Some(attempt)) = (&mut self.drill, &mut self.attempt) {
+            attempt.undergo(drill, matches!(self.phase, Phase::Running), self.console);
+        }
         let now = Instant::now();
         if now >= self.status_due {
             self.status_due = now + STATUS_INTERVAL;
@@ -240,6 +253,8 @@ impl Supervisor<'_> {
         if let Phase::Stopping { kill_at, .. } = self.phase {
             due = due.min(kill_at);
         }
+        let others = [self.spares.wake_at(), self.drill.as_ref().and_then(Drill::wake_at)];
+        due = others.into_iter().flatten().fold(due, Instant::min);
         let output = self.attempt.as_ref().map(|attempt| &attempt.output);
         due = output.and_then(|output| output.wake_at()).map_or(due, |wake| due.min(wake));
 
@@ -254,18 +269,24 @@ impl Supervisor<'_> {
             indexes.push(index);
             sources.push(PollFd::new(source, PollFlags::POLLIN));
         }
+        let spares_from = sources.len();
+        sources.extend(self.spares.sources());
         match poll(&mut sources, poll_timeout(due.saturating_duration_since(now))) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
         let readable: Vec<usize> = indexes
             .into_iter()
-            .zip(&sources[fixed..])
+            .zip(&sources[fixed..spares_from])
             .filter(|(_, source)| source.any().unwrap_or(false))
             .map(|(index, _)| index)
             .collect();
         let ends = sources[1].any().unwrap_or(false);
+        let spares_speak = sources[spares_from..].iter().any(|source| source.any().unwrap_or(false));
         drop(sources);
+        if spares_speak {
+            self.spares.notice();
+        }
         self.link.flush();
         if let Some(attempt) = &mut self.attempt {
             for index in readable {
@@ -347,8 +368,13 @@ impl Supervisor<'_> {
                 AttemptDirectory::nowhere()
             }
         };
-        let begun = Attempt::begin(self.plan, start, &logs, &self.guardian, self.file_limit, self.console);
+        let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
+        let mut source = Source { spares, guardian, file_limit };
+        let begun = Attempt::begin(self.plan, start, &logs, &mut source, self.console);
         let (attempt, failure) = begun.map_err(unwritable)?;
+        if let Some(drill) = &mut self.drill {
+            drill.started(Instant::now());
+        }
         self.attempt = Some(attempt);
         if let Some(failure) = failure {
             self.failed(vec![failure]);
@@ -506,6 +532,7 @@ impl Supervisor<'_> {
 
     fn close(mut self, end: Next) -> Outcome {
         self.end_attempt();
+        self.spares.end(&mut self.guardian);
         self.link.flush();
         if let Some(server) = self.server.take() {
             server.shutdown();
@@ -529,6 +556,7 @@ impl Supervisor<'_> {
             group_rank: self.last_start.as_ref().map(|start| start.group_rank),
             started: self.started,
             duration: self.began.elapsed(),
+            drill: self.drill.map(|drill| drill.report(Instant::now())),
             log_directory: self.directory.path().filter(|path| path.exists()).map(PathBuf::from),
         }
     }

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::CpuSet;
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use nix::sys::signal::{SigSet, Signal, killpg};
@@ -15,6 +17,10 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use crate::failure::ExitStatus;
+use crate::priority;
+
+/// How long the kernel may take to end a process that was killed.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The limit on open files as the launcher found it: the launcher raises its own, which workers must not inherit.
 #[derive(Debug, Clone, Copy)]
@@ -37,10 +43,21 @@ pub(crate) struct Spawn {
     pub(crate) variables: Vec<(&'static str, OsString)>,
     pub(crate) cpus: Option<BTreeSet<usize>>,
     pub(crate) file_limit: FileLimit,
-    pub(crate) stdout: Stdio,
-    pub(crate) stderr: Stdio,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
     /// Where the worker registers with the guardian.
     pub(crate) guardian: Option<RawFd>,
+    /// Where it is to wait before it becomes a worker.
+    pub(crate) spare: Option<SpareStart>,
+}
+
+/// What is different about the start of a spare.
+#[derive(Debug)]
+pub(crate) struct SpareStart {
+    /// Descriptors it is to have.
+    pub(crate) inherited: Vec<RawFd>,
+    /// Its priority while it imports.
+    pub(crate) nice: Option<i32>,
 }
 
 /// A started worker.
@@ -51,6 +68,8 @@ pub(crate) struct Spawn {
 pub(crate) struct Worker {
     pub(crate) rank: usize,
     pub(crate) local_rank: usize,
+    /// Counts from 0 in each round: which of the workers that had this place one after the other.
+    pub(crate) incarnation: u32,
     pub(crate) pid: Pid,
     pub(crate) exit: Option<ExitStatus>,
 }
@@ -64,6 +83,7 @@ impl Worker {
         let (program, arguments) = spawn.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(spawn.variables).stdout(spawn.stdout).stderr(spawn.stderr);
+        let spare = spawn.spare;
         let (launcher, limit) = (getpid(), spawn.file_limit);
         let cpus = spawn.cpus.as_ref().map(cpu_set).transpose()?;
         // SAFETY: the closure makes only direct system calls, which are safe between fork and exec.
@@ -81,6 +101,9 @@ impl Worker {
                 if let Some(cpus) = &cpus {
                     nix::sched::sched_setaffinity(Pid::from_raw(0), cpus)?;
                 }
+                if let Some(spare) = &spare {
+                    become_spare(spare)?;
+                }
                 if let Some(guardian) = spawn.guardian {
                     // Last, and before the program can have children. If the pipe is full, nobody reads it.
                     let _ = nix::unistd::write(BorrowedFd::borrow_raw(guardian), &getpid().as_raw().to_ne_bytes());
@@ -90,7 +113,7 @@ impl Worker {
         }
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        Ok(Worker { rank, local_rank, pid: Pid::from_raw(pid), exit: None })
+        Ok(Worker { rank, local_rank, incarnation: 0, pid: Pid::from_raw(pid), exit: None })
     }
 
     /// Notices whether the worker has ended; true the one time it has.
@@ -115,11 +138,37 @@ impl Worker {
         let _ = killpg(self.pid, signal);
     }
 
+    /// Waits for the end of a worker that was killed, but not for one that hangs in the kernel.
+    pub(crate) fn await_death(&mut self) {
+        let deadline = Instant::now() + KILLED_WITHIN;
+        while self.exit.is_none() && !self.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Lets the dead process go.
     pub(crate) fn release(self) {
         let _ = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
     }
 }
+
+/// Between fork and exec. Until the spare has said that it waits, it can neither write a file nor compute for long:
+/// should it ever go past the place where it is to wait, it is a script that nobody asked for.
+#[expect(unsafe_code, reason = "descriptors given by number")]
+fn become_spare(spare: &SpareStart) -> io::Result<()> {
+    for number in &spare.inherited {
+        // SAFETY: the launcher holds them open until the spare has been started.
+        fcntl(unsafe { BorrowedFd::borrow_raw(*number) }, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    }
+    for (resource, most) in SPARE_LIMITS {
+        let (soft, hard) = getrlimit(resource)?;
+        setrlimit(resource, soft.min(most), hard)?;
+    }
+    spare.nice.map_or(Ok(()), priority::set)
+}
+
+/// What a spare may use before it has said that it waits: seconds of a processor, bytes of a file.
+pub(crate) const SPARE_LIMITS: [(Resource, rlim_t); 2] = [(Resource::RLIMIT_CPU, 2), (Resource::RLIMIT_FSIZE, 0)];
 
 fn cpu_set(cpus: &BTreeSet<usize>) -> io::Result<CpuSet> {
     let mut set = CpuSet::new();

@@ -1,5 +1,6 @@
 //! `instep run`: options in, exit code out.
 
+mod drill;
 mod dry_run;
 mod options;
 mod summary;
@@ -70,6 +71,7 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
             return Err(Hinted::new(reason, hint).into());
         }
     };
+    drill::show(&outcome, own.drill_json.as_deref())?;
     if !outcome.success {
         report::failure(&plan, &outcome);
         summary::pass_on_error_file(&outcome);

@@ -28,6 +28,7 @@ pub(crate) struct OwnOptions {
     pub(crate) summary_json: Option<PathBuf>,
     pub(crate) propagate_exit_code: bool,
     pub(crate) no_status: bool,
+    pub(crate) drill_json: Option<PathBuf>,
 }
 
 /// `instep launch`.
@@ -186,6 +187,15 @@ pub(crate) struct RunArguments {
     /// Interpreter of the workers [default: PYTHON_EXEC, VIRTUAL_ENV, beside instep, PATH]
     #[arg(long, value_name = "PATH", help_heading = "Program")]
     python: Option<PathBuf>,
+    /// Keep a spare interpreter for each worker that has imported these modules: restarts begin at once
+    #[arg(long, value_name = "MODULES", help_heading = "Program")]
+    preload: Option<String>,
+    /// Kill ranks on purpose, at random with these mean times, and report: kill-rank=60s,kill-node=5m,seed=7,times=3
+    #[arg(long, value_name = "SETTINGS", help_heading = "Drill")]
+    drill: Option<String>,
+    /// Write what the drill found to this file
+    #[arg(long, alias = "drill_json", value_name = "FILE", requires = "drill", help_heading = "Drill")]
+    drill_json: Option<PathBuf>,
     /// Every worker sees one GPU and has LOCAL_RANK 0
     #[arg(long, alias = "virtual_local_rank", help_heading = "Program")]
     virtual_local_rank: bool,
@@ -351,7 +361,15 @@ impl RunArguments {
             summary_json: self.summary_json.clone(),
             propagate_exit_code: self.propagate_exit_code,
             no_status: self.no_status,
+            drill_json: self.drill_json.clone(),
         }
+    }
+
+    /// Makes a drill of it, with at least so many restarts.
+    pub(crate) fn make_drill(&mut self, settings: String, json: Option<PathBuf>, restarts: i64) {
+        self.drill = Some(settings);
+        self.drill_json = json.or(self.drill_json.take());
+        self.max_restarts = self.max_restarts.max(restarts);
     }
 
     /// The request behind the command line. Flags may also be set by `PET_*` variables that hold a number.
@@ -388,6 +406,8 @@ impl RunArguments {
             logs_specs: self.logs_specs,
             event_log_handler: self.event_log_handler,
             python: self.python,
+            preload: self.preload,
+            drill: self.drill,
             fold: self.fold,
             pass_local_rank,
             script: command.next().unwrap_or_default(),

@@ -1,0 +1,81 @@
+//! `instep drill`: runs a job and kills its ranks, so that people can see whether their script comes back.
+//!
+//! It is `instep run --drill` with defaults: the same program, the same process.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser};
+
+use crate::report::Hinted;
+use crate::{Launcher, Start, run};
+
+/// Restarts that a job gets for its drill if its own command line allows none.
+const RESTARTS: i64 = 3;
+
+/// Between kills, if nothing is said.
+const MEAN_TIME: &str = "10s";
+
+#[derive(Debug, Args)]
+pub(crate) struct DrillArguments {
+    /// Mean time between kills of one rank: 30s, 5m, 500ms [default: 10s, without --kill-node]
+    #[arg(long, value_name = "TIME")]
+    kill_rank: Option<String>,
+    /// Mean time between kills of all ranks of this node at once
+    #[arg(long, value_name = "TIME")]
+    kill_node: Option<String>,
+    /// Kill at most so many times [default: once for each restart the job may have]
+    #[arg(long, value_name = "N")]
+    times: Option<u32>,
+    /// Repeat the times and choices of an earlier drill
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Write what was found to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The job: instep run ...
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(arguments: DrillArguments) -> anyhow::Result<ExitCode> {
+    let job = job_of(&arguments.command)?;
+    let Start::Run(mut job) = job else {
+        return Err(Hinted::new("a drill needs `instep run`, not `instep launch`", "see instep drill --help").into());
+    };
+    job.make_drill(arguments.settings(), arguments.json, arguments.times.map_or(RESTARTS, i64::from));
+    run::run(*job)
+}
+
+impl DrillArguments {
+    /// As `--drill` has it.
+    fn settings(&self) -> String {
+        let kill_rank = self.kill_rank.clone().or_else(|| self.kill_node.is_none().then(|| MEAN_TIME.to_owned()));
+        let pairs = [
+            ("kill-rank", kill_rank),
+            ("kill-node", self.kill_node.clone()),
+            ("times", self.times.map(|times| times.to_string())),
+            ("seed", self.seed.map(|seed| seed.to_string())),
+        ];
+        let given = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+        given.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Reads the job's own command line, with or without the program's name before it.
+fn job_of(command: &[OsString]) -> anyhow::Result<Start> {
+    let is_program = |word: &OsString| Path::new(word).file_name() == Some(OsStr::new("instep"));
+    let words = command.split_first().filter(|(first, _)| is_program(first)).map_or(command, |(_, rest)| rest);
+    if words.first().is_none_or(|word| word != "run") {
+        let given = command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        let hint = "write the job as it is started otherwise: instep drill -- instep run train.py";
+        return Err(Hinted::new(format!("`{given}` is not a job of `instep run`"), hint).into());
+    }
+    let all = std::iter::once(OsString::from("instep")).chain(words.iter().cloned());
+    Launcher::try_parse_from(all).map(|launcher| launcher.command).map_err(|error| {
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        Hinted::new(format!("the job's command line: {line}"), "instep run --help lists the options").into()
+    })
+}

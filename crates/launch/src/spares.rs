@@ -1,0 +1,272 @@
+//! One spare interpreter for each worker of this node, made in the background (`--preload`).
+//!
+//! When: [`SETTLE`] after the workers of a round have started, one after another, at low priority where that can be
+//! taken back. As soon as a round stops, a half-made spare is held still, so that a restart never competes with it; a
+//! slot whose spare is not ready starts cold, at once. A spare that is used is made again.
+//!
+//! Before the first one a *proof* is made: the same interpreter with a program that does nothing. Only if it stops
+//! where a spare is to stop (a wrapper might drop `PYTHONPATH`) are spares made, which carry the user's command line.
+//!
+//! Trouble is reported once. Modules that cannot be imported end the whole attempt to keep spares; a spare that dies
+//! otherwise is made again, [`MOST_DEATHS`] times for each slot.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+
+use crate::attempt;
+use crate::console::{Console, Note};
+use crate::control::Start;
+use crate::guardian::Guardian;
+use crate::plan::Plan;
+use crate::priority::Lowering;
+use crate::spare::{News, Recipe, Spare, quiet_streams};
+use crate::worker::{FileLimit, Spawn, Worker};
+
+/// How long workers have the machine to themselves after a start.
+const SETTLE: Duration = Duration::from_secs(2);
+/// How long imports may take: a spare that hangs must not hold up the others for ever.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How often a slot's spare may die before no more are made for it.
+const MOST_DEATHS: u32 = 3;
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    slots: Vec<Slot>,
+    /// The one that is being made; its place in `slots`, or the proof.
+    making: Option<Making>,
+    recipe: Option<Recipe>,
+    proven: bool,
+    /// The round in which spares are made, and since when they may be.
+    round: Option<u64>,
+    due: Option<Instant>,
+    noticed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    ready: Option<Spare>,
+    deaths: u32,
+}
+
+impl Slot {
+    fn wants_one(&self) -> bool {
+        self.ready.is_none() && self.deaths < MOST_DEATHS
+    }
+}
+
+#[derive(Debug)]
+struct Making {
+    spare: Spare,
+    /// `None` for the proof.
+    slot: Option<usize>,
+    since: Instant,
+    held: bool,
+}
+
+impl Spares {
+    /// For the workers of a plan; none are kept unless it says so.
+    pub(crate) fn new(plan: &Plan) -> Spares {
+        let slots = if plan.preload.is_empty() { 0 } else { plan.job.workers };
+        Spares { slots: (0..slots).map(|_| Slot::default()).collect(), ..Spares::default() }
+    }
+
+    /// What to poll; [`Spares::notice`] if there is something.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let waiting = self.slots.iter().filter_map(|slot| slot.ready.as_ref());
+        let making = self.making.as_ref().map(|making| &making.spare);
+        waiting.chain(making).flat_map(Spare::sources).map(|source| PollFd::new(source, PollFlags::POLLIN))
+    }
+
+    /// A spare has something to say, which the next turn will take.
+    pub(crate) fn notice(&mut self) {
+        self.noticed = true;
+    }
+
+    /// When the next turn is due.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        let patience = self.making.as_ref().map(|making| making.since + PATIENCE);
+        [self.due, patience].into_iter().flatten().min()
+    }
+
+    /// Wakes the spare of a slot as a worker, if there is one.
+    pub(crate) fn take(
+        &mut self,
+        rank: usize,
+        local_rank: usize,
+        spawn: &Spawn,
+        guardian: &mut Guardian,
+    ) -> Option<Worker> {
+        let spare = self.slots.get_mut(local_rank)?.ready.take()?;
+        match spare.wake(rank, spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables) {
+            Ok(worker) => Some(worker),
+            // It has died meanwhile: this start is a cold one.
+            Err((spare, _)) => {
+                spare.end(guardian);
+                None
+            }
+        }
+    }
+
+    /// Does what is due. `running` is the round whose workers run, if they do.
+    pub(crate) fn turn(
+        &mut self,
+        plan: &Plan,
+        running: Option<&Start>,
+        guardian: &mut Guardian,
+        file_limit: FileLimit,
+        console: &mut dyn Console,
+    ) {
+        if self.slots.is_empty() {
+            return;
+        }
+        self.hear(guardian, console);
+        let Some(start) = running else {
+            self.round = None;
+            self.due = None;
+            self.hold(true);
+            return;
+        };
+        let now = Instant::now();
+        if self.round != Some(start.round) {
+            self.round = Some(start.round);
+            self.due = Some(now + SETTLE);
+            self.hold(true);
+        }
+        if self.due.is_some_and(|due| due > now) {
+            return;
+        }
+        self.due = None;
+        self.hold(false);
+        if self.making.as_ref().is_some_and(|making| making.since.elapsed() > PATIENCE) {
+            self.give_up(guardian, console, "its imports have not ended for 10 minutes");
+        }
+        if self.making.is_none()
+            && let Err(cause) = self.make_next(plan, start, guardian, file_limit)
+        {
+            self.give_up(guardian, console, &cause.to_string());
+        }
+    }
+
+    /// Ends all of them.
+    pub(crate) fn end(&mut self, guardian: &mut Guardian) {
+        let making = self.making.take().map(|making| making.spare);
+        let ready = std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.ready);
+        let all: Vec<Spare> = ready.chain(making).collect();
+        all.iter().for_each(Spare::kill);
+        all.into_iter().for_each(|spare| spare.end(guardian));
+    }
+
+    fn hold(&mut self, held: bool) {
+        if let Some(making) = self.making.as_mut().filter(|making| making.held != held) {
+            making.held = held;
+            making.since = Instant::now();
+            making.spare.hold(held);
+        }
+    }
+
+    /// Takes what spares have said.
+    fn hear(&mut self, guardian: &mut Guardian, console: &mut dyn Console) {
+        if !std::mem::take(&mut self.noticed) {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            let news = self.slots[index].ready.as_mut().and_then(Spare::news);
+            if let Some(News::Failed(why)) = news
+                && let Some(spare) = self.slots[index].ready.take()
+            {
+                spare.end(guardian);
+                self.died(index, &why, console);
+            }
+        }
+        let Some(making) = &mut self.making else { return };
+        match (making.spare.news(), making.slot) {
+            (None, _) => {}
+            (Some(News::Here), Some(_)) => {
+                if let Err(cause) = making.spare.go() {
+                    self.give_up(guardian, console, &cause.to_string());
+                }
+            }
+            (Some(News::Ready), Some(slot)) => {
+                self.slots[slot].ready = self.making.take().map(|making| making.spare);
+                self.announce(console);
+            }
+            (Some(News::Here | News::Ready), None) => {
+                self.proven = true;
+                if let Some(making) = self.making.take() {
+                    making.spare.end(guardian);
+                }
+            }
+            (Some(News::Failed(_)), None) => self.give_up(
+                guardian,
+                console,
+                "the interpreter takes nothing from PYTHONPATH (a wrapper, or isolated from its environment?)",
+            ),
+            (Some(News::Failed(why)), Some(slot)) => {
+                let spare = self.making.take().map(|making| making.spare);
+                spare.into_iter().for_each(|spare| spare.end(guardian));
+                if why.starts_with("cannot import") {
+                    self.give_up(guardian, console, &why);
+                } else {
+                    self.died(slot, &why, console);
+                }
+            }
+        }
+    }
+
+    /// Says when the last spare has become ready: from now on a restart is a warm one.
+    fn announce(&self, console: &mut dyn Console) {
+        if self.slots.iter().any(Slot::wants_one) {
+            return;
+        }
+        let spares = match self.slots.iter().filter(|slot| slot.ready.is_some()).count() {
+            1 => "1 spare interpreter is ready".to_owned(),
+            count => format!("{count} spare interpreters are ready"),
+        };
+        console.note(Note::Progress(format!("{spares}: the next restart skips the imports")));
+    }
+
+    fn died(&mut self, slot: usize, why: &str, console: &mut dyn Console) {
+        self.slots[slot].deaths += 1;
+        let deaths = self.slots[slot].deaths;
+        if deaths == 1 || deaths == MOST_DEATHS {
+            let then = if deaths < MOST_DEATHS { "another is made" } else { "no more are made for this rank" };
+            let text = format!("the spare interpreter of local rank {slot} is lost, {then}: {why}");
+            console.note(Note::Warning(text));
+        }
+    }
+
+    /// No more spares in this run.
+    fn give_up(&mut self, guardian: &mut Guardian, console: &mut dyn Console, why: &str) {
+        self.end(guardian);
+        console.note(Note::Warning(format!("--preload has no effect, restarts begin cold: {why}")));
+    }
+
+    fn make_next(
+        &mut self,
+        plan: &Plan,
+        start: &Start,
+        guardian: &mut Guardian,
+        file_limit: FileLimit,
+    ) -> std::io::Result<()> {
+        let Some(slot) = self.slots.iter().position(Slot::wants_one) else { return Ok(()) };
+        if self.recipe.is_none() {
+            let script = plan.script.as_ref().map(|script| script.as_os_str());
+            self.recipe = Some(Recipe::new(&plan.preload, script, Lowering::find())?);
+        }
+        let Some(recipe) = &self.recipe else { return Ok(()) };
+        let (reader, streams) = quiet_streams(&plan.logs, slot)?;
+        let prepared = attempt::prepare(plan, start, slot, None, guardian, file_limit, streams);
+        let mut spawn = prepared.map_err(std::io::Error::other)?;
+        if !self.proven {
+            spawn.command.truncate(1);
+            spawn.command.extend(["-c", "pass"].map(Into::into));
+        }
+        let spare = Spare::start(recipe, slot, spawn, reader)?;
+        let slot = self.proven.then_some(slot);
+        self.making = Some(Making { spare, slot, since: Instant::now(), held: false });
+        Ok(())
+    }
+}

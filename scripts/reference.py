@@ -40,6 +40,7 @@ COMMANDS = {
         "For command lines written for `python -m torch.distributed.launch`. Takes every option of `instep run`.\n"
         "Without `--use-env`, the script also receives `--local-rank=N` as its first argument. It adds:"
     ),
+    "drill": "For a script that is to survive: [machines that disappear](../guides/machines-that-disappear.md).",
     "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
     "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
     "master config": "",

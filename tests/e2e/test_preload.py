@@ -160,7 +160,9 @@ def test_a_lost_spare_is_reported_and_made_again(
     job = run.start(instep, "run", *options, script, tmp_path / "stop")
     spares_are_ready(job, wait_until)
     workers = {pid_of(job, 0)}
-    [spare] = [child for child in job.children() if script.name in " ".join(child.cmdline()) and child.pid not in workers]
+    [spare] = [
+        child for child in job.children() if script.name in " ".join(child.cmdline()) and child.pid not in workers
+    ]
     spare.kill()
     wait_until(lambda: "is lost, another is made" in job.stderr, 30, lambda: job.stderr)
     spares_are_ready(job, wait_until, 2)
@@ -225,7 +227,8 @@ def main():
     total = torch.ones(1) * (dist.get_rank() + 1)
     dist.all_reduce(total)
     count = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    print(f"round {count} {'warm' if warm else 'cold'} sum {total.item():.0f} {torch.get_num_threads()} {os.getpid()}", flush=True)
+    how = "warm" if warm else "cold"
+    print(f"round {count} {how} sum {total.item():.0f} {torch.get_num_threads()} {os.getpid()}", flush=True)
     if count == "1":
         raise ValueError("in the warm round")
     time.sleep(600)

@@ -340,7 +340,7 @@ mod tests {
             log_dir: Some(logs.to_owned()),
             no_python: true,
             script: "sh".into(),
-            script_arguments: ["-c", "echo rank $RANK of $WORLD_SIZE is $$; exec sleep 600"].map(Into::into).to_vec(),
+            script_arguments: ["-c", "echo rank $RANK of $WORLD_SIZE is $$$$; exec sleep 600"].map(Into::into).to_vec(),
             ..Request::default()
         };
         resolve(request, |name| (name == "PATH").then(|| "/usr/bin:/bin".into())).expect("a valid plan")

@@ -14,7 +14,7 @@ import ctypes  # noqa: E402
 import gc  # noqa: E402
 import inspect  # noqa: E402
 import json  # noqa: E402
-import multiprocessing  # noqa: E402
+import multiprocessing.connection  # noqa: E402
 import os  # noqa: E402
 import pickle  # noqa: E402
 import resource  # noqa: E402
@@ -34,7 +34,7 @@ class Thing:
         self.number = number
 
 
-def in_child(pipe, thing: Thing) -> None:
+def in_child(pipe: multiprocessing.connection.Connection, thing: Thing) -> None:
     """What a spawned process sees of the class in `__main__`."""
     pipe.send([type(thing).__module__, thing.number])
 
@@ -53,9 +53,9 @@ def spawned() -> list:
 def descriptors() -> dict:
     """What is open, without the numbers that differ from run to run."""
     found = {}
-    for number in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         try:
-            found[number] = Path(os.readlink(f"/proc/self/fd/{number}").split(":")[0]).name
+            found[entry.name] = Path(str(entry.readlink()).split(":")[0]).name
         except OSError:
             continue  # the listing itself
     return found
@@ -99,23 +99,36 @@ def portrait() -> dict:
         "source": len(inspect.getsource(Thing)),
         "pickle": type(pickle.loads(pickle.dumps(Thing(4)))) is Thing,
         "spawned": spawned(),
-        "signals": {number.name: str(signal.getsignal(number)) for number in sorted(signal.valid_signals())
-                    if isinstance(number, signal.Signals)},
+        "signals": {
+            number.name: str(signal.getsignal(number))
+            for number in sorted(signal.valid_signals())
+            if isinstance(number, signal.Signals)
+        },
         "status": status(),
         "descriptors": descriptors(),
         "streams": streams,
-        "folder": [os.getcwd(), os.umask(0o77)],
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource)
-                   if name.startswith("RLIMIT_")},
+        "folder": [str(Path.cwd()), os.umask(0o77)],
+        "limits": {
+            name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
+        },
         "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
         "groups": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getppid()],
         "environment": {name: value for name, value in os.environ.items() if name not in own},
         "in C": {name: str(library.getenv(name.encode())) for name in ("RANK", "PYTHONPATH", "INSTEP_SPARE", "PWD")},
-        "threads": [threading.current_thread().name, threading.current_thread() is threading.main_thread(),
-                    threading.active_count()],
+        "threads": [
+            threading.current_thread().name,
+            threading.current_thread() is threading.main_thread(),
+            threading.active_count(),
+        ],
         "collector": [gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval()],
-        "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, str(sys.gettrace()),
-                  len(sys.meta_path), len(sys.path_hooks), len(warnings.filters)],
+        "hooks": [
+            sys.excepthook is sys.__excepthook__,
+            sys.displayhook is sys.__displayhook__,
+            str(sys.gettrace()),
+            len(sys.meta_path),
+            len(sys.path_hooks),
+            len(warnings.filters),
+        ],
         "customized": [getattr(sys.modules.get("sitecustomize"), "__file__", None), "usercustomize" in sys.modules],
     }
 

@@ -182,6 +182,8 @@ CASES = [
     Case("help-doctor", "doctor --help"),
     Case("help-bench", "bench --help"),
     Case("help-bench-collectives", "bench collectives --help"),
+    Case("help-agent", "agent --help"),
+    Case("help-command-run", "command run --help"),
     Case("version", "--version"),
     # Command lines that cannot be understood.
     Case("error-unknown-command", "runn train.py", status=2),
@@ -196,7 +198,21 @@ CASES = [
     Case("error-bench-size", "bench collectives --sizes 8,4X", status=2),
     Case("error-bench-one-rank", "bench collectives --nproc 1", status=2),
     Case("error-bench-option", "bench collectives --world 4", status=2),
+    Case("error-agent-unknown-verb", "agent enabel one", status=2),
+    Case("error-agent-which", "agent disable", status=2),
+    Case("error-tensorboard-of-nothing", "tensorboard start", status=2),
     # Those that cannot work.
+    Case("error-agent-list-without-master", "agent list --master http://127.0.0.1:{free}", status=1),
+    Case(
+        "error-agent-state-folder",
+        "agent --master http://127.0.0.1:{free} --slots 1 --state-folder train.py/state",
+        status=1,
+    ),
+    Case(
+        "error-agent-python-missing",
+        "agent --master http://127.0.0.1:{free} --slots 1 --python missing/python",
+        status=1,
+    ),
     Case("error-bench-no-mpi", "bench collectives --backends mpi", status=1, environment={"PATH": "/nowhere"}),
     Case("error-script-missing", "run trian.py", status=1),
     Case("error-python-missing", "run --python missing/python train.py", status=1),

@@ -46,14 +46,14 @@ class Work:
         agent.send_signal(how)
         self.cluster.wait_until(lambda: agent.poll() is not None, 30, "the agent to end")
 
-    def begin(self, *held: str, variables: tuple[str, ...] = (), **more: object) -> None:
+    def begin(self, *held: str, script: str = "steady.py", variables: tuple[str, ...] = (), **more: object) -> None:
         """Create the experiment; it is held at these moments."""
         for moment in held:
             (self.watch / f"hold-{moment}").touch()
         environment = {"environment_variables": [f"WATCH={self.watch}", *variables]}
-        config = self.cluster.config("python3 steady.py", **{"environment": environment, "max_restarts": 0, **more})
-        content = base64.b64encode((CONTEXT / "steady.py").read_bytes()).decode()
-        file = {"path": "steady.py", "type": 48, "content": content, "mtime": "0", "mode": 0o644, "uid": 0, "gid": 0}
+        config = self.cluster.config(f"python3 {script}", **{"environment": environment, "max_restarts": 0, **more})
+        content = base64.b64encode((CONTEXT / script).read_bytes()).decode()
+        file = {"path": script, "type": 48, "content": content, "mtime": "0", "mode": 0o644, "uid": 0, "gid": 0}
         request = {"config": json.dumps(config), "activate": True, "modelDefinition": [file]}
         self.number = int(self.cluster.api("POST", "/api/v1/experiments", request)["experiment"]["id"])
 

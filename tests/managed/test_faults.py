@@ -233,6 +233,34 @@ def test_work_that_is_cut_off_ends_before_others_take_it(work: Work, relay: Rela
     assert sorted(work.runs()) == ["1 0", "1 4", "2 0", "2 4"]
 
 
+@pytest.mark.parametrize("window", [3])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("cut", marks=pytest.mark.soak)])
+def test_a_gang_ends_as_a_whole_and_starts_again_as_a_whole(work: Work, relay: Relay, fault: str) -> None:
+    work.agent("one", slots=2)
+    hit = work.agent("two", slots=2, master=relay.address)
+    (work.watch / "hold").touch()
+    work.begin(script="gang.py", resources={"slots_per_trial": 4})
+    work.cluster.wait_until(lambda: sorted(work.runs()) == ["1 0", "1 1"], 60, lambda: f"the gang\n{work.log()}")
+    if fault == "killed":
+        work.end(hit, signal.SIGKILL)
+    else:
+        relay.cut()
+    for name in ("one", "two"):
+        find = partial(work.worker, name)
+        work.cluster.wait_until(lambda: find() is None, 60, lambda: f"the gang to end: {work.left()}")  # noqa: B023
+    # Half of the gang has slots already; it waits for those of the other half.
+    assert len(work.runs()) == 2
+    work.agent("three", slots=2)
+    work.cluster.wait_until(lambda: len(work.runs()) == 4, 60, lambda: f"the gang again\n{work.log()}")
+    relay.mend()
+    (work.watch / "hold").unlink()
+    work.cluster.wait_for(work.number, "STATE_COMPLETED")
+    assert sorted(work.runs()) == ["1 0", "1 0", "1 1", "1 1"], work.log()
+    assert [trial["restarts"] for trial in work.cluster.trials(work.number)] == [0]
+    assert not (work.watch / "twice").exists()
+    work.cluster.wait_until(lambda: not work.left(), 20, lambda: f"processes to end: {work.left()}")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
 def test_anything_is_killed_at_any_moment(work: Work, master: Master, window: int, seed: int) -> None:

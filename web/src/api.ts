@@ -154,6 +154,16 @@ export class Failure extends Error {
 
 const KEY = "instep.token";
 
+/**
+ * The address of what a task serves. A browser that goes there can show who asks by a cookie alone, so it gets one that
+ * is sent to this address and to no other.
+ */
+export function passage(task: string): string {
+  const path = `/proxy/${task}/`;
+  document.cookie = `auth=${localStorage.getItem(KEY) ?? ""}; path=${path}; SameSite=Strict`;
+  return path;
+}
+
 /** What a question may carry behind its question mark; lists are repeated, what is undefined is left out. */
 export type Parameters = Record<string, string | number | boolean | undefined | (string | number)[]>;
 

@@ -17,6 +17,7 @@ pub mod agents;
 pub mod bulk;
 pub mod checkpoints;
 pub mod cluster;
+pub mod commands;
 pub mod config;
 pub mod error;
 pub mod experiments;

@@ -78,6 +78,8 @@ pub enum Report {
         /// Which.
         share: Share,
     },
+    /// The agent ends what it runs and goes: it wants no more work.
+    Leaving,
     /// The share has ended and nothing of it runs any more.
     Exited {
         /// Which.
@@ -232,6 +234,12 @@ pub struct Start {
     pub run_as: Option<RunAs>,
     /// Host folders that the task sees elsewhere.
     pub mounts: Vec<Mount>,
+    /// Folders of the machine that the task must be able to see.
+    #[serde(default)]
+    pub paths: Vec<String>,
+    /// What it serves, if it does: the task says when it is ready.
+    #[serde(default)]
+    pub service: Option<Service>,
     /// What to say in the task's log before it starts.
     pub notes: Vec<String>,
     /// When the master decided it.
@@ -246,6 +254,17 @@ pub enum Entrypoint {
     Shell(String),
     /// As it is.
     Arguments(Vec<String>),
+}
+
+/// Something that a task serves over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// Where it listens.
+    pub address: String,
+    /// Where it listens.
+    pub port: u16,
+    /// What answers as soon as it is ready.
+    pub path: String,
 }
 
 /// A user of the machine.

@@ -71,6 +71,8 @@ fn start(name: &str, entrypoint: &str, devices: &[u32]) -> Order {
         rendezvous: false,
         run_as: None,
         mounts: Vec::new(),
+        paths: Vec::new(),
+        service: None,
         notes: Vec::new(),
         decided_at: Timestamp(0),
     }))
@@ -160,6 +162,10 @@ fn an_interrupt_ends_the_tasks_and_a_termination_leaves_them() {
         connection.order(&start("one", "sleep 1000", &[0]));
         assert!(matches!(connection.report(PATIENCE), Some(Report::Started { .. })));
         agent.signal(signal);
+        if !survives {
+            // The master hears of it before the agent goes.
+            assert!(matches!(exit_of(&mut connection, "one"), Exit::Lost { .. }));
+        }
         let (code, said) = agent.end();
         assert_eq!(code, Some(0), "{said}");
         let exit = folder.path().join("shares/one/exit.json");

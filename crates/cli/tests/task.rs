@@ -61,6 +61,8 @@ impl Case {
                 rendezvous: true,
                 run_as: None,
                 mounts: Vec::new(),
+                paths: Vec::new(),
+                service: None,
                 notes: vec!["a note of the master".to_owned()],
                 decided_at: Timestamp(0),
             },

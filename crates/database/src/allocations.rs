@@ -49,7 +49,7 @@ pub struct AllocationRow {
     pub ended_at: Option<Timestamp>,
 }
 
-fn allocation_of(row: &Row<'_>) -> rusqlite::Result<AllocationRow> {
+pub(crate) fn allocation_of(row: &Row<'_>) -> rusqlite::Result<AllocationRow> {
     Ok(AllocationRow {
         id: column(row, "id")?,
         task_id: column(row, "task_id")?,

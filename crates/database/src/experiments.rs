@@ -465,6 +465,7 @@ impl Database {
                     crate::trials::forget(connection, *trial)?;
                 }
                 for sql in [
+                    "DELETE FROM experiment_events WHERE experiment_id = ?",
                     "DELETE FROM experiment_snapshots WHERE experiment_id = ?",
                     "DELETE FROM model_definitions WHERE experiment_id = ?",
                     "DELETE FROM experiments WHERE id = ?",

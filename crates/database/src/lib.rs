@@ -31,6 +31,8 @@ mod models;
 mod queue;
 mod rows;
 mod sessions;
+mod singles;
+mod snapshots;
 mod templates;
 mod trials;
 mod users;
@@ -58,6 +60,8 @@ pub use managed::{
 pub use metrics::chunk;
 pub use metrics::downsample;
 pub use metrics::history::Part as HistoryPart;
+pub use singles::{NewSingle, ShownTrial, SingleFilter, SingleRow};
+pub use snapshots::{Snapshot, Standing};
 pub use trials::NewTrial;
 pub use users::{Account, NewAccount, UserChange};
 

@@ -5,7 +5,7 @@ use instep_api::logs::{LogFields, LogFilter, LogLine};
 use instep_api::pages::Order;
 use instep_api::states::LogLevel;
 use instep_api::wire::Timestamp;
-use rusqlite::types::Value as SqlValue;
+use rusqlite::types::{FromSql, Value as SqlValue};
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
 use crate::Database;
@@ -17,8 +17,8 @@ const LINES_PER_READ: usize = 2000;
 
 /// Which lines to read next.
 pub struct LogQuery {
-    /// Whose lines.
-    pub task_id: String,
+    /// Whose lines: one task, or all that a trial has had.
+    pub tasks: Vec<String>,
     /// Which of them.
     pub filter: LogFilter,
     /// Forwards from here, or backwards from here if the order is descending; `None` from the first, or the last.
@@ -47,8 +47,8 @@ fn line_of(row: &Row<'_>) -> rusqlite::Result<LogLine> {
 }
 
 fn conditions(query: &LogQuery) -> (String, Vec<SqlValue>) {
-    let mut clauses = vec!["task_id = ?".to_owned()];
-    let mut values: Vec<SqlValue> = vec![query.task_id.clone().into()];
+    let mut clauses = vec![of_tasks(&query.tasks)];
+    let mut values: Vec<SqlValue> = query.tasks.iter().cloned().map(SqlValue::from).collect();
     let filter = &query.filter;
     let texts = |wanted: &[String]| wanted.iter().map(|text| SqlValue::from(text.clone())).collect::<Vec<_>>();
     let levels = filter.levels.iter().map(|level| SqlValue::from(level.as_str().to_owned())).collect();
@@ -81,10 +81,15 @@ fn conditions(query: &LogQuery) -> (String, Vec<SqlValue>) {
     (clauses.join(" AND "), values)
 }
 
-fn distinct(connection: &Connection, task: &str, name: &str) -> Result<Vec<String>> {
-    let sql = format!("SELECT DISTINCT {name} FROM task_logs WHERE task_id = ? AND {name} IS NOT NULL ORDER BY 1");
+fn of_tasks(tasks: &[String]) -> String {
+    format!("task_id IN ({})", vec!["?"; tasks.len()].join(", "))
+}
+
+fn distinct<T: FromSql>(connection: &Connection, tasks: &[String], name: &str) -> Result<Vec<T>> {
+    let whose = of_tasks(tasks);
+    let sql = format!("SELECT DISTINCT {name} FROM task_logs WHERE {whose} AND {name} IS NOT NULL ORDER BY 1");
     let mut statement = connection.prepare_cached(&sql)?;
-    let found = statement.query_map([task], |row| row.get(0))?;
+    let found = statement.query_map(params_from_iter(tasks), |row| row.get(0))?;
     Ok(found.collect::<rusqlite::Result<_>>()?)
 }
 
@@ -140,34 +145,34 @@ impl Database {
             .await
     }
 
-    /// What occurs in a task's lines.
-    pub async fn log_fields(&self, task_id: String) -> Result<LogFields> {
+    /// What occurs in the lines of tasks.
+    pub async fn log_fields(&self, tasks: Vec<String>) -> Result<LogFields> {
         self.engine
             .read(move |connection| {
-                let sql = "SELECT DISTINCT rank_id FROM task_logs WHERE task_id = ? AND rank_id IS NOT NULL ORDER BY 1";
-                let mut ranks = connection.prepare_cached(sql)?;
-                let rank_ids = ranks.query_map([&task_id], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
                 Ok(LogFields {
-                    agent_ids: distinct(connection, &task_id, "agent_id")?,
-                    allocation_ids: distinct(connection, &task_id, "allocation_id")?,
-                    container_ids: distinct(connection, &task_id, "container_id")?,
-                    rank_ids,
-                    stdtypes: distinct(connection, &task_id, "stdtype")?,
-                    sources: distinct(connection, &task_id, "source")?,
+                    agent_ids: distinct(connection, &tasks, "agent_id")?,
+                    allocation_ids: distinct(connection, &tasks, "allocation_id")?,
+                    container_ids: distinct(connection, &tasks, "container_id")?,
+                    rank_ids: distinct(connection, &tasks, "rank_id")?,
+                    stdtypes: distinct(connection, &tasks, "stdtype")?,
+                    sources: distinct(connection, &tasks, "source")?,
                 })
             })
             .await
     }
 
-    /// The task of a trial, and when the trial ended if it has.
-    pub async fn trial_task(&self, id: TrialId) -> Result<(String, Option<Timestamp>)> {
+    /// The tasks of a trial: the present one, and before it those of the trial's earlier lives.
+    pub async fn trial_tasks(&self, id: TrialId) -> Result<Vec<String>> {
         self.engine
             .read(move |connection| {
-                let mut statement = connection.prepare_cached("SELECT task_id, ended_at FROM trials WHERE id = ?")?;
-                let found: Option<(String, Option<i64>)> =
-                    statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-                let (task, ended) = found.ok_or_else(|| Error::not_found("trial", id))?;
-                Ok((task, ended.map(Timestamp)))
+                let mut statement = connection.prepare_cached("SELECT task_id FROM trials WHERE id = ?")?;
+                let found: Option<String> = statement.query_row([id.0], |row| row.get(0)).optional()?;
+                let present = found.ok_or_else(|| Error::not_found("trial", id))?;
+                let sql = "SELECT id FROM tasks WHERE trial_id = ? AND id <> ? ORDER BY started_at DESC";
+                let mut statement = connection.prepare_cached(sql)?;
+                let earlier = statement.query_map(params![id.0, present], |row| row.get(0))?;
+                let earlier = earlier.collect::<rusqlite::Result<Vec<String>>>()?;
+                Ok([vec![present], earlier].concat())
             })
             .await
     }

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::experiments::{NewExperiment, experiment_by_id, insert};
 use crate::metrics::read;
 use crate::rows::{json, optional_json, text_of, word};
+use crate::snapshots::{self, Snapshot, Standing};
 
 /// What one step decides. An empty part changes nothing.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +67,7 @@ pub struct ExperimentDecision {
     /// How far it is, 0 to 1.
     pub progress: f64,
     /// What its state machine needs to go on.
-    pub snapshot: String,
+    pub snapshot: Snapshot,
 }
 
 /// A trial that a searcher wants.
@@ -136,8 +137,8 @@ pub struct LiveExperiment {
     pub experiment: Experiment,
     /// As it is stored: not as it is shown.
     pub state: State,
-    /// Its state machine; `None` if the master ended before the first step.
-    pub snapshot: Option<String>,
+    /// Its state machine.
+    pub standing: Standing,
     /// The checkpoint that its trials begin with: the one its configuration names, or the newest of the trial it names.
     pub warm_start: Option<String>,
     /// As whom its owner's tasks run, as the owner's account says.
@@ -299,10 +300,7 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
     let state: State = connection
         .prepare_cached("SELECT state FROM experiments WHERE id = ?")?
         .query_row([id.0], |row| word(row, "state"))?;
-    let snapshot = connection
-        .prepare_cached("SELECT content FROM experiment_snapshots WHERE experiment_id = ?")?
-        .query_row([id.0], |row| row.get(0))
-        .optional()?;
+    let standing = snapshots::get(connection, id)?;
     let searcher = &experiment.config["searcher"];
     let warm_start = match (searcher["source_checkpoint_uuid"].as_str(), searcher["source_trial_id"].as_i64()) {
         (Some(uuid), _) => Some(uuid.to_owned()),
@@ -327,7 +325,7 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         })
     })?;
     let trials = trials.collect::<rusqlite::Result<_>>()?;
-    Ok(LiveExperiment { experiment, state, snapshot, warm_start, agent_user_group, trials })
+    Ok(LiveExperiment { experiment, state, standing, warm_start, agent_user_group, trials })
 }
 
 fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {
@@ -387,13 +385,7 @@ fn stand(connection: &Connection, decision: &ExperimentDecision, now: Timestamp)
              ended_at = CASE WHEN ?3 THEN COALESCE(ended_at, ?4) END WHERE id = ?5",
         )?
         .execute(params![decision.state.as_str(), decision.progress, ended, now.0, decision.id.0])?;
-    connection
-        .prepare_cached(
-            "INSERT INTO experiment_snapshots (experiment_id, content) VALUES (?, ?) \
-             ON CONFLICT (experiment_id) DO UPDATE SET content = excluded.content",
-        )?
-        .execute(params![decision.id.0, decision.snapshot])?;
-    Ok(())
+    snapshots::put(connection, decision.id, &decision.snapshot)
 }
 
 fn make_trial(connection: &Connection, new: &NewManagedTrial, now: Timestamp) -> Result<TrialId> {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::experiments::experiment_by_id;
-use crate::rows::{optional_time, text_of, time};
+use crate::rows::{optional_json, optional_time, text_of, time};
 
 impl Database {
     /// Lays values over sections of an experiment's configuration: name of the section, key, value.
@@ -110,6 +110,8 @@ impl Database {
 fn allocation(row: &Row<'_>) -> rusqlite::Result<TaskAllocation> {
     let moment = |name: &str| optional_time(row, name).map(|time| time.map(|time| time.to_string()));
     let ended = optional_time(row, "ended_at")?.is_some();
+    // How it ended, as the policy writes it down; only what ended by itself has a code.
+    let exit: Option<Value> = optional_json(row, "exit")?;
     Ok(TaskAllocation {
         task_id: row.get("task_id")?,
         allocation_id: row.get("id")?,
@@ -119,6 +121,6 @@ fn allocation(row: &Row<'_>) -> rusqlite::Result<TaskAllocation> {
         end_time: moment("ended_at")?,
         slots: row.get("slots")?,
         exit_reason: if ended { Some(row.get("reason")?) } else { None },
-        status_code: None,
+        status_code: exit.and_then(|exit| exit.get("code")?.as_i64()),
     })
 }

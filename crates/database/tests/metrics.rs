@@ -291,8 +291,8 @@ fn a_batch_that_arrives_twice_is_stored_once_and_answered_alike() {
             assert!(refused[0].message.contains("conflicting key: a"));
             assert_eq!(rows(&database, trial, "cpu").await.len(), 1);
             assert_eq!(rows(&database, trial, "training").await, [(1, json!({"a": 1}))]);
-            let task = database.trial_task(trial).await.unwrap().0;
-            assert_eq!(database.log_fields(task).await.unwrap().rank_ids, [1]);
+            let task = database.trial_tasks(trial).await.unwrap().remove(0);
+            assert_eq!(database.log_fields(vec![task]).await.unwrap().rank_ids, [1]);
             database.close();
         });
     }

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, Hello, Order, Report, VERSION, Welcome};
+use instep_api::link::{Device, Exit, Hello, Order, Report, VERSION, Welcome};
 use instep_client::Address;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
@@ -37,6 +37,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const GRACE_SECONDS: u32 = 10;
 /// How long their end is waited for.
 const ENDING: Duration = Duration::from_secs(90);
+/// How long thanks for the last end are waited for.
+const THANKS: Duration = Duration::from_secs(3);
 const LOCK_ATTEMPTS: u32 = 20;
 /// Connections that failed in a row before the agent says so: a master that is restarted needs no words.
 const QUIET_FAILURES: u32 = 2;
@@ -117,7 +119,8 @@ pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(),
     state.prepare().map_err(failed)?;
     let _lock = lock(&state)?;
     let shares = Shares::find(state.clone()).map_err(failed)?;
-    let mut agent = Agent { options, state, shares, signals: block_signals()?, machine: None, failures: 0 };
+    let signals = block_signals()?;
+    let mut agent = Agent { options, state, shares, signals, machine: None, failures: 0, leaving: None };
     if agent.shares.running() > 0 {
         surroundings.say(&format!("{} of before still running here", tasks(agent.shares.running())));
     }
@@ -191,6 +194,8 @@ struct Agent<'a> {
     machine: Option<Machine>,
     /// Connections that failed since one worked.
     failures: u32,
+    /// It ends what it runs before it goes, and waits for that until then.
+    leaving: Option<Instant>,
 }
 
 /// How a connection ended.
@@ -207,6 +212,8 @@ impl Agent<'_> {
         loop {
             let why = match self.connection(surroundings)? {
                 Parted::Leaving(leave) => return Ok(leave),
+                // Nobody can be told any more; what runs is ended all the same.
+                Parted::Broken(_) if self.leaving.is_some() => return Ok(Leave::AndStop),
                 Parted::Broken(why) => why,
             };
             if self.failures == 0 {
@@ -311,10 +318,32 @@ impl Agent<'_> {
             if heard.elapsed() > 3 * ping {
                 return Err(LinkError::Broken(format!("the master was silent for {} s", (3 * ping).as_secs())));
             }
-            if let Some(leave) = self.signalled() {
+            if let Some(leave) = self.leave(link, surroundings)? {
                 link.close();
                 return Ok(leave);
             }
+        }
+    }
+
+    /// Whether it is time to go. What is to end before is ended while the master listens, so that it hears of it at once.
+    fn leave(&mut self, link: &mut Link, surroundings: &mut dyn Surroundings) -> Result<Option<Leave>, LinkError> {
+        match (self.signalled(), self.leaving) {
+            (Some(Leave::AndStop), None) if self.shares.running() > 0 => {
+                link.send(&Report::Leaving)?;
+                self.begin_to_stop(surroundings);
+                self.leaving = Some(Instant::now() + ENDING);
+                Ok(None)
+            }
+            (Some(leave), None) => Ok(Some(leave)),
+            // The second signal: what still runs is left to itself.
+            (Some(_), Some(_)) => Ok(Some(Leave::Quietly)),
+            // What has ended is known until the master has thanked for it.
+            (None, Some(end)) if self.shares.states().is_empty() || Instant::now() >= end => Ok(Some(Leave::Quietly)),
+            (None, Some(end)) if self.shares.running() == 0 => {
+                self.leaving = Some(end.min(Instant::now() + THANKS));
+                Ok(None)
+            }
+            (None, _) => Ok(None),
         }
     }
 
@@ -362,6 +391,10 @@ impl Agent<'_> {
 
     fn obey(&mut self, link: &mut Link, order: Order) -> Result<(), LinkError> {
         match (order, &self.machine) {
+            (Order::Start(start), _) if self.leaving.is_some() => {
+                let why = "the agent is being stopped".to_owned();
+                link.send(&Report::Exited { share: start.share, exit: Exit::Failed { why } })?;
+            }
             (Order::Start(start), Some(machine)) => {
                 if let Some(report) = self.shares.start(*start, machine) {
                     link.send(&report)?;
@@ -384,14 +417,21 @@ impl Agent<'_> {
         let _ = self.state.note_heard();
     }
 
+    fn begin_to_stop(&mut self, surroundings: &mut dyn Surroundings) {
+        let running = tasks(self.shares.running());
+        surroundings.say(&format!("stopping {running}; the same signal again leaves them to themselves"));
+        self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
+    }
+
+    /// Ends what runs without a connection.
     fn stop_all(&mut self, surroundings: &mut dyn Surroundings) {
-        let running = self.shares.running();
-        if running == 0 {
+        if self.shares.running() == 0 {
             return;
         }
-        surroundings.say(&format!("stopping {}; the same signal again leaves them to themselves", tasks(running)));
-        self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
-        let end = Instant::now() + ENDING;
+        if self.leaving.is_none() {
+            self.begin_to_stop(surroundings);
+        }
+        let end = self.leaving.unwrap_or_else(|| Instant::now() + ENDING);
         while self.shares.running() > 0 && Instant::now() < end && self.signalled().is_none() {
             std::thread::sleep(LOOK);
             self.shares.look();

@@ -68,6 +68,12 @@ pub fn report_devices(client: &Client, order: &TaskOrder) -> std::result::Result
         .map_err(|error| format!("cannot tell the master about this machine: {}", said(&error)))
 }
 
+/// Tells the master that what the task serves can be used.
+pub fn say_ready(order: &TaskOrder) -> Result<()> {
+    let path = format!("/api/v1/allocations/{}/ready", segment(&order.start.share.allocation));
+    connect(order)?.call_text("POST", &path, Some("{}"), Repeat::Safely).map(drop)
+}
+
 /// The names of the graphics processors.
 pub fn uuids(order: &TaskOrder) -> Vec<&str> {
     let devices = order.machine.devices.iter();

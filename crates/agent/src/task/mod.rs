@@ -16,6 +16,7 @@
 //! | [`preparation`], [`context`], [`information`], [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
 //! | [`output`], [`spool`] | where its output goes |
+//! | [`service`] | whether what it serves can be used |
 //! | [`tree`] | the end of everything that was started |
 //! | [`privileges`] | as whom it runs |
 
@@ -29,6 +30,7 @@ pub mod master;
 pub mod output;
 pub mod preparation;
 pub mod privileges;
+pub mod service;
 pub mod spool;
 pub mod storage;
 pub mod supervisor;

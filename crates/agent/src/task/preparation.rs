@@ -49,6 +49,10 @@ pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variable
     let mut paths = vec![share.path().to_owned(), machine.python.clone(), machine.binary.clone()];
     paths.extend(machine.certificates.clone());
     paths.extend(order.start.mounts.iter().map(|mount| PathBuf::from(&mount.host_path)));
+    for path in order.start.paths.iter().map(PathBuf::from) {
+        provide_storage(&path, order);
+        paths.push(path);
+    }
     let config = order.start.environment.get("DET_EXPERIMENT_CONFIG");
     let config = config.and_then(|text| serde_json::from_str::<Value>(text).ok());
     if let Some(mut config) = config {

@@ -29,6 +29,7 @@ use super::entrypoint::{Nodes, launcher_defaults, program};
 use super::environment::{Variables, find_program, variables};
 use super::master::{self, Meeting};
 use super::output::Output;
+use super::service::Watch;
 use super::view::{self, View, ViewError, Wanted};
 use super::{information, interface, preparation, privileges, tree};
 use crate::folder::{ShareFolder, StateFolder};
@@ -243,7 +244,10 @@ impl Supervisor {
         };
         let mut command = Command::new(path);
         command.arg0(first).args(rest);
+        let watch =
+            Watch::start(&self.order).map_err(|error| Ended::Failed(format!("cannot start a thread: {error}")))?;
         let code = self.run_program(command, &all, place)?;
+        drop(watch);
         self.explain(code);
         Err(Ended::Code(code))
     }

@@ -24,6 +24,8 @@ pub fn order() -> TaskOrder {
             rendezvous: false,
             run_as: None,
             mounts: Vec::new(),
+            paths: Vec::new(),
+            service: None,
             notes: Vec::new(),
             decided_at: Timestamp(0),
         },

@@ -7,6 +7,7 @@
 //!
 //! - `reader`: fields taken one by one, mistakes collected.
 //! - `merge`: what it means to lay one configuration over another.
+//! - `task`: the configuration of a single task, which shares some of the sections.
 //! - one module for each section: [`SearcherConfig`], [`Hyperparameters`], [`Resources`], [`Environment`],
 //!   [`CheckpointStorage`], [`LogPolicy`] and what only Determined's Trial classes read.
 
@@ -19,6 +20,7 @@ mod reader;
 mod resources;
 mod searcher;
 mod storage;
+mod task;
 #[cfg(test)]
 mod tests;
 mod training;
@@ -35,6 +37,7 @@ use reader::{Fields, Mistakes, kind};
 pub use resources::{BindMount, Device, Resources};
 pub use searcher::{AdaptiveAsha, AsyncHalving, Method, Mode, SearcherConfig, Span, Time};
 pub use storage::{CheckpointStorage, Place};
+pub use task::{TaskConfig, TaskSources};
 pub use training::{Optimizations, Profiling, Reproducibility, RetentionPolicy};
 
 /// A configuration that has been checked, defaults filled in.
@@ -251,7 +254,7 @@ fn entrypoint(fields: &mut Fields<'_>, managed: bool) -> Option<Entrypoint> {
         Some(Entrypoint::Words(words)) => words.is_empty(),
     };
     if empty {
-        fields.wrong("entrypoint", format!("is needed: what a trial runs, {hint}"));
+        fields.wrong("entrypoint", format!("is needed: what runs, {hint}"));
     }
     entrypoint
 }

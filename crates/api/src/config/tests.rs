@@ -153,7 +153,7 @@ fn mistakes_are_told_all_at_once_with_their_paths() {
     let text = "nam: x\nsearcher: {name: random, max_trial: 3}\nresources: {slots: 2, slots_per_trial: -1}\n\
                 bind_mounts: [{host_path: data, container_path: /data}]\nmax_restarts: many\n";
     let expected = [
-        "entrypoint: is needed: what a trial runs, such as `python3 train.py` or [python3, train.py]",
+        "entrypoint: is needed: what runs, such as `python3 train.py` or [python3, train.py]",
         "searcher.metric: is needed: the name of the validation metric to judge trials by",
         "searcher.max_trials: is needed: how many trials to run",
         "searcher.max_trial: unknown key; did you mean `max_trials`?",

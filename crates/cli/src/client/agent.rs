@@ -3,10 +3,12 @@
 use clap::{Args, Subcommand};
 use instep_api::agents::{Agent, AgentResponse, AgentsResponse};
 use instep_api::jobs::TaskSummariesResponse;
+use instep_api::link::{AgentTokenRequest, AgentTokenResponse, AgentTokensResponse};
 use instep_client::Client;
 use serde_json::json;
 
 use super::{Common, api, say, session, shown, table, task};
+use crate::console;
 use crate::report::Hinted;
 
 #[derive(Debug, Subcommand)]
@@ -23,6 +25,26 @@ pub(crate) enum AgentVerb {
         /// Let what runs there come to its end
         #[arg(long)]
         drain: bool,
+    },
+    /// Tokens that let agents in, for machines on which no administrator is logged in
+    #[command(subcommand, arg_required_else_help = true)]
+    Token(TokenVerb),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenVerb {
+    /// Make one and print it; nobody can look at it later
+    Create {
+        /// By which people know it
+        name: String,
+    },
+    /// List them, without themselves
+    #[command(visible_alias = "ls")]
+    List,
+    /// Let agents with this token in no more; those that are here stay until their connection ends
+    Revoke {
+        /// Which
+        name: String,
     },
 }
 
@@ -45,11 +67,42 @@ impl Which {
     }
 }
 
+fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<()> {
+    const PATH: &str = "/api/v1/agents/tokens";
+    match verb {
+        TokenVerb::Create { name } => {
+            let made: AgentTokenResponse = client.post(PATH, &AgentTokenRequest { name: Some(name.clone()) })?;
+            if common.json {
+                return table::json(&made);
+            }
+            say("`INSTEP_AGENT_TOKEN=TOKEN instep agent --master ADDRESS` lends a machine's slots with it");
+            console::print(format!("{}\n", made.token).as_bytes());
+        }
+        TokenVerb::List => {
+            let found: AgentTokensResponse = client.get(PATH)?;
+            if common.json {
+                return table::json(&found.tokens);
+            }
+            let mut table = table::Table::new(&["NAME", "CREATED"]);
+            for token in found.tokens {
+                table.row(vec![token.name, shown::time(token.created_at)]);
+            }
+            table.print("no tokens", "`instep agent token create NAME` makes one");
+        }
+        TokenVerb::Revoke { name } => {
+            super::delete(client, &api(&["agents", "tokens", name]))?;
+            say(&format!("the token {name} lets nobody in any more"));
+        }
+    }
+    Ok(())
+}
+
 /// Does what a verb says.
 pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
     let client = session::connect(common)?;
     match verb {
         AgentVerb::List => list(&client, common),
+        AgentVerb::Token(verb) => tokens(&client, common, verb),
         AgentVerb::Enable(which) => {
             for agent in which.names(&client)? {
                 let _: AgentResponse = client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(unknown)?;

@@ -8,7 +8,7 @@ use super::table;
 use crate::console;
 
 /// Which lines are wanted.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct LogArguments {
     /// Wait for further lines until the trial ends
     #[arg(short, long)]
@@ -53,6 +53,11 @@ fn level(text: &str) -> Result<usize, String> {
 }
 
 impl LogArguments {
+    /// All lines, as they come.
+    pub(super) fn following() -> LogArguments {
+        LogArguments { follow: true, ..LogArguments::default() }
+    }
+
     fn query(&self) -> Query {
         let levels = self.level.map(|lowest| &LEVELS[lowest..]).unwrap_or_default();
         let mut query = Query::new()

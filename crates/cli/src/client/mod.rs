@@ -10,6 +10,7 @@
 mod account;
 pub(crate) mod agent;
 mod checkpoint;
+mod command;
 mod configuration;
 mod context;
 mod control;
@@ -27,11 +28,13 @@ mod preview;
 mod project;
 mod session;
 mod shown;
+mod single;
 mod slot;
 mod submit;
 mod table;
 pub(crate) mod task;
 mod template;
+mod tensorboard;
 mod trial;
 mod unpack;
 mod user;
@@ -86,6 +89,12 @@ pub(crate) enum Verb {
     /// Pools of agents
     #[command(visible_alias = "rp", arg_required_else_help = true)]
     ResourcePool(pool::PoolArguments),
+    /// Commands: single programs on the cluster's slots
+    #[command(visible_alias = "cmd", arg_required_else_help = true)]
+    Command(command::CommandArguments),
+    /// TensorBoards over the files of experiments
+    #[command(visible_alias = "tb", arg_required_else_help = true)]
+    Tensorboard(tensorboard::TensorboardArguments),
     /// Say which trials a configuration would lead to
     PreviewSearch(preview::PreviewArguments),
     /// Templates: parts of configurations that many experiments share
@@ -130,6 +139,8 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Slot(arguments) => slot::run(arguments),
         Verb::Job(arguments) => job::run(arguments),
         Verb::ResourcePool(arguments) => pool::run(&arguments),
+        Verb::Command(arguments) => command::run(arguments),
+        Verb::Tensorboard(arguments) => tensorboard::run(arguments),
         Verb::PreviewSearch(arguments) => preview::run(&arguments),
         Verb::Template(arguments) => template::run(arguments),
     };

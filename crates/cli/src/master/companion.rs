@@ -39,7 +39,7 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>) 
     let log = log_path(database);
     let output = File::options().create(true).append(true).open(&log)?;
     let before = output.metadata()?.len();
-    let mut child = command(&state, address, slots)?
+    let mut child = command(database, address, slots)?
         .arg("--background")
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
@@ -59,11 +59,23 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>) 
     Ok(())
 }
 
-fn command(state: &Path, address: &str, slots: Option<u32>) -> anyhow::Result<Command> {
+fn command(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["agent", "--stop-tasks", "--master", &reachable(address), "--state-folder"]).arg(state);
+    command.args(["agent", "--stop-tasks", "--master", &reachable(address), "--state-folder"]);
+    command.arg(state_folder(database));
     command.args(slots.map(|slots| format!("--slots={slots}")));
+    if let Some(certificate) = own_certificate(database, address) {
+        command.env("INSTEP_MASTER_CERT_FILE", certificate);
+    }
     Ok(command)
+}
+
+/// The certificate that a master made for itself, and that nobody else vouches for; unless somebody said what to trust.
+fn own_certificate(database: &Path, address: &str) -> Option<PathBuf> {
+    let said =
+        ["INSTEP_MASTER_CERT_FILE", "DET_MASTER_CERT_FILE"].into_iter().any(|name| std::env::var_os(name).is_some());
+    let certificate = std::path::absolute(database.with_extension("cert.pem")).ok()?;
+    (address.starts_with("https://") && !said && certificate.exists()).then_some(certificate)
 }
 
 /// A master that serves on every address is reached at this machine's own.
@@ -100,7 +112,7 @@ impl Beside {
             return Ok(None);
         }
         // Ctrl-C is for the master, which then ends this one.
-        let child = command(&state_folder(database), address, slots)?.stdin(Stdio::null()).process_group(0).spawn()?;
+        let child = command(database, address, slots)?.stdin(Stdio::null()).process_group(0).spawn()?;
         Ok(Some(Beside(child)))
     }
 }

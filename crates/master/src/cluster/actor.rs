@@ -11,6 +11,7 @@ use instep_api::states::LogLevel;
 use instep_api::wire::Timestamp;
 use instep_database::{Database, Decision, Error, ExperimentDecision, TrialDecision};
 use instep_policy::lifecycle::Event;
+use instep_policy::lifecycle::single::SingleEvent;
 use tokio::sync::mpsc;
 
 use super::agents::{Agent, Wishes};
@@ -18,6 +19,7 @@ use super::allocation::{Allocation, Signal};
 use super::experiments::Live;
 use super::placing::{Measures, Pace};
 use super::ports::Ports;
+use super::singles::LiveSingle;
 use super::{ClusterOptions, Command, Refusal, Reply};
 use crate::clock::now;
 use crate::notices::Notices;
@@ -49,6 +51,8 @@ pub(crate) struct Actor {
     pub(super) options: ClusterOptions,
     pub(super) experiments: BTreeMap<ExperimentId, Live>,
     pub(super) trials: HashMap<TrialId, (ExperimentId, String)>,
+    /// Tasks that stand alone.
+    pub(super) singles: BTreeMap<String, LiveSingle>,
     pub(super) allocations: BTreeMap<String, Allocation>,
     pub(super) agents: BTreeMap<String, Agent>,
     /// Agents that were here once.
@@ -89,6 +93,7 @@ impl Actor {
             options,
             experiments: BTreeMap::new(),
             trials: HashMap::new(),
+            singles: BTreeMap::new(),
             allocations: BTreeMap::new(),
             agents: BTreeMap::new(),
             absent: BTreeMap::new(),
@@ -127,6 +132,7 @@ impl Actor {
     fn until_next(&self) -> Duration {
         let deadlines = self.experiments.values().filter_map(|live| live.machine.deadline());
         let soonest = deadlines
+            .chain(self.singles.values().filter_map(|live| live.machine.deadline()))
             .min()
             .map(|deadline| Duration::from_micros(u64::try_from(deadline.0.saturating_sub(now().0)).unwrap_or(0)));
         [soonest, self.pace.until_next(), self.until_next_loss()].into_iter().flatten().min().unwrap_or(LONGEST_SLEEP)
@@ -153,6 +159,12 @@ impl Actor {
             .collect();
         for id in due {
             self.event(id, Event::Tick);
+        }
+        let is_due = |live: &LiveSingle| live.machine.deadline().is_some_and(|deadline| deadline <= moment);
+        let due: Vec<String> =
+            self.singles.iter().filter(|(_, live)| is_due(live)).map(|(task, _)| task.clone()).collect();
+        for task in due {
+            self.single_event(&task, SingleEvent::Tick);
         }
     }
 
@@ -181,13 +193,9 @@ impl Actor {
         let mut decision = std::mem::take(&mut self.decision);
         let changed = std::mem::take(&mut self.changed);
         for id in changed.experiments {
-            let Some(live) = self.experiments.get(&id) else { continue };
-            decision.experiments.push(ExperimentDecision {
-                id,
-                state: live.machine.state(),
-                progress: live.progress(),
-                snapshot: live.snapshot(),
-            });
+            let Some(live) = self.experiments.get_mut(&id) else { continue };
+            let (state, progress) = (live.machine.state(), live.progress());
+            decision.experiments.push(ExperimentDecision { id, state, progress, snapshot: live.snapshot() });
         }
         for (id, request) in changed.trials {
             let Some(live) = self.experiments.get(&id) else { continue };

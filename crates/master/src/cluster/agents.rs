@@ -7,12 +7,13 @@ use instep_api::link::{Device, Exit, Hello, Order, Report, Share as ShareName, S
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
 use instep_database::AgentRow;
+use instep_policy::lifecycle::End;
 use instep_policy::lifecycle::gang::Step;
-use instep_policy::lifecycle::{End, Event};
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::actor::{Act, Actor};
+use super::allocation::Happening;
 use super::experiments::DEFAULT_POOL;
 use super::{Refusal, Reply};
 use crate::clock::now;
@@ -31,6 +32,8 @@ pub(crate) struct Agent {
     pub draining: bool,
     pub disabled_slots: BTreeSet<u32>,
     pub registered_at: Timestamp,
+    /// It ends what it runs, and goes.
+    pub leaving: bool,
     /// The connection; `None` since `silent_since`.
     pub link: Option<Link>,
     pub silent_since: Instant,
@@ -69,6 +72,7 @@ impl Agent {
             draining: row.draining,
             disabled_slots: serde_json::from_value(row.disabled_slots).unwrap_or_default(),
             registered_at: row.registered_at,
+            leaving: false,
             link: None,
             silent_since: Instant::now(),
         }
@@ -97,7 +101,7 @@ impl Agent {
 
     /// Whether it is given new work.
     pub(crate) fn takes_work(&self) -> bool {
-        self.link.is_some() && self.enabled && !self.draining
+        self.link.is_some() && self.enabled && !self.draining && !self.leaving
     }
 }
 
@@ -138,6 +142,7 @@ impl Actor {
             draining: wishes.draining,
             disabled_slots: wishes.disabled_slots,
             registered_at: same.map_or_else(now, |agent| agent.registered_at),
+            leaving: false,
             link: Some(Link { number, orders }),
             silent_since: Instant::now(),
             name: hello.agent,
@@ -252,6 +257,11 @@ impl Actor {
             match report {
                 // It was heard when the connection began.
                 Report::Hello(_) => {}
+                Report::Leaving => {
+                    if let Some(known) = self.agents.get_mut(agent) {
+                        known.leaving = true;
+                    }
+                }
                 Report::Started { share } => self.started(agent, &share),
                 Report::Exited { share, exit } => self.exited(agent, &share, exit),
             }
@@ -270,8 +280,7 @@ impl Actor {
         if let Some(Step::AllStarted) = placed.gang.started(rank) {
             allocation.state = AllocationState::Running;
             allocation.reason = "running".to_owned();
-            let (experiment, run) = (allocation.experiment, allocation.run.clone());
-            self.event(experiment, Event::Running { run });
+            self.happened(&share.allocation, Happening::Running);
         }
         self.try_to_meet(&share.allocation);
     }
@@ -301,8 +310,7 @@ impl Actor {
                     allocation.ended_at = Some(now());
                     allocation.reason = sentence(&end);
                     allocation.end = Some(end.clone());
-                    let (experiment, run) = (allocation.experiment, allocation.run.clone());
-                    self.event(experiment, Event::Ended { run, end });
+                    self.happened(name, Happening::Ended { end });
                 }
             }
         }
@@ -338,8 +346,15 @@ impl Actor {
             tracing::warn!(agent, "an agent's connection has ended");
             known.link = None;
             known.silent_since = Instant::now();
-            let row = known.row();
+            let (row, leaving) = (known.row(), known.leaving);
             self.decision.agents.push(row);
+            // One that said goodbye and runs nothing is not waited for.
+            if leaving
+                && self.expected_of(agent).is_empty()
+                && let Some(gone) = self.agents.remove(agent)
+            {
+                self.absent.insert(agent.to_owned(), gone.wishes());
+            }
         }
         self.answer(reply, Ok(()));
     }

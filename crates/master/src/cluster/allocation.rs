@@ -27,13 +27,39 @@ pub(crate) enum Signal {
     Over,
 }
 
+/// Whose attempt it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// One run of a trial.
+    Trial { experiment: ExperimentId, trial: TrialId, run: Run },
+    /// The only run of a task that stands alone.
+    Single,
+}
+
+/// What happened to it that whoever it is for decides about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Happening {
+    /// It has slots.
+    Assigned,
+    /// All shares have started.
+    Running,
+    /// It can hear signals, or serves.
+    Ready,
+    /// Its script says that it stops without being done.
+    Acknowledged,
+    /// Others need its slots.
+    Displaced { why: String },
+    /// Its slots are taken away at once.
+    Evicted { why: String },
+    /// Nothing of it is alive any more.
+    Ended { end: End },
+}
+
 /// An allocation that has not ended.
 pub(crate) struct Allocation {
     pub id: String,
     pub task: String,
-    pub experiment: ExperimentId,
-    pub trial: TrialId,
-    pub run: Run,
+    pub purpose: Purpose,
     pub pool: String,
     pub slots: u32,
     pub excluded: BTreeSet<String>,
@@ -97,13 +123,11 @@ impl Default for Calls {
 
 impl Allocation {
     /// One that waits for slots.
-    pub(crate) fn queued(id: String, task: String, experiment: ExperimentId, trial: TrialId, run: Run) -> Allocation {
+    pub(crate) fn queued(id: String, task: String, purpose: Purpose) -> Allocation {
         Allocation {
             id,
             task,
-            experiment,
-            trial,
-            run,
+            purpose,
             pool: String::new(),
             slots: 0,
             excluded: BTreeSet::new(),
@@ -121,14 +145,12 @@ impl Allocation {
     }
 
     /// One that had slots when the master ended; `None` if the row cannot be read.
-    pub(crate) fn restored(row: &AllocationRow, request: String) -> Option<Allocation> {
-        let (experiment, trial) = (row.experiment?, row.trial?);
-        let run = Run { request, number: u32::try_from(row.run).ok()? };
+    pub(crate) fn restored(row: &AllocationRow, purpose: Purpose) -> Option<Allocation> {
         let shares: Vec<Share> = serde_json::from_value(row.shares.clone()).ok()?;
         let signals: Signals = serde_json::from_value(row.signals.clone()).ok()?;
         let ports = serde_json::from_value(row.ports.clone()).ok()?;
         let placed = signals.gang.map(|gang| Placed { shares, gang, ports, starts: Vec::new() });
-        let mut allocation = Allocation::queued(row.id.clone(), row.task_id.clone(), experiment, trial, run);
+        let mut allocation = Allocation::queued(row.id.clone(), row.task_id.clone(), purpose);
         allocation.pool.clone_from(&row.pool);
         allocation.slots = u32::try_from(row.slots).ok()?;
         allocation.queued_at = row.queued_at;
@@ -153,12 +175,16 @@ impl Allocation {
         let shares = self.placed.as_ref().map_or(&[] as &[Share], |placed| &placed.shares);
         let no_ports = BTreeMap::new();
         let ports = self.placed.as_ref().map_or(&no_ports, |placed| &placed.ports);
+        let (trial, run) = match &self.purpose {
+            Purpose::Trial { trial, run, .. } => (Some(*trial), run.number.into()),
+            Purpose::Single => (None, 1),
+        };
         AllocationRow {
             id: self.id.clone(),
             task_id: self.task.clone(),
-            trial: Some(self.trial),
-            experiment: Some(self.experiment),
-            run: self.run.number.into(),
+            trial,
+            experiment: self.experiment(),
+            run,
             state: self.state,
             ready: self.ready,
             pool: self.pool.clone(),
@@ -171,6 +197,14 @@ impl Allocation {
             queued_at: self.queued_at,
             started_at: self.started_at,
             ended_at: self.ended_at,
+        }
+    }
+
+    /// The experiment of its trial, if it is one's.
+    pub(crate) fn experiment(&self) -> Option<ExperimentId> {
+        match &self.purpose {
+            Purpose::Trial { experiment, .. } => Some(*experiment),
+            Purpose::Single => None,
         }
     }
 

@@ -2,10 +2,10 @@
 
 use instep_api::agents::Agent as ShownAgent;
 use instep_api::identifiers::ExperimentId;
-use instep_policy::lifecycle::Event;
 use instep_policy::schedule::{self, Moved, Side};
 
 use super::actor::Actor;
+use super::allocation::Happening;
 use super::{Refusal, Reply};
 
 /// What becomes of an agent or a slot.
@@ -28,6 +28,14 @@ pub(crate) struct JobChange {
     pub max_slots: Option<Option<u32>>,
     pub pool: Option<String>,
     pub position: Option<i64>,
+}
+
+/// Whose job something is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum JobOf {
+    Experiment(ExperimentId),
+    /// The task.
+    Single(String),
 }
 
 fn missing(agent: &str) -> Refusal {
@@ -79,18 +87,25 @@ impl Actor {
             let shares = placed.gang.alive().filter_map(|rank| placed.shares.get(rank));
             let mut here = shares.filter(|share| share.agent == agent);
             if here.any(|share| slot.is_none_or(|slot| share.devices.contains(&slot))) {
-                hit.push((allocation.experiment, allocation.run.clone()));
+                hit.push(allocation.id.clone());
             }
         }
-        for (experiment, run) in hit {
-            self.event(experiment, Event::Evicted { run, why: why.to_owned() });
+        for name in hit {
+            self.happened(&name, Happening::Evicted { why: why.to_owned() });
         }
     }
 
     /// Changes a job that the database knows to be changed. `false` if it does not live.
-    pub(super) fn change_job(&mut self, id: ExperimentId, change: JobChange, reply: Reply<bool>) {
-        let Some(live) = self.experiments.get_mut(&id) else { return self.answer(reply, Ok(false)) };
-        let resources = &mut live.config.resources;
+    pub(super) fn change_job(&mut self, job: &JobOf, change: JobChange, reply: Reply<bool>) {
+        let found = match job {
+            JobOf::Experiment(id) => {
+                self.experiments.get_mut(id).map(|live| (&mut live.config.resources, &mut live.position))
+            }
+            JobOf::Single(task) => {
+                self.singles.get_mut(task).map(|live| (&mut live.config.resources, &mut live.position))
+            }
+        };
+        let Some((resources, place)) = found else { return self.answer(reply, Ok(false)) };
         if let Some(priority) = change.priority {
             resources.priority = Some(priority);
         }
@@ -101,13 +116,15 @@ impl Actor {
             resources.max_slots = max_slots;
         }
         if let Some(position) = change.position {
-            live.position = position;
+            *place = position;
         }
         if let Some(pool) = change.pool {
-            live.config.resources.resource_pool = pool.clone();
-            self.move_to(id, &pool);
+            resources.resource_pool = pool.clone();
+            self.move_to(job, &pool);
         }
-        if let Some(live) = self.experiments.get_mut(&id) {
+        if let JobOf::Experiment(id) = job
+            && let Some(live) = self.experiments.get_mut(id)
+        {
             live.full["resources"] = live.config.to_json()["resources"].clone();
         }
         self.pace.wanted();
@@ -115,10 +132,14 @@ impl Actor {
     }
 
     /// What waits asks for slots of the new pool; what runs makes room and asks there.
-    fn move_to(&mut self, id: ExperimentId, pool: &str) {
+    fn move_to(&mut self, job: &JobOf, pool: &str) {
         let mut running = Vec::new();
         for allocation in self.allocations.values_mut() {
-            if allocation.experiment != id || allocation.ended_at.is_some() || allocation.pool == pool {
+            let mine = match job {
+                JobOf::Experiment(id) => allocation.experiment() == Some(*id),
+                JobOf::Single(task) => allocation.task == *task,
+            };
+            if !mine || allocation.ended_at.is_some() || allocation.pool == pool {
                 continue;
             }
             match allocation.placed {
@@ -126,22 +147,27 @@ impl Actor {
                     pool.clone_into(&mut allocation.pool);
                     self.changed.allocations.insert(allocation.id.clone());
                 }
-                Some(_) => running.push(allocation.run.clone()),
+                Some(_) => running.push(allocation.id.clone()),
             }
         }
-        for run in running {
-            self.event(id, Event::Displaced { run, why: format!("its job was moved to pool {pool}") });
+        for name in running {
+            self.happened(&name, Happening::Displaced { why: format!("its job was moved to pool {pool}") });
         }
     }
 
     /// Where jobs stand once one is moved next to another.
-    pub(crate) fn moved(&self, job: &str, side: Side, anchor: &str) -> Result<Vec<(ExperimentId, Moved)>, Refusal> {
+    pub(crate) fn moved(&self, job: &str, side: Side, anchor: &str) -> Result<Vec<(JobOf, Moved)>, Refusal> {
         let moved = schedule::move_job(&self.queue(), job, side, anchor).map_err(Refusal::Invalid)?;
-        Ok(moved.into_iter().filter_map(|moved| Some((self.experiment_of(&moved.job)?, moved))).collect())
+        Ok(moved.into_iter().filter_map(|moved| Some((self.job_of(&moved.job)?, moved))).collect())
     }
 
-    /// The experiment of a job that has not ended.
-    pub(crate) fn experiment_of(&self, job: &str) -> Option<ExperimentId> {
-        self.experiments.iter().find(|(_, live)| live.job == job).map(|(id, _)| *id)
+    /// Whose job it is, if that has not ended.
+    pub(crate) fn job_of(&self, job: &str) -> Option<JobOf> {
+        let experiment = self.experiments.iter().find(|(_, live)| live.job == job);
+        let single = || self.singles.iter().find(|(_, live)| live.job == job);
+        match experiment {
+            Some((id, _)) => Some(JobOf::Experiment(*id)),
+            None => single().map(|(task, _)| JobOf::Single(task.clone())),
+        }
     }
 }

@@ -1,9 +1,15 @@
-//! The variables of a trial's task, as far as they do not depend on the machine.
+//! The variables of a task, as far as they do not depend on the machine.
 
 use std::collections::BTreeMap;
 
 use instep_api::identifiers::{ExperimentId, TrialId};
 use serde_json::{Value, json};
+
+/// As whom a task may speak to the master.
+pub(super) struct Session {
+    pub username: String,
+    pub user_token: String,
+}
 
 /// What the variables say.
 pub(super) struct Facts<'a> {
@@ -18,18 +24,14 @@ pub(super) struct Facts<'a> {
     /// The checkpoint to go on from, and how many steps it holds.
     pub checkpoint: Option<&'a str>,
     pub steps: i64,
-    pub username: &'a str,
-    pub user_token: &'a str,
+    pub session: &'a Session,
     pub ports: &'a BTreeMap<String, u16>,
 }
 
 /// The variables.
 pub(super) fn of_trial(facts: &Facts<'_>) -> BTreeMap<String, String> {
-    let metadata = json!({"allocation_id": facts.allocation, "task_id": facts.task});
-    let mut all: BTreeMap<String, String> = [
-        ("DET_TASK_TYPE", "TRIAL".to_owned()),
-        ("DET_USER", facts.username.to_owned()),
-        ("DET_USER_TOKEN", facts.user_token.to_owned()),
+    let mut all = of_single("TRIAL", facts.task, facts.allocation, facts.session, facts.ports);
+    let more = [
         ("DET_EXPERIMENT_ID", facts.experiment.to_string()),
         ("DET_TRIAL_ID", facts.trial.to_string()),
         ("DET_TRIAL_RUN_ID", facts.run.to_string()),
@@ -37,17 +39,35 @@ pub(super) fn of_trial(facts: &Facts<'_>) -> BTreeMap<String, String> {
         ("DET_EXPERIMENT_CONFIG", facts.config.to_string()),
         ("DET_HPARAMS", facts.hparams.to_string()),
         ("DET_STEPS_COMPLETED", facts.steps.to_string()),
+    ];
+    all.extend(more.map(|(name, value)| (name.to_owned(), value)));
+    // Scripts take an empty one for a checkpoint without a name, so there is none at all.
+    if let Some(uuid) = facts.checkpoint {
+        all.insert("DET_LATEST_CHECKPOINT".to_owned(), uuid.to_owned());
+    }
+    all
+}
+
+/// The variables of a task that is no trial.
+pub(super) fn of_single(
+    kind: &str,
+    task: &str,
+    allocation: &str,
+    session: &Session,
+    ports: &BTreeMap<String, u16>,
+) -> BTreeMap<String, String> {
+    let metadata = json!({"allocation_id": allocation, "task_id": task});
+    let mut all: BTreeMap<String, String> = [
+        ("DET_TASK_TYPE", kind.to_owned()),
+        ("DET_USER", session.username.clone()),
+        ("DET_USER_TOKEN", session.user_token.clone()),
         ("DET_TASK_LOGGING_METADATA", metadata.to_string()),
         ("DET_SEGMENT_ENABLED", "false".to_owned()),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))
     .collect();
-    // Scripts take an empty one for a checkpoint without a name, so there is none at all.
-    if let Some(uuid) = facts.checkpoint {
-        all.insert("DET_LATEST_CHECKPOINT".to_owned(), uuid.to_owned());
-    }
-    all.extend(facts.ports.iter().map(|(name, port)| (name.clone(), port.to_string())));
+    all.extend(ports.iter().map(|(name, port)| (name.clone(), port.to_string())));
     all
 }
 
@@ -59,6 +79,7 @@ mod tests {
     fn a_trial_learns_who_it_is_and_where_it_goes_on() {
         let ports = BTreeMap::from([("C10D_PORT".to_owned(), 29400)]);
         let (config, hparams) = (json!({"a": null}), json!({"x": 1}));
+        let session = Session { username: "somebody".to_owned(), user_token: "token".to_owned() };
         let mut facts = Facts {
             task: "7.u",
             allocation: "7.u.2",
@@ -70,8 +91,7 @@ mod tests {
             hparams: &hparams,
             checkpoint: None,
             steps: 0,
-            username: "somebody",
-            user_token: "token",
+            session: &session,
             ports: &ports,
         };
         let first = of_trial(&facts);

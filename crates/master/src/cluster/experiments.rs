@@ -8,13 +8,15 @@ use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::link::RunAs;
 use instep_api::states::{AllocationState, State};
 use instep_api::wire::Timestamp;
-use instep_database::{LiveExperiment, NewManagedTrial, RevisedTrial};
+use instep_database::{LiveExperiment, NewManagedTrial, RevisedTrial, Snapshot};
+use instep_policy::lifecycle::single::SingleEvent;
 use instep_policy::lifecycle::{Effect, Event, Experiment, Run, Terms};
 use instep_policy::search::Search;
 use serde_json::Value;
 
 use super::actor::{Act, Actor};
-use super::allocation::{Allocation, Signal};
+use super::allocation::{Allocation, Happening, Purpose, Signal};
+use super::journal::Journal;
 use super::policies::Patterns;
 use super::{Refusal, Reply, TrialNews};
 use crate::clock::now;
@@ -30,6 +32,7 @@ pub(super) type Machine = Experiment<Search>;
 /// An experiment that has not ended.
 pub(crate) struct Live {
     pub machine: Machine,
+    pub(super) journal: Journal,
     pub config: ExperimentConfig,
     /// The same as JSON, as tasks get it.
     pub full: Value,
@@ -63,17 +66,16 @@ impl Live {
             let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
             all.join("; ")
         })?;
-        let machine = match &found.snapshot {
-            Some(text) => {
-                serde_json::from_str(text).map_err(|error| format!("its snapshot cannot be read: {error}"))?
-            }
-            None => machine(experiment.id, &config, found.state == State::Paused)?,
+        let (machine, journal) = match Journal::read(&found.standing)? {
+            Some(read) => read,
+            None => (machine(experiment.id, &config, found.state == State::Paused)?, Journal::new()),
         };
         let facts = |trial: &instep_database::LiveTrial| {
             (trial.request.clone(), Facts { seed: trial.seed, hparams: trial.hparams.clone() })
         };
         Ok(Live {
             machine,
+            journal,
             patterns: Patterns::of(&config)?,
             full: experiment.config.clone(),
             config,
@@ -95,8 +97,8 @@ impl Live {
         }
     }
 
-    pub(super) fn snapshot(&self) -> String {
-        serde_json::to_string(&self.machine).unwrap_or_else(|error| unreachable!("all keys are texts: {error}"))
+    pub(super) fn snapshot(&mut self) -> Snapshot {
+        self.journal.take(&self.machine, self.machine.state().is_terminal())
     }
 
     /// Whose slots it takes.
@@ -155,6 +157,7 @@ impl Actor {
         };
         match live.machine.carry_on(terms(&live.config), search, now()) {
             Ok(effects) => {
+                live.journal = Journal::new();
                 for trial in &found.trials {
                     self.trials.insert(trial.id, (id, trial.request.clone()));
                 }
@@ -207,10 +210,43 @@ impl Actor {
     /// Feeds an event to an experiment, and does what follows.
     pub(super) fn event(&mut self, id: ExperimentId, event: Event) {
         let Some(live) = self.experiments.get_mut(&id) else { return };
-        let effects = live.machine.on(event, now());
+        let at = now();
+        live.journal.note(&event, at);
+        let effects = live.machine.on(event, at);
         self.changed.experiments.insert(id);
         for effect in effects {
             self.effect(id, effect);
+        }
+    }
+
+    /// Tells whoever an allocation is for what happened to it.
+    pub(super) fn happened(&mut self, name: &str, what: Happening) {
+        let Some(allocation) = self.allocations.get(name) else { return };
+        match allocation.purpose.clone() {
+            Purpose::Trial { experiment, run, .. } => self.event(experiment, happened_to(run, what)),
+            Purpose::Single => {
+                let task = allocation.task.clone();
+                let event = match what {
+                    Happening::Assigned => SingleEvent::Assigned,
+                    Happening::Running => SingleEvent::Running,
+                    Happening::Ready => SingleEvent::Ready,
+                    // It cannot go on later, so there is nothing that it could stop for.
+                    Happening::Acknowledged => return,
+                    Happening::Displaced { why } | Happening::Evicted { why } => SingleEvent::Kill { why },
+                    Happening::Ended { end } => SingleEvent::Ended { end },
+                };
+                self.single_event(&task, event);
+            }
+        }
+    }
+
+    /// Takes an allocation out of the queue.
+    pub(super) fn withdraw(&mut self, name: &str, why: String) {
+        if let Some(allocation) = self.allocations.get_mut(name) {
+            allocation.reason = why;
+            allocation.ended_at = Some(now());
+            allocation.state = AllocationState::Terminated;
+            self.changed.allocations.insert(name.to_owned());
         }
     }
 
@@ -247,12 +283,8 @@ impl Actor {
             }
             Effect::Withdraw { run, why } => {
                 self.changed.trials.insert((id, run.request.clone()));
-                if let Some(allocation) = self.allocation_of(id, &run) {
-                    allocation.reason = why;
-                    allocation.ended_at = Some(now());
-                    allocation.state = AllocationState::Terminated;
-                    let name = allocation.id.clone();
-                    self.changed.allocations.insert(name);
+                if let Some(name) = self.allocation_of(id, &run).map(|allocation| allocation.id.clone()) {
+                    self.withdraw(&name, why);
                 }
             }
             Effect::Preempt { run, why, .. } => {
@@ -322,7 +354,8 @@ impl Actor {
         if self.allocations.contains_key(&name) {
             return;
         }
-        let mut allocation = Allocation::queued(name.clone(), trial.task.clone(), id, TrialId(number.into()), run);
+        let purpose = Purpose::Trial { experiment: id, trial: TrialId(number.into()), run };
+        let mut allocation = Allocation::queued(name.clone(), trial.task.clone(), purpose);
         allocation.pool = live.pool().to_owned();
         allocation.slots = live.config.resources.slots_per_trial;
         allocation.excluded = excluded;
@@ -333,7 +366,19 @@ impl Actor {
     }
 }
 
-/// Who an experiment belongs to, and as whom its tasks run.
+fn happened_to(run: Run, what: Happening) -> Event {
+    match what {
+        Happening::Assigned => Event::Assigned { run },
+        Happening::Running => Event::Running { run },
+        Happening::Ready => Event::Ready { run },
+        Happening::Acknowledged => Event::Acknowledged { run },
+        Happening::Displaced { why } => Event::Displaced { run, why },
+        Happening::Evicted { why } => Event::Evicted { run, why },
+        Happening::Ended { end } => Event::Ended { run, end },
+    }
+}
+
+/// Who an experiment or a task belongs to, and as whom it runs.
 #[derive(Debug, Clone)]
 pub(crate) struct Owner {
     pub id: UserId,
@@ -343,12 +388,18 @@ pub(crate) struct Owner {
 
 impl Owner {
     fn of(found: &LiveExperiment) -> Owner {
+        let experiment = &found.experiment;
+        Owner::new(experiment.user_id, experiment.username.clone(), found.agent_user_group.as_ref())
+    }
+
+    /// With what the account says about the machines' users.
+    pub(super) fn new(id: UserId, name: String, group: Option<&Value>) -> Owner {
         let number = |name: &str| {
-            let value = found.agent_user_group.as_ref()?.get(name)?;
+            let value = group?.get(name)?;
             let number = value.as_i64().or_else(|| value.as_str()?.parse().ok())?;
             u32::try_from(number).ok()
         };
         let run_as = number("agentUid").zip(number("agentGid")).map(|(uid, gid)| RunAs { uid, gid });
-        Owner { id: found.experiment.user_id, name: found.experiment.username.clone(), run_as }
+        Owner { id, name, run_as }
     }
 }

@@ -6,10 +6,11 @@
 //! name what they are about and may be repeated, so it simply does.
 //!
 //! - `actor`: the task: commands in, one transaction, acts out.
-//! - `experiments`: experiments and what their state machines want.
+//! - `experiments`: experiments and what their state machines want. `singles`: the same for tasks that stand alone.
 //! - `agents`: who lends slots, what they report, when they are given up.
 //! - `allocation`: one attempt to run a task. `tasks`: what the running ones ask. `placing`: who gets which slots.
 //! - `views`: what people see of all this. `changes`: what they change about agents and jobs.
+//! - `journal`: what is stored of experiments with every event.
 //! - `environment`, `ports`: what a task is given. `policies`: lines of output that mean something.
 //! - `restore`: what is found in the database at the start. `collection`: checkpoints that are not kept.
 
@@ -20,10 +21,12 @@ mod changes;
 mod collection;
 mod environment;
 mod experiments;
+mod journal;
 mod placing;
 mod policies;
 mod ports;
 mod restore;
+mod singles;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -34,10 +37,10 @@ use std::time::Duration;
 
 use instep_api::agents::Agent as ShownAgent;
 use instep_api::identifiers::{ExperimentId, TrialId};
-use instep_api::link::{Hello, Order, Report};
+use instep_api::link::{Hello, Order, Report, Service};
 use instep_api::logs::LogLine;
 use instep_api::tasks::RendezvousInfo;
-use instep_database::{Database, LiveExperiment};
+use instep_database::{Database, LiveExperiment, SingleRow};
 use instep_policy::lifecycle::Event;
 use instep_policy::schedule;
 use serde_json::{Map, Value};
@@ -46,11 +49,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::notices::Notices;
 pub(crate) use actor::Actor;
 pub(crate) use allocation::Signal;
-pub(crate) use changes::{Availability, JobChange};
+pub(crate) use changes::{Availability, JobChange, JobOf};
 pub(crate) use collection::given_up_by;
 pub(crate) use experiments::DEFAULT_POOL;
 pub(crate) use placing::{Measures, Passes};
 pub(crate) use policies::check_policies;
+pub(crate) use singles::{Folder, Kind, Shown};
 
 /// Between two pings of an agent, at most.
 const LONGEST_PING_SECONDS: u32 = 5;
@@ -223,8 +227,23 @@ impl Cluster {
     }
 
     /// Changes a job as the database says already. `false` if it is not among those that live.
-    pub(crate) async fn change_job(&self, id: ExperimentId, change: JobChange) -> Result<bool, Refusal> {
-        self.ask(move |actor, reply| actor.change_job(id, change, reply)).await
+    pub(crate) async fn change_job(&self, job: JobOf, change: JobChange) -> Result<bool, Refusal> {
+        self.ask(move |actor, reply| actor.change_job(&job, change, reply)).await
+    }
+
+    /// Queues a task that stands alone and is in the database.
+    pub(crate) async fn begin_single(&self, row: SingleRow) -> Result<(), Refusal> {
+        self.ask(move |actor, reply| actor.begin_single(&row, reply)).await
+    }
+
+    /// Ends a task that stands alone. `false` if it is not among those that live.
+    pub(crate) async fn kill_single(&self, task: String, why: String) -> Result<bool, Refusal> {
+        self.ask(move |actor, reply| actor.kill_single(&task, why, reply)).await
+    }
+
+    /// Where a task serves, for somebody who is about to use it.
+    pub(crate) async fn use_service(&self, task: String) -> Result<Option<Service>, Refusal> {
+        self.ask(move |actor, reply| actor.use_service(&task, reply)).await
     }
 
     /// Goes on with an experiment that has ended.

@@ -6,6 +6,7 @@ use instep_policy::lifecycle::{Event, PolicyAction};
 use regex::{Regex, RegexBuilder};
 
 use super::actor::Actor;
+use super::allocation::Purpose;
 use super::{Refusal, Reply};
 
 /// Memory that a pattern may take when it is compiled.
@@ -58,7 +59,8 @@ impl Actor {
         for line in lines {
             let Some(name) = &line.allocation_id else { continue };
             let Some(allocation) = self.allocations.get(name) else { continue };
-            let Some(live) = self.experiments.get(&allocation.experiment) else { continue };
+            let Purpose::Trial { experiment, run, .. } = &allocation.purpose else { continue };
+            let Some(live) = self.experiments.get(experiment) else { continue };
             for pattern in live.patterns.matches(&line.log) {
                 let action = match pattern.action {
                     Some(LogAction::CancelRetries) => PolicyAction::CancelRetries,
@@ -69,13 +71,13 @@ impl Actor {
                     None => PolicyAction::Mark,
                 };
                 let event = Event::LogMatched {
-                    run: allocation.run.clone(),
+                    run: run.clone(),
                     policy: pattern.name.clone(),
                     pattern: pattern.regex.as_str().to_owned(),
                     line: line.log.clone(),
                     action,
                 };
-                found.push((allocation.experiment, event));
+                found.push((*experiment, event));
             }
         }
         for (experiment, event) in found {

@@ -9,6 +9,8 @@ const NAMES: &[(&str, u16)] = &[
     ("INTER_TRAIN_PROCESS_COMM_PORT_2", 12365),
     ("C10D_PORT", 29400),
 ];
+/// The port of a task that serves.
+const SERVICE: (&str, u16) = (super::singles::SERVICE_PORT, 2600);
 
 /// Which ports are taken.
 #[derive(Debug, Default)]
@@ -18,9 +20,9 @@ pub(super) struct Ports {
 
 impl Ports {
     /// Gives the lowest free port from its base on for each name; `None` if they are used up.
-    pub(super) fn give(&mut self) -> Option<BTreeMap<String, u16>> {
+    pub(super) fn give(&mut self, service: bool) -> Option<BTreeMap<String, u16>> {
         let mut given = BTreeMap::new();
-        for (name, base) in NAMES {
+        for (name, base) in NAMES.iter().chain(service.then_some(&SERVICE)) {
             let Some(port) = (*base..u16::MAX).find(|port| !self.taken.contains(port)) else {
                 self.take_back(&given);
                 return None;
@@ -51,18 +53,18 @@ mod tests {
     #[test]
     fn no_port_is_given_twice_until_it_is_free_again() {
         let mut ports = Ports::default();
-        let first = ports.give().unwrap();
+        let first = ports.give(false).unwrap();
         assert_eq!((first["DTRAIN_SSH_PORT"], first["C10D_PORT"]), (12350, 29400));
-        let second = ports.give().unwrap();
+        let second = ports.give(false).unwrap();
         assert_eq!((second["DTRAIN_SSH_PORT"], second["C10D_PORT"]), (12351, 29401));
         let mut all: Vec<u16> = first.values().chain(second.values()).copied().collect();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 8);
         ports.take_back(&first);
-        assert_eq!(ports.give().unwrap(), first);
+        assert_eq!(ports.give(false).unwrap(), first);
         let mut restarted = Ports::default();
         restarted.claim(&first);
-        assert_eq!(restarted.give().unwrap()["C10D_PORT"], 29401);
+        assert_eq!(restarted.give(false).unwrap()["C10D_PORT"], 29401);
     }
 }

@@ -3,17 +3,19 @@
 //! Runs that had slots are awaited: their agents say what became of them, or are given up. What was decided and may not
 //! have been done is done again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use instep_api::identifiers::TrialId;
 use instep_api::states::AllocationState;
+use instep_database::AllocationRow;
 use instep_policy::lifecycle::allocation::Phase;
 use instep_policy::lifecycle::{Effect, End, Event, Run};
 
 use super::actor::{Act, Actor};
 use super::agents::Agent;
-use super::allocation::Allocation;
+use super::allocation::{Allocation, Purpose};
 use super::experiments::Live;
+use super::singles::LiveSingle;
 use crate::clock::now;
 
 impl Actor {
@@ -32,7 +34,7 @@ impl Actor {
                     for trial in &found.trials {
                         self.trials.insert(trial.id, (id, trial.request.clone()));
                     }
-                    if found.snapshot.is_none() {
+                    if found.standing.whole.is_none() {
                         fresh.push(id);
                     }
                     self.experiments.insert(id, live);
@@ -41,6 +43,7 @@ impl Actor {
                 Err(why) => tracing::error!(experiment = id.0, why, "cannot go on with an experiment"),
             }
         }
+        self.restore_singles(&positions).await?;
         self.restore_allocations().await?;
         for id in fresh {
             self.event(id, Event::Started);
@@ -67,8 +70,8 @@ impl Actor {
 
     async fn restore_allocations(&mut self) -> instep_database::Result<()> {
         for row in self.database.open_allocations().await? {
-            let request = row.trial.and_then(|trial| self.trials.get(&trial)).map(|(_, request)| request.clone());
-            let Some(mut allocation) = request.and_then(|request| Allocation::restored(&row, request)) else {
+            let purpose = self.purpose_of(&row);
+            let Some(mut allocation) = purpose.and_then(|purpose| Allocation::restored(&row, purpose)) else {
                 continue;
             };
             let current = self.is_current(&allocation);
@@ -91,9 +94,39 @@ impl Actor {
         Ok(())
     }
 
+    fn purpose_of(&self, row: &AllocationRow) -> Option<Purpose> {
+        let Some(trial) = row.trial else {
+            return self.singles.contains_key(&row.task_id).then_some(Purpose::Single);
+        };
+        let (experiment, request) = self.trials.get(&trial)?.clone();
+        let run = Run { request, number: u32::try_from(row.run).ok()? };
+        Some(Purpose::Trial { experiment, trial, run })
+    }
+
+    /// Those that were never queued are queued now; those whose end the master did not hear of are still awaited.
+    async fn restore_singles(&mut self, positions: &HashMap<String, i64>) -> instep_database::Result<()> {
+        for row in self.database.live_singles().await? {
+            match LiveSingle::of(&row) {
+                Ok(mut live) => {
+                    live.position = positions.get(&live.job).copied().unwrap_or(live.position);
+                    match row.allocation {
+                        None => self.queue_single(row.task, live),
+                        Some(_) => {
+                            self.singles.insert(row.task, live);
+                        }
+                    }
+                }
+                // It stays as it is stored, for a version that can read it.
+                Err(why) => tracing::error!(task = row.task, why, "cannot go on with a task"),
+            }
+        }
+        Ok(())
+    }
+
     fn is_current(&self, allocation: &Allocation) -> bool {
-        let live = self.experiments.get(&allocation.experiment);
-        let trial = live.and_then(|live| live.machine.trials().get(&allocation.run.request));
+        let Purpose::Trial { experiment, run, .. } = &allocation.purpose else { return true };
+        let live = self.experiments.get(experiment);
+        let trial = live.and_then(|live| live.machine.trials().get(&run.request));
         trial.and_then(|trial| trial.allocation_name()).as_deref() == Some(allocation.id.as_str())
     }
 

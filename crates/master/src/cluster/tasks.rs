@@ -1,12 +1,11 @@
 //! What running tasks ask: where the others are, whether to stop.
 
 use instep_api::tasks::RendezvousInfo;
-use instep_policy::lifecycle::Event;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::actor::Actor;
-use super::allocation::{Allocation, Signal};
+use super::allocation::{Allocation, Happening, Signal};
 use super::{Refusal, Reply, Word};
 
 fn missing(allocation: &str) -> Refusal {
@@ -66,9 +65,8 @@ impl Actor {
     fn become_ready(&mut self, name: &str) {
         let Some(allocation) = self.allocations.get_mut(name).filter(|allocation| !allocation.ready) else { return };
         allocation.ready = true;
-        let (experiment, run) = (allocation.experiment, allocation.run.clone());
         self.changed.allocations.insert(name.to_owned());
-        self.event(experiment, Event::Ready { run });
+        self.happened(name, Happening::Ready);
     }
 
     pub(super) fn signal(&mut self, name: &str, reply: Reply<Option<watch::Receiver<Signal>>>) {
@@ -79,13 +77,12 @@ impl Actor {
 
     pub(super) fn said(&mut self, name: &str, word: Word, reply: Reply<()>) {
         let Some(allocation) = self.allocations.get_mut(name) else { return self.answer(reply, Err(missing(name))) };
-        let (experiment, run) = (allocation.experiment, allocation.run.clone());
         match word {
             Word::Ready => self.become_ready(name),
-            Word::Acknowledged => self.event(experiment, Event::Acknowledged { run }),
+            Word::Acknowledged => self.happened(name, Happening::Acknowledged),
             Word::Pending => {
                 let why = "whoever runs it wants it to stop".to_owned();
-                self.event(experiment, Event::Displaced { run, why });
+                self.happened(name, Happening::Displaced { why });
             }
             Word::Daemon(resources) => {
                 let Some(rank) = allocation.rank_of(&resources) else {

@@ -13,8 +13,9 @@ use instep_policy::schedule::{self, Fitting, Rule};
 
 use super::actor::Actor;
 use super::agents::Agent;
-use super::allocation::{Allocation, Share};
+use super::allocation::{Allocation, Purpose, Share};
 use super::experiments::{DEFAULT_POOL, Live};
+use super::singles::LiveSingle;
 
 /// What the allocations of a job have and want.
 #[derive(Debug, Clone, Copy, Default)]
@@ -25,6 +26,13 @@ struct Held<'a> {
     scheduled: bool,
     /// Why one of them waits.
     reason: &'a str,
+}
+
+impl Held<'_> {
+    fn summary(&self, ahead: i64) -> JobSummary {
+        let state = if self.scheduled { "STATE_SCHEDULED" } else { "STATE_QUEUED" };
+        JobSummary { state: state.to_owned(), jobs_ahead: ahead }
+    }
 }
 
 impl Actor {
@@ -121,12 +129,14 @@ impl Actor {
     pub(crate) fn shown_jobs(&self, pool: Option<&str>) -> Vec<Job> {
         let queue = self.queue();
         let cluster = self.cluster();
-        let by_job: HashMap<&str, (i64, &Live)> =
+        let experiments: HashMap<&str, (i64, &Live)> =
             self.experiments.iter().map(|(id, live)| (live.job.as_str(), (id.0, live))).collect();
+        let singles: HashMap<&str, (&String, &LiveSingle)> =
+            self.singles.iter().map(|(task, live)| (live.job.as_str(), (task, live))).collect();
         let mut held: HashMap<&str, Held<'_>> = HashMap::new();
         for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
-            let Some(live) = self.experiments.get(&allocation.experiment) else { continue };
-            let held = held.entry(live.job.as_str()).or_default();
+            let Some(job) = self.job_name(allocation) else { continue };
+            let held = held.entry(job).or_default();
             held.requested += i64::from(allocation.slots);
             match allocation.placed {
                 Some(_) => {
@@ -140,10 +150,13 @@ impl Actor {
         for name in cluster.pools.keys().filter(|name| pool.is_none_or(|wanted| wanted == *name)) {
             let fair = cluster.pools.get(name).is_some_and(is_fair);
             for (place, job) in schedule::jobs_in_order(&queue, name).iter().enumerate() {
-                let Some((id, live)) = by_job.get(*job) else { continue };
                 let held = held.get(*job).copied().unwrap_or_default();
                 let ahead = if fair { -1 } else { count(place) };
-                jobs.push(self.shown_job(*id, live, held, ahead));
+                match (experiments.get(*job), singles.get(*job)) {
+                    (Some((id, live)), _) => jobs.push(self.shown_job(*id, live, held, ahead)),
+                    (None, Some((task, live))) => jobs.push(self.shown_single(task, live, held, ahead)),
+                    (None, None) => {}
+                }
             }
         }
         jobs
@@ -167,11 +180,39 @@ impl Actor {
             allocated_slots: held.allocated,
             workspace_id: live.workspace,
             progress: live.progress(),
-            summary: Some(JobSummary {
-                state: if held.scheduled { "STATE_SCHEDULED" } else { "STATE_QUEUED" }.to_owned(),
-                jobs_ahead: ahead,
-            }),
+            summary: Some(held.summary(ahead)),
             reason: held.reason.to_owned(),
+        }
+    }
+
+    fn shown_single(&self, task: &str, live: &LiveSingle, held: Held<'_>, ahead: i64) -> Job {
+        let resources = &live.config.resources;
+        Job {
+            job_id: live.job.clone(),
+            entity_id: task.to_owned(),
+            kind: format!("TYPE_{}", live.kind.word()),
+            submission_time: live.submitted,
+            username: live.owner.name.clone(),
+            user_id: live.owner.id,
+            resource_pool: live.pool().to_owned(),
+            is_preemptible: false,
+            priority: Some(i64::from(resources.priority.unwrap_or(self.options.default_priority))),
+            weight: resources.weight,
+            name: live.config.description.clone().unwrap_or_else(|| live.name.clone()),
+            requested_slots: held.requested,
+            allocated_slots: held.allocated,
+            workspace_id: live.workspace,
+            progress: 0.0,
+            summary: Some(held.summary(ahead)),
+            reason: held.reason.to_owned(),
+        }
+    }
+
+    /// The job of an allocation.
+    fn job_name(&self, allocation: &Allocation) -> Option<&str> {
+        match allocation.experiment() {
+            Some(experiment) => self.experiments.get(&experiment).map(|live| live.job.as_str()),
+            None => self.singles.get(&allocation.task).map(|live| live.job.as_str()),
         }
     }
 
@@ -182,8 +223,11 @@ impl Actor {
     }
 
     fn shown_allocation(&self, allocation: &Allocation) -> AllocationSummary {
-        let live = self.experiments.get(&allocation.experiment);
-        let priority = live.map(|live| live.config.resources.priority.unwrap_or(self.options.default_priority));
+        let resources = match allocation.experiment() {
+            Some(experiment) => self.experiments.get(&experiment).map(|live| &live.config.resources),
+            None => self.singles.get(&allocation.task).map(|live| &live.config.resources),
+        };
+        let priority = resources.map(|resources| resources.priority.unwrap_or(self.options.default_priority));
         let resources = alive(allocation).map(|share| {
             let devices = self.agents.get(&share.agent).map(|agent| devices(agent, &share.devices));
             let devices = ResourceDevices { devices: devices.unwrap_or_default() };
@@ -198,7 +242,7 @@ impl Actor {
         AllocationSummary {
             task_id: allocation.task.clone(),
             allocation_id: allocation.id.clone(),
-            name: format!("Trial {} (Experiment {})", allocation.trial, allocation.experiment),
+            name: self.name_of(allocation),
             slots_needed: i64::from(allocation.slots),
             registered_time: Some(allocation.queued_at),
             resources: resources.collect(),
@@ -207,6 +251,26 @@ impl Actor {
             resource_pool: allocation.pool.clone(),
             proxy_ports: Vec::new(),
         }
+    }
+
+    /// How people call what an allocation runs.
+    fn name_of(&self, allocation: &Allocation) -> String {
+        match &allocation.purpose {
+            Purpose::Trial { experiment, trial, .. } => format!("Trial {trial} (Experiment {experiment})"),
+            Purpose::Single => self.singles.get(&allocation.task).map(|live| live.name.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Where a single task runs, as a container.
+    pub(crate) fn shown_container(&self, task: &str) -> Option<Container> {
+        let allocation = self.allocations.get(&format!("{task}.1"))?;
+        let share = alive(allocation).next()?;
+        Some(container(self.agents.get(&share.agent)?, allocation, share))
+    }
+
+    /// Why an allocation is in its state: while it waits, this is known here alone.
+    pub(crate) fn reason_of(&self, allocation: &str) -> Option<String> {
+        self.allocations.get(allocation).map(|allocation| allocation.reason.clone())
     }
 }
 
@@ -257,7 +321,7 @@ fn shown_agent(agent: &Agent, running: Option<&Vec<(&Allocation, &Share)>>) -> S
     // One without a connection takes no work, and what it runs is left alone for a while.
     let here = agent.link.is_some();
     let enabled = agent.enabled && here;
-    let draining = agent.draining || !here;
+    let draining = agent.draining || agent.leaving || !here;
     let shares = || running.into_iter().flatten();
     let mut stats = SlotStats::default();
     let mut slots = BTreeMap::new();

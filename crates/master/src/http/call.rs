@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::ws::WebSocketUpgrade;
+use axum::http::{HeaderMap, Uri};
 use instep_api::pages::{Order, Slice};
 use instep_api::users::User;
 use instep_api::wire::{Timestamp, camel_case};
@@ -31,6 +32,9 @@ pub(crate) struct Call {
     pub query: Query,
     /// The types of answers that the caller takes.
     pub accept: Option<String>,
+    /// All headers, and the whole address: for what is passed on.
+    pub headers: HeaderMap,
+    pub uri: Uri,
     pub body: Bytes,
     /// What makes a websocket of the connection, where the route is one and the caller asks for it.
     pub upgrade: Option<WebSocketUpgrade>,

@@ -17,6 +17,7 @@ use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use super::{queue, retention};
 use crate::clock::now;
+use crate::cluster::JobOf;
 use crate::{config, random};
 
 /// Elements of a list of experiments if nobody says how many.
@@ -201,7 +202,7 @@ pub(crate) async fn change(call: Call) -> Result<Json<ExperimentResponse>, Failu
             max_slots: resources.max_slots,
             pool: None,
         };
-        queue::apply(&call, id, change).await?;
+        queue::apply(&call, &JobOf::Experiment(id), change).await?;
     }
     if let Some(storage) = &request.checkpoint_storage {
         retention::keep(&call, id, storage).await?;

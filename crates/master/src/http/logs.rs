@@ -82,18 +82,18 @@ pub(crate) async fn append_wrapped(call: Call) -> Result<Json<Nothing>, Failure>
 }
 
 pub(crate) async fn fields_of_trial(call: Call) -> Result<Reply, Failure> {
-    let (task, _) = call.application.database.trial_task(call.id("id")?).await?;
-    fields(call, task).await
+    let tasks = call.application.database.trial_tasks(call.id("id")?).await?;
+    fields(call, tasks).await
 }
 
 pub(crate) async fn fields_of_task(call: Call) -> Result<Reply, Failure> {
     let task = call.part("id").to_owned();
     call.application.database.task_end(task.clone()).await?;
-    fields(call, task).await
+    fields(call, vec![task]).await
 }
 
-async fn fields(call: Call, task: String) -> Result<Reply, Failure> {
-    let fields = call.application.database.log_fields(task).await?;
+async fn fields(call: Call, tasks: Vec<String>) -> Result<Reply, Failure> {
+    let fields = call.application.database.log_fields(tasks).await?;
     let (sender, lines) = lines();
     // One line fits into the queue, so this does not wait.
     let _ = sender.send(&fields).await;
@@ -102,19 +102,20 @@ async fn fields(call: Call, task: String) -> Result<Reply, Failure> {
 
 pub(crate) async fn of_trial(call: Call) -> Result<Reply, Failure> {
     let trial: TrialId = call.id("id")?;
-    let (task, _) = call.application.database.trial_task(trial).await?;
-    stream(call, task, Some(trial))
+    let tasks = call.application.database.trial_tasks(trial).await?;
+    stream(call, tasks, Some(trial))
 }
 
 pub(crate) async fn of_task(call: Call) -> Result<Reply, Failure> {
     let task = call.part("id").to_owned();
     call.application.database.task_end(task.clone()).await?;
-    stream(call, task, None)
+    stream(call, vec![task], None)
 }
 
 /// What is asked for.
 struct Request {
-    task: String,
+    /// The first is the one whose end ends the log.
+    tasks: Vec<String>,
     trial: Option<TrialId>,
     filter: LogFilter,
     pattern: Option<Regex>,
@@ -126,7 +127,7 @@ struct Request {
     left: usize,
 }
 
-fn request_of(call: &Call, task: String, trial: Option<TrialId>) -> Result<Request, Failure> {
+fn request_of(call: &Call, tasks: Vec<String>, trial: Option<TrialId>) -> Result<Request, Failure> {
     let query = &call.query;
     let pattern = match query.text("searchText") {
         None => None,
@@ -139,7 +140,7 @@ fn request_of(call: &Call, task: String, trial: Option<TrialId>) -> Result<Reque
     };
     let limit: i64 = query.value("limit")?.unwrap_or(0);
     Ok(Request {
-        task,
+        tasks,
         trial,
         filter: LogFilter {
             agent_ids: query.texts("agentIds"),
@@ -160,8 +161,8 @@ fn request_of(call: &Call, task: String, trial: Option<TrialId>) -> Result<Reque
     })
 }
 
-fn stream(call: Call, task: String, trial: Option<TrialId>) -> Result<Reply, Failure> {
-    let request = request_of(&call, task, trial)?;
+fn stream(call: Call, tasks: Vec<String>, trial: Option<TrialId>) -> Result<Reply, Failure> {
+    let request = request_of(&call, tasks, trial)?;
     let (sender, lines) = lines();
     // The task ends with its stream: when everything is sent, or when the reader goes away.
     tokio::spawn(async move {
@@ -176,19 +177,19 @@ fn stream(call: Call, task: String, trial: Option<TrialId>) -> Result<Reply, Fai
 /// The same lines as text, to be saved.
 pub(crate) async fn text_of_trial(call: Call) -> Result<Reply, Failure> {
     let trial: TrialId = call.id("id")?;
-    let (task, _) = call.application.database.trial_task(trial).await?;
-    text(call, task, format!("trial-{trial}-logs.txt"))
+    let tasks = call.application.database.trial_tasks(trial).await?;
+    text(call, tasks, format!("trial-{trial}-logs.txt"))
 }
 
 /// The same lines as text, to be saved.
 pub(crate) async fn text_of_task(call: Call) -> Result<Reply, Failure> {
     let task = call.part("id").to_owned();
     call.application.database.task_end(task.clone()).await?;
-    text(call, task, "task-logs.txt".to_owned())
+    text(call, vec![task], "task-logs.txt".to_owned())
 }
 
-fn text(call: Call, task: String, name: String) -> Result<Reply, Failure> {
-    let request = request_of(&call, task, None)?;
+fn text(call: Call, tasks: Vec<String>, name: String) -> Result<Reply, Failure> {
+    let request = request_of(&call, tasks, None)?;
     let (sender, parts) = mpsc::channel(PARTS_AHEAD);
     // The task ends with the download: when everything is sent, or when the reader goes away or stands still.
     tokio::spawn(async move {
@@ -244,10 +245,11 @@ async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<()
     loop {
         // Looked at before the lines are read: what is logged before the end is then among them.
         arrivals.mark_unchanged();
-        let over = !request.follow || database.task_end(request.task.clone()).await?.is_some();
+        let present = request.tasks.first().cloned().unwrap_or_default();
+        let over = !request.follow || database.task_end(present).await?.is_some();
         loop {
             let query = LogQuery {
-                task_id: request.task.clone(),
+                tasks: request.tasks.clone(),
                 filter: request.filter.clone(),
                 from,
                 order: request.order,

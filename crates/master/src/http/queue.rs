@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use instep_api::identifiers::ExperimentId;
 use instep_api::jobs::{
     AllocationSummary, FullJob, Job, JobStatsResponse, JobUpdate, JobsResponse, JobsResponseV2, PoolQueueStats,
     TaskResponse, TaskSummariesResponse, UpdateJobsRequest,
@@ -15,7 +14,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing, Reply};
 use crate::clock::now;
-use crate::cluster::JobChange;
+use crate::cluster::{JobChange, JobOf};
 
 async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
     let pool = call.query.text("resourcePool").map(str::to_owned);
@@ -59,8 +58,8 @@ pub(crate) async fn update(call: Call) -> Result<Json<Nothing>, Failure> {
 async fn change_job(call: &Call, update: JobUpdate) -> Result<(), Failure> {
     let job = update.job_id.clone();
     let wanted = job.clone();
-    let id = call.application.cluster.look(move |actor| actor.experiment_of(&wanted)).await?;
-    let id = id.ok_or_else(|| Failure::not_found(format!("job '{job}' not found, or it is over")))?;
+    let owner = call.application.cluster.look(move |actor| actor.job_of(&wanted)).await?;
+    let owner = owner.ok_or_else(|| Failure::not_found(format!("job '{job}' not found, or it is over")))?;
     let side = match (update.ahead_of.filter(|anchor| !anchor.is_empty()), update.behind_of) {
         (Some(anchor), _) => Some((Side::Ahead, anchor)),
         (None, Some(anchor)) if !anchor.is_empty() => Some((Side::Behind, anchor)),
@@ -72,7 +71,7 @@ async fn change_job(call: &Call, update: JobUpdate) -> Result<(), Failure> {
         max_slots: None,
         pool: update.resource_pool.filter(|pool| !pool.is_empty()),
     };
-    apply(call, id, change).await?;
+    apply(call, &owner, change).await?;
     if let Some((side, anchor)) = side {
         relocate(call, job, side, anchor).await?;
     }
@@ -90,7 +89,7 @@ pub(crate) struct Change {
 }
 
 /// Checks a change, stores it, and lets the queue know.
-pub(crate) async fn apply(call: &Call, id: ExperimentId, change: Change) -> Result<(), Failure> {
+pub(crate) async fn apply(call: &Call, job: &JobOf, change: Change) -> Result<(), Failure> {
     let mut stored: Vec<(&'static str, &'static str, Value)> = Vec::new();
     let mut live = JobChange::default();
     if let Some(priority) = change.priority {
@@ -125,8 +124,13 @@ pub(crate) async fn apply(call: &Call, id: ExperimentId, change: Change) -> Resu
     if stored.is_empty() {
         return Ok(());
     }
-    call.application.database.change_config(id, stored, now()).await?;
-    call.application.cluster.change_job(id, live).await?;
+    match job {
+        JobOf::Experiment(id) => drop(call.application.database.change_config(*id, stored, now()).await?),
+        JobOf::Single(task) => {
+            call.application.database.change_single(task.clone(), live.priority, live.pool.clone()).await?;
+        }
+    }
+    call.application.cluster.change_job(job.clone(), live).await?;
     Ok(())
 }
 
@@ -134,12 +138,19 @@ async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Resul
     let moved = call.application.cluster.look(move |actor| actor.moved(&job, side, &anchor)).await??;
     let positions = moved.iter().map(|(_, moved)| (moved.job.clone(), moved.position)).collect();
     call.application.database.set_job_positions(positions).await?;
-    for (id, moved) in moved {
-        let stored = vec![("resources", "priority", json!(moved.priority))];
-        call.application.database.change_config(id, stored, now()).await?;
+    for (owner, moved) in moved {
+        match &owner {
+            JobOf::Experiment(id) => {
+                let stored = vec![("resources", "priority", json!(moved.priority))];
+                call.application.database.change_config(*id, stored, now()).await?;
+            }
+            JobOf::Single(task) => {
+                call.application.database.change_single(task.clone(), Some(moved.priority), None).await?;
+            }
+        }
         let change =
             JobChange { priority: Some(moved.priority), position: Some(moved.position), ..JobChange::default() };
-        call.application.cluster.change_job(id, change).await?;
+        call.application.cluster.change_job(owner, change).await?;
     }
     Ok(())
 }

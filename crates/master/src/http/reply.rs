@@ -21,7 +21,7 @@ use super::shape::schema_of_answer;
 /// Lines that may wait for a slow reader before the producer waits.
 const LINES_AHEAD: usize = 256;
 
-/// An answer; all of them have status 200, which is the only success that Determined's client knows.
+/// An answer; all of the master's own have status 200, which is the only success that Determined's client knows.
 pub(crate) enum Reply {
     Json(Vec<u8>),
     Lines(Lines),
@@ -31,6 +31,8 @@ pub(crate) enum Reply {
     Measures(String),
     /// The connection becomes a websocket.
     Upgrade(Response<Body>),
+    /// What a task answered, whatever that is.
+    Passed(Response<Body>),
 }
 
 /// What handlers may answer with.
@@ -105,14 +107,15 @@ impl Reply {
             Reply::Download(download) => {
                 HeaderValue::from_str(&format!("attachment; filename=\"{}\"", download.name)).ok()
             }
-            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) | Reply::Upgrade(_) => None,
+            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) => None,
+            Reply::Upgrade(_) | Reply::Passed(_) => None,
         };
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
             Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
             Reply::Measures(text) => (Body::from(text), MEASURES),
             Reply::Asset(asset) => return file(asset),
-            Reply::Upgrade(response) => return response,
+            Reply::Upgrade(response) | Reply::Passed(response) => return response,
             Reply::Download(download) => {
                 let kind = download.media_type;
                 (Body::from_stream(download), kind)

@@ -108,7 +108,10 @@ async fn handle(
     };
     let query = Query::parse(head.uri.query().unwrap_or_default(), route.query);
     let accept = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let call = Call { application, route: Arc::clone(&route), peer, user, token, path, query, accept, body, upgrade };
+    let (headers, uri) = (head.headers, head.uri);
+    let route_of_call = Arc::clone(&route);
+    let call =
+        Call { application, route: route_of_call, peer, user, token, path, query, accept, headers, uri, body, upgrade };
     (route.handler)(call).await
 }
 

@@ -1,5 +1,7 @@
 //! The table of everything that is served, and who may ask for it.
 
+mod single;
+
 use std::any::TypeId;
 use std::future::Future;
 use std::pin::Pin;
@@ -207,6 +209,7 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(managed_routes());
     routes.extend(cluster_routes());
     routes.extend(bulk_routes());
+    routes.extend(single::routes());
     routes
 }
 

@@ -194,6 +194,20 @@ const RULES: &[(Method, &str, Rule)] = &[
     (Post, "/api/v1/projects/{id}/experiments/archive", Users),
     (Post, "/api/v1/projects/{id}/experiments/unarchive", Users),
     (Post, "/api/v1/projects/{id}/experiments/move", Users),
+    (Post, "/api/v1/commands", Users),
+    (Get, "/api/v1/commands", Users),
+    (Get, "/api/v1/commands/{id}", Users),
+    (Post, "/api/v1/commands/{id}/kill", Users),
+    (Post, "/api/v1/commands/{id}/set_priority", Users),
+    (Post, "/api/v1/tensorboards", Users),
+    (Get, "/api/v1/tensorboards", Users),
+    (Get, "/api/v1/tensorboards/{id}", Users),
+    (Post, "/api/v1/tensorboards/{id}/kill", Users),
+    (Post, "/api/v1/tensorboards/{id}/set_priority", Users),
+    (Get, "/proxy/{id}/", Users),
+    (Get, "/proxy/{id}/{*rest}", Users),
+    (Post, "/proxy/{id}/{*rest}", Users),
+    (Get, "/det/interactive/{id}/{*rest}", Anybody),
 ];
 
 /// Where things are moved to: whoever may not move them is refused before anybody looks whether they can.
@@ -247,7 +261,11 @@ fn ask(served: &Served, method: Method, path: &str, header: &str, body: &str) ->
 
 /// A path of the table with things of the first user in it.
 fn filled(path: &str) -> String {
-    let path = path.replace("{*external}", "x/y").replace("{id}", "1").replace("{kind}", "trial_metrics");
+    let path = path
+        .replace("{*external}", "x/y")
+        .replace("{*rest}", "x/y")
+        .replace("{id}", "1")
+        .replace("{kind}", "trial_metrics");
     path.replace("{version}", "1").replace(['{', '}'], "")
 }
 

@@ -361,7 +361,7 @@ fn forcibly(why: &str) -> String {
     format!("forcibly killing allocation's remaining resources (reason: {why})")
 }
 
-fn crashed(code: i32) -> String {
+pub(super) fn crashed(code: i32) -> String {
     format!(
         "crashed: resources failed with non-zero exit code: container failed with non-zero exit code: {code} (exit code {code})"
     )

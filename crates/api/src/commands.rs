@@ -1,0 +1,118 @@
+//! Single tasks: commands and TensorBoards.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::agents::Container;
+use crate::experiments::ModelFile;
+use crate::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
+use crate::pages::Pagination;
+use crate::states::AllocationState;
+use crate::wire::Timestamp;
+
+/// A command, or a TensorBoard.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct SingleTask {
+    pub id: String,
+    pub description: String,
+    pub state: AllocationState,
+    pub start_time: Timestamp,
+    pub container: Option<Container>,
+    pub display_name: String,
+    pub user_id: UserId,
+    pub username: String,
+    pub resource_pool: String,
+    /// How it ended, for people; empty while it has not.
+    pub exit_status: String,
+    pub job_id: String,
+    pub workspace_id: WorkspaceId,
+    /// Why it waits, or what it does. Ours: Determined's clients do not look at it.
+    #[serde(default)]
+    pub reason: String,
+    /// What a TensorBoard shows; nothing for a command.
+    pub experiment_ids: Vec<ExperimentId>,
+    pub trial_ids: Vec<TrialId>,
+    /// Where it serves, below the master's address.
+    pub service_address: Option<String>,
+}
+
+/// `POST /commands` and `POST /tensorboards`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LaunchRequest {
+    pub config: Option<Value>,
+    #[serde(alias = "template_name")]
+    pub template_name: Option<String>,
+    pub files: Option<Vec<ModelFile>>,
+    #[serde(alias = "workspace_id")]
+    pub workspace_id: Option<WorkspaceId>,
+    /// For TensorBoards.
+    #[serde(alias = "experiment_ids")]
+    pub experiment_ids: Option<Vec<ExperimentId>>,
+    /// For TensorBoards.
+    #[serde(alias = "trial_ids")]
+    pub trial_ids: Option<Vec<TrialId>>,
+}
+
+/// The answer to `POST /commands`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LaunchCommandResponse {
+    pub command: SingleTask,
+    pub config: Value,
+    pub warnings: Vec<String>,
+}
+
+/// The answer to `POST /tensorboards`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LaunchTensorboardResponse {
+    pub tensorboard: SingleTask,
+    pub config: Value,
+    pub warnings: Vec<String>,
+}
+
+/// `GET /commands`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct CommandsResponse {
+    pub commands: Vec<SingleTask>,
+    pub pagination: Pagination,
+}
+
+/// `GET /tensorboards`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TensorboardsResponse {
+    pub tensorboards: Vec<SingleTask>,
+    pub pagination: Pagination,
+}
+
+/// `GET /commands/{id}`, and what follows a wish about one.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct CommandResponse {
+    pub command: SingleTask,
+    #[serde(default)]
+    pub config: Value,
+}
+
+/// The same for TensorBoards.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TensorboardResponse {
+    pub tensorboard: SingleTask,
+    #[serde(default)]
+    pub config: Value,
+}
+
+/// `POST /commands/{id}/set_priority`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PriorityRequest {
+    pub priority: Option<i64>,
+}

@@ -1,0 +1,145 @@
+//! `instep command`: single programs on the cluster's slots.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use instep_api::commands::{CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest};
+use instep_client::{Client, Query};
+use serde_json::{Value, json};
+
+use super::logs::{self, LogArguments};
+use super::single::{self, Named};
+use super::{Common, api, configuration, context, say, session, table};
+use crate::console;
+
+#[derive(Debug, Args)]
+pub(crate) struct CommandArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run a program on a slot, or on several, and follow what it writes
+    Run(RunArguments),
+    /// List commands
+    #[command(visible_alias = "ls")]
+    List {
+        /// Those of all users
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Show one
+    Describe(Named),
+    /// Print its configuration
+    Config(Named),
+    /// Print what it wrote
+    Logs {
+        #[command(flatten)]
+        named: Named,
+        #[command(flatten)]
+        logs: Box<LogArguments>,
+    },
+    /// End it
+    Kill(Named),
+    /// Change its place in the queue
+    SetPriority {
+        #[command(flatten)]
+        named: Named,
+        /// From 1 to 99; lower ones are served first
+        #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
+        priority: i64,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RunArguments {
+    /// The program and its arguments; one word alone is a line for the shell
+    #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+    /// A configuration, in YAML or JSON
+    #[arg(long = "config-file", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Change one setting, such as resources.slots=0; may be repeated
+    #[arg(long = "config", value_name = "KEY=VALUE")]
+    config: Vec<String>,
+    /// A folder whose files lie in the program's working directory
+    #[arg(short, long, value_name = "FOLDER")]
+    context: Option<PathBuf>,
+    /// Lay the configuration over this template
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// Print its identifier, and do not follow it
+    #[arg(short, long)]
+    detach: bool,
+}
+
+pub(crate) fn run(arguments: CommandArguments) -> anyhow::Result<()> {
+    let common = arguments.common;
+    let client = session::connect(&common)?;
+    match arguments.verb {
+        Verb::Run(arguments) => start(&client, &common, arguments),
+        Verb::List { all } => list(&client, &common, all),
+        Verb::Describe(named) => {
+            let found = get(&client, &named.task)?;
+            if common.json { table::json(&found) } else { single::describe(&found.command) }
+        }
+        Verb::Config(named) => table::json(&get(&client, &named.task)?.config),
+        Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
+        Verb::Kill(named) => {
+            let ended: CommandResponse = client.post(&api(&["commands", &named.task, "kill"]), &json!({}))?;
+            single::say_ending("command", &ended.command);
+            Ok(())
+        }
+        Verb::SetPriority { named, priority } => {
+            let _: Value =
+                client.post(&api(&["commands", &named.task, "set_priority"]), &json!({"priority": priority}))?;
+            say(&format!("command {} has priority {priority}", named.task));
+            Ok(())
+        }
+    }
+}
+
+fn get(client: &Client, task: &str) -> anyhow::Result<CommandResponse> {
+    Ok(client.get(&api(&["commands", task]))?)
+}
+
+fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
+    let user = if all { None } else { Some(client.user()?.username) };
+    let found: CommandsResponse = client.get(&format!("/api/v1/commands{}", Query::new().with_some("users", user)))?;
+    if common.json {
+        return table::json(&found.commands);
+    }
+    single::print(&found.commands, "no commands", "`instep command run COMMAND` runs one");
+    Ok(())
+}
+
+fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::Result<()> {
+    let text = match &arguments.file {
+        Some(file) => configuration::read(file, &arguments.config)?,
+        None => configuration::with(json!({}), &arguments.config)?.to_string(),
+    };
+    let mut config = configuration::parse(&text)?;
+    if !arguments.words.is_empty() {
+        config["entrypoint"] = json!(arguments.words);
+    }
+    let packed = arguments.context.as_deref().map(context::pack).transpose()?.unwrap_or_default();
+    let request = LaunchRequest {
+        config: Some(config),
+        template_name: arguments.template,
+        files: Some(packed.files),
+        ..LaunchRequest::default()
+    };
+    let made: LaunchCommandResponse = client.post("/api/v1/commands", &request)?;
+    single::warn(&made.warnings);
+    let task = made.command.id.clone();
+    if arguments.detach {
+        console::print(format!("{task}\n").as_bytes());
+        return Ok(());
+    }
+    say(&format!("command {task}"));
+    logs::print(client, &api(&["tasks", &task, "logs"]), &LogArguments::following(), common.json)?;
+    single::outcome("command", &get(client, &task)?.command)
+}

@@ -1,0 +1,82 @@
+//! What commands and TensorBoards share: how they are named and shown.
+
+use clap::Args;
+use instep_api::commands::SingleTask;
+use instep_api::states::AllocationState;
+
+use super::{say, shown, table};
+
+/// Which one is meant.
+#[derive(Debug, Args)]
+pub(super) struct Named {
+    /// Its identifier
+    #[arg(value_name = "ID")]
+    pub task: String,
+}
+
+/// Prints one.
+pub(super) fn describe(task: &SingleTask) -> anyhow::Result<()> {
+    let mut facts = vec![
+        ("Identifier", task.id.clone()),
+        ("Description", task.description.clone()),
+        ("State", shown::word(task.state.as_str())),
+        ("Owner", task.username.clone()),
+        ("Pool", task.resource_pool.clone()),
+        ("Submitted", shown::time(task.start_time)),
+        ("Job", task.job_id.clone()),
+    ];
+    if let Some(container) = &task.container {
+        facts.push(("Agent", container.parent.clone()));
+    }
+    facts.push(("Why", task.reason.clone()));
+    table::facts(&facts);
+    Ok(())
+}
+
+/// Prints several as a table.
+pub(super) fn print(tasks: &[SingleTask], none: &str, hint: &str) {
+    let mut table = table::Table::new(&["ID", "DESCRIPTION", "STATE", "OWNER", "POOL", "SUBMITTED", "WHY"]);
+    for task in tasks {
+        table.row(vec![
+            task.id.clone(),
+            task.description.clone(),
+            shown::word(task.state.as_str()),
+            task.username.clone(),
+            task.resource_pool.clone(),
+            shown::time(task.start_time),
+            task.reason.clone(),
+        ]);
+    }
+    table.print(none, hint);
+}
+
+/// Says what somebody who started one should know.
+pub(super) fn warn(warnings: &[String]) {
+    for warning in warnings {
+        let text = match warning.as_str() {
+            "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED" => {
+                "it asks for more slots than the pool has now, and waits until there are enough"
+            }
+            other => other,
+        };
+        say(&format!("warning: {text}"));
+    }
+}
+
+/// Says that one is being ended, or that it had ended before.
+pub(super) fn say_ending(what: &str, task: &SingleTask) {
+    match task.state {
+        AllocationState::Terminated => say(&format!("{what} {} has ended: {}", task.id, task.reason)),
+        _ => say(&format!("{what} {} is being ended", task.id)),
+    }
+}
+
+/// How one ended: an error, unless it succeeded.
+pub(super) fn outcome(what: &str, task: &SingleTask) -> anyhow::Result<()> {
+    let why = &task.reason;
+    // The master's sentence for the only success there is.
+    if task.state == AllocationState::Terminated && !why.ends_with("exit code 0") {
+        anyhow::bail!("{what} {}: {why}", task.id);
+    }
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! Single tasks: commands, TensorBoards. Each has one allocation, which says how it is and how it ended.
+
+use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
+use instep_api::wire::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::Value;
+
+use crate::Database;
+use crate::allocations::{AllocationRow, allocation_of};
+use crate::error::{Error, Result};
+use crate::rows::{column, json, optional_json, optional_time, text_of, time};
+
+/// A task to be made.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "as in SingleRow")]
+pub struct NewSingle {
+    pub task: String,
+    pub kind: String,
+    pub description: String,
+    pub config: Value,
+    pub job: String,
+    pub owner: UserId,
+    pub workspace: WorkspaceId,
+    pub pool: String,
+    pub priority: Option<u32>,
+    pub slots: u32,
+    pub details: Value,
+    /// Its files, a tar in gzip; empty for none.
+    pub context: Vec<u8>,
+}
+
+/// A command, or another task that stands alone.
+#[derive(Debug, Clone)]
+pub struct SingleRow {
+    /// A UUID.
+    pub task: String,
+    /// As Determined names kinds of tasks.
+    pub kind: String,
+    /// For people.
+    pub description: String,
+    /// Complete.
+    pub config: Value,
+    /// Its job in the queue.
+    pub job: String,
+    /// Whose it is.
+    pub owner: UserId,
+    /// The owner's name.
+    pub username: String,
+    /// The owner's other name.
+    pub display_name: String,
+    /// As whom the owner's tasks run, as the owner's account says.
+    pub agent_user_group: Option<Value>,
+    /// Where it is listed.
+    pub workspace: WorkspaceId,
+    /// Whose slots.
+    pub pool: String,
+    /// Its own, if it has one.
+    pub priority: Option<u32>,
+    /// How many.
+    pub slots: u32,
+    /// What belongs to its kind.
+    pub details: Value,
+    /// When it was submitted.
+    pub started_at: Timestamp,
+    /// When it was over.
+    pub ended_at: Option<Timestamp>,
+    /// Its attempt to run; `None` if the master ended before it was queued.
+    pub allocation: Option<AllocationRow>,
+}
+
+/// Which of them are wanted; what is empty excludes nothing.
+#[derive(Debug, Clone, Default)]
+pub struct SingleFilter {
+    /// As Determined names kinds of tasks.
+    pub kind: String,
+    /// Names of owners.
+    pub users: Vec<String>,
+    /// The owners themselves.
+    pub user_ids: Vec<i64>,
+    /// Where they are listed.
+    pub workspace: Option<WorkspaceId>,
+}
+
+/// A trial whose files somebody wants to look at.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct ShownTrial {
+    pub experiment: ExperimentId,
+    pub trial: TrialId,
+    /// The experiment's `checkpoint_storage`.
+    pub storage: Value,
+}
+
+const SELECT: &str = "SELECT commands.*, tasks.started_at AS task_started_at, tasks.ended_at AS task_ended_at, \
+    users.username, users.display_name, users.agent_user_group FROM commands \
+    JOIN tasks ON tasks.id = commands.task_id JOIN users ON users.id = commands.user_id";
+
+impl Database {
+    /// Makes a task. Its attempt to run comes with the first decision about it.
+    pub async fn create_single(&self, new: NewSingle, now: Timestamp) -> Result<SingleRow> {
+        self.engine
+            .write(move |connection| {
+                let there: bool = connection.query_row(
+                    "SELECT EXISTS (SELECT 1 FROM workspaces WHERE id = ?)",
+                    [new.workspace.0],
+                    |row| row.get(0),
+                )?;
+                if !there {
+                    return Err(Error::not_found("workspace", new.workspace));
+                }
+                connection.execute(
+                    "INSERT INTO tasks (id, kind, started_at) VALUES (?, ?, ?)",
+                    params![new.task, new.kind, now.0],
+                )?;
+                connection.execute(
+                    "INSERT INTO commands (task_id, kind, description, config, job_id, user_id, workspace_id, pool, \
+                     priority, slots, details) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    params![
+                        new.task,
+                        new.kind,
+                        new.description,
+                        text_of(&new.config)?,
+                        new.job,
+                        new.owner.0,
+                        new.workspace.0,
+                        new.pool,
+                        new.priority,
+                        new.slots,
+                        text_of(&new.details)?
+                    ],
+                )?;
+                connection.execute(
+                    "INSERT INTO task_contexts (task_id, content) VALUES (?, ?)",
+                    params![new.task, new.context],
+                )?;
+                by_task(connection, &new.task)
+            })
+            .await
+    }
+
+    /// Those that are not over, the oldest first.
+    pub async fn live_singles(&self) -> Result<Vec<SingleRow>> {
+        self.engine
+            .read(|connection| {
+                let sql = format!("{SELECT} WHERE tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id");
+                let mut statement = connection.prepare_cached(&sql)?;
+                let found = statement.query_map([], single)?.collect::<rusqlite::Result<Vec<_>>>()?;
+                found.into_iter().map(|row| with_allocation(connection, row)).collect()
+            })
+            .await
+    }
+
+    /// All of a kind, the oldest first.
+    pub async fn singles(&self, filter: SingleFilter) -> Result<Vec<SingleRow>> {
+        self.engine
+            .read(move |connection| {
+                let sql = format!("{SELECT} WHERE commands.kind = ? ORDER BY tasks.started_at, tasks.id");
+                let mut statement = connection.prepare_cached(&sql)?;
+                let found = statement.query_map([&filter.kind], single)?.collect::<rusqlite::Result<Vec<_>>>()?;
+                let named =
+                    |row: &SingleRow| filter.users.contains(&row.username) || filter.user_ids.contains(&row.owner.0);
+                let anybody = filter.users.is_empty() && filter.user_ids.is_empty();
+                found
+                    .into_iter()
+                    .filter(|row| anybody || named(row))
+                    .filter(|row| filter.workspace.is_none_or(|workspace| workspace == row.workspace))
+                    .map(|row| with_allocation(connection, row))
+                    .collect()
+            })
+            .await
+    }
+
+    /// One of them.
+    pub async fn single(&self, task: String) -> Result<SingleRow> {
+        self.engine.read(move |connection| by_task(connection, &task)).await
+    }
+
+    /// Changes its place in the queue: its priority, its pool. What is not given stays.
+    pub async fn change_single(&self, task: String, priority: Option<u32>, pool: Option<String>) -> Result<()> {
+        self.engine
+            .write(move |connection| {
+                let mut row = by_task(connection, &task)?;
+                if let Some(priority) = priority {
+                    row.config["resources"]["priority"] = priority.into();
+                }
+                if let Some(pool) = &pool {
+                    row.config["resources"]["resource_pool"] = pool.as_str().into();
+                }
+                connection.execute(
+                    "UPDATE commands SET priority = ?, pool = ?, config = ? WHERE task_id = ?",
+                    params![priority.or(row.priority), pool.unwrap_or(row.pool), text_of(&row.config)?, task],
+                )?;
+                Ok(())
+            })
+            .await
+    }
+
+    /// The trials of experiments, and single trials, with where their files are; at most `most`, in the order of their
+    /// numbers.
+    pub async fn shown_trials(
+        &self,
+        experiments: Vec<ExperimentId>,
+        trials: Vec<TrialId>,
+        most: usize,
+    ) -> Result<Vec<ShownTrial>> {
+        self.engine
+            .read(move |connection| {
+                let mut found = Vec::new();
+                for id in experiments {
+                    let there: bool = connection.query_row(
+                        "SELECT EXISTS (SELECT 1 FROM experiments WHERE id = ?)",
+                        [id.0],
+                        |row| row.get(0),
+                    )?;
+                    if !there {
+                        return Err(Error::not_found("experiment", id));
+                    }
+                    let sql = "SELECT trials.id, experiment_id, config FROM trials \
+                               JOIN experiments ON experiments.id = experiment_id WHERE experiment_id = ? ORDER BY trials.id";
+                    let mut statement = connection.prepare_cached(sql)?;
+                    let rows = statement.query_map([id.0], shown_trial)?;
+                    found.extend(rows.take(most).collect::<rusqlite::Result<Vec<_>>>()?);
+                }
+                for id in trials {
+                    let sql = "SELECT trials.id, experiment_id, config FROM trials \
+                               JOIN experiments ON experiments.id = experiment_id WHERE trials.id = ?";
+                    let row = connection.prepare_cached(sql)?.query_row([id.0], shown_trial).optional()?;
+                    found.push(row.ok_or_else(|| Error::not_found("trial", id))?);
+                }
+                found.sort_by_key(|shown| (shown.experiment, shown.trial));
+                found.dedup();
+                found.truncate(most);
+                Ok(found)
+            })
+            .await
+    }
+}
+
+fn shown_trial(row: &Row<'_>) -> rusqlite::Result<ShownTrial> {
+    let mut config: Value = json(row, "config")?;
+    Ok(ShownTrial {
+        experiment: ExperimentId(row.get("experiment_id")?),
+        trial: TrialId(row.get("id")?),
+        storage: config["checkpoint_storage"].take(),
+    })
+}
+
+fn by_task(connection: &Connection, task: &str) -> Result<SingleRow> {
+    let sql = format!("{SELECT} WHERE commands.task_id = ?");
+    let found = connection.prepare_cached(&sql)?.query_row([task], single).optional()?;
+    with_allocation(connection, found.ok_or_else(|| Error::not_found("task", task))?)
+}
+
+fn with_allocation(connection: &Connection, row: SingleRow) -> Result<SingleRow> {
+    let sql = "SELECT * FROM allocations WHERE task_id = ? ORDER BY run DESC LIMIT 1";
+    let allocation = connection.prepare_cached(sql)?.query_row([&row.task], allocation_of).optional()?;
+    Ok(SingleRow { allocation, ..row })
+}
+
+fn single(row: &Row<'_>) -> rusqlite::Result<SingleRow> {
+    Ok(SingleRow {
+        task: column(row, "task_id")?,
+        kind: column(row, "kind")?,
+        description: column(row, "description")?,
+        config: json(row, "config")?,
+        job: column(row, "job_id")?,
+        owner: UserId(row.get("user_id")?),
+        username: column(row, "username")?,
+        display_name: column(row, "display_name")?,
+        agent_user_group: optional_json(row, "agent_user_group")?,
+        workspace: WorkspaceId(row.get("workspace_id")?),
+        pool: column(row, "pool")?,
+        priority: column(row, "priority")?,
+        slots: column(row, "slots")?,
+        details: json(row, "details")?,
+        started_at: time(row, "task_started_at")?,
+        ended_at: optional_time(row, "task_ended_at")?,
+        allocation: None,
+    })
+}

@@ -1,0 +1,259 @@
+//! Single tasks: commands and TensorBoards. Both are made, listed and ended in the same way.
+
+use instep_api::commands::{
+    CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest, LaunchTensorboardResponse,
+    PriorityRequest, SingleTask, TensorboardResponse, TensorboardsResponse,
+};
+use instep_api::config::{ConfigError, TaskConfig, TaskSources};
+use instep_api::error::Code;
+use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
+use instep_api::pages::{Order, Pagination};
+use instep_api::states::AllocationState;
+use instep_database::{NewSingle, ShownTrial, SingleFilter, SingleRow};
+use serde_json::{Value, json};
+
+use super::call::Call;
+use super::failure::Failure;
+use super::queue::{Change, apply};
+use super::reply::Json;
+use crate::clock::now;
+use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, Shown};
+use crate::random;
+use crate::storage::{self, Unreachable};
+
+/// Trials that one TensorBoard shows: what Determined shows at most.
+const MOST_TRIALS: usize = 100;
+/// Where a task belongs that does not say.
+const FIRST_WORKSPACE: WorkspaceId = WorkspaceId(1);
+
+/// A task that has been made.
+struct Launched {
+    task: SingleTask,
+    config: Value,
+    warnings: Vec<String>,
+}
+
+async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
+    let request: LaunchRequest = call.json()?;
+    let database = &call.application.database;
+    let template = match request.template_name.filter(|name| !name.is_empty()) {
+        Some(name) => Some(database.template(name).await?.0.config),
+        None => None,
+    };
+    let sources = TaskSources { template, defaults: Some(call.application.defaults.clone()), ..kind.sources() };
+    let config = request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({}));
+    let config = TaskConfig::from_value(config, &sources).map_err(|mistakes| wrong(&mistakes))?;
+    let shown = match kind {
+        Kind::Command => Shown::default(),
+        Kind::Tensorboard => {
+            let experiments = request.experiment_ids.unwrap_or_default();
+            shown(call, experiments, request.trial_ids.unwrap_or_default()).await?
+        }
+    };
+    let files = request.files.unwrap_or_default();
+    let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
+    let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    let task = random::uuid();
+    let pool = Some(config.resources.resource_pool.clone()).filter(|pool| !pool.is_empty());
+    let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
+    let slots = call.application.cluster.slots_of(pool.clone()).await?.unwrap_or(0);
+    let exceeded = (config.slots as usize > slots).then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned());
+    let description = config.description.clone().filter(|text| !text.is_empty());
+    let new = NewSingle {
+        kind: kind.task_type().to_owned(),
+        description: description.unwrap_or_else(|| format!("{} ({})", kind.noun(), &task[..8])),
+        config: config.to_json(),
+        job: random::uuid(),
+        owner: call.user()?.id,
+        workspace: request.workspace_id.filter(|id| id.0 != 0).unwrap_or(FIRST_WORKSPACE),
+        pool,
+        priority: config.resources.priority,
+        slots: config.slots,
+        details: json!(shown),
+        context: packed.map_err(Failure::invalid)?,
+        task,
+    };
+    let row = database.create_single(new, now()).await?;
+    let task = row.task.clone();
+    call.application.cluster.begin_single(row).await?;
+    let row = database.single(task).await?;
+    let config = row.config.clone();
+    Ok(Launched { task: shape(call, row).await?, config, warnings: exceeded.into_iter().collect() })
+}
+
+fn wrong(mistakes: &[ConfigError]) -> Failure {
+    let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+    Failure::invalid(format!("invalid task configuration: {}", mistakes.join("; ")))
+}
+
+/// Finds the files of trials, where Determined's client puts them.
+async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>) -> Result<Shown, Failure> {
+    if experiments.is_empty() && trials.is_empty() {
+        return Err(Failure::invalid("a TensorBoard needs experiments or trials to show"));
+    }
+    let database = &call.application.database;
+    let found = database.shown_trials(experiments.clone(), trials.clone(), MOST_TRIALS).await?;
+    if found.is_empty() {
+        let hint = "hint: an experiment that waits for slots has none before it starts";
+        return Err(Failure::new(Code::FailedPrecondition, format!("there are no trials to show yet\n{hint}")));
+    }
+    let cluster = database.cluster_id();
+    let folders = found.iter().map(|trial| folder(trial, cluster)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Shown {
+        experiments: experiments.iter().map(|id| id.0).collect(),
+        trials: trials.iter().map(|id| id.0).collect(),
+        folders,
+    })
+}
+
+fn folder(shown: &ShownTrial, cluster: &str) -> Result<Folder, Failure> {
+    let (experiment, trial) = (shown.experiment, shown.trial);
+    let storage = storage::folder_of(&shown.storage).map_err(|error| {
+        let what = match error {
+            Unreachable::Missing => {
+                format!("experiment {experiment} has no checkpoint storage, and so no files to show")
+            }
+            other => format!("the files of experiment {experiment} cannot be shown: {other}"),
+        };
+        Failure::new(Code::FailedPrecondition, what)
+    })?;
+    let path = storage.join(format!("{cluster}/tensorboard/experiment/{experiment}/trial/{trial}"));
+    let text = |path: &std::path::Path| path.to_string_lossy().into_owned();
+    let name = format!("experiment-{experiment}-trial-{trial}");
+    Ok(Folder { name, path: text(&path), storage: text(&storage) })
+}
+
+/// A task as it is shown.
+async fn shape(call: &Call, row: SingleRow) -> Result<SingleTask, Failure> {
+    let task = row.task.clone();
+    let (container, reason) = call
+        .application
+        .cluster
+        .look(move |actor| (actor.shown_container(&task), actor.reason_of(&format!("{task}.1"))))
+        .await?;
+    let ended = row.ended_at.is_some();
+    let stored = row.allocation.as_ref().map(|allocation| allocation.reason.clone()).unwrap_or_default();
+    let state = row.allocation.as_ref().map_or(AllocationState::Queued, |allocation| allocation.state);
+    let shown: Shown = serde_json::from_value(row.details).unwrap_or_default();
+    let serves = row.kind == Kind::Tensorboard.task_type();
+    let service_address = serves.then(|| format!("/proxy/{}/", row.task));
+    Ok(SingleTask {
+        id: row.task,
+        description: row.description,
+        state: if ended { AllocationState::Terminated } else { state },
+        start_time: row.started_at,
+        container,
+        display_name: row.display_name,
+        user_id: row.owner,
+        username: row.username,
+        resource_pool: row.pool,
+        exit_status: if ended { stored.clone() } else { String::new() },
+        job_id: row.job,
+        workspace_id: row.workspace,
+        reason: reason.unwrap_or(stored),
+        experiment_ids: shown.experiments.into_iter().map(ExperimentId).collect(),
+        trial_ids: shown.trials.into_iter().map(TrialId).collect(),
+        service_address,
+    })
+}
+
+async fn listed(call: &Call, kind: Kind) -> Result<(Vec<SingleTask>, Pagination), Failure> {
+    let query = &call.query;
+    let filter = SingleFilter {
+        kind: kind.task_type().to_owned(),
+        users: query.texts("users"),
+        user_ids: query.values("userIds")?,
+        workspace: query.value::<WorkspaceId>("workspaceId")?.filter(|id| id.0 != 0),
+    };
+    let mut rows = call.application.database.singles(filter).await?;
+    if query.order()? == Some(Order::Descending) {
+        rows.reverse();
+    }
+    let (range, pagination) = query.slice(None)?.of(rows.len());
+    let mut tasks = Vec::with_capacity(range.len());
+    for row in rows.drain(range) {
+        tasks.push(shape(call, row).await?);
+    }
+    Ok((tasks, pagination))
+}
+
+/// The task of the address, if it is of this kind.
+async fn found(call: &Call, kind: Kind) -> Result<SingleRow, Failure> {
+    let id = call.part("id").to_owned();
+    let missing = || Failure::not_found(format!("{} '{id}' not found", kind.noun().to_lowercase()));
+    match call.application.database.single(id.clone()).await {
+        Ok(row) if row.kind == kind.task_type() => Ok(row),
+        Ok(_) | Err(instep_database::Error::NotFound { .. }) => Err(missing()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn ended(call: &Call, kind: Kind) -> Result<SingleTask, Failure> {
+    let task = found(call, kind).await?.task;
+    let why = format!("user {} wants it to end", call.user()?.username);
+    // One that has ended needs no killing.
+    call.application.cluster.kill_single(task, why).await?;
+    shape(call, found(call, kind).await?).await
+}
+
+async fn prioritized(call: &Call, kind: Kind) -> Result<SingleTask, Failure> {
+    let request: PriorityRequest = call.json()?;
+    let row = found(call, kind).await?;
+    let priority = request.priority.ok_or_else(|| Failure::invalid("priority is missing"))?;
+    if row.ended_at.is_some() {
+        let what = format!("{} {} has ended: its priority cannot be changed", kind.noun().to_lowercase(), row.task);
+        return Err(Failure::new(Code::FailedPrecondition, what));
+    }
+    let change = Change { priority: Some(priority), ..Change::default() };
+    apply(call, &JobOf::Single(row.task), change).await?;
+    shape(call, found(call, kind).await?).await
+}
+
+pub(crate) async fn launch_command(call: Call) -> Result<Json<LaunchCommandResponse>, Failure> {
+    let Launched { task, config, warnings } = launch(&call, Kind::Command).await?;
+    Ok(Json(LaunchCommandResponse { command: task, config, warnings }))
+}
+
+pub(crate) async fn launch_tensorboard(call: Call) -> Result<Json<LaunchTensorboardResponse>, Failure> {
+    let Launched { task, config, warnings } = launch(&call, Kind::Tensorboard).await?;
+    Ok(Json(LaunchTensorboardResponse { tensorboard: task, config, warnings }))
+}
+
+pub(crate) async fn list_commands(call: Call) -> Result<Json<CommandsResponse>, Failure> {
+    let (commands, pagination) = listed(&call, Kind::Command).await?;
+    Ok(Json(CommandsResponse { commands, pagination }))
+}
+
+pub(crate) async fn list_tensorboards(call: Call) -> Result<Json<TensorboardsResponse>, Failure> {
+    let (tensorboards, pagination) = listed(&call, Kind::Tensorboard).await?;
+    Ok(Json(TensorboardsResponse { tensorboards, pagination }))
+}
+
+pub(crate) async fn command(call: Call) -> Result<Json<CommandResponse>, Failure> {
+    let row = found(&call, Kind::Command).await?;
+    let config = row.config.clone();
+    Ok(Json(CommandResponse { command: shape(&call, row).await?, config }))
+}
+
+pub(crate) async fn tensorboard(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
+    let row = found(&call, Kind::Tensorboard).await?;
+    let config = row.config.clone();
+    Ok(Json(TensorboardResponse { tensorboard: shape(&call, row).await?, config }))
+}
+
+pub(crate) async fn kill_command(call: Call) -> Result<Json<CommandResponse>, Failure> {
+    Ok(Json(CommandResponse { command: ended(&call, Kind::Command).await?, config: Value::Null }))
+}
+
+pub(crate) async fn kill_tensorboard(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
+    Ok(Json(TensorboardResponse { tensorboard: ended(&call, Kind::Tensorboard).await?, config: Value::Null }))
+}
+
+pub(crate) async fn set_command_priority(call: Call) -> Result<Json<CommandResponse>, Failure> {
+    Ok(Json(CommandResponse { command: prioritized(&call, Kind::Command).await?, config: Value::Null }))
+}
+
+pub(crate) async fn set_tensorboard_priority(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
+    let tensorboard = prioritized(&call, Kind::Tensorboard).await?;
+    Ok(Json(TensorboardResponse { tensorboard, config: Value::Null }))
+}

@@ -100,6 +100,10 @@ class Network:
         """Pull the cable of one node out of the switch; nobody is told."""
         ip("-n", self._switch, "link", "set", node.interface, "nomaster")
 
+    def mend_link(self, node: Node) -> None:
+        """Put the cable back."""
+        ip("-n", self._switch, "link", "set", node.interface, "master", "bridge")
+
     def remove(self) -> None:
         # Deleting a namespace deletes its interfaces, once the last process in it has ended.
         for namespace in (*(node.namespace for node in self.nodes), self._switch):

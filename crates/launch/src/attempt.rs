@@ -359,6 +359,9 @@ mod tests {
             master_address: "127.0.0.1".to_owned(),
             master_port: 1,
             launcher_serves_store: true,
+            reason: None,
+            changes: 0,
+            companions: Vec::new(),
         }
     }
 

@@ -5,20 +5,23 @@
 //! [`FromCoordinator::Welcome`] or [`FromCoordinator::Refused`].
 //!
 //! ```text
-//! launcher     {"hello":{"protocol":1,"run_id":"456",...}}\n      {"finished":{}}\n
+//! launcher     {"hello":{"protocol":2,"run_id":"456",...}}\n      {"finished":{}}\n
 //! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
 //! ```
 //!
+//! In a c10d job both sides say [`ToCoordinator::Ping`] and [`FromCoordinator::Ping`] once an interval. In an elastic job
+//! every launcher has such a port, in case it must lead one day, and answers [`ToCoordinator::Contact`] there.
+//!
 //! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
 
-use instep_policy::membership::Terms;
+use instep_policy::membership::{LauncherId, Quorum, Resumption, Terms};
+use instep_policy::succession::{Claim, Lineage, Place, Successor};
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 use crate::failure::Failure;
 
 /// Raised when the messages change in a way older launchers cannot follow.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Longest line either side accepts.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -37,6 +40,16 @@ pub struct Hello {
     pub run_id: String,
     /// Proves that this is the launcher in the same process as the coordinator.
     pub host_token: Option<u64>,
+    /// Who it is, over all of its connections.
+    pub launcher: LauncherId,
+    /// The newest committed round it took part in.
+    pub last_round: Option<u64>,
+    /// It still ends workers of that round, and will say [`ToCoordinator::Stopped`].
+    pub busy: bool,
+    /// It comes from a coordinator that had fallen silent.
+    pub after_silence: bool,
+    /// Where it would lead the job, in an elastic one.
+    pub standby_port: Option<u16>,
     /// Address shown to people.
     pub address: String,
     /// The launcher's process id.
@@ -62,6 +75,8 @@ pub struct WireTerms {
     pub fixed_ranks: bool,
     /// `--max-restarts`.
     pub max_restarts: u32,
+    /// `--rdzv-conf quorum=min`.
+    pub minimum_decides: bool,
 }
 
 impl From<&Terms> for WireTerms {
@@ -71,6 +86,7 @@ impl From<&Terms> for WireTerms {
             max_nodes: terms.max_nodes,
             fixed_ranks: terms.fixed_ranks,
             max_restarts: terms.max_restarts,
+            minimum_decides: terms.quorum == Quorum::Minimum,
         }
     }
 }
@@ -78,15 +94,18 @@ impl From<&Terms> for WireTerms {
 impl WireTerms {
     /// The first option on which two nodes disagree, with the value here and the value there.
     pub fn disagreement(&self, other: &WireTerms) -> Option<String> {
-        let nodes = |terms: &WireTerms| match terms.min_nodes == terms.max_nodes {
+        let nodes: fn(&WireTerms) -> String = |terms| match terms.min_nodes == terms.max_nodes {
             true => format!("--nnodes {}", terms.max_nodes),
             false => format!("--nnodes {}:{}", terms.min_nodes, terms.max_nodes),
         };
-        let backend =
-            |terms: &WireTerms| format!("--rdzv-backend {}", if terms.fixed_ranks { "static" } else { "c10d" });
-        let restarts = |terms: &WireTerms| format!("--max-restarts {}", terms.max_restarts);
-        [(nodes(self), nodes(other)), (backend(self), backend(other)), (restarts(self), restarts(other))]
+        let backend: fn(&WireTerms) -> String =
+            |terms| format!("--rdzv-backend {}", if terms.fixed_ranks { "static" } else { "c10d" });
+        let restarts: fn(&WireTerms) -> String = |terms| format!("--max-restarts {}", terms.max_restarts);
+        let quorum: fn(&WireTerms) -> String =
+            |terms| format!("--rdzv-conf quorum={}", if terms.minimum_decides { "min" } else { "majority" });
+        [nodes, backend, restarts, quorum]
             .into_iter()
+            .map(|option| (option(self), option(other)))
             .find(|(here, there)| here != there)
             .map(|(here, there)| format!("the job was started with {here}, this node with {there}"))
     }
@@ -117,6 +136,84 @@ pub struct Start {
     pub master_port: u16,
     /// The launcher serves the store; false means that rank 0 will.
     pub launcher_serves_store: bool,
+    /// Why there is another round, for people.
+    pub reason: Option<String>,
+    /// Membership changes so far.
+    pub changes: u32,
+    /// The first nodes of the round, who must be waited for if the coordinator is lost before it is committed.
+    pub companions: Vec<Successor>,
+}
+
+/// From the launcher in the coordinator's own process: lead the job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lead {
+    /// Proves where it comes from.
+    pub host_token: u64,
+    /// What workers are told to connect to.
+    pub master_address: String,
+    /// What is known of the job.
+    pub resumption: WireResumption,
+}
+
+/// [`Resumption`] as sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each field is the one of the same name")]
+pub struct WireResumption {
+    pub round: u64,
+    pub restarts: u32,
+    pub changes: u32,
+    pub size: usize,
+    pub order: Vec<LauncherId>,
+    pub host: LauncherId,
+    pub dead: Vec<LauncherId>,
+    pub companions: Vec<LauncherId>,
+    pub reason: String,
+    /// Where the nodes of the round answer, to look for those that are missing.
+    pub places: Vec<(LauncherId, Place)>,
+}
+
+impl From<WireResumption> for Resumption {
+    fn from(wire: WireResumption) -> Resumption {
+        let WireResumption { round, restarts, changes, size, order, host, dead, companions, reason, places: _ } = wire;
+        Resumption { round, restarts, changes, size, order, host, dead, companions, reason }
+    }
+}
+
+/// A question to a launcher of the same job: where do you stand?
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Contact {
+    /// See [`PROTOCOL`].
+    pub protocol: u32,
+    /// Which job.
+    pub run_id: String,
+    /// What the one who asks has to show, if it leads; it is then at this port of the address it asks from.
+    pub claim: Option<(Claim, u16)>,
+}
+
+/// The answer to [`Contact`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stand {
+    /// It leads.
+    Leading(Claim),
+    /// It follows the coordinator at this place.
+    Following(Place),
+    /// It has no coordinator.
+    Searching {
+        /// The newest committed round of which it knows.
+        round: Option<u64>,
+    },
+}
+
+/// What became of the search for nodes that are missing, told by the coordinator's own process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scouted {
+    /// Proves where it comes from.
+    pub host_token: u64,
+    /// Launchers that have ended.
+    pub dead: Vec<LauncherId>,
+    /// Others that lead this job, and where.
+    pub leading: Vec<(Place, Claim)>,
 }
 
 /// From a launcher.
@@ -125,17 +222,39 @@ pub struct Start {
 pub enum ToCoordinator {
     /// First message of a connection.
     Hello(Hello),
+    /// After [`FromCoordinator::Start`].
+    Started {},
     /// After [`FromCoordinator::Stop`]: no worker is alive.
     Stopped {},
     /// All workers of the round ended with 0.
     Finished {},
     /// A worker failed.
     Failed(Box<Failure>),
+    /// This node will end, and has told its workers to.
+    Draining {
+        /// Why, for people.
+        cause: String,
+    },
     /// This node ends.
     Leaving {
         /// Why, for people.
         cause: String,
+        /// Its own part failed.
+        failed: bool,
     },
+    /// This node has heard nothing for too long, ends its workers and looks for another coordinator.
+    Parting {
+        /// For people.
+        cause: String,
+    },
+    /// Still there.
+    Ping {},
+    /// From the coordinator's own process: lead.
+    Lead(Box<Lead>),
+    /// From anybody of the job, instead of a hello.
+    Contact(Contact),
+    /// From the coordinator's own process: what was found.
+    Scouted(Scouted),
 }
 
 /// To a launcher.
@@ -160,6 +279,9 @@ pub enum FromCoordinator {
     Stop {
         /// Why, for people.
         reason: String,
+        /// By force: others may take their ranks any moment.
+        #[serde(default)]
+        at_once: bool,
     },
     /// The job failed.
     Fail {
@@ -170,6 +292,21 @@ pub enum FromCoordinator {
     },
     /// The job succeeded.
     Complete {},
+    /// Still there.
+    Ping {},
+    /// What to know in case the coordinator is lost: once a round is committed, and for nodes that come later.
+    Lineage(Lineage),
+    /// The node was given up: it ends its workers and may join again.
+    Dropped {
+        /// Why, for people.
+        reason: String,
+    },
+    /// The job is led elsewhere.
+    Moved(Place),
+    /// The job is not led from here, and it is not known where.
+    NotLeading {},
+    /// The answer to [`ToCoordinator::Contact`].
+    Stand(Stand),
 }
 
 /// One message as a line.
@@ -199,11 +336,6 @@ pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Option<(M, usiz
     Ok(Some((message, end + 1)))
 }
 
-/// How long a silent peer is believed: kernel keep-alive probes on every control connection.
-pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Probes without answer before the connection counts as broken.
-pub const KEEP_ALIVE_PROBES: u32 = 3;
-
 #[cfg(test)]
 mod tests {
     use super::{FromCoordinator, ToCoordinator, decode, encode};
@@ -211,7 +343,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let message = ToCoordinator::Leaving { cause: "received SIGTERM\n".to_owned() };
+        let message = ToCoordinator::Leaving { cause: "received SIGTERM\n".to_owned(), failed: false };
         let line = encode(&message);
         assert_eq!(line.first(), Some(&b'{'));
         assert_eq!(decode::<ToCoordinator>(&line).expect("valid").expect("complete"), (message, line.len()));

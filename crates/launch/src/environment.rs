@@ -153,6 +153,9 @@ mod tests {
             master_address: "fd00::1".to_owned(),
             master_port: 29603,
             launcher_serves_store: true,
+            reason: None,
+            changes: 0,
+            companions: Vec::new(),
         }
     }
 

@@ -6,13 +6,15 @@
 //! |---|---|
 //! | [`plan`] | what the options mean on this machine; helped by [`devices`], [`nvidia`], [`interpreter`], [`endpoint`] |
 //! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out; `signals` for it |
-//! | `meeting`, `link`, [`control`] | how this node finds the job's first node and talks to it |
+//! | `meeting`, [`link`], [`control`] | how this node finds the job's first node and talks to it |
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
+//! | `seek`, `scout`, `contact`, [`post`] | in an elastic job: finding, and becoming, another coordinator |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
 //! | `spares`, `spare`, `archive`, `priority` | workers that have imported ahead, for the next start |
 //! | [`drill`] | kills ranks on purpose, and measures how the job comes back |
 //! | `output`, [`logs`], [`fold`], `terminal` | where their output goes |
 //! | [`guardian`] | ends the workers if the launcher is killed |
+//! | [`events`] | what happened, for programs |
 //! | [`failure`] | what is known about a worker that failed |
 //! | `torchrun` | one static job together with Python's torchrun |
 //!
@@ -21,26 +23,31 @@
 mod archive;
 mod attempt;
 pub mod console;
+mod contact;
 pub mod control;
 pub mod coordinator;
 pub mod devices;
 pub mod drill;
 pub mod endpoint;
 pub mod environment;
+pub mod events;
 pub mod failure;
 pub mod fold;
 pub mod guardian;
 pub mod interpreter;
-mod link;
+pub mod link;
 pub mod logs;
 mod meeting;
 pub mod numa;
 pub mod nvidia;
 mod output;
 pub mod plan;
+pub mod post;
 mod preload;
 mod priority;
 mod random;
+mod scout;
+mod seek;
 mod signals;
 mod spare;
 mod spares;

@@ -160,10 +160,18 @@ impl RunDirectory {
         self.path.as_deref()
     }
 
-    /// Creates the directories of one attempt.
+    /// Creates the directories of one attempt: `attempt_<restarts>`, and `attempt_<restarts>.1` and so on for further
+    /// rounds after the same number of restarts, because nodes came or went.
     pub fn attempt(&self, restarts: u32, workers: usize) -> io::Result<AttemptDirectory> {
         let Some(run) = &self.path else { return Ok(AttemptDirectory { path: None }) };
-        let path = run.join(format!("attempt_{restarts}"));
+        let names = (1u32..).map(|further| format!("attempt_{restarts}.{further}"));
+        let mut names = std::iter::once(format!("attempt_{restarts}")).chain(names);
+        let path = loop {
+            let path = run.join(names.next().unwrap_or_default());
+            if !path.exists() {
+                break path;
+            }
+        };
         for local_rank in 0..workers {
             fs::create_dir_all(path.join(local_rank.to_string()))?;
         }

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use instep_policy::membership::Terms;
+use instep_policy::membership::{Quorum, Terms};
 use nix::sys::signal::Signal;
 
 use crate::devices::{self, WorkersPerNode};
@@ -16,6 +16,7 @@ use crate::drill::{DrillError, DrillSettings};
 use crate::endpoint::{self, DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
 use crate::environment::{self, JobFacts};
 use crate::interpreter::{self, Interpreter};
+use crate::link::Pulse;
 use crate::logs::{LogBase, LogPolicy, StreamMask};
 use crate::numa::{self, NumaBinding, Topology};
 use crate::nvidia;
@@ -62,6 +63,7 @@ pub struct Request {
     pub preload: Option<String>,
     pub drill: Option<String>,
     pub fold: bool,
+    pub events: Option<PathBuf>,
     pub pass_local_rank: bool,
     pub script: OsString,
     pub script_arguments: Vec<OsString>,
@@ -121,6 +123,10 @@ pub struct Plan {
     pub local_address: Option<String>,
     /// How long to try to reach the endpoint.
     pub connect_timeout: Duration,
+    /// How silent nodes are noticed, in a c10d job of several.
+    pub pulse: Option<Pulse>,
+    /// Where events go as lines of JSON.
+    pub events: Option<PathBuf>,
     /// Worker rank 0 serves the store instead of the launcher.
     pub worker_serves_store: bool,
     /// Where output goes.
@@ -192,6 +198,8 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let seconds = |key: &str, default: u64| conf_seconds(&conf, key, default);
     let fixed_ranks = matches!(meeting, Meeting::Fixed { .. });
     let join_timeout = if fixed_ranks { seconds("timeout", 900)? } else { seconds("join_timeout", 600)? };
+    let pulse = pulse(&conf, &meeting, min_nodes < max_nodes)?;
+    let reunion = pulse.map_or(Duration::from_secs(5), |pulse| pulse.coordinator_window());
     let connect_timeout = if fixed_ranks { join_timeout } else { seconds("read_timeout", 60)? };
 
     if default_threads.is_some() {
@@ -226,6 +234,11 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
             max_restarts,
             last_call: seconds("last_call_timeout", 30)?,
             join_timeout,
+            max_changes: conf_count(&conf, "membership_changes", 1000)?,
+            settle: seconds("settle_time", 1)?,
+            reunion,
+            fence: pulse.map_or(Duration::ZERO, |pulse| 4 * pulse.interval),
+            quorum: conf_quorum(&conf)?,
         },
         job: JobFacts {
             run_id,
@@ -240,6 +253,8 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         address: request.local_addr.clone().unwrap_or_else(endpoint::host_name),
         local_address: request.local_addr.clone(),
         connect_timeout,
+        pulse,
+        events: request.events.clone(),
         worker_serves_store: !fixed_ranks && text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1"),
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
         worker_cpus: match request.numa_binding {
@@ -354,6 +369,38 @@ fn conf_seconds(conf: &BTreeMap<String, String>, key: &str, default: u64) -> Res
     })
 }
 
+fn conf_count(conf: &BTreeMap<String, String>, key: &str, default: u32) -> Result<u32, PlanError> {
+    let Some(text) = conf.get(key) else { return Ok(default) };
+    text.parse().map_err(|_| {
+        error(format!("--rdzv-conf {key}={text}: not a whole number"), format!("for example {key}={default}"))
+    })
+}
+
+fn conf_quorum(conf: &BTreeMap<String, String>) -> Result<Quorum, PlanError> {
+    match conf.get("quorum").map(String::as_str) {
+        None | Some("majority") => Ok(Quorum::Majority),
+        Some("min") => Ok(Quorum::Minimum),
+        Some(other) => {
+            Err(error(format!("--rdzv-conf quorum={other}: neither majority nor min"), "for example quorum=majority"))
+        }
+    }
+}
+
+/// How silence is noticed: torchrun's settings, with its defaults where the number of nodes is fixed.
+fn pulse(conf: &BTreeMap<String, String>, meeting: &Meeting, elastic: bool) -> Result<Option<Pulse>, PlanError> {
+    if !matches!(meeting, Meeting::Dynamic { .. }) {
+        return Ok(None);
+    }
+    let (interval, attempts) = if elastic { (1, 5) } else { (5, 3) };
+    let interval = conf_seconds(conf, "keep_alive_interval", interval)?;
+    let attempts = conf_count(conf, "keep_alive_max_attempt", attempts)?;
+    if attempts == 0 {
+        let hint = "1 means that a node is lost after one interval of silence";
+        return Err(error("--rdzv-conf keep_alive_max_attempt=0: nobody would be believed", hint));
+    }
+    Ok(Some(Pulse { interval, attempts }))
+}
+
 fn conf_bool(conf: &BTreeMap<String, String>, key: &str) -> Result<Option<bool>, PlanError> {
     let Some(text) = conf.get(key) else { return Ok(None) };
     match text.to_lowercase().as_str() {
@@ -371,18 +418,12 @@ fn meet(
     node_rank: usize,
     warnings: &mut Vec<String>,
 ) -> Result<(Meeting, String), PlanError> {
-    const WITHOUT_EFFECT: [&str; 5] = [
-        "close_timeout",
-        "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
-        "cas_backoff_max_seconds",
-    ];
+    const WITHOUT_EFFECT: [&str; 3] = ["close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"];
     for key in conf.keys().filter(|key| WITHOUT_EFFECT.contains(&key.as_str())) {
         warnings
             .push(format!("--rdzv-conf {key} has no effect: nodes hold a connection, whose end is noticed at once"));
     }
-    const KNOWN: [&str; 12] = [
+    const KNOWN: [&str; 15] = [
         "join_timeout",
         "last_call_timeout",
         "close_timeout",
@@ -395,6 +436,9 @@ fn meet(
         "store_type",
         "timeout",
         "rank",
+        "membership_changes",
+        "settle_time",
+        "quorum",
     ];
     for key in conf.keys().filter(|key| !KNOWN.contains(&key.as_str())) {
         warnings.push(format!("--rdzv-conf {key} is not a setting of this rendezvous and has no effect"));

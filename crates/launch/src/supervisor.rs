@@ -12,36 +12,45 @@
 //!     ╰────────────────────────────────────────────────╯
 //! ```
 //!
+//! In an elastic job the coordinator may be lost: module `leaderless` looks for the next one, or becomes it.
+//!
 //! Shutdown order: workers, then their output, then the server (which flushes what others still have to hear), then
 //! the guardian.
+
+mod leaderless;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime};
 
-use instep_store::Server;
+use instep_policy::succession::{Lineage, Loss, Place};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use serde_json::json;
 
 use crate::attempt::{Attempt, Source};
 use crate::console::{Console, Note, Status};
 use crate::control::{FromCoordinator, Start, ToCoordinator};
 use crate::drill::{self, Drill};
+use crate::events::{EventLog, EventWriter};
 use crate::failure::{Failure, root_cause};
 use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
 use crate::link::Link;
 use crate::logs::{AttemptDirectory, RunDirectory};
-use crate::meeting::{self, MeetingError, Patience};
+use crate::meeting::{self, Identity, MeetingError, Reports, Service};
 use crate::plan::Plan;
+use crate::seek::Seek;
 use crate::signals::Signals;
 use crate::spares::Spares;
 use crate::worker::FileLimit;
 
 /// How long a worker that SIGKILL did not end is waited for: it may hang in the kernel.
 const ABANDON_AFTER: Duration = Duration::from_secs(30);
+/// How long the coordinator may take to hear that this node leaves.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// How often the status line is renewed, and the longest the loop sleeps.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -53,6 +62,14 @@ pub enum LaunchError {
     Logs {
         /// Where.
         directory: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file of `--events` cannot be written.
+    #[error("cannot write events to {path}")]
+    Events {
+        /// Where.
+        path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
@@ -71,6 +88,7 @@ impl LaunchError {
             LaunchError::Logs { .. } => {
                 "choose a directory you may write to with --log-dir, or --log-dir /dev/null for none"
             }
+            LaunchError::Events { .. } => "give --events a file in a folder that exists and may be written to",
             LaunchError::Meeting(error) => error.hint(),
             LaunchError::System(_) => "instep doctor shows what this machine allows",
         }
@@ -137,7 +155,20 @@ struct Supervisor<'a> {
     directory: RunDirectory,
     file_limit: FileLimit,
     link: Link,
-    server: Option<Server>,
+    /// Where the coordinator is.
+    leader: Place,
+    identity: Identity,
+    /// The server of this node, where it leads the job or may have to.
+    service: Option<Service>,
+    /// What to know in case the coordinator is lost.
+    lineage: Option<Lineage>,
+    /// The search for a coordinator, where there is none.
+    seek: Option<Seek>,
+    /// How the coordinator of that round was lost.
+    loss: Loss,
+    /// The coordinator has told of its round: it is the one of `lineage`, and not one that only tried to take over.
+    informed: bool,
+    events: EventLog,
     notes: Receiver<Note>,
     phase: Phase,
     attempt: Option<Attempt>,
@@ -147,6 +178,9 @@ struct Supervisor<'a> {
     rounds: u64,
     restarts: u32,
     last_start: Option<Start>,
+    /// When this node's workers began to end, and what was said of it.
+    stopped: Option<(Instant, String)>,
+    round_began: Instant,
     began: Instant,
     started: SystemTime,
     status_due: Instant,
@@ -154,10 +188,41 @@ struct Supervisor<'a> {
 
 /// Runs the plan to its end. Call it on the main thread, before any other thread exists.
 pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchError> {
-    let (began, started) = (Instant::now(), SystemTime::now());
+    let began = Instant::now();
     let guardian = Guardian::start()?;
-    let file_limit = FileLimit::current()?;
     let signals = Signals::catch(&plan.signals)?;
+    let opened = plan.events.as_ref().map(|path| {
+        EventWriter::open(path, began).map_err(|source| LaunchError::Events { path: path.clone(), source })
+    });
+    let (events, writer) = opened.transpose()?.unzip();
+    let events = events.unwrap_or_default();
+    let ended = carry_out(plan, console, guardian, signals, &events, began);
+    match &ended {
+        Ok(outcome) if outcome.success => {
+            let seconds = outcome.duration.as_secs_f64();
+            events
+                .note("completed", json!({"seconds": seconds, "rounds": outcome.rounds, "restarts": outcome.restarts}));
+        }
+        Ok(outcome) => events.note("failed", json!({"reason": outcome.reason, "rounds": outcome.rounds})),
+        Err(error) => events.note("failed", json!({"reason": error.to_string()})),
+    }
+    drop(events);
+    if let Some(writer) = writer {
+        writer.close();
+    }
+    ended
+}
+
+fn carry_out(
+    plan: &Plan,
+    console: &mut dyn Console,
+    guardian: Guardian,
+    signals: Signals,
+    events: &EventLog,
+    began: Instant,
+) -> Result<Outcome, LaunchError> {
+    let started = SystemTime::now();
+    let file_limit = FileLimit::current()?;
     let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
         let directory = match &plan.logs.base {
             crate::logs::LogBase::Directory(path) => path.clone(),
@@ -172,8 +237,8 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         }
         !matches!(poll(&mut signals.sources(), poll_timeout(wait)), Ok(count) if count > 0)
     };
-    let attendance = meeting::attend(plan, Patience { pause: &mut pause, notes: sender })
-        .inspect_err(|_| directory.remove_if_empty());
+    let reports = Reports { notes: sender, events: events.clone() };
+    let attendance = meeting::attend(plan, &reports, &mut pause).inspect_err(|_| directory.remove_if_empty());
     let attendance = match attendance {
         Err(MeetingError::Interrupted) => {
             signals.end()?;
@@ -189,7 +254,14 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         directory,
         file_limit,
         link: attendance.link,
-        server: attendance.server,
+        leader: attendance.leader,
+        identity: attendance.identity,
+        service: attendance.service,
+        lineage: None,
+        seek: None,
+        loss: Loss::Broken,
+        informed: false,
+        events: events.clone(),
         notes,
         phase: Phase::Waiting,
         attempt: None,
@@ -199,25 +271,32 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
         rounds: 0,
         restarts: 0,
         last_start: None,
+        stopped: None,
+        round_began: began,
         began,
         started,
         status_due: began,
     };
-    let end = supervisor.supervise()?;
-    Ok(supervisor.close(end))
+    match supervisor.supervise() {
+        Ok(end) => Ok(supervisor.close(end)),
+        Err(error) => {
+            // The others must not take this for a machine that vanished.
+            supervisor.link.farewell(&ToCoordinator::Leaving { cause: error.to_string(), failed: true }, FAREWELL);
+            Err(error)
+        }
+    }
 }
 
 impl Supervisor<'_> {
     fn supervise(&mut self) -> Result<Next, LaunchError> {
         loop {
+            self.notice_own_absence();
             for message in self.link.receive() {
                 if let Some(end) = self.heard(message)? {
                     return Ok(end);
                 }
             }
-            if self.link.is_closed()
-                && let Some(end) = self.coordinator_lost()
-            {
+            if let Some(end) = self.look_after_the_link() {
                 return Ok(end);
             }
             if let Some(end) = self.check_workers() {
@@ -257,11 +336,15 @@ impl Supervisor<'_> {
         due = others.into_iter().flatten().fold(due, Instant::min);
         let output = self.attempt.as_ref().map(|attempt| &attempt.output);
         due = output.and_then(|output| output.wake_at()).map_or(due, |wake| due.min(wake));
+        due = self.link.look_by().map_or(due, |look| due.min(look));
 
         let write = if self.link.wants_to_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
         let mut sources = Vec::from(self.signals.sources());
         if !self.link.is_closed() {
             sources.push(PollFd::new(self.link.source(), PollFlags::POLLIN | write));
+        }
+        if let Some(seek) = &self.seek {
+            sources.push(PollFd::new(seek.source(), PollFlags::POLLIN));
         }
         let fixed = sources.len();
         let mut indexes = Vec::new();
@@ -318,10 +401,32 @@ impl Supervisor<'_> {
                 }
             }
             FromCoordinator::Start(start) => self.start(start)?,
-            FromCoordinator::Stop { reason } => {
-                self.console.note(Note::Progress(format!("restarting: {reason}")));
-                return Ok(self.order(Next::Rejoin));
+            // Ordered twice, and answered already.
+            FromCoordinator::Stop { .. } if matches!(self.phase, Phase::Waiting) => {}
+            FromCoordinator::Stop { reason, at_once } => {
+                let what = if self.plan.terms.elastic() { "ending the workers" } else { "restarting" };
+                self.console.note(Note::Progress(format!("{what}: {reason}")));
+                self.note_stop(&reason);
+                let end = self.order(Next::Rejoin);
+                if at_once && let Phase::Stopping { kill_at, killed: false, .. } = &mut self.phase {
+                    *kill_at = Instant::now();
+                }
+                return Ok(end);
             }
+            FromCoordinator::Ping {} | FromCoordinator::NotLeading {} | FromCoordinator::Stand(_) => {}
+            FromCoordinator::Lineage(lineage) => {
+                // A spare that hears of a round has no say in who takes it over.
+                if self.last_start.as_ref().is_some_and(|start| start.round == lineage.round) {
+                    self.identity.last_round = Some(lineage.round);
+                }
+                if let Some(service) = &self.service {
+                    service.post.know(lineage.round);
+                }
+                self.lineage = Some(lineage);
+                self.informed = true;
+            }
+            FromCoordinator::Dropped { reason } => return Ok(self.dropped(&reason)),
+            FromCoordinator::Moved(place) => return Ok(self.moved(place)),
             FromCoordinator::Fail { reason, failures } => {
                 let (host, known) = (&self.plan.address, &self.failures);
                 let elsewhere = |failure: &Failure| {
@@ -343,18 +448,10 @@ impl Supervisor<'_> {
         self.restarts = start.restarts;
         self.failures.clear();
         self.phase = Phase::Running;
-        self.last_start = Some(start.clone());
-        if self.plan.terms.max_nodes > 1 {
-            let ranks: Vec<usize> = (start.first_rank..start.first_rank + self.plan.job.workers).collect();
-            self.console.note(Note::Progress(format!(
-                "round {}: {} nodes, {} workers; this is node {} with {}",
-                start.round,
-                start.group_world_size,
-                start.world_size,
-                start.group_rank,
-                describe_ranks(&ranks),
-            )));
-        }
+        self.round_began = Instant::now();
+        let before = self.last_start.replace(start.clone());
+        let stopped = self.stopped.take();
+        self.tell_of_start(&start, before.as_ref(), stopped);
         let unwritable = |source: io::Error| LaunchError::Logs {
             directory: self.directory.path().map(PathBuf::from).unwrap_or_default(),
             source,
@@ -376,10 +473,67 @@ impl Supervisor<'_> {
             drill.started(Instant::now());
         }
         self.attempt = Some(attempt);
+        self.link.send(&ToCoordinator::Started {});
         if let Some(failure) = failure {
             self.failed(vec![failure]);
         }
         Ok(())
+    }
+
+    /// One line that says where this node stands in the round, and what it cost to get there.
+    fn tell_of_start(&mut self, start: &Start, before: Option<&Start>, stopped: Option<(Instant, String)>) {
+        let workers = self.plan.job.workers;
+        let ranks = |first: usize| describe_ranks(&(first..first + workers).collect::<Vec<_>>());
+        let cost = stopped.as_ref().map(|(since, _)| since.elapsed().as_secs_f64());
+        self.events.note(
+            "round_started",
+            json!({
+                "round": start.round,
+                "restarts": start.restarts,
+                "changes": start.changes,
+                "reason": start.reason,
+                "nodes": start.group_world_size,
+                "world_size": start.world_size,
+                "group_rank": start.group_rank,
+                "first_rank": start.first_rank,
+                "workers": workers,
+                "seconds_without_workers": cost,
+            }),
+        );
+        if self.plan.terms.max_nodes == 1 {
+            return;
+        }
+        let mut text = format!(
+            "round {}: {} nodes, {} workers; this is node {} with {}",
+            start.round,
+            start.group_world_size,
+            start.world_size,
+            start.group_rank,
+            ranks(start.first_rank)
+        );
+        if let Some(before) = before.filter(|before| before.first_rank != start.first_rank) {
+            text.push_str(&format!(" ({} before)", ranks(before.first_rank)));
+        }
+        if let Some(reason) =
+            start.reason.as_ref().filter(|reason| stopped.as_ref().is_none_or(|(_, told)| told != *reason))
+        {
+            text.push_str(&format!("; {reason}"));
+        }
+        if let Some(cost) = cost {
+            text.push_str(&format!("; {cost:.1} s without workers"));
+        }
+        self.console.note(Note::Progress(text));
+    }
+
+    /// The workers are about to end, for this reason.
+    fn note_stop(&mut self, reason: &str) {
+        if self.attempt.is_some() && self.stopped.is_none() {
+            let ran = self.round_began.elapsed().as_secs_f64();
+            let round = self.last_start.as_ref().map(|start| start.round);
+            self.events.note("round_stopped", json!({"round": round, "reason": reason, "ran_seconds": ran}));
+        }
+        let since = self.stopped.take().map_or_else(Instant::now, |(since, _)| since);
+        self.stopped = Some((since, reason.to_owned()));
     }
 
     /// Looks for workers that have ended, and takes the next step when the last one has.
@@ -395,6 +549,7 @@ impl Supervisor<'_> {
             Phase::Running if alive == 0 => {
                 self.end_attempt();
                 self.phase = Phase::Finished;
+                self.events.note("node_finished", json!({"ran_seconds": self.round_began.elapsed().as_secs_f64()}));
                 self.link.send(&ToCoordinator::Finished {});
             }
             Phase::Stopping { kill_at, killed, .. } if alive > 0 && now >= *kill_at => {
@@ -446,6 +601,10 @@ impl Supervisor<'_> {
         let first = root_cause(&failures).cloned();
         self.failures.extend(failures);
         if let (Phase::Running, Some(first)) = (&self.phase, first) {
+            let cause = first.describe();
+            let (rank, exit) = (first.rank, first.exit.0);
+            self.events.note("worker_failed", json!({"rank": rank, "exit": exit, "cause": cause}));
+            self.note_stop(&cause);
             self.stop(Signal::SIGTERM, self.plan.grace_period, None);
             self.link.send(&ToCoordinator::Failed(Box::new(first)));
         }
@@ -484,26 +643,15 @@ impl Supervisor<'_> {
         }
         let reason = format!("received {signal}");
         self.console.note(Note::Progress(format!("{reason}: passing it on to the workers")));
-        self.link.send(&ToCoordinator::Leaving { cause: reason.clone() });
+        self.note_stop(&reason);
+        self.link.send(&if self.plan.terms.elastic() {
+            ToCoordinator::Draining { cause: reason.clone() }
+        } else {
+            ToCoordinator::Leaving { cause: reason.clone(), failed: false }
+        });
         let end = Next::End { success: false, reason: Some(reason), signal: Some(signal) };
         self.stop(signal, self.plan.shutdown_timeout, Some(end));
         if self.attempt.is_none() { self.settle() } else { None }
-    }
-
-    fn coordinator_lost(&mut self) -> Option<Next> {
-        match &self.phase {
-            // Our part is done; the first node may have ended before its farewell arrived.
-            Phase::Finished => {
-                let text =
-                    "the first node went away before all nodes had finished; this node's workers all ended with 0";
-                self.console.note(Note::Warning(text.to_owned()));
-                Some(Next::End { success: true, reason: None, signal: None })
-            }
-            Phase::Stopping { then: Some(Next::End { .. }), .. } => None,
-            Phase::Waiting | Phase::Running | Phase::Stopping { .. } => {
-                self.order(failed("lost the connection to the first node, which leads the job".to_owned()))
-            }
-        }
     }
 
     fn show_status(&mut self) {
@@ -533,18 +681,25 @@ impl Supervisor<'_> {
     fn close(mut self, end: Next) -> Outcome {
         self.end_attempt();
         self.spares.end(&mut self.guardian);
-        self.link.flush();
-        if let Some(server) = self.server.take() {
-            server.shutdown();
+        self.seek = None;
+        let (success, reason, signal) = match end {
+            Next::End { success, reason, signal } => (success, reason, signal),
+            Next::Rejoin => unreachable!("only an end leaves the loop"),
+        };
+        match (&signal, self.plan.terms.elastic()) {
+            (Some(signal), true) => {
+                let leaving = ToCoordinator::Leaving { cause: format!("received {signal}"), failed: false };
+                self.link.farewell(&leaving, FAREWELL);
+            }
+            _ => self.link.flush(),
+        }
+        if let Some(service) = self.service.take() {
+            service.shutdown();
         }
         for note in self.notes.try_iter() {
             self.console.note(note);
         }
         self.directory.remove_if_empty();
-        let (success, reason, signal) = match end {
-            Next::End { success, reason, signal } => (success, reason, signal),
-            Next::Rejoin => unreachable!("only an end leaves the loop"),
-        };
         Outcome {
             success,
             reason,

@@ -18,7 +18,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use instep_policy::membership::{Event, Member, NodeFacts, NodeId};
+use instep_policy::membership::{Event, LauncherId, Member, NodeFacts, NodeId};
 use instep_store::{Client, Context, Key, Request};
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +98,10 @@ impl ForeignNodes {
             let node = NodeId(u64::MAX - rank as u64);
             self.nodes.insert(rank, node);
             let facts = NodeFacts {
+                launcher: LauncherId(node.0),
+                last_round: None,
+                busy: false,
+                after_silence: false,
                 address: format!("node {rank} (torchrun)"),
                 process: 0,
                 workers: info.local_world_size,
@@ -192,6 +196,7 @@ fn take_part(
                 restarts += 1;
                 say(&FromCoordinator::Stop {
                     reason: format!("{}; restart {restarts} of {}", failure.describe(), place.max_restarts),
+                    at_once: false,
                 })?;
             }
             ToCoordinator::Failed(failure) => {
@@ -206,7 +211,15 @@ fn take_part(
                 say(&FromCoordinator::Complete {})?;
             }
             ToCoordinator::Leaving { .. } => return Ok(()),
-            ToCoordinator::Hello(_) => {}
+            // Said to coordinators of ours alone.
+            ToCoordinator::Hello(_)
+            | ToCoordinator::Started {}
+            | ToCoordinator::Draining { .. }
+            | ToCoordinator::Parting { .. }
+            | ToCoordinator::Ping {}
+            | ToCoordinator::Lead(_)
+            | ToCoordinator::Contact(_)
+            | ToCoordinator::Scouted(_) => {}
         }
     }
     Ok(())
@@ -235,6 +248,9 @@ fn start(
         master_address: place.master_address.clone(),
         master_port: place.master_port,
         launcher_serves_store: true,
+        reason: None,
+        changes: 0,
+        companions: Vec::new(),
     }))
 }
 

@@ -2,16 +2,20 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use instep_launch::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
 use instep_launch::coordinator::{Coordinator, Hosting};
+use instep_launch::events::EventLog;
 use instep_launch::failure::{ExitStatus, Failure};
-use instep_policy::membership::Terms;
+use instep_policy::membership::{LauncherId, Quorum, Terms};
 use instep_store::{Client, Server};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: u64 = 42;
+static NEXT_LAUNCHER: AtomicU64 = AtomicU64::new(100);
 
 fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> Terms {
     Terms {
@@ -21,6 +25,11 @@ fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> Terms {
         max_restarts,
         last_call: Duration::from_secs(30),
         join_timeout: Duration::from_secs(60),
+        max_changes: 10,
+        settle: Duration::from_millis(100),
+        reunion: Duration::from_secs(1),
+        fence: Duration::ZERO,
+        quorum: Quorum::Majority,
     }
 }
 
@@ -31,9 +40,14 @@ fn serve(terms: &Terms) -> Server {
         run_id: "job".to_owned(),
         terms: terms.clone(),
         host_token: TOKEN,
+        launcher: LauncherId(TOKEN),
         master_address: "localhost".to_owned(),
         master_port,
         worker_serves_store: false,
+        pulse: None,
+        endpoint: None,
+        post: Arc::default(),
+        events: EventLog::default(),
     };
     let coordinator = Coordinator::new(hosting, Instant::now());
     Server::start(listeners, Some(Box::new(coordinator)), |_| {}).expect("serve")
@@ -60,6 +74,11 @@ impl Launcher {
             version: "0".to_owned(),
             run_id: "job".to_owned(),
             host_token: None,
+            launcher: LauncherId(NEXT_LAUNCHER.fetch_add(1, Ordering::Relaxed)),
+            last_round: None,
+            busy: false,
+            after_silence: false,
+            standby_port: None,
             address: "a".to_owned(),
             process: 1,
             workers: 2,
@@ -135,7 +154,7 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
 
     second.say(&failure(2));
     for launcher in [&mut first, &mut second] {
-        let Some(FromCoordinator::Stop { reason }) = launcher.hear() else { panic!("expected to be stopped") };
+        let Some(FromCoordinator::Stop { reason, .. }) = launcher.hear() else { panic!("expected to be stopped") };
         assert_eq!(reason, "rank 2 on b exited with code 3 (ValueError: no); restart 1 of 1");
         launcher.say(&ToCoordinator::Stopped {});
     }

@@ -243,6 +243,9 @@ pub(crate) struct RunArguments {
     /// Show identical lines of several ranks once: [ranks 1-7] ...
     #[arg(long, help_heading = "Output")]
     fold: bool,
+    /// Append what happens to the job to FILE, as lines of JSON: rounds, failures, nodes that come and go
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    events: Option<PathBuf>,
     /// Prefix of tee'd lines; macros ${role_name} ${local_rank} ${rank} ${hostname}
     #[arg(
         long,
@@ -409,6 +412,7 @@ impl RunArguments {
             preload: self.preload,
             drill: self.drill,
             fold: self.fold,
+            events: self.events,
             pass_local_rank,
             script: command.next().unwrap_or_default(),
             script_arguments: without_separator(command),

@@ -1,0 +1,727 @@
+//! Who is in a job, and when a round of it starts, restarts and ends.
+//!
+//! One [`Membership`] lives in the server at the rendezvous endpoint. Launchers, one per node, tell it what happens to
+//! them ([`Event`]); it answers with what they must do ([`Action`]). A *round* is one life of the workers on all
+//! nodes: any failure ends it everywhere, and the next one starts only when no worker of the old one is alive.
+//!
+//! A job is *elastic* if it has a range of nodes and no fixed ranks. Then nodes that come and go are *membership
+//! changes*, with a budget and a cause of their own beside the restarts after failures:
+//!
+//! - Lost, left and draining nodes: the others stop, and start again at once if enough remain.
+//! - Newcomers: after a moment in which more may come, the round is stopped and formed again with them.
+//! - A failure is judged when every other member has answered the order to stop. If one of them turns out to be lost,
+//!   and had not reported a failure of its own, the loss was the cause: workers fall when a peer vanishes. So a node
+//!   cannot turn its own failure into a change by leaving, and nobody pays a restart for somebody else's machine.
+//! - A node that fell silent may be alive behind a cut link, where others may go on without us. So after silence a round
+//!   needs a majority of the nodes of the round before ([`Quorum::Majority`], module `view`). The round *before* is the
+//!   newest one of which a majority of its own predecessor is known to have started ([`Action::Commit`]): an order to
+//!   start that never arrived behind a cut link commits nobody, and who has not heard of a round may not be counted twice.
+//!
+//! In all other jobs a lost node is a failure.
+//!
+//! Invariants, cited by the simulations in `tests/membership.rs` and `tests/elastic`:
+//!
+//! - M1: a round starts only with nodes that said they have no worker alive.
+//! - M2: a round never has fewer than `min_nodes` or more than `max_nodes` nodes.
+//! - M3: after the first, at most `max_restarts` rounds follow a failure and at most `max_changes` another change.
+//! - M4: ranks of a round are `0..world_size`, each given once; group rank 0 is the host of the endpoint if it is in.
+//! - M5: after [`Action::Complete`] or [`Action::Fail`] nothing follows.
+//! - M6: of two sides that are silent to each other at most one starts a round, unless [`Quorum::Minimum`] lets both.
+//!
+//! Deliberately absent: sockets, messages, key spaces and the details of a failure. The coordinator in `launch`
+//! translates.
+
+mod messages;
+mod places;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub use messages::{Action, Event, NodeFacts, Terms};
+pub use places::Member;
+use places::{Applicant, seat};
+use view::{Presence, View};
+pub use view::{Quorum, Resumption};
+
+/// How many nodes are named to people; the rest is counted.
+const SHOWN: usize = 8;
+
+/// A node's connection to the coordinator; never reused within a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+/// A launcher's own number, random and the same for its whole life: it may connect again, its successor has another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct LauncherId(pub u64);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Ready,
+    Running,
+    Finished,
+    Stopping,
+    Draining,
+}
+
+#[derive(Debug)]
+struct Node {
+    facts: NodeFacts,
+    standing: Standing,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    /// Nodes come together; `last_call` is set once enough are there.
+    Gathering {
+        since: Duration,
+        last_call: Option<Duration>,
+    },
+    /// The workers run; `settled` is when those who wait are taken in.
+    Running {
+        settled: Option<Duration>,
+    },
+    Ended,
+}
+
+/// Why an elastic round was stopped, until all of its nodes have answered.
+#[derive(Debug, Default)]
+struct Trouble {
+    failure: Option<String>,
+    /// Nodes that reported a failure: their loss explains nobody else's.
+    failed: BTreeSet<NodeId>,
+    change: Option<String>,
+}
+
+/// The decisions about one job. See the module documentation.
+#[derive(Debug)]
+pub struct Membership {
+    terms: Terms,
+    nodes: BTreeMap<NodeId, Node>,
+    phase: Phase,
+    /// Members of the newest round that are still counted on.
+    members: Vec<NodeId>,
+    rounds: u64,
+    restarts: u32,
+    changes: u32,
+    /// How many nodes the newest round started with.
+    round_size: usize,
+    /// The newest round that is committed, as all who may be alive know it.
+    view: Option<View>,
+    /// The round that was started and is not committed yet, with those who have started.
+    pending: Option<(View, BTreeSet<LauncherId>)>,
+    trouble: Option<Trouble>,
+    /// Since when workers of a silent side may still run.
+    silent_since: Option<Duration>,
+    /// Why the next round will start.
+    reason: Option<String>,
+    announced: Option<String>,
+}
+
+impl Membership {
+    /// A job without nodes, at time `now` (any monotonic offset).
+    pub fn new(terms: Terms, now: Duration) -> Membership {
+        Membership {
+            terms,
+            nodes: BTreeMap::new(),
+            phase: Phase::Gathering { since: now, last_call: None },
+            members: Vec::new(),
+            rounds: 0,
+            restarts: 0,
+            changes: 0,
+            round_size: 0,
+            view: None,
+            pending: None,
+            trouble: None,
+            silent_since: None,
+            reason: None,
+            announced: None,
+        }
+    }
+
+    /// A job whose coordinator was lost, to be led from here on.
+    pub fn resume(terms: Terms, resumption: Resumption, now: Duration) -> Membership {
+        let trouble = Trouble { change: Some(resumption.reason.clone()), ..Trouble::default() };
+        Membership {
+            rounds: resumption.round + 1,
+            restarts: resumption.restarts,
+            changes: resumption.changes,
+            round_size: resumption.size,
+            view: Some(View::resumed(&resumption)),
+            trouble: Some(trouble),
+            silent_since: (!resumption.dead.contains(&resumption.host)).then_some(now),
+            ..Membership::new(terms, now)
+        }
+    }
+
+    /// What the job was started with.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The newest round that was started.
+    pub fn round(&self) -> Option<u64> {
+        self.rounds.checked_sub(1)
+    }
+
+    /// Whether workers run.
+    pub fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. })
+    }
+
+    /// Members of the newest round that fell silent: they may be alive.
+    pub fn unaccounted(&self) -> Vec<LauncherId> {
+        let here: BTreeSet<LauncherId> = self.nodes.values().map(|node| node.facts.launcher).collect();
+        self.view.as_ref().map(|view| view.unaccounted(&here)).unwrap_or_default()
+    }
+
+    /// A launcher's place in the newest round; earlier ones lead rather than later ones.
+    pub fn precedence(&self, launcher: LauncherId) -> usize {
+        self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher))
+    }
+
+    /// When [`Event::Tick`] is due at the latest.
+    pub fn wake_at(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Gathering { since, last_call } => Some(last_call.unwrap_or(since + self.terms.join_timeout)),
+            Phase::Running { settled } => settled,
+            Phase::Ended => None,
+        }
+    }
+
+    /// Takes in what happened and returns what is to be done.
+    pub fn on(&mut self, event: Event, now: Duration) -> Vec<Action> {
+        if self.phase == Phase::Ended {
+            return match event {
+                Event::Joined { node, .. } => {
+                    vec![Action::Refuse { node, reason: "the job has already ended".to_owned() }]
+                }
+                _ => Vec::new(),
+            };
+        }
+        match event {
+            Event::Joined { node, facts } => self.joined(node, facts, now),
+            Event::Stopped { node } => {
+                let is_news = self.standing(node) == Some(Standing::Stopping);
+                self.change(node, Standing::Stopping, Standing::Ready);
+                match self.phase {
+                    Phase::Running { .. } if is_news => self.newcomer(node, now),
+                    _ => self.gather(now),
+                }
+            }
+            Event::Started { node } => self.started(node),
+            // Said before the order to stop arrived: the round is over, and the order stands.
+            Event::Finished { node } => {
+                self.change(node, Standing::Running, Standing::Finished);
+                self.complete_if_finished()
+            }
+            Event::Failed { node, cause } => self.failed(node, cause, now),
+            Event::Draining { node, cause } => self.draining(node, &cause, now),
+            Event::Left { node, cause, failed } => {
+                let mut actions = Vec::new();
+                if failed && self.terms.elastic() {
+                    let name = self.nodes.get(&node).map_or_else(String::new, |node| describe(&node.facts));
+                    actions = self.failed(node, format!("node {name} left: {cause}"), now);
+                }
+                actions.extend(self.gone(node, "left", cause, false, now));
+                actions
+            }
+            Event::Lost { node, cause, silent } => self.gone(node, "was lost", cause, silent, now),
+            Event::Silent { nodes } => {
+                for (node, _) in &nodes {
+                    self.change(*node, Standing::Ready, Standing::Draining);
+                }
+                let each = nodes.into_iter();
+                each.flat_map(|(node, cause)| self.gone(node, "was lost", cause, true, now)).collect()
+            }
+            Event::Dead { launcher } => {
+                for view in self.view.iter_mut().chain(self.pending.as_mut().map(|(view, _)| view)) {
+                    view.found_dead(launcher);
+                }
+                self.gather(now)
+            }
+            Event::Tick => match self.phase {
+                Phase::Running { settled: Some(due) } if now >= due => self.take_in_newcomers(now),
+                _ => self.gather(now),
+            },
+        }
+    }
+
+    fn standing(&self, node: NodeId) -> Option<Standing> {
+        self.nodes.get(&node).map(|node| node.standing)
+    }
+
+    fn change(&mut self, node: NodeId, from: Standing, to: Standing) {
+        if let Some(node) = self.nodes.get_mut(&node).filter(|node| node.standing == from) {
+            node.standing = to;
+        }
+    }
+
+    fn joined(&mut self, node: NodeId, facts: NodeFacts, now: Duration) -> Vec<Action> {
+        if let Some(reason) = self.objection(&facts) {
+            return vec![Action::Refuse { node, reason }];
+        }
+        if let Some(view) = &mut self.view {
+            view.returned(facts.launcher);
+        }
+        if facts.after_silence && facts.last_round.is_some() {
+            self.silent_since = Some(now);
+        }
+        let standing = if facts.busy { Standing::Stopping } else { Standing::Ready };
+        self.nodes.insert(node, Node { facts, standing });
+        match self.phase {
+            Phase::Running { .. } if standing == Standing::Ready => self.newcomer(node, now),
+            Phase::Running { .. } => Vec::new(),
+            _ => {
+                let mut actions = self.gather(now);
+                if let [Action::Waiting { node: whom, .. }] = actions.as_mut_slice()
+                    && !self.is_worth_telling_all()
+                {
+                    *whom = Some(node);
+                }
+                actions
+            }
+        }
+    }
+
+    /// Many nodes come one after the other: if all were told of each, the messages would grow with the square.
+    fn is_worth_telling_all(&self) -> bool {
+        const FEW: usize = 16;
+        let present = self.nodes.len();
+        present <= FEW || present.is_power_of_two() || self.terms.min_nodes.saturating_sub(present) < 4
+    }
+
+    fn objection(&self, facts: &NodeFacts) -> Option<String> {
+        if let Some(theirs) = facts.last_round.filter(|round| self.round().is_none_or(|ours| *round > ours)) {
+            return Some(format!("the node took part in round {theirs}, of which nothing is known here"));
+        }
+        if !self.terms.fixed_ranks {
+            return None;
+        }
+        let (rank, last) = (facts.node_rank, self.terms.max_nodes - 1);
+        if rank > last {
+            return Some(format!("node rank {rank} is out of range: this job has node ranks 0 to {last}"));
+        }
+        let holder = self.nodes.values().find(|node| node.facts.node_rank == rank)?;
+        Some(format!("node rank {rank} is already taken by {}", describe(&holder.facts)))
+    }
+
+    /// Somebody waits while a round runs: it is taken in after a moment, if there is room and the job is not ending.
+    fn newcomer(&mut self, node: NodeId, now: Duration) -> Vec<Action> {
+        let (running, most) = (self.members.len(), self.terms.max_nodes);
+        let waits = |why: &str| {
+            let reason = format!("the job runs with {running} of at most {most} nodes; {why}");
+            vec![Action::Waiting { node: Some(node), reason }]
+        };
+        if !self.terms.elastic() {
+            return waits("a new node waits for the next round");
+        }
+        if running >= most {
+            return waits("a further node waits as a spare");
+        }
+        if self.some_finished() {
+            return waits("a node has finished already, so that a new one is not taken in");
+        }
+        if self.changes >= self.terms.max_changes {
+            return waits("all membership changes are used up, so that a new one is not taken in");
+        }
+        let due = match self.phase {
+            Phase::Running { settled: Some(due) } => due,
+            _ => now + self.terms.settle,
+        };
+        self.phase = Phase::Running { settled: Some(due) };
+        waits(&format!("a new node is taken in after {} s", self.terms.settle.as_secs_f64()))
+    }
+
+    fn some_finished(&self) -> bool {
+        self.members.iter().any(|id| self.standing(*id) == Some(Standing::Finished))
+    }
+
+    fn take_in_newcomers(&mut self, now: Duration) -> Vec<Action> {
+        self.phase = Phase::Running { settled: None };
+        let waiting: Vec<String> = self
+            .nodes
+            .values()
+            .filter(|node| node.standing == Standing::Ready)
+            .map(|node| describe(&node.facts))
+            .collect();
+        if waiting.is_empty() || self.some_finished() || self.members.len() >= self.terms.max_nodes {
+            return Vec::new();
+        }
+        let plural = if waiting.len() == 1 { "node" } else { "nodes" };
+        self.stop_for_change(format!("{plural} {} joined", listed(&waiting)), now)
+    }
+
+    fn failed(&mut self, node: NodeId, cause: String, now: Duration) -> Vec<Action> {
+        match (self.standing(node), &mut self.trouble) {
+            // Its peers' workers fall with the first: only the first failure of a round counts.
+            (Some(Standing::Running | Standing::Finished), _) if !self.terms.elastic() => self.restart(cause, now),
+            (Some(Standing::Running | Standing::Finished), _) => {
+                let mut trouble = Trouble { failure: Some(cause.clone()), ..Trouble::default() };
+                trouble.failed.insert(node);
+                self.stop(trouble, cause, now)
+            }
+            (Some(Standing::Stopping), Some(trouble)) => {
+                trouble.failed.insert(node);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A failure in a job that is not elastic: end the round everywhere and, within the budget, gather again.
+    fn restart(&mut self, cause: String, now: Duration) -> Vec<Action> {
+        if self.restarts >= self.terms.max_restarts {
+            return self.fail(self.out_of_restarts(&cause));
+        }
+        self.restarts += 1;
+        let reason = format!("{cause}; restart {} of {}", self.restarts, self.terms.max_restarts);
+        self.reason = Some(reason.clone());
+        self.stop_members(reason, now)
+    }
+
+    fn out_of_restarts(&self, cause: &str) -> String {
+        let budget = match self.terms.max_restarts {
+            0 => "restarts are off (--max-restarts 0)".to_owned(),
+            1 => "the only restart is used up".to_owned(),
+            many => format!("all {many} restarts are used up"),
+        };
+        format!("{cause}; {budget}")
+    }
+
+    fn fail(&mut self, reason: String) -> Vec<Action> {
+        self.phase = Phase::Ended;
+        vec![Action::Fail { reason }]
+    }
+
+    fn stop_for_change(&mut self, cause: String, now: Duration) -> Vec<Action> {
+        let trouble = Trouble { change: Some(cause.clone()), ..Trouble::default() };
+        self.stop(trouble, cause, now)
+    }
+
+    fn stop(&mut self, trouble: Trouble, reason: String, now: Duration) -> Vec<Action> {
+        self.trouble = Some(trouble);
+        self.pending = None;
+        self.stop_members(reason, now)
+    }
+
+    fn stop_members(&mut self, reason: String, now: Duration) -> Vec<Action> {
+        self.phase = Phase::Gathering { since: now, last_call: None };
+        self.announced = None;
+        let mut nodes = Vec::new();
+        for id in &self.members {
+            match self.nodes.get_mut(id) {
+                Some(node) if node.facts.foreign => node.standing = Standing::Ready,
+                Some(node) if node.standing != Standing::Draining => {
+                    node.standing = Standing::Stopping;
+                    nodes.push(*id);
+                }
+                _ => {}
+            }
+        }
+        let mut actions = vec![Action::Stop { nodes, reason, at_once: false }];
+        actions.extend(self.gather(now));
+        actions
+    }
+
+    fn draining(&mut self, id: NodeId, cause: &str, now: Duration) -> Vec<Action> {
+        let Some(node) = self.nodes.get_mut(&id).filter(|_| self.terms.elastic()) else { return Vec::new() };
+        let before = std::mem::replace(&mut node.standing, Standing::Draining);
+        let reason = format!("node {} is draining: {cause}", describe(&node.facts));
+        match (self.is_running(), before) {
+            (true, Standing::Running | Standing::Finished) => self.stop_for_change(reason, now),
+            _ => self.gather(now),
+        }
+    }
+
+    fn gone(&mut self, id: NodeId, how: &str, cause: String, silent: bool, now: Duration) -> Vec<Action> {
+        let Some(node) = self.nodes.remove(&id) else { return Vec::new() };
+        let was_member = self.members.contains(&id);
+        self.members.retain(|member| *member != id);
+        if node.facts.host {
+            return self.host_gone(how, &cause);
+        }
+        for view in self.view.iter_mut().chain(self.pending.as_mut().map(|(view, _)| view)) {
+            view.gone(node.facts.launcher, format!("{}: {cause}", describe(&node.facts)), silent);
+        }
+        let mut urgent = Vec::new();
+        if silent && self.may_be_superseded() {
+            let alive = |id: &&NodeId| !matches!(self.standing(**id), None | Some(Standing::Ready));
+            let nodes: Vec<NodeId> = self.members.iter().filter(alive).copied().collect();
+            let reason = "too few nodes are heard: the others may go on without this side".to_owned();
+            urgent.push(Action::Stop { nodes, reason, at_once: true });
+        }
+        let mut actions = self.without(id, node, was_member, how, &cause, now);
+        actions.extend(urgent);
+        actions
+    }
+
+    /// Whether those who are heard are too few to go on.
+    fn may_be_superseded(&self) -> bool {
+        let Some(view) = self.view.as_ref().filter(|_| self.terms.elastic()) else { return false };
+        let heard = self.nodes.values().map(|node| (node.facts.launcher, node.facts.last_round));
+        view.objection(self.terms.quorum, &Presence::of(heard)).is_some()
+    }
+
+    fn without(
+        &mut self,
+        id: NodeId,
+        node: Node,
+        was_member: bool,
+        how: &str,
+        cause: &str,
+        now: Duration,
+    ) -> Vec<Action> {
+        let elastic = self.terms.elastic();
+        let what = format!("node {} {how}: {cause}", describe(&node.facts));
+        match (&self.phase, node.standing) {
+            (Phase::Running { .. }, Standing::Finished) => self.complete_if_finished(),
+            (Phase::Running { .. }, Standing::Running) if was_member && elastic => self.stop_for_change(what, now),
+            (Phase::Running { .. }, Standing::Running) if was_member => self.restart(what, now),
+            (Phase::Running { .. }, _) => Vec::new(),
+            (_, standing) => {
+                if let Some(trouble) = &mut self.trouble
+                    && standing == Standing::Stopping
+                    && !trouble.failed.contains(&id)
+                {
+                    trouble.change.get_or_insert(what);
+                }
+                self.gather(now)
+            }
+        }
+    }
+
+    /// The coordinator ends with its host. An elastic job is taken over by the next node; any other has no leader.
+    fn host_gone(&mut self, how: &str, cause: &str) -> Vec<Action> {
+        self.phase = Phase::Ended;
+        match self.terms.elastic() {
+            true => Vec::new(),
+            false => vec![Action::Fail { reason: format!("the first node {how}: {cause}") }],
+        }
+    }
+
+    fn complete_if_finished(&mut self) -> Vec<Action> {
+        let all_finished = self.members.iter().all(|id| self.standing(*id) == Some(Standing::Finished));
+        if self.is_running() && all_finished {
+            self.phase = Phase::Ended;
+            return vec![Action::Complete];
+        }
+        Vec::new()
+    }
+
+    /// Starts the round if it can be, else says what is missing.
+    fn gather(&mut self, now: Duration) -> Vec<Action> {
+        let Phase::Gathering { since, last_call } = self.phase else { return Vec::new() };
+        let busy = |node: &&Node| matches!(node.standing, Standing::Stopping | Standing::Draining);
+        let stopping = self.nodes.values().filter(busy).count();
+        if stopping == 0
+            && let Some(reason) = self.judge()
+        {
+            return self.fail(reason);
+        }
+        let ready = self.nodes.len() - stopping;
+        let quorum = self.quorum();
+        let enough = ready >= self.terms.min_nodes && stopping == 0 && quorum.is_none();
+        if !enough && now >= since + self.terms.join_timeout {
+            let limit = self.terms.join_timeout.as_secs_f64();
+            return self.fail(format!("gave up after {limit} s {}", self.missing(ready, stopping, quorum)));
+        }
+        if !enough {
+            self.phase = Phase::Gathering { since, last_call: None };
+            // Ending workers takes a moment and needs nobody's help: only missing nodes are worth a sentence.
+            return if stopping > 0 { Vec::new() } else { self.announce(self.missing(ready, stopping, quorum)) };
+        }
+        let full = ready >= self.terms.max_nodes;
+        let deadline = if full { now } else { self.start_by(since, last_call, now) }.max(self.not_before(since));
+        if now >= deadline {
+            return self.start();
+        }
+        self.phase = Phase::Gathering { since, last_call: Some(deadline) };
+        self.announce(match &self.view {
+            Some(view) => format!("{ready} of {} nodes of the round before are there again", view.size()),
+            None => format!(
+                "{ready} nodes are there, up to {} may join within the last call of {} s",
+                self.terms.max_nodes,
+                self.terms.last_call.as_secs_f64()
+            ),
+        })
+    }
+
+    /// A coordinator that knows of no round may be one that was started again at the endpoint of a job that has moved: it
+    /// is told within a moment, and must not have begun another job by then. And where a coordinator has fallen silent, to
+    /// us or to a node that has come from there, it is waited until that one must have ended its workers.
+    fn not_before(&self, since: Duration) -> Duration {
+        match self.silent_since {
+            Some(silent_since) => silent_since + self.terms.fence,
+            None if self.terms.elastic() && self.view.is_none() => since + self.terms.settle,
+            None => Duration::ZERO,
+        }
+    }
+
+    /// Until when further nodes are waited for, where enough are there.
+    fn start_by(&self, since: Duration, last_call: Option<Duration>, now: Duration) -> Duration {
+        let same_as_before = self.rounds > 0
+            && self.members.len() == self.round_size
+            && self.members.iter().all(|id| self.standing(*id) == Some(Standing::Ready));
+        if same_as_before {
+            return now;
+        }
+        match &self.view {
+            // Whoever is missing and known to be gone is not waited for.
+            Some(_) if self.terms.elastic() && !self.members.is_empty() => now,
+            Some(_) if self.unaccounted().is_empty() => now,
+            Some(_) => since + self.terms.reunion,
+            None => last_call.unwrap_or(now + self.terms.last_call),
+        }
+    }
+
+    /// Every node of an elastic round has answered: was it a failure or a change, and is there a budget left for it?
+    fn judge(&mut self) -> Option<String> {
+        let trouble = self.trouble.take()?;
+        let reason = match (trouble.change, trouble.failure) {
+            (Some(change), _) if self.changes >= self.terms.max_changes => {
+                let limit = self.terms.max_changes;
+                return Some(format!("{change}; all {limit} membership changes are used up"));
+            }
+            (Some(change), _) => {
+                self.changes += 1;
+                change
+            }
+            (None, Some(cause)) if self.restarts >= self.terms.max_restarts => {
+                return Some(self.out_of_restarts(&cause));
+            }
+            (None, cause) => {
+                self.restarts += 1;
+                let cause = cause.unwrap_or_default();
+                format!("{cause}; restart {} of {}", self.restarts, self.terms.max_restarts)
+            }
+        };
+        self.reason = Some(reason);
+        None
+    }
+
+    /// Why the nodes that are there may not go on without the others.
+    fn quorum(&self) -> Option<String> {
+        let view = self.view.as_ref().filter(|_| self.terms.elastic())?;
+        let ready = self.nodes.values().filter(|node| node.standing == Standing::Ready);
+        let presence = Presence::of(ready.map(|node| (node.facts.launcher, node.facts.last_round)));
+        view.objection(self.terms.quorum, &presence)
+    }
+
+    fn announce(&mut self, reason: String) -> Vec<Action> {
+        if self.announced.as_ref() == Some(&reason) {
+            return Vec::new();
+        }
+        self.announced = Some(reason.clone());
+        vec![Action::Waiting { node: None, reason }]
+    }
+
+    fn missing(&self, ready: usize, stopping: usize, quorum: Option<String>) -> String {
+        if stopping > 0 {
+            return format!("waiting for {stopping} of {} nodes to end their workers", ready + stopping);
+        }
+        let name = |node: &Node| format!("{}, pid {}", node.facts.address, node.facts.process);
+        let mut present: Vec<String> = self.nodes.values().take(SHOWN).map(name).collect();
+        if self.nodes.len() > SHOWN {
+            present.push(format!("and {} more", self.nodes.len() - SHOWN));
+        }
+        let needed = self.terms.min_nodes;
+        let more = needed.saturating_sub(ready);
+        if more == 0
+            && let Some(quorum) = quorum
+        {
+            return quorum;
+        }
+        let plural = if more == 1 { "" } else { "s" };
+        let mut text = format!("waiting for {more} more node{plural}: {ready} of {needed} are there");
+        if !present.is_empty() {
+            text.push_str(&format!(" ({})", present.join("; ")));
+        }
+        if self.terms.fixed_ranks {
+            let absent: Vec<String> = (0..self.terms.max_nodes)
+                .filter(|rank| !self.nodes.values().any(|node| node.facts.node_rank == *rank))
+                .map(|rank| rank.to_string())
+                .collect();
+            text.push_str(&format!("; missing: node rank {}", absent.join(", ")));
+        } else if let Some(gone) = self.view.as_ref().and_then(View::names_of_the_gone) {
+            text.push_str(&format!("; gone: {gone}"));
+        }
+        text
+    }
+
+    fn start(&mut self) -> Vec<Action> {
+        let former = |launcher| self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher));
+        let applicants = self.nodes.iter().map(|(id, node)| Applicant {
+            node: *id,
+            facts: &node.facts,
+            first: node.facts.host && !self.terms.fixed_ranks,
+            former: if self.terms.elastic() { former(node.facts.launcher) } else { usize::MAX },
+        });
+        let (members, world_size) = seat(applicants.collect(), self.terms.max_nodes);
+        let round = self.rounds;
+        self.rounds += 1;
+        self.members = members.iter().map(|member| member.node).collect();
+        self.round_size = self.members.len();
+        self.silent_since = None;
+        let mut seats = Vec::with_capacity(members.len());
+        for id in &self.members {
+            if let Some(node) = self.nodes.get_mut(id) {
+                node.standing = Standing::Running;
+                seats.push((node.facts.launcher, node.facts.host));
+            }
+        }
+        self.pending = Some((View::started(round, &seats), BTreeSet::new()));
+        self.announced = None;
+        self.phase = Phase::Running { settled: None };
+        let (restarts, changes, reason) = (self.restarts, self.changes, self.reason.take());
+        let mut actions = vec![Action::Start { round, restarts, changes, members, world_size, reason }];
+        actions.extend(self.commit());
+        actions
+    }
+
+    fn started(&mut self, node: NodeId) -> Vec<Action> {
+        let launcher = self.nodes.get(&node).map(|node| node.facts.launcher);
+        if let (true, Some(launcher), Some((_, started))) = (self.is_running(), launcher, &mut self.pending) {
+            started.insert(launcher);
+            return self.commit();
+        }
+        Vec::new()
+    }
+
+    /// Takes the new round for the one that counts, once nobody can take over the round before it any more.
+    fn commit(&mut self) -> Vec<Action> {
+        let Some((view, started)) = &self.pending else { return Vec::new() };
+        let witnesses = started.iter().map(|launcher| (*launcher, None));
+        let uncommitted = self
+            .view
+            .as_ref()
+            .filter(|_| self.terms.elastic())
+            .and_then(|before| before.objection(self.terms.quorum, &Presence::of(witnesses)));
+        if uncommitted.is_some() {
+            return Vec::new();
+        }
+        let round = view.round();
+        self.view = self.pending.take().map(|(view, _)| view);
+        for id in &self.members {
+            if let Some(node) = self.nodes.get_mut(id) {
+                node.facts.last_round = Some(round);
+            }
+        }
+        if self.terms.elastic() { vec![Action::Commit { round }] } else { Vec::new() }
+    }
+}
+
+/// How a node is named to people.
+fn describe(facts: &NodeFacts) -> String {
+    format!("{} (pid {})", facts.address, facts.process)
+}
+
+/// The first few of many.
+fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
+    }
+}

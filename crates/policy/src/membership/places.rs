@@ -1,0 +1,62 @@
+//! Who gets which ranks in a round.
+
+use std::collections::BTreeMap;
+
+use super::{NodeFacts, NodeId};
+
+/// One node's place in a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Who.
+    pub node: NodeId,
+    /// Rank of the node among the nodes.
+    pub group_rank: usize,
+    /// How many workers it starts.
+    pub workers: usize,
+    /// Rank of its first worker.
+    pub first_rank: usize,
+    /// Rank of its first worker among the workers of the same role.
+    pub first_role_rank: usize,
+    /// How many workers share the role.
+    pub role_world_size: usize,
+}
+
+/// A node that may get a place.
+pub(super) struct Applicant<'a> {
+    pub(super) node: NodeId,
+    pub(super) facts: &'a NodeFacts,
+    /// Before all others.
+    pub(super) first: bool,
+    /// Its group rank in the round before: ranks should move as little as they can, and spares displace nobody.
+    pub(super) former: usize,
+}
+
+/// Gives out at most `most` places, in order of group rank, and says how many workers that makes.
+pub(super) fn seat(mut applicants: Vec<Applicant<'_>>, most: usize) -> (Vec<Member>, usize) {
+    applicants.sort_by_key(|applicant| {
+        let facts = applicant.facts;
+        (!applicant.first, applicant.former, facts.node_rank, facts.address.clone(), facts.process, applicant.node)
+    });
+    applicants.truncate(most);
+    let mut role_sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    for applicant in &applicants {
+        *role_sizes.entry(&applicant.facts.role).or_default() += applicant.facts.workers;
+    }
+    let mut role_given: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut world_size = 0;
+    let mut members = Vec::with_capacity(applicants.len());
+    for (group_rank, Applicant { node, facts, .. }) in applicants.iter().enumerate() {
+        let given = role_given.entry(&facts.role).or_default();
+        members.push(Member {
+            node: *node,
+            group_rank,
+            workers: facts.workers,
+            first_rank: world_size,
+            first_role_rank: *given,
+            role_world_size: role_sizes.get(facts.role.as_str()).copied().unwrap_or_default(),
+        });
+        *given += facts.workers;
+        world_size += facts.workers;
+    }
+    (members, world_size)
+}

@@ -1,0 +1,160 @@
+//! A launcher of the simulation: what `launch` does with the decisions of `policy`, without sockets and processes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use instep_policy::membership::{LauncherId, Membership, NodeId};
+use instep_policy::silence::Silence;
+use instep_policy::succession::{Claim, Lineage, Loss, Place, Search, Successor};
+
+/// `keep_alive_interval`, and the windows of both sides.
+pub const INTERVAL: Duration = Duration::from_millis(500);
+pub const WINDOW: Duration = Duration::from_millis(2500);
+pub const COORDINATOR_WINDOW: Duration = Duration::from_millis(3500);
+
+/// What is on its way to a launcher.
+#[derive(Debug, Clone)]
+pub enum Order {
+    Start { round: u64, rank: usize, size: usize, companions: Vec<Successor> },
+    Stop { at_once: bool },
+    Lineage(Lineage),
+    Dropped,
+    Moved(Place),
+}
+
+/// What is on its way to a coordinator.
+#[derive(Debug, Clone)]
+pub enum Word {
+    Started,
+    Stopped,
+    Failed,
+    Draining,
+    Left,
+    Parting,
+}
+
+/// One connection between a launcher and a coordinator; messages arrive in order, and late where the link is cut.
+#[derive(Debug, Default)]
+pub struct Wire {
+    pub orders: VecDeque<(Duration, Order)>,
+    pub words: VecDeque<(Duration, Word)>,
+    /// Nothing more is said by the launcher, or by the coordinator.
+    pub left: bool,
+    pub closed: bool,
+}
+
+/// The workers of one node, in one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Workers {
+    pub round: u64,
+    pub rank: usize,
+    pub leader: LauncherId,
+}
+
+#[derive(Debug)]
+pub struct Leading {
+    pub membership: Membership,
+    pub joined: BTreeMap<NodeId, Guest>,
+    pub silence: Silence,
+    pub next_ping: Duration,
+    pub next_scouting: Duration,
+    pub pending: Option<Lineage>,
+    pub lineage: Option<Lineage>,
+    pub places: BTreeMap<LauncherId, Place>,
+    pub resumed: bool,
+}
+
+#[derive(Debug)]
+pub struct Guest {
+    pub launcher: LauncherId,
+    pub heard: Duration,
+}
+
+/// A launcher process; gone from the world when it is killed.
+#[derive(Debug)]
+pub struct Launcher {
+    pub id: LauncherId,
+    pub machine: usize,
+    pub paused_until: Duration,
+    pub workers: Option<Workers>,
+    /// When the workers that were told to end have ended.
+    pub ending: Option<Duration>,
+    pub draining: bool,
+    /// The end of the workers was ordered, and is to be reported.
+    pub told: bool,
+    /// The end of the newest workers was not reported yet.
+    pub owes: bool,
+    /// The launcher that leads, and the connection to it.
+    pub link: Option<(LauncherId, NodeId)>,
+    pub silence: Silence,
+    pub heard: Duration,
+    pub next_ping: Duration,
+    pub started: Option<u64>,
+    pub companions: Vec<Successor>,
+    pub last_round: Option<u64>,
+    pub lineage: Option<Lineage>,
+    /// The one who leads has told of its round.
+    pub informed: bool,
+    /// How the leader of that round was lost.
+    pub loss: Loss,
+    pub search: Option<Search>,
+    pub next_sweep: Duration,
+    pub leading: Option<Leading>,
+}
+
+impl Launcher {
+    pub fn new(id: LauncherId, machine: usize, now: Duration) -> Launcher {
+        Launcher {
+            id,
+            machine,
+            paused_until: Duration::ZERO,
+            workers: None,
+            ending: None,
+            draining: false,
+            told: false,
+            owes: false,
+            link: None,
+            silence: Silence::new(INTERVAL, WINDOW, now),
+            heard: now,
+            next_ping: now,
+            started: None,
+            companions: Vec::new(),
+            last_round: None,
+            lineage: None,
+            informed: false,
+            loss: Loss::Broken,
+            search: None,
+            next_sweep: now,
+            leading: None,
+        }
+    }
+
+    pub fn place(&self) -> Place {
+        Place { address: self.machine.to_string(), port: u16::try_from(self.id.0).expect("few launchers") }
+    }
+
+    pub fn claim(&self) -> Option<Claim> {
+        let leading = self.leading.as_ref()?;
+        Some(Claim {
+            launcher: self.id,
+            round: leading.membership.round(),
+            running: leading.membership.is_running(),
+            precedence: leading.membership.precedence(self.id),
+        })
+    }
+
+    pub fn lead(&mut self, membership: Membership, resumed: bool, now: Duration) {
+        let places = self.lineage.iter().flat_map(|lineage| &lineage.successors);
+        self.leading = Some(Leading {
+            membership,
+            joined: BTreeMap::new(),
+            silence: Silence::new(INTERVAL, COORDINATOR_WINDOW, now),
+            next_ping: now,
+            next_scouting: now,
+            pending: None,
+            lineage: None,
+            places: places.map(|one| (one.launcher, one.place.clone())).collect(),
+            resumed,
+        });
+    }
+}

@@ -1,0 +1,78 @@
+//! Elastic jobs under a virtual clock: launchers, coordinators and the network between machines, with joins, crashes, cuts
+//! that heal, paused processes, slow nodes and lost endpoints in random order.
+//!
+//! Safety, checked whenever workers start: no two workers with one rank, no round below the minimum or above the maximum,
+//! no worker of another round alive, so that never two rounds run on two sides of a cut. Liveness: when the faults end,
+//! one round runs with everybody. `SEED=... cargo test -p instep-policy --test elastic` replays one schedule.
+
+mod launcher;
+mod world;
+
+use std::time::Duration;
+
+use instep_policy::membership::{Action, Event, LauncherId, Membership, NodeFacts, NodeId};
+use instep_testkit::{Random, seeds};
+use world::{World, terms};
+
+#[test]
+fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
+    let seeds = seeds(9000, 1000);
+    let verbose = seeds.len() == 1;
+    for seed in seeds {
+        let mut random = Random::new(seed);
+        let mut world = World::new(seed, verbose, &mut random);
+        let unrest = Duration::from_secs(20 + random.below(60) as u64);
+        while world.now < unrest {
+            world.trouble(&mut random);
+            world.run_for(Duration::from_millis(100 + random.below(6000) as u64), &mut random);
+        }
+        world.calm(&mut random);
+    }
+}
+
+#[test]
+fn ten_thousand_nodes_form_a_round_with_few_messages() {
+    for nodes in [10usize, 100, 1_000, 10_000] {
+        let mut job = Membership::new(terms(nodes, nodes + 1), Duration::ZERO);
+        let mut messages = 0;
+        for node in 0..nodes as u64 {
+            let facts = NodeFacts {
+                launcher: LauncherId(node),
+                last_round: None,
+                busy: false,
+                after_silence: false,
+                address: format!("node{node}"),
+                process: 1,
+                workers: 8,
+                role: "default".to_owned(),
+                node_rank: 0,
+                host: node == 0,
+                foreign: false,
+            };
+            // The hello and its answer; what people are told while they wait goes to all, so that it must be rare.
+            messages += 2;
+            let present = node as usize + 1;
+            messages += sent(&job.on(Event::Joined { node: NodeId(node), facts }, Duration::ZERO), present);
+        }
+        messages += sent(&job.on(Event::Tick, Duration::from_secs(60)), nodes);
+        assert!(job.is_running());
+        let bound = 4.0 * nodes as f64 * (nodes as f64).log2();
+        assert!((messages as f64) <= bound, "{nodes} nodes: {messages} messages, more than {bound}");
+    }
+}
+
+/// How many messages these actions cost with so many nodes.
+fn sent(actions: &[Action], present: usize) -> usize {
+    actions
+        .iter()
+        .map(|action| match action {
+            Action::Refuse { .. } | Action::Waiting { node: Some(_), .. } => 1,
+            Action::Start { .. }
+            | Action::Commit { .. }
+            | Action::Waiting { .. }
+            | Action::Fail { .. }
+            | Action::Complete => present,
+            Action::Stop { nodes, .. } => nodes.len(),
+        })
+        .sum()
+}

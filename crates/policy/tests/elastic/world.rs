@@ -1,0 +1,796 @@
+//! The machines, the network and the clock of the simulation, and what must hold in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use instep_policy::membership::{Action, Event, LauncherId, Membership, NodeFacts, NodeId, Quorum, Terms};
+use instep_policy::succession::{Answer, Lineage, Loss, Place, SUCCESSORS, Search, Step, Successor, yields};
+use instep_testkit::Random;
+
+use crate::launcher::{Guest, INTERVAL, Launcher, Order, WINDOW, Wire, Word, Workers};
+
+const STEP: Duration = Duration::from_millis(50);
+/// Where the endpoint is.
+const FIRST: usize = 0;
+
+pub fn terms(min_nodes: usize, max_nodes: usize) -> Terms {
+    Terms {
+        min_nodes,
+        max_nodes,
+        fixed_ranks: false,
+        max_restarts: 1000,
+        last_call: Duration::from_secs(3),
+        join_timeout: Duration::from_secs(3600),
+        max_changes: 1000,
+        settle: Duration::from_secs(1),
+        reunion: crate::launcher::COORDINATOR_WINDOW,
+        fence: 4 * INTERVAL,
+        quorum: Quorum::Majority,
+    }
+}
+
+pub struct World {
+    pub now: Duration,
+    seed: u64,
+    terms: Terms,
+    machines: usize,
+    launchers: BTreeMap<LauncherId, Launcher>,
+    wires: BTreeMap<NodeId, Wire>,
+    /// Which machines are on the far side of a cut.
+    cut: BTreeSet<usize>,
+    next: u64,
+    slow: bool,
+    /// A round was committed once.
+    any_round: bool,
+    /// One schedule is replayed: the story is wanted.
+    verbose: bool,
+    log: Vec<String>,
+}
+
+impl World {
+    pub fn new(seed: u64, verbose: bool, random: &mut Random) -> World {
+        let min = 1 + random.below(3);
+        let max = min + 1 + random.below(3);
+        let machines = (max + random.below(2)).max(2);
+        let mut world = World {
+            now: Duration::ZERO,
+            seed,
+            terms: terms(min, max),
+            machines,
+            launchers: BTreeMap::new(),
+            wires: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            next: 1,
+            slow: random.once_in(3),
+            any_round: false,
+            verbose,
+            log: Vec::new(),
+        };
+        for machine in 0..machines {
+            if machine == FIRST || !random.once_in(4) {
+                world.launch(machine);
+            }
+        }
+        world
+    }
+
+    fn note(&mut self, text: impl Fn() -> String) {
+        if self.verbose {
+            self.log.push(format!("{:>8.2} {}", self.now.as_secs_f64(), text()));
+        }
+    }
+
+    fn fail(&self, what: &str) -> ! {
+        panic!("SEED={}: {what}\n{}\n{:#?}", self.seed, self.log.join("\n"), self.describe());
+    }
+
+    fn describe(&self) -> Vec<String> {
+        let launchers = self.launchers.values().map(|one| {
+            let (id, machine, workers, link) = (one.id, one.machine, one.workers, one.link);
+            format!(
+                "{id:?} on {machine}: {workers:?}, link {link:?}, claims {:?}, searching {}",
+                one.claim(),
+                one.search.is_some()
+            )
+        });
+        launchers.chain([format!("cut {:?}, {:?}", self.cut, self.terms)]).collect()
+    }
+
+    fn launch(&mut self, machine: usize) {
+        let id = LauncherId(self.next);
+        self.next += 1;
+        let mut launcher = Launcher::new(id, machine, self.now);
+        if machine == FIRST {
+            launcher.lead(Membership::new(self.terms.clone(), self.now), false, self.now);
+        }
+        self.note(|| format!("{id:?} starts on {machine}"));
+        self.launchers.insert(id, launcher);
+        if machine == FIRST {
+            self.join(id, id);
+        }
+    }
+
+    fn connected(&self, one: usize, other: usize) -> bool {
+        self.cut.contains(&one) == self.cut.contains(&other)
+    }
+
+    fn awake(&self, launcher: &Launcher) -> bool {
+        self.now >= launcher.paused_until
+    }
+
+    /// Something that nobody wanted, or somebody did.
+    pub fn trouble(&mut self, random: &mut Random) {
+        let ids: Vec<LauncherId> = self.launchers.keys().copied().collect();
+        let someone = ids.get(random.below(ids.len().max(1))).copied();
+        match random.below(12) {
+            0 | 1 if self.cut.is_empty() => {
+                self.cut = (0..self.machines).filter(|_| random.once_in(2)).collect();
+                let cut = self.cut.clone();
+                self.note(|| format!("cut off: {cut:?}"));
+            }
+            0..=3 if !self.cut.is_empty() => {
+                self.cut.clear();
+                self.note(|| "healed".to_owned());
+            }
+            4 | 5 => self.start_somewhere(random),
+            6 | 7 => {
+                if let Some(id) = someone {
+                    self.note(|| format!("{id:?} is killed"));
+                    self.kill(id);
+                }
+            }
+            8 => {
+                if let Some(launcher) = someone.and_then(|id| self.launchers.get_mut(&id)) {
+                    launcher.draining = true;
+                }
+            }
+            9 => {
+                let until = self.now + Duration::from_millis(random.below(8000) as u64);
+                if let Some(launcher) = someone.and_then(|id| self.launchers.get_mut(&id)) {
+                    // Its workers would go on while it cannot end them: nobody promises anything about those.
+                    if launcher.workers.is_none() && launcher.ending.is_none() {
+                        launcher.paused_until = until;
+                    }
+                }
+            }
+            10 => {
+                if let Some(launcher) = someone.and_then(|id| self.launchers.get_mut(&id))
+                    && launcher.workers.is_some()
+                    && launcher.ending.is_none()
+                    && launcher.link.is_some()
+                {
+                    launcher.ending = Some(self.now);
+                    let wire = launcher.link.map(|(_, node)| node);
+                    self.say(wire, Word::Failed, random);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A fresh launcher, where there is none. One at the endpoint knows nothing of a job that has moved, and is told by
+    /// it within a second: so it comes only while it can be told.
+    fn start_somewhere(&mut self, random: &mut Random) {
+        let taken: BTreeSet<usize> = self.launchers.values().map(|one| one.machine).collect();
+        let free: Vec<usize> = (0..self.machines).filter(|machine| !taken.contains(machine)).collect();
+        if free.is_empty() {
+            return;
+        }
+        let machine = *random.pick(&free);
+        let all_awake = self.launchers.values().all(|one| self.awake(one));
+        if machine != FIRST || (self.cut.is_empty() && all_awake) {
+            self.launch(machine);
+            if machine == FIRST {
+                self.run_for(Duration::from_secs(4), random);
+            }
+        }
+    }
+
+    fn kill(&mut self, id: LauncherId) {
+        self.launchers.remove(&id);
+    }
+
+    /// No more faults: one round runs with everybody there is room for.
+    pub fn calm(&mut self, random: &mut Random) {
+        self.cut.clear();
+        self.slow = false;
+        self.note(|| "calm".to_owned());
+        for launcher in self.launchers.values_mut() {
+            launcher.paused_until = Duration::ZERO;
+        }
+        // What was on its way ends first, and then whoever is missing comes.
+        self.run_for(Duration::from_secs(20), random);
+        for machine in 0..self.machines {
+            if !self.launchers.values().any(|one| one.machine == machine) {
+                self.launch(machine);
+            }
+        }
+        self.run_for(Duration::from_secs(40), random);
+        if !self.quorum_is_reachable() {
+            return;
+        }
+        let expected = self.launchers.len().min(self.terms.max_nodes);
+        let working: Vec<Workers> = self.launchers.values().filter_map(|one| one.workers).collect();
+        if working.len() != expected {
+            self.fail(&format!("{} of {expected} nodes work in the end", working.len()));
+        }
+    }
+
+    /// Whether enough nodes live of the newest committed round of which any of them knows.
+    fn quorum_is_reachable(&self) -> bool {
+        let known = self.launchers.values().filter_map(|one| one.lineage.as_ref());
+        let Some(newest) = known.max_by_key(|lineage| lineage.round) else { return !self.any_round };
+        let alive = newest.successors.iter().filter(|one| self.launchers.contains_key(&one.launcher)).count();
+        2 * alive > newest.size
+    }
+
+    pub fn run_for(&mut self, time: Duration, random: &mut Random) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += STEP;
+            let ids: Vec<LauncherId> = self.launchers.keys().copied().collect();
+            for id in ids {
+                if self.launchers.get(&id).is_some_and(|launcher| self.awake(launcher)) {
+                    self.lead_step(id, random);
+                    self.follow_step(id, random);
+                }
+            }
+        }
+    }
+
+    fn delay(&self, random: &mut Random) -> Duration {
+        self.now + Duration::from_millis(random.below(if self.slow { 400 } else { 40 }) as u64)
+    }
+
+    fn say(&mut self, wire: Option<NodeId>, word: Word, random: &mut Random) {
+        let due = self.delay(random);
+        if let Some(wire) = wire.and_then(|node| self.wires.get_mut(&node)) {
+            wire.words.push_back((due, word));
+        }
+    }
+
+    fn order(&mut self, node: NodeId, order: Order, random: &mut Random) {
+        let due = self.delay(random);
+        if let Some(wire) = self.wires.get_mut(&node) {
+            wire.orders.push_back((due, order));
+        }
+    }
+
+    /// A launcher says hello to one that leads. False if that one does not take it.
+    fn join(&mut self, id: LauncherId, leader: LauncherId) -> bool {
+        let now = self.now;
+        let Some(launcher) = self.launchers.get(&id) else { return false };
+        let facts = NodeFacts {
+            launcher: id,
+            last_round: launcher.last_round,
+            busy: launcher.workers.is_some(),
+            after_silence: launcher.loss == Loss::Silent,
+            address: launcher.machine.to_string(),
+            process: 1,
+            workers: 1,
+            role: "default".to_owned(),
+            node_rank: 0,
+            host: id == leader,
+            foreign: false,
+        };
+        let place = launcher.place();
+        let node = NodeId(self.next);
+        self.next += 1;
+        let Some(leading) = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut()) else { return false };
+        let earlier = leading.joined.iter().find(|(_, guest)| guest.launcher == id).map(|(node, _)| *node);
+        let mut actions = Vec::new();
+        if let Some(earlier) = earlier {
+            leading.joined.remove(&earlier);
+            let cause = "it connected again".to_owned();
+            actions.extend(leading.membership.on(Event::Lost { node: earlier, cause, silent: true }, now));
+        }
+        let answer = leading.membership.on(Event::Joined { node, facts }, now);
+        let refused = answer.iter().any(|action| matches!(action, Action::Refuse { .. }));
+        actions.extend(answer);
+        if !refused {
+            leading.joined.insert(node, Guest { launcher: id, heard: leading.silence.mark(now) });
+            leading.places.insert(id, place);
+            let lineage = leading.lineage.clone();
+            self.wires.insert(node, Wire::default());
+            if let Some(launcher) = self.launchers.get_mut(&id) {
+                launcher.link = Some((leader, node));
+                launcher.heard = launcher.silence.mark(now);
+                launcher.search = None;
+                launcher.informed = lineage.is_some();
+                if let Some(lineage) = lineage {
+                    launcher.lineage = Some(lineage);
+                }
+            }
+        }
+        // Carried out without delay: the answers on the wires take theirs.
+        let mut random = Random::new(self.seed ^ self.next);
+        self.perform(leader, actions, &mut random);
+        !refused
+    }
+
+    fn perform(&mut self, leader: LauncherId, actions: Vec<Action>, random: &mut Random) {
+        for action in actions {
+            match action {
+                Action::Start { round, restarts, changes, members, .. } => {
+                    if !(self.terms.min_nodes..=self.terms.max_nodes).contains(&members.len()) {
+                        self.fail("a round of a wrong size (M2)");
+                    }
+                    let Some(leading) = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut()) else {
+                        return;
+                    };
+                    let successor = |member: &instep_policy::membership::Member| {
+                        let launcher = leading.joined.get(&member.node)?.launcher;
+                        Some(Successor { launcher, place: leading.places.get(&launcher)?.clone() })
+                    };
+                    let successors: Vec<Successor> = members.iter().filter_map(successor).take(SUCCESSORS).collect();
+                    let companions = successors.clone();
+                    let size = members.len();
+                    let lineage = Lineage { round, restarts, changes, size, host: Some(leader), successors };
+                    leading.pending = Some(lineage);
+                    self.note(|| format!("{leader:?} starts round {round} with {size}"));
+                    for member in &members {
+                        let (rank, companions) = (member.first_rank, companions.clone());
+                        self.order(member.node, Order::Start { round, rank, size, companions }, random);
+                    }
+                }
+                Action::Commit { .. } => {
+                    let Some(leading) = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut()) else {
+                        return;
+                    };
+                    leading.lineage = leading.pending.clone();
+                    self.any_round = true;
+                    let (nodes, lineage) =
+                        (leading.joined.keys().copied().collect::<Vec<_>>(), leading.lineage.clone());
+                    for (node, lineage) in nodes.into_iter().zip(std::iter::repeat(lineage)) {
+                        if let Some(lineage) = lineage {
+                            self.order(node, Order::Lineage(lineage), random);
+                        }
+                    }
+                }
+                Action::Stop { nodes, at_once, .. } => {
+                    for node in nodes {
+                        self.order(node, Order::Stop { at_once }, random);
+                    }
+                }
+                Action::Refuse { .. } | Action::Waiting { .. } => {}
+                Action::Fail { reason } => self.fail(&format!("the job failed: {reason}")),
+                Action::Complete => self.fail("the job completed"),
+            }
+        }
+    }
+
+    /// What a coordinator does in a moment.
+    fn lead_step(&mut self, id: LauncherId, random: &mut Random) {
+        let now = self.now;
+        let Some(machine) = self.launchers.get(&id).filter(|one| one.leading.is_some()).map(|one| one.machine) else {
+            return;
+        };
+        let mut events = Vec::new();
+        let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
+        let away = leading.silence.look(now);
+        if leading.silence.outlasts(away, WINDOW) {
+            let guests = leading.joined.iter().filter(|(_, guest)| guest.launcher != id).map(|(node, _)| *node);
+            let mut given_up = Vec::new();
+            for node in guests.collect::<Vec<_>>() {
+                leading.joined.remove(&node);
+                if let Some(wire) = self.wires.get_mut(&node) {
+                    wire.closed = true;
+                }
+                given_up.push((node, "we were away".to_owned()));
+            }
+            events.push(Event::Silent { nodes: given_up });
+        }
+        let guests: Vec<(NodeId, LauncherId)> = self.launchers[&id]
+            .leading
+            .iter()
+            .flat_map(|leading| leading.joined.iter().map(|(node, guest)| (*node, guest.launcher)))
+            .collect();
+        for (node, launcher) in guests {
+            // A machine that cannot be reached says nothing, and no system tells of its end.
+            let there = self.launchers.get(&launcher).map(|one| one.machine);
+            let where_it_was = there.or_else(|| self.place_of(id, launcher));
+            if !where_it_was.is_some_and(|other| self.connected(machine, other)) {
+                continue;
+            }
+            let wire = self.wires.entry(node).or_default();
+            while wire.words.front().is_some_and(|(due, _)| *due <= now) {
+                let Some((_, word)) = wire.words.pop_front() else { break };
+                let cause = String::new();
+                events.push(match word {
+                    Word::Started => Event::Started { node },
+                    Word::Stopped => Event::Stopped { node },
+                    Word::Failed => Event::Failed { node, cause },
+                    Word::Draining => Event::Draining { node, cause },
+                    Word::Left => Event::Left { node, cause, failed: false },
+                    Word::Parting => Event::Lost { node, cause, silent: true },
+                });
+            }
+            if (there.is_none() || wire.left) && wire.words.is_empty() {
+                events.push(Event::Lost { node, cause: "its connection broke".to_owned(), silent: false });
+            }
+        }
+        let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
+        let silent: Vec<NodeId> = leading
+            .joined
+            .iter()
+            .filter(|(_, guest)| guest.launcher != id && leading.silence.verdict(guest.heard, now).is_some())
+            .map(|(node, _)| *node)
+            .collect();
+        for node in &silent {
+            leading.joined.remove(node);
+        }
+        if !silent.is_empty() {
+            events.push(Event::Silent { nodes: silent.iter().map(|node| (*node, "silent".to_owned())).collect() });
+        }
+        if leading.membership.wake_at().is_some_and(|due| due <= now) {
+            events.push(Event::Tick);
+        }
+        let pings = now >= leading.next_ping;
+        if pings {
+            leading.next_ping = now + INTERVAL;
+        }
+        for node in silent {
+            self.order(node, Order::Dropped, random);
+            if let Some(wire) = self.wires.get_mut(&node) {
+                wire.closed = true;
+            }
+        }
+        for event in events {
+            let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
+            if let Event::Lost { node, .. } | Event::Left { node, .. } = &event {
+                let node = *node;
+                leading.joined.remove(&node);
+                if let Some(wire) = self.wires.get_mut(&node) {
+                    wire.closed = true;
+                }
+            }
+            let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
+            let actions = leading.membership.on(event, now);
+            self.perform(id, actions, random);
+        }
+        if pings {
+            self.ping_followers(id, machine);
+        }
+        self.scout(id, machine, random);
+    }
+
+    /// Where a launcher that is gone was, as its coordinator knows.
+    fn place_of(&self, leader: LauncherId, launcher: LauncherId) -> Option<usize> {
+        self.launchers.get(&leader)?.leading.as_ref()?.places.get(&launcher)?.address.parse().ok()
+    }
+
+    fn ping_followers(&mut self, id: LauncherId, machine: usize) {
+        let now = self.now;
+        let cut = self.cut.clone();
+        let joined: BTreeSet<NodeId> =
+            self.launchers[&id].leading.iter().flat_map(|leading| leading.joined.keys().copied()).collect();
+        for launcher in self.launchers.values_mut() {
+            let reached = cut.contains(&machine) == cut.contains(&launcher.machine);
+            if reached && launcher.link.is_some_and(|(_, node)| joined.contains(&node)) {
+                launcher.heard = launcher.silence.mark(now);
+            }
+        }
+    }
+
+    fn scout(&mut self, id: LauncherId, machine: usize, random: &mut Random) {
+        let now = self.now;
+        let Some(ours) = self.launchers[&id].claim() else { return };
+        let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
+        if now < leading.next_scouting {
+            return;
+        }
+        leading.next_scouting = now + Duration::from_millis(500);
+        let missing = if ours.running { Vec::new() } else { leading.membership.unaccounted() };
+        let mut targets: Vec<(Place, Option<LauncherId>)> =
+            missing.into_iter().filter_map(|one| Some((leading.places.get(&one)?.clone(), Some(one)))).collect();
+        if leading.resumed {
+            targets.push((Place { address: FIRST.to_string(), port: 0 }, None));
+        }
+        let mut leaders = Vec::new();
+        for (place, expected) in targets {
+            match (self.ask(machine, &place, expected), expected) {
+                (Answer::Ended, Some(launcher)) => {
+                    let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else {
+                        return;
+                    };
+                    let actions = leading.membership.on(Event::Dead { launcher }, now);
+                    self.perform(id, actions, random);
+                }
+                (Answer::Leading(claim), _) => leaders.push(claim.launcher),
+                (Answer::Searching(_), _) => {
+                    let (other, ours) = (self.at(&place).map(|one| one.id), self.launchers[&id].place());
+                    let other = other.and_then(|other| self.launchers.get_mut(&other));
+                    if let Some(search) = other.and_then(|other| other.search.as_mut()) {
+                        search.also_ask(ours);
+                    }
+                }
+                (Answer::Following(place), _) => leaders.extend(self.at(&place).map(|one| one.id)),
+                _ => {}
+            }
+        }
+        for other in leaders {
+            let reached =
+                self.launchers.get(&other).is_some_and(|one| self.awake(one) && self.connected(machine, one.machine));
+            let (Some(ours), Some(theirs)) =
+                (self.launchers[&id].claim(), self.launchers.get(&other).and_then(Launcher::claim))
+            else {
+                continue;
+            };
+            if reached && yields(&ours, &theirs) {
+                return self.give_way(id, other, random);
+            }
+            if reached && yields(&theirs, &ours) {
+                self.give_way(other, id, random);
+            }
+        }
+    }
+
+    fn give_way(&mut self, id: LauncherId, to: LauncherId, random: &mut Random) {
+        self.note(|| format!("{id:?} gives way to {to:?}"));
+        let place = self.launchers[&to].place();
+        let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.take()) else { return };
+        for node in leading.joined.keys() {
+            self.order(*node, Order::Moved(place.clone()), random);
+            if let Some(wire) = self.wires.get_mut(node) {
+                wire.closed = true;
+            }
+        }
+    }
+
+    /// The launcher at a place: whoever listens at the endpoint, or the one that told of its own port.
+    fn at(&self, place: &Place) -> Option<&Launcher> {
+        let machine: usize = place.address.parse().expect("a machine");
+        self.launchers.values().find(|one| one.machine == machine && (place.port == 0 || one.place() == *place))
+    }
+
+    fn ask(&self, from: usize, place: &Place, expected: Option<LauncherId>) -> Answer {
+        let machine: usize = place.address.parse().expect("a machine");
+        if !self.connected(from, machine) {
+            return Answer::Silent;
+        }
+        let Some(launcher) = self.at(place) else { return Answer::Ended };
+        if !self.awake(launcher) {
+            return Answer::Silent;
+        }
+        if let Some(claim) = launcher.claim() {
+            return if expected.is_some_and(|id| id != launcher.id) { Answer::Ended } else { Answer::Leading(claim) };
+        }
+        match launcher.link.and_then(|(leader, _)| self.launchers.get(&leader)) {
+            Some(leader) => Answer::Following(leader.place()),
+            None => Answer::Searching(launcher.lineage.as_ref().map(|lineage| lineage.round)),
+        }
+    }
+
+    /// What a launcher does in a moment.
+    fn follow_step(&mut self, id: LauncherId, random: &mut Random) {
+        let now = self.now;
+        let Some(launcher) = self.launchers.get_mut(&id) else { return };
+        let away = launcher.silence.look(now);
+        if launcher.silence.outlasts(away, WINDOW)
+            && launcher.workers.is_none()
+            && launcher.link.is_some_and(|(leader, _)| leader != id)
+        {
+            let wire = launcher.link.map(|(_, node)| node);
+            self.say(wire, Word::Parting, random);
+            self.lose_leader(id, Loss::Silent, None);
+        }
+        self.obey(id, random);
+        let Some(launcher) = self.launchers.get_mut(&id) else { return };
+        if launcher.ending.is_some_and(|due| due <= now) {
+            (launcher.workers, launcher.ending) = (None, None);
+            let wire = launcher.link.map(|(_, node)| node);
+            if std::mem::take(&mut launcher.told) {
+                launcher.owes = false;
+                self.say(wire, Word::Stopped, random);
+            }
+        }
+        self.drain(id, random);
+        self.look_after_the_link(id, random);
+        self.sweep(id);
+    }
+
+    fn obey(&mut self, id: LauncherId, random: &mut Random) {
+        let now = self.now;
+        while let Some((leader, node)) = self.launchers.get(&id).and_then(|one| one.link) {
+            let Some(machine) = self.launchers.get(&id).map(|one| one.machine) else { return };
+            let from = self.launchers.get(&leader).map(|one| one.machine);
+            if from.is_some_and(|from| !self.connected(from, machine)) {
+                return;
+            }
+            let Some(wire) = self.wires.get_mut(&node) else { return };
+            if wire.orders.front().is_none_or(|(due, _)| *due > now) {
+                return;
+            }
+            let Some((_, order)) = wire.orders.pop_front() else { return };
+            self.carry_out(id, leader, order, random);
+        }
+    }
+
+    fn carry_out(&mut self, id: LauncherId, leader: LauncherId, order: Order, random: &mut Random) {
+        let now = self.now;
+        let ending = now + Duration::from_millis(random.below(1500) as u64);
+        match order {
+            Order::Start { round, rank, size, companions } => {
+                if let Some(launcher) = self.launchers.get_mut(&id) {
+                    launcher.companions = companions;
+                }
+                self.begin(id, leader, round, rank, size);
+                let wire = self.launchers.get(&id).and_then(|one| one.link).map(|(_, node)| node);
+                self.say(wire, Word::Started, random);
+            }
+            Order::Stop { at_once } => {
+                let Some(launcher) = self.launchers.get_mut(&id) else { return };
+                if !launcher.owes {
+                    return;
+                }
+                launcher.told = true;
+                let due = if launcher.workers.is_some() && !at_once { ending } else { now };
+                launcher.ending = Some(launcher.ending.map_or(due, |earlier| earlier.min(due)));
+            }
+            Order::Lineage(lineage) => {
+                let Some(launcher) = self.launchers.get_mut(&id) else { return };
+                if launcher.started == Some(lineage.round) {
+                    launcher.last_round = Some(lineage.round);
+                }
+                launcher.lineage = Some(lineage);
+                launcher.informed = true;
+            }
+            Order::Dropped => self.lose_leader(id, Loss::Silent, None),
+            Order::Moved(place) => self.lose_leader(id, Loss::Silent, Some(place)),
+        }
+    }
+
+    /// Workers start: here everything must be right.
+    fn begin(&mut self, id: LauncherId, leader: LauncherId, round: u64, rank: usize, size: usize) {
+        let Some(launcher) = self.launchers.get_mut(&id) else { return };
+        if launcher.draining {
+            return;
+        }
+        launcher.told = false;
+        launcher.owes = true;
+        launcher.started = Some(round);
+        let before = launcher.workers.replace(Workers { round, rank, leader });
+        let was_ending = launcher.ending.is_some();
+        if before.is_some() || was_ending {
+            self.fail(&format!("{id:?} starts workers while others are alive (M1)"));
+        }
+        for other in self.launchers.values().filter(|other| other.id != id) {
+            let Some(theirs) = other.workers else { continue };
+            if (theirs.round, theirs.leader) != (round, leader) {
+                self.fail(&format!("{id:?} starts round {round} while {:?} works in {theirs:?} (M6)", other.id));
+            }
+            if theirs.rank == rank || rank >= size {
+                self.fail(&format!("rank {rank} twice (M4)"));
+            }
+        }
+    }
+
+    fn drain(&mut self, id: LauncherId, random: &mut Random) {
+        let Some(launcher) = self.launchers.get_mut(&id).filter(|one| one.draining) else { return };
+        let wire = launcher.link.map(|(_, node)| node);
+        if launcher.workers.is_some() {
+            if launcher.ending.is_none() {
+                launcher.ending = Some(self.now + Duration::from_millis(random.below(3000) as u64));
+                self.say(wire, Word::Draining, random);
+            }
+            return;
+        }
+        self.note(|| format!("{id:?} has drained"));
+        self.say(wire, Word::Left, random);
+        self.kill(id);
+    }
+
+    fn look_after_the_link(&mut self, id: LauncherId, random: &mut Random) {
+        let now = self.now;
+        let Some(launcher) = self.launchers.get(&id) else { return };
+        let Some((leader, node)) = launcher.link else {
+            if launcher.search.is_none() {
+                self.lose_leader(id, Loss::Broken, None);
+            }
+            return;
+        };
+        let machine = launcher.machine;
+        let silent = leader != id && launcher.silence.verdict(launcher.heard, now).is_some();
+        let pings = now >= launcher.next_ping;
+        let alive = self.launchers.get(&leader).map(|one| one.machine);
+        let there = alive.or_else(|| {
+            let lineage = launcher.lineage.as_ref()?;
+            lineage.successors.iter().find(|one| one.launcher == leader)?.place.address.parse().ok()
+        });
+        let reached = there.is_none_or(|there| self.connected(machine, there));
+        // The end of a connection arrives behind everything that was said on it.
+        let all_heard = self.wires.get(&node).is_none_or(|wire| wire.orders.is_empty());
+        let closed = self.wires.get(&node).is_none_or(|wire| wire.closed);
+        if reached && all_heard && (alive.is_none() || closed) {
+            // The far end is closed: by the system of one that has ended, or by one that has let us go.
+            let loss = if alive.is_none() { Loss::Broken } else { Loss::Silent };
+            return self.lose_leader(id, loss, None);
+        }
+        if silent {
+            self.say(Some(node), Word::Parting, random);
+            return self.lose_leader(id, Loss::Silent, None);
+        }
+        if pings {
+            if let Some(launcher) = self.launchers.get_mut(&id) {
+                launcher.next_ping = now + INTERVAL;
+            }
+            let leading = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut());
+            if let (true, Some(leading)) = (reached, leading) {
+                let mark = leading.silence.mark(now);
+                if let Some(guest) = leading.joined.get_mut(&node) {
+                    guest.heard = mark;
+                }
+            }
+        }
+    }
+
+    fn lose_leader(&mut self, id: LauncherId, loss: Loss, hint: Option<Place>) {
+        let now = self.now;
+        self.note(|| format!("{id:?} has lost its leader: {loss:?}"));
+        let Some(launcher) = self.launchers.get_mut(&id) else { return };
+        if let Some((_, node)) = launcher.link.take()
+            && let Some(wire) = self.wires.get_mut(&node)
+        {
+            wire.left = true;
+        }
+        if launcher.workers.is_some() {
+            let patience = if loss == Loss::Silent { Duration::ZERO } else { Duration::from_millis(700) };
+            let due = now + patience;
+            launcher.ending = Some(launcher.ending.map_or(due, |ending| ending.min(due)));
+            launcher.told = true;
+        }
+        if loss == Loss::Silent && launcher.workers.is_some() {
+            // Killed, not asked to end.
+            (launcher.workers, launcher.ending) = (None, None);
+            launcher.owes = false;
+        }
+        let mut others = vec![Place { address: FIRST.to_string(), port: 0 }];
+        others.extend(hint);
+        if launcher.informed || loss == Loss::Silent {
+            launcher.loss = loss;
+        }
+        let loss = launcher.loss;
+        launcher.search = Some(
+            Search::new(id, launcher.lineage.clone(), loss, String::new(), others).with(launcher.companions.clone()),
+        );
+        launcher.next_sweep = now;
+    }
+
+    fn sweep(&mut self, id: LauncherId) {
+        let now = self.now;
+        let Some(launcher) = self.launchers.get(&id).filter(|one| one.search.is_some() && now >= one.next_sweep) else {
+            return;
+        };
+        let (machine, own) = (launcher.machine, launcher.place());
+        let Some(search) = &launcher.search else { return };
+        let targets = search.targets();
+        let answers: Vec<_> = targets
+            .into_iter()
+            .filter(|(place, _)| *place != own && !(place.port == 0 && machine == FIRST))
+            .map(|(place, expected)| {
+                let answer = self.ask(machine, &place, expected);
+                (place, expected, answer)
+            })
+            .collect();
+        let Some(launcher) = self.launchers.get_mut(&id) else { return };
+        let Some(search) = &mut launcher.search else { return };
+        match search.decide(&answers) {
+            Step::Join(place) => {
+                let leader = self.at(&place).map(|one| one.id);
+                if !leader.is_some_and(|leader| self.join(id, leader)) {
+                    let Some(launcher) = self.launchers.get_mut(&id) else { return };
+                    launcher.next_sweep = now + Duration::from_millis(200);
+                }
+            }
+            Step::Lead(resumption) => {
+                let membership = Membership::resume(self.terms.clone(), *resumption, now);
+                self.note(|| format!("{id:?} leads"));
+                if let Some(launcher) = self.launchers.get_mut(&id) {
+                    launcher.lead(membership, machine != FIRST, now);
+                }
+                self.join(id, id);
+            }
+            Step::Ask(wait) => launcher.next_sweep = now + wait,
+        }
+    }
+}

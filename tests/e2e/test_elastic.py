@@ -1,0 +1,274 @@
+"""Elastic jobs: nodes that vanish, leave, come and fall silent, and a first node that is lost, as users see them.
+
+Each test prints the seconds from the fault to the first worker of the next round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from namespaces import Network, Node
+
+from conftest import ROOT, Runner, Running, WaitUntil
+
+MEMBER = Path(__file__).resolve().parent / "scripts" / "member.py"
+PORT = 29603
+# Short, so that tests are quick; long enough for a busy machine with two cores.
+INTERVAL_S, ATTEMPTS = 0.5, 5
+WINDOW_S = INTERVAL_S * ATTEMPTS
+CONF = f"keep_alive_interval={INTERVAL_S},keep_alive_max_attempt={ATTEMPTS},last_call_timeout=1,settle_time=0.3"
+
+
+class Job:
+    """One elastic job on some machines."""
+
+    def __init__(self, network: Network, instep: Path, python: Path, run: Runner, folder: Path) -> None:
+        self.network = network
+        self.nodes = network.nodes
+        self.folder = folder
+        self._instep = instep
+        self._run = run
+        self._environment: Mapping[str, str | None] = {
+            "VIRTUAL_ENV": str(python.parent.parent),
+            "PYTHON_EXEC": None,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def launch(
+        self, node: Node, nodes: str, *program: str | Path, conf: str = "", options: str = "", cwd: Path | None = None
+    ) -> Running:
+        words = (
+            f"--nnodes {nodes} --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint {self.nodes[0].ipv4}:{PORT}"
+            f" --rdzv-id elastic --rdzv-conf {CONF}{conf} --no-status {options}"
+        )
+        command = program or (MEMBER, self.folder)
+        return node.start(self._run, self._instep, "run", *shlex.split(words), *command, env=self._environment, cwd=cwd)
+
+    def start(self, nodes: str, count: int, wait_until: WaitUntil, **more: str) -> list[Running]:
+        """One launcher on each of the first `count` machines, in order; all of their workers run."""
+        jobs = [self.launch(node, nodes, **more) for node in self.nodes[:count]]
+        self.running(count, jobs, wait_until)
+        return jobs
+
+    def worlds(self) -> dict[int, list[dict[str, str]]]:
+        """What the workers alive say of themselves, by their process id."""
+        found = []
+        for path in self.folder.glob("*.member"):
+            if Path(f"/proc/{path.stem}").exists():
+                found.append(json.loads(path.read_text()))
+        worlds: dict[int, list[dict[str, str]]] = {}
+        for member in found:
+            worlds.setdefault(int(member["WORLD_SIZE"]), []).append(member)
+        return worlds
+
+    def whole(self, size: int) -> bool:
+        """Whether exactly one round of this size runs, with every rank once."""
+        worlds = self.worlds()
+        ranks = sorted(int(member["RANK"]) for member in worlds.get(size, []))
+        return list(worlds) == [size] and ranks == list(range(size))
+
+    def running(self, size: int, jobs: Sequence[Running], wait_until: WaitUntil, limit: float = 40) -> None:
+        wait_until(
+            lambda: self.whole(size),
+            limit,
+            lambda: f"{size} workers, there are {self.worlds()}\n" + "\n---\n".join(job.stderr for job in jobs),
+        )
+
+    def finish(self, jobs: Sequence[Running]) -> None:
+        """Let the workers end, and expect that all launchers end well."""
+        (self.folder / "end").touch()
+        for job in jobs:
+            job.wait(20).expect(0)
+
+    def recovered(self, size: int, jobs: Sequence[Running], wait_until: WaitUntil, what: str) -> float:
+        since = time.monotonic()
+        self.running(size, jobs, wait_until)
+        seconds = time.monotonic() - since
+        print(f"{what}: {seconds:.2f} s until {size} workers run again")
+        return seconds
+
+
+@pytest.fixture
+def job(instep: Path, python: Path, run: Runner, tmp_path: Path) -> Iterator[Job]:
+    """Three machines."""
+    network = Network(nodes=3)
+    try:
+        network.create()
+        yield Job(network, instep, python, run, tmp_path)
+    finally:
+        run.kill_all()
+        network.remove()
+
+
+def kill_node(job: Running) -> None:
+    """Everything of one launcher at once, as if its machine had been switched off; its system still answers."""
+    left = job.left_behind()
+    job.send_signal(signal.SIGKILL)
+    for process in left:
+        if process.is_running():
+            process.kill()
+
+
+def test_killed_worker_costs_a_restart(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("1:3", 2, wait_until, options="--max-restarts 1")
+    victim = next(member for member in job.worlds()[2] if member["RANK"] == "1")
+    os.kill(int(victim["pid"]), signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{victim['pid']}").exists() or not job.whole(2), 5)
+    job.recovered(2, jobs, wait_until, "worker killed")
+    assert {member["TORCHELASTIC_RESTART_COUNT"] for member in job.worlds()[2]} == {"1"}
+    job.finish(jobs)
+    assert "restart 1 of 1" in jobs[0].stderr, jobs[0].stderr
+
+
+def test_killed_launcher_is_noticed_at_once_and_can_come_back(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("1:3", 3, wait_until)
+    kill_node(jobs[2])
+    assert job.recovered(2, jobs[:2], wait_until, "launcher killed") < 10
+    assert "was lost: its connection broke" in jobs[0].stderr, jobs[0].stderr
+    assert re.search(r"round \d+: 2 nodes, 2 workers; .* s without workers", jobs[1].stderr), jobs[1].stderr
+    again = job.launch(job.nodes[2], "1:3")
+    job.recovered(3, [*jobs[:2], again], wait_until, "node added")
+    # Nothing failed: no restart was paid, although none was allowed.
+    assert {member["TORCHELASTIC_RESTART_COUNT"] for member in job.worlds()[3]} == {"0"}
+    job.finish([*jobs[:2], again])
+
+
+def test_spare_steps_in_for_a_node_that_drains(job: Job, wait_until: WaitUntil, tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    jobs = job.start("1:2", 2, wait_until, options=f"--events {events}")
+    spare = job.launch(job.nodes[2], "1:2")
+    wait_until(lambda: "waits as a spare" in spare.stderr, 10, lambda: spare.stderr)
+    jobs[1].send_signal(signal.SIGTERM)
+    job.running(2, [jobs[0], spare], wait_until)
+    jobs[1].wait(10).expect(1)
+    assert (tmp_path / "1.SIGTERM").exists(), "its worker had the time to save"
+    assert "is draining: received SIGTERM" in jobs[0].stderr, jobs[0].stderr
+    wait_until(lambda: "this is node 1" in spare.stderr, 10, lambda: spare.stderr)
+    job.finish([jobs[0], spare])
+    seen = [json.loads(line) for line in events.read_text().splitlines()]
+    names = {event["event"] for event in seen}
+    assert {"node_joined", "round_started", "draining", "node_left", "round_stopped", "completed"} <= names, names
+    assert all(event["time"] > 1.7e9 and event["elapsed"] >= 0 for event in seen)
+
+
+@pytest.mark.parametrize("how", ["killed", "drained"])
+def test_first_node_is_lost_and_the_job_goes_on(job: Job, wait_until: WaitUntil, how: str) -> None:
+    jobs = job.start("1:3", 3, wait_until)
+    if how == "killed":
+        kill_node(jobs[0])
+    else:
+        jobs[0].send_signal(signal.SIGTERM)
+    seconds = job.recovered(2, jobs[1:], wait_until, f"first node {how}")
+    assert seconds < 15
+    addresses = {(member["MASTER_ADDR"], member["RANK"]) for member in job.worlds()[2]}
+    assert addresses == {(job.nodes[1].ipv4, "0"), (job.nodes[1].ipv4, "1")}
+    assert "this node leads the job from here on" in jobs[1].stderr, jobs[1].stderr
+    if how == "drained":
+        jobs[0].wait(10).expect(1)
+    # A newcomer that only knows the endpoint finds the job where it has moved to.
+    again = job.launch(job.nodes[0], "1:3")
+    job.recovered(3, [*jobs[1:], again], wait_until, "the endpoint's node is back")
+    job.finish([*jobs[1:], again])
+
+
+def test_first_node_falls_silent_and_comes_back(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("1:3", 3, wait_until)
+    stale = next(int(member["pid"]) for member in job.worlds()[3] if member["RANK"] == "0")
+    job.network.cut_link(job.nodes[0])
+    wait_until(lambda: not Path(f"/proc/{stale}").exists(), WINDOW_S * 4, "the worker behind the cut link to end")
+    job.recovered(2, jobs[1:], wait_until, "first node silent")
+    wait_until(lambda: "may have gone on without this side" in jobs[0].stderr, 10, lambda: jobs[0].stderr)
+    job.network.mend_link(job.nodes[0])
+    job.recovered(3, jobs, wait_until, "link healed after the window")
+    job.finish(jobs)
+
+
+def test_short_cut_of_a_link_changes_nothing(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("1:3", 2, wait_until)
+    before = {member["pid"] for member in job.worlds()[2]}
+    job.network.cut_link(job.nodes[1])
+    time.sleep(WINDOW_S / 3)
+    job.network.mend_link(job.nodes[1])
+    time.sleep(WINDOW_S * 1.5)
+    assert {member["pid"] for member in job.worlds()[2]} == before, jobs[0].stderr
+    job.finish(jobs)
+
+
+def test_half_of_two_waits_for_the_other_half(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("1:2", 2, wait_until, conf=",join_timeout=5")
+    job.network.cut_link(job.nodes[1])
+    # The side of the first node goes on, the other one gives up and says what it does not know.
+    job.running(1, jobs, wait_until)
+    shown = jobs[1].wait(WINDOW_S * 2 + 20).expect(1)
+    assert "may have gone on without this side" in shown.stderr, shown
+    job.finish(jobs[:1])
+
+
+def test_minimum_is_gathered_again_after_everyone_else_was_killed(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("2:3", 3, wait_until)
+    for victim in jobs[1:]:
+        kill_node(victim)
+    reason = "waiting for 1 more node: 1 of 2 are there"
+    wait_until(lambda: reason in jobs[0].stderr, 10, lambda: jobs[0].stderr)
+    assert "its connection broke" in jobs[0].stderr.partition(reason)[2]
+    again = job.launch(job.nodes[1], "2:3")
+    job.recovered(2, [jobs[0], again], wait_until, "the minimum is back")
+    job.finish([jobs[0], again])
+
+
+def test_minimum_that_never_comes_is_named(job: Job) -> None:
+    started = time.monotonic()
+    shown = job.launch(job.nodes[0], "2:3", conf=",join_timeout=2").wait(15).expect(1)
+    assert time.monotonic() - started < 10
+    assert re.search(r"gave up after 2 s waiting for 1 more node: 1 of 2 are there \(.*, pid \d+\)", shown.stderr), (
+        shown
+    )
+
+
+def test_job_of_the_same_name_with_other_options_is_refused(job: Job, wait_until: WaitUntil) -> None:
+    jobs = job.start("1:3", 1, wait_until)
+    shown = job.launch(job.nodes[1], "1:2").wait(15).expect(1)
+    assert "the job was started with --nnodes 1:3, this node with --nnodes 1:2" in shown.stderr, shown
+    shown = job.launch(job.nodes[1], "1:3", conf=",quorum=min").wait(15).expect(1)
+    assert "--rdzv-conf quorum=majority, this node with --rdzv-conf quorum=min" in shown.stderr, shown
+    job.finish(jobs)
+
+
+def test_events_that_cannot_be_written_are_an_error_at_the_start(instep: Path, run: Runner, tmp_path: Path) -> None:
+    shown = run(instep, "run", "--events", tmp_path / "no" / "such.jsonl", "--no-python", "true").expect(1)
+    assert "error: cannot write events to" in shown.stderr and "hint: give --events" in shown.stderr, shown
+
+
+# Imports of torch in several rounds on a busy machine with two cores.
+@pytest.mark.timeout(300)
+def test_training_ends_with_the_loss_of_an_undisturbed_run(job: Job, wait_until: WaitUntil, tmp_path: Path) -> None:
+    folder = shutil.copytree(
+        ROOT / "examples" / "ddp", tmp_path / "ddp", ignore=shutil.ignore_patterns("__pycache__", "*.pt")
+    )
+    epochs = 12
+    script = ("multinode.py", str(epochs), "1", "--snapshot_path")
+    undisturbed = [job.launch(node, "1:2", *script, "one.pt", cwd=folder) for node in job.nodes[:2]]
+    shown = [one.wait(120).expect(0) for one in undisturbed]
+    expected = float(shown[0].stdout.partition("Final loss ")[2].split()[0])
+
+    jobs = [job.launch(node, "1:2", *script, "other.pt", cwd=folder) for node in job.nodes[:2]]
+    wait_until(lambda: "Epoch 2 |" in jobs[0].stdout, 60, lambda: jobs[0].stderr)
+    spare = job.launch(job.nodes[2], "1:2", *script, "other.pt", cwd=folder)
+    wait_until(lambda: "waits as a spare" in spare.stderr, 20, lambda: spare.stderr)
+    kill_node(jobs[0])
+    killed = time.monotonic()
+    wait_until(lambda: "Resuming training" in jobs[1].stdout, 60, lambda: jobs[1].stderr)
+    print(f"first node killed: {time.monotonic() - killed:.2f} s until the training goes on")
+    shown = [one.wait(200).expect(0) for one in (jobs[1], spare)]
+    loss = float(shown[0].stdout.partition("Final loss ")[2].split()[0])
+    # The spare has taken the place of the one that was lost: as many ranks, the same batches.
+    assert loss == pytest.approx(expected, rel=1e-3)

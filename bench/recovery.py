@@ -2,9 +2,8 @@
 
     .venv/bin/python bench/recovery.py [--rounds 5] [--node-rounds 1] [--json FILE]
 
-The workers import torch, meet by gloo and then all-reduce a number every few milliseconds, as training does. A
-recovery lasts from the SIGKILL to the first step of the new round: the first line that a worker prints after its
-first all-reduce there. The jobs run side by side and are hit one after the other, each only while the others rest, so
+The workers import torch, meet by gloo and then all-reduce a number ten times a second. A recovery lasts from the
+SIGKILL to the first step of the new round: the first line that a worker prints after its first all-reduce there. The jobs run side by side and are hit one after the other, each only while the others rest, so
 that a noisy machine disturbs all of them alike.
 
     rank killed    `instep run --preload torch` with its spares ready, `instep run`, torchrun
@@ -42,7 +41,7 @@ dist.all_reduce(number)
 count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 print("step", time.monotonic(), os.getpid(), rank, dist.get_world_size(), count, flush=True)
 while True:
-    time.sleep(0.01)
+    time.sleep(0.1)
     dist.all_reduce(number)
 """
 READY = "skips the imports"

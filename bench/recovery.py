@@ -3,8 +3,9 @@
     .venv/bin/python bench/recovery.py [--rounds 5] [--node-rounds 1] [--json FILE]
 
 The workers import torch, meet by gloo and then all-reduce a number ten times a second. A recovery lasts from the
-SIGKILL to the first step of the new round: the first line that a worker prints after its first all-reduce there. The jobs run side by side and are hit one after the other, each only while the others rest, so
-that a noisy machine disturbs all of them alike.
+SIGKILL to the first step of the new round: the first line that a worker prints after its first all-reduce there. The
+jobs run side by side and are hit one after the other, each only while the others rest, so that a noisy machine disturbs
+all of them alike.
 
     rank killed    `instep run --preload torch` with its spares ready, `instep run`, torchrun
     killed again   the same job with spares, hit a second time at the first step after the first hit: no spare is ready

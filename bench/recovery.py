@@ -231,6 +231,8 @@ def main() -> int:
     parser.add_argument("--node-rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    # Told to end, it takes its jobs with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     within: dict[str, bool] = {}
     result: dict[str, object] = {"cores": os.cpu_count(), "within": within}
     with tempfile.TemporaryDirectory() as folder:

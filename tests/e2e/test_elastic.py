@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -272,3 +273,58 @@ def test_training_ends_with_the_loss_of_an_undisturbed_run(job: Job, wait_until:
     loss = float(shown[0].stdout.partition("Final loss ")[2].split()[0])
     # The spare has taken the place of the one that was lost: as many ranks, the same batches.
     assert loss == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_random_faults_for_a_long_time(
+    instep: Path, python: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path
+) -> None:
+    """Four machines, a fault every 15 s for SOAK_SECONDS; then everything runs again, and nothing has leaked."""
+    seconds = float(os.environ.get("SOAK_SECONDS", "120"))
+    seed = int(os.environ.get("SEED", str(time.time_ns() % 2**32)))
+    print(f"SEED={seed}")
+    chance = random.Random(seed)
+    network = Network(nodes=4)
+    try:
+        network.create()
+        job = Job(network, instep, python, run, tmp_path)
+        options = "--max-restarts 100000"
+        jobs = {number: job.launch(node, "2:4", options=options) for number, node in enumerate(job.nodes)}
+        job.running(4, list(jobs.values()), wait_until)
+        files = {number: len(list(Path(f"/proc/{one.pid}/fd").iterdir())) for number, one in jobs.items()}
+        faults = 0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            number = chance.randrange(4)
+            fault = chance.choice(["worker", "launcher", "drain", "cut"])
+            print(f"{fault} on node {number}")
+            faults += 1
+            if fault == "worker":
+                chance.choice(jobs[number].children()).kill()
+            elif fault == "cut":
+                network.cut_link(job.nodes[number])
+                time.sleep(WINDOW_S * chance.choice([0.3, 3]))
+                network.mend_link(job.nodes[number])
+            else:
+                if fault == "drain":
+                    jobs[number].send_signal(signal.SIGTERM)
+                    jobs[number].wait(60)
+                else:
+                    kill_node(jobs[number])
+                    jobs[number].wait(60)
+                del files[number]
+                time.sleep(chance.random() * 3)
+                jobs[number] = job.launch(job.nodes[number], "2:4", options=options)
+            job.running(4, list(jobs.values()), wait_until, limit=60)
+            for other, one in jobs.items():
+                files.setdefault(other, len(list(Path(f"/proc/{one.pid}/fd").iterdir())))
+            time.sleep(chance.random() * 15)
+        for number, one in jobs.items():
+            now = len(list(Path(f"/proc/{one.pid}/fd").iterdir()))
+            assert now <= files[number] + 8, f"node {number} had {files[number]} files open, has {now}"
+        job.finish(list(jobs.values()))
+        print(f"{faults} faults in {seconds:.0f} s")
+    finally:
+        run.kill_all()
+        network.remove()

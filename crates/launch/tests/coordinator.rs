@@ -269,3 +269,42 @@ fn a_static_job_of_our_nodes_does_not_look_for_torchrun_after_its_start() {
     let mut replacement = Launcher::join(&server, &terms, second).welcome();
     assert_eq!((first.start().round, replacement.start().round), (1, 1));
 }
+
+/// So many launchers' worth of traffic over real sockets: all say hello at once, and all hear of the round.
+fn meet(nodes: usize) -> Duration {
+    let mut terms = terms(nodes, 0, false);
+    terms.max_nodes = nodes + 1;
+    terms.last_call = Duration::from_millis(1);
+    let server = serve(&terms);
+    let began = Instant::now();
+    let mut launchers: Vec<Launcher> = (0..nodes)
+        .map(|number| {
+            Launcher::join(&server, &terms, |hello| {
+                hello.address = format!("node{number}");
+                hello.host_token = (number == 0).then_some(TOKEN);
+                hello.standby_port = Some(1);
+            })
+        })
+        .collect();
+    let mut ranks = Vec::new();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.hear(), Some(FromCoordinator::Welcome {}));
+        ranks.push(launcher.start().group_rank);
+    }
+    ranks.sort_unstable();
+    assert_eq!(ranks, (0..nodes).collect::<Vec<_>>());
+    began.elapsed()
+}
+
+#[test]
+fn a_hundred_launchers_meet() {
+    meet(100);
+}
+
+#[test]
+#[ignore = "measures: run it alone, with --nocapture"]
+fn a_thousand_launchers_meet_within_five_seconds() {
+    let took = meet(1000);
+    println!("1000 launchers met in {:.2} s", took.as_secs_f64());
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}

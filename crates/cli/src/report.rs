@@ -208,6 +208,7 @@ mod tests {
             started: SystemTime::UNIX_EPOCH,
             duration: Duration::from_secs(1),
             log_directory: None,
+            drill: None,
         }
     }
 

@@ -202,7 +202,8 @@ def test_every_control_message_is_documented() -> None:
     source = rust("launch/src/control.rs")
     for enum, heading in (("ToCoordinator", "From a launcher"), ("FromCoordinator", "From the coordinator")):
         [body] = re.findall(rf"pub enum {enum} \{{\n(.*?)^\}}", source, re.DOTALL | re.MULTILINE)
-        messages = {name.lower() for name in re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)}
+        names = re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)
+        messages = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in names}
         _, _, section = (REFERENCE / "control-protocol.md").read_text().partition(f"## {heading}\n")
         table = section.partition("\n\n`")[0]
         assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == messages

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uuid
 
 from conftest import Runner
 
@@ -256,7 +257,7 @@ def test_det_downloads_and_deletes_through_the_master(
     assert uuids[0] not in outputs[3]
     assert not (storage / uuids[2]).exists()
     assert not (storage / uuids[1] / "folder" / "deep").exists()
-    failed = det.outcomes(f"checkpoint download {uuids[2]}", f"checkpoint describe {uuids[2][:-1]}0")
+    failed = det.outcomes(f"checkpoint download {uuids[2]}", f"checkpoint describe {uuid.uuid4()}")
     assert [each.status for each in failed] == [1, 1]
     assert "DELETED" in failed[0].output
     assert "not found" in failed[1].output

@@ -9,9 +9,9 @@ import sqlite3
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
-import uuid
 
 from conftest import Runner
 
@@ -257,7 +257,7 @@ def test_det_downloads_and_deletes_through_the_master(
     assert uuids[0] not in outputs[3]
     assert not (storage / uuids[2]).exists()
     assert not (storage / uuids[1] / "folder" / "deep").exists()
-    failed = det.outcomes(f"checkpoint download {uuids[2]}", f"checkpoint describe {uuid.uuid4()}")
+    failed = det.outcomes(f"checkpoint download {uuids[2]}", f"checkpoint describe {uuid4()}")
     assert [each.status for each in failed] == [1, 1]
     assert "DELETED" in failed[0].output
     assert "not found" in failed[1].output

@@ -2,7 +2,8 @@
 
     python3 scripts/soak.py [PYTEST ARGS]    (`make soak`)
 
-SOAK_ROUNDS (1) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together.
+SOAK_ROUNDS (1) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000)
+how many fresh schedules every simulation takes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ def models() -> None:
         what="run the models",
         hint="LOOM_LOG=trace and LOOM_LOCATION=1 show the order that failed",
         env=environment,
+    )
+
+
+def simulations(seeds: int) -> None:
+    """Run every simulation of the decisions with schedules that nobody has seen before."""
+    say(f"simulations, {seeds} fresh schedules each")
+    run(
+        ["cargo", "test", "--quiet", "-p", "instep-policy"],
+        what="run the simulations",
+        hint="SEED=... replays the schedule that failed",
+        env={**cargo_environment(), "FRESH_SEEDS": str(seeds)},
     )
 
 
@@ -94,6 +106,7 @@ def main(arguments: list[str]) -> None:
     run([sys.executable, "scripts/build.py", "build"], what="build")
     run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
     models()
+    simulations(int(os.environ.get("SOAK_SEEDS", "20000")))
     every_combination()
     soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "1")))
     fuzz(int(os.environ.get("SOAK_FUZZ_SECONDS", "60")))

@@ -290,9 +290,11 @@ fn carry_out(
 impl Supervisor<'_> {
     fn supervise(&mut self) -> Result<Next, LaunchError> {
         loop {
-            self.notice_own_absence();
+            let starts_are_void = self.notice_own_absence();
             for message in self.link.receive() {
-                if let Some(end) = self.heard(message)? {
+                if starts_are_void && matches!(message, FromCoordinator::Start(_)) {
+                    self.link.send(&ToCoordinator::Stopped {});
+                } else if let Some(end) = self.heard(message)? {
                     return Ok(end);
                 }
             }

@@ -41,12 +41,14 @@ impl Random {
 }
 
 /// The seeds of a simulation: the one in `SEED` alone if it is set (to replay a failure), else `fixed` that never
-/// change and `fresh` that nobody has seen before.
-pub fn seeds(fixed: u64, fresh: u64) -> Vec<u64> {
-    if let Ok(seed) = std::env::var("SEED") {
-        return vec![seed.parse().expect("SEED is a number")];
+/// change, those `known` to have failed once, and `fresh` that nobody has seen before, or as many as `FRESH_SEEDS` says.
+pub fn seeds(fixed: u64, fresh: u64, known: &[u64]) -> Vec<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number of seeds or a seed"));
+    if let Some(seed) = number("SEED") {
+        return vec![seed];
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let mut random = Random::new(now);
-    (0..fixed).chain((0..fresh).map(|_| random.bits())).collect()
+    let fresh = (0..number("FRESH_SEEDS").unwrap_or(fresh)).map(|_| random.bits());
+    (0..fixed).chain(known.iter().copied()).chain(fresh).collect()
 }

@@ -39,17 +39,23 @@ impl Supervisor<'_> {
     }
 
     /// A launcher that was stopped for long and waits for a round must not start one that was ordered meanwhile: the
-    /// others have given this node up and may have started the next. If workers run, the coordinator will tell.
-    pub(super) fn notice_own_absence(&mut self) {
-        let leads = self.service.as_ref().is_some_and(|service| service.leads);
-        if self.link.was_away() && !leads && self.plan.terms.elastic() && matches!(self.phase, Phase::Waiting) {
-            let cause = "it was stopped for a while".to_owned();
-            self.link.send(&ToCoordinator::Parting { cause });
-            self.link.close();
-            let leader = self.leader.clone();
-            // Nothing runs, so that this ends nothing.
-            let _ = self.search(Loss::Silent, "this launcher was stopped for a while".to_owned(), Some(leader));
+    /// others have given this node up and may have started the next. So it leaves its coordinator; or, if that is in this
+    /// process and was stopped too, lets the orders to start pass that have come until now, which is what true says.
+    /// If workers run, the coordinator will tell.
+    pub(super) fn notice_own_absence(&mut self) -> bool {
+        if !self.link.was_away() || !self.plan.terms.elastic() || !matches!(self.phase, Phase::Waiting) {
+            return false;
         }
+        if self.service.as_ref().is_some_and(|service| service.leads) {
+            return true;
+        }
+        let cause = "it was stopped for a while".to_owned();
+        self.link.send(&ToCoordinator::Parting { cause });
+        self.link.close();
+        let leader = self.leader.clone();
+        // Nothing runs, so that this ends nothing.
+        let _ = self.search(Loss::Silent, "this launcher was stopped for a while".to_owned(), Some(leader));
+        false
     }
 
     fn coordinator_lost(&mut self, loss: Loss, how: &str) -> Option<Next> {

@@ -79,7 +79,7 @@ pub enum Event {
         /// What it said of itself.
         facts: NodeFacts,
     },
-    /// A node that was told to stop has no worker alive any more.
+    /// A node that was told to stop has no worker alive any more; or one that was told to start has not done it.
     Stopped {
         /// Who.
         node: NodeId,

@@ -202,6 +202,7 @@ impl Membership {
         }
         match event {
             Event::Joined { node, facts } => self.joined(node, facts, now),
+            Event::Stopped { node } if self.standing(node) == Some(Standing::Running) => self.not_started(node, now),
             Event::Stopped { node } => {
                 let is_news = self.standing(node) == Some(Standing::Stopping);
                 self.change(node, Standing::Stopping, Standing::Ready);
@@ -413,7 +414,7 @@ impl Membership {
         for id in &self.members {
             match self.nodes.get_mut(id) {
                 Some(node) if node.facts.foreign => node.standing = Standing::Ready,
-                Some(node) if node.standing != Standing::Draining => {
+                Some(node) if !matches!(node.standing, Standing::Draining | Standing::Ready) => {
                     node.standing = Standing::Stopping;
                     nodes.push(*id);
                 }
@@ -687,6 +688,14 @@ impl Membership {
             return self.commit();
         }
         Vec::new()
+    }
+
+    /// A node let the order to start pass, because it was away when it came.
+    fn not_started(&mut self, id: NodeId, now: Duration) -> Vec<Action> {
+        let Some(node) = self.nodes.get_mut(&id).filter(|_| self.terms.elastic()) else { return Vec::new() };
+        node.standing = Standing::Ready;
+        let cause = format!("node {} was stopped for a while and did not start", describe(&node.facts));
+        self.stop_for_change(cause, now)
     }
 
     /// Takes the new round for the one that counts, once nobody can take over the round before it any more.

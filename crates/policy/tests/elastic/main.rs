@@ -14,9 +14,13 @@ use instep_policy::membership::{Action, Event, LauncherId, Membership, NodeFacts
 use instep_testkit::{Random, seeds};
 use world::{World, terms};
 
+/// The first node is paused when it has ordered a round and before it has started its own part, and wakes when the others
+/// have gone on.
+const WOKEN_WITH_AN_OLD_ORDER: u64 = 2199982349283372962;
+
 #[test]
 fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
-    let seeds = seeds(9000, 1000);
+    let seeds = seeds(9000, 1000, &[WOKEN_WITH_AN_OLD_ORDER]);
     let verbose = seeds.len() == 1;
     for seed in seeds {
         let mut random = Random::new(seed);

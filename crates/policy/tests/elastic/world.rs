@@ -566,13 +566,14 @@ impl World {
         let now = self.now;
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
         let away = launcher.silence.look(now);
-        if launcher.silence.outlasts(away, WINDOW)
-            && launcher.workers.is_none()
-            && launcher.link.is_some_and(|(leader, _)| leader != id)
-        {
-            let wire = launcher.link.map(|(_, node)| node);
-            self.say(wire, Word::Parting, random);
-            self.lose_leader(id, Loss::Silent, None);
+        let away = launcher.silence.outlasts(away, WINDOW) && launcher.workers.is_none();
+        match launcher.link.filter(|_| away) {
+            Some((leader, node)) if leader == id => self.let_orders_pass(node, random),
+            Some((_, node)) => {
+                self.say(Some(node), Word::Parting, random);
+                self.lose_leader(id, Loss::Silent, None);
+            }
+            None => {}
         }
         self.obey(id, random);
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
@@ -587,6 +588,16 @@ impl World {
         self.drain(id, random);
         self.look_after_the_link(id, random);
         self.sweep(id);
+    }
+
+    /// Whoever leads and was away does not start what it ordered itself before.
+    fn let_orders_pass(&mut self, node: NodeId, random: &mut Random) {
+        let Some(wire) = self.wires.get_mut(&node) else { return };
+        let before = wire.orders.len();
+        wire.orders.retain(|(_, order)| !matches!(order, Order::Start { .. }));
+        for _ in wire.orders.len()..before {
+            self.say(Some(node), Word::Stopped, random);
+        }
     }
 
     fn obey(&mut self, id: LauncherId, random: &mut Random) {

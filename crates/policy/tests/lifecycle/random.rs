@@ -221,7 +221,7 @@ impl World {
 
 #[test]
 fn random_events_keep_every_promise() {
-    for seed in seeds(300, 100) {
+    for seed in seeds(300, 100, &[]) {
         let mut random = Random::new(seed);
         let mut world = World::new(seed);
         world.on(Event::Started);

@@ -103,7 +103,7 @@ fn asks_only_whom_it_may(world: &World, pass: &Schedule, seed: u64) {
 
 #[test]
 fn random_clusters_keep_every_promise() {
-    for seed in seeds(3000, 1000) {
+    for seed in seeds(3000, 1000, &[]) {
         let mut random = Random::new(seed);
         let world = random_world(&mut random);
         let pass = world.pass();

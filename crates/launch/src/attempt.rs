@@ -361,7 +361,7 @@ mod tests {
             launcher_serves_store: true,
             reason: None,
             changes: 0,
-            companions: Vec::new(),
+            lineage: None,
         }
     }
 

@@ -14,8 +14,8 @@
 //!
 //! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
 
-use instep_policy::membership::{LauncherId, Quorum, Resumption, Terms};
-use instep_policy::succession::{Claim, Lineage, Place, Successor};
+use instep_policy::membership::{LauncherId, Pledge, Quorum, Resumption, Terms};
+use instep_policy::succession::{Claim, Lineage, Place};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -44,6 +44,8 @@ pub struct Hello {
     pub launcher: LauncherId,
     /// The newest committed round it took part in.
     pub last_round: Option<u64>,
+    /// Later rounds that it was told to start, and of which it has not heard that they are committed.
+    pub pledges: Vec<Pledge>,
     /// It still ends workers of that round, and will say [`ToCoordinator::Stopped`].
     pub busy: bool,
     /// It comes from a coordinator that had fallen silent.
@@ -140,8 +142,8 @@ pub struct Start {
     pub reason: Option<String>,
     /// Membership changes so far.
     pub changes: u32,
-    /// The first nodes of the round, who must be waited for if the coordinator is lost before it is committed.
-    pub companions: Vec<Successor>,
+    /// What [`FromCoordinator::Lineage`] will say of this round once it is committed, in an elastic job.
+    pub lineage: Option<Lineage>,
 }
 
 /// From the launcher in the coordinator's own process: lead the job.
@@ -152,31 +154,9 @@ pub struct Lead {
     /// What workers are told to connect to.
     pub master_address: String,
     /// What is known of the job.
-    pub resumption: WireResumption,
-}
-
-/// [`Resumption`] as sent.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "each field is the one of the same name")]
-pub struct WireResumption {
-    pub round: u64,
-    pub restarts: u32,
-    pub changes: u32,
-    pub size: usize,
-    pub order: Vec<LauncherId>,
-    pub host: LauncherId,
-    pub dead: Vec<LauncherId>,
-    pub companions: Vec<LauncherId>,
-    pub reason: String,
-    /// Where the nodes of the round answer, to look for those that are missing.
+    pub resumption: Resumption,
+    /// Where nodes of its last rounds answer, to look for those that are missing.
     pub places: Vec<(LauncherId, Place)>,
-}
-
-impl From<WireResumption> for Resumption {
-    fn from(wire: WireResumption) -> Resumption {
-        let WireResumption { round, restarts, changes, size, order, host, dead, companions, reason, places: _ } = wire;
-        Resumption { round, restarts, changes, size, order, host, dead, companions, reason }
-    }
 }
 
 /// A question to a launcher of the same job: where do you stand?

@@ -197,7 +197,6 @@ impl Coordinator {
             context.begin_generation();
         }
         self.pending = self.hosting.terms.elastic().then(|| self.lineage(round, restarts, changes, &members));
-        let companions = self.pending.as_ref().map(|pending| pending.successors.clone()).unwrap_or_default();
         let worker_port = self.hosting.worker_serves_store.then(free_port).flatten();
         for member in &members {
             let start = Start {
@@ -214,7 +213,7 @@ impl Coordinator {
                 launcher_serves_store: worker_port.is_none(),
                 reason: reason.clone(),
                 changes,
-                companions: companions.clone(),
+                lineage: self.pending.clone(),
             };
             self.tell(member.node, &FromCoordinator::Start(start), context);
         }
@@ -265,6 +264,7 @@ impl Coordinator {
         let facts = NodeFacts {
             launcher: hello.launcher,
             last_round: hello.last_round,
+            pledges: hello.pledges,
             busy: hello.busy,
             after_silence: hello.after_silence,
             address: hello.address,

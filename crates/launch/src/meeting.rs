@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use instep_policy::membership::{LauncherId, Resumption};
+use instep_policy::membership::{LauncherId, Pledge, Resumption};
 use instep_policy::succession::{Lineage, Place, Successor};
 use instep_store::{Client, Server};
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::console::Note;
-use crate::control::{self, FromCoordinator, Hello, Lead, ToCoordinator, WireResumption, WireTerms};
+use crate::control::{self, FromCoordinator, Hello, Lead, ToCoordinator, WireTerms};
 use crate::coordinator::{Coordinator, Hosting};
 use crate::endpoint::{self, Endpoint, Obstacle};
 use crate::events::EventLog;
@@ -142,6 +142,7 @@ pub(crate) struct Identity {
     pub(crate) launcher: LauncherId,
     pub(crate) standby_port: Option<u16>,
     pub(crate) last_round: Option<u64>,
+    pub(crate) pledges: Vec<Pledge>,
     /// Workers of that round are still being ended.
     pub(crate) busy: bool,
     /// The coordinator before had fallen silent.
@@ -187,7 +188,14 @@ pub(crate) struct Reports {
 /// Serves or finds the endpoint and introduces this node.
 pub(crate) fn attend(plan: &Plan, reports: &Reports, pause: Pause<'_>) -> Result<Attendance, MeetingError> {
     let launcher = LauncherId(u64::from_ne_bytes(random::bytes()?));
-    let identity = Identity { launcher, standby_port: None, last_round: None, busy: false, after_silence: false };
+    let identity = Identity {
+        launcher,
+        standby_port: None,
+        last_round: None,
+        pledges: Vec::new(),
+        busy: false,
+        after_silence: false,
+    };
     match &plan.meeting {
         Meeting::Alone => {
             let address = plan.local_address.clone().unwrap_or_else(this_machine);
@@ -348,11 +356,9 @@ pub(crate) fn lead(
     master_address: String,
 ) -> Result<(), MeetingError> {
     let port = service.server.port();
-    let Resumption { round, restarts, changes, size, order, host, dead, companions, reason } = resumption;
     let known = lineage.successors.iter().chain(others);
     let places = known.map(|one| (one.launcher, one.place.clone())).collect();
-    let resumption = WireResumption { round, restarts, changes, size, order, host, dead, companions, reason, places };
-    let lead = Lead { host_token: service.host_token, master_address, resumption };
+    let lead = Lead { host_token: service.host_token, master_address, resumption, places };
     let mut stream = connect_to_self(port)?;
     stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
     let mut received = Vec::new();
@@ -478,6 +484,7 @@ fn introduce(
         host_token,
         launcher: identity.launcher,
         last_round: identity.last_round,
+        pledges: identity.pledges.clone(),
         busy: identity.busy,
         after_silence: identity.after_silence,
         standby_port: identity.standby_port.filter(|_| plan.terms.elastic()),

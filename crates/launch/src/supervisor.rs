@@ -24,7 +24,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime};
 
-use instep_policy::succession::{Lineage, Loss, Place};
+use instep_policy::membership::LauncherId;
+use instep_policy::succession::{Lineage, Loss, Place, Pledges};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -166,8 +167,10 @@ struct Supervisor<'a> {
     seek: Option<Seek>,
     /// How the coordinator of that round was lost.
     loss: Loss,
-    /// The coordinator has told of its round: it is the one of `lineage`, and not one that only tried to take over.
-    informed: bool,
+    /// The coordinator, once it has told of a round: until then it has only tried to take over.
+    led_by: Option<LauncherId>,
+    /// Rounds that were started here and may be committed.
+    pledges: Pledges,
     events: EventLog,
     notes: Receiver<Note>,
     phase: Phase,
@@ -260,7 +263,8 @@ fn carry_out(
         lineage: None,
         seek: None,
         loss: Loss::Broken,
-        informed: false,
+        led_by: None,
+        pledges: Pledges::default(),
         events: events.clone(),
         notes,
         phase: Phase::Waiting,
@@ -417,15 +421,14 @@ impl Supervisor<'_> {
             }
             FromCoordinator::Ping {} | FromCoordinator::NotLeading {} | FromCoordinator::Stand(_) => {}
             FromCoordinator::Lineage(lineage) => {
-                // A spare that hears of a round has no say in who takes it over.
-                if self.last_start.as_ref().is_some_and(|start| start.round == lineage.round) {
+                if self.pledges.committed(&lineage) {
                     self.identity.last_round = Some(lineage.round);
                 }
                 if let Some(service) = &self.service {
                     service.post.know(lineage.round);
                 }
+                self.led_by = lineage.host;
                 self.lineage = Some(lineage);
-                self.informed = true;
             }
             FromCoordinator::Dropped { reason } => return Ok(self.dropped(&reason)),
             FromCoordinator::Moved(place) => return Ok(self.moved(place)),
@@ -451,6 +454,10 @@ impl Supervisor<'_> {
         self.failures.clear();
         self.phase = Phase::Running;
         self.round_began = Instant::now();
+        if let Some(lineage) = &start.lineage {
+            self.led_by = lineage.host;
+            self.pledges.started(lineage.clone());
+        }
         let before = self.last_start.replace(start.clone());
         let stopped = self.stopped.take();
         self.tell_of_start(&start, before.as_ref(), stopped);

@@ -100,6 +100,7 @@ impl ForeignNodes {
             let facts = NodeFacts {
                 launcher: LauncherId(node.0),
                 last_round: None,
+                pledges: Vec::new(),
                 busy: false,
                 after_silence: false,
                 address: format!("node {rank} (torchrun)"),
@@ -250,7 +251,7 @@ fn start(
         launcher_serves_store: true,
         reason: None,
         changes: 0,
-        companions: Vec::new(),
+        lineage: None,
     }))
 }
 

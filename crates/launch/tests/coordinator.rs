@@ -76,6 +76,7 @@ impl Launcher {
             host_token: None,
             launcher: LauncherId(NEXT_LAUNCHER.fetch_add(1, Ordering::Relaxed)),
             last_round: None,
+            pledges: Vec::new(),
             busy: false,
             after_silence: false,
             standby_port: None,

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::membership::{LauncherId, Resumption};
+use crate::membership::{LauncherId, Pledge, Resumption};
 
 /// How many nodes a round tells of: enough that one is alive, and few enough that 1,000 nodes do not cost 1,000 × 1,000.
 pub const SUCCESSORS: usize = 64;
@@ -61,6 +61,56 @@ pub struct Lineage {
     pub host: Option<LauncherId>,
     /// The first [`SUCCESSORS`] of the round in order of group rank.
     pub successors: Vec<Successor>,
+}
+
+/// Rounds that a launcher was told to start, and of which it has not heard that they are committed.
+#[derive(Debug, Default)]
+pub struct Pledges {
+    /// With whether the one who led is known to have ended.
+    rounds: Vec<(Lineage, bool)>,
+}
+
+impl Pledges {
+    /// The launcher was told to start this round. Whoever told it has given up the one before.
+    pub fn started(&mut self, lineage: Lineage) {
+        self.rounds.retain(|(earlier, _)| earlier.host != lineage.host);
+        self.rounds.push((lineage, false));
+    }
+
+    /// A round is committed, and all before it are past. True if the launcher is in it: one that only hears of it has no
+    /// say in who takes it over.
+    pub fn committed(&mut self, committed: &Lineage) -> bool {
+        let same = |(lineage, _): &(Lineage, bool)| (lineage.round, lineage.host) == (committed.round, committed.host);
+        let takes_part = self.rounds.iter().any(same);
+        self.rounds.retain(|(lineage, _)| lineage.round > committed.round);
+        takes_part
+    }
+
+    /// This one has ended.
+    pub fn ended(&mut self, host: LauncherId) {
+        for (_, ended) in self.rounds.iter_mut().filter(|(lineage, _)| lineage.host == Some(host)) {
+            *ended = true;
+        }
+    }
+
+    /// What is told to a coordinator.
+    pub fn told(&self) -> Vec<Pledge> {
+        let pledge = |(lineage, host_ended): &(Lineage, bool)| {
+            Some(Pledge {
+                round: lineage.round,
+                host: lineage.host?,
+                host_ended: *host_ended,
+                size: lineage.size,
+                order: lineage.successors.iter().map(|successor| successor.launcher).collect(),
+            })
+        };
+        self.rounds.iter().filter_map(pledge).collect()
+    }
+
+    /// The nodes of those rounds.
+    pub fn companions(&self) -> Vec<Successor> {
+        self.rounds.iter().flat_map(|(lineage, _)| lineage.successors.iter().cloned()).collect()
+    }
 }
 
 /// How the coordinator was lost.
@@ -143,7 +193,7 @@ impl Search {
         Search { own, lineage, loss, reason, companions: Vec::new(), breadth: FIRST_SWEEP, others }
     }
 
-    /// Waits also for these, who may have workers of a round that was not committed.
+    /// Asks these also, who were in a round that was not committed.
     pub fn with(self, companions: Vec<Successor>) -> Search {
         Search { companions, ..self }
     }
@@ -247,7 +297,6 @@ impl Search {
             order: lineage.successors.iter().map(|successor| successor.launcher).collect(),
             host,
             dead,
-            companions: self.companions.iter().map(|companion| companion.launcher).collect(),
             reason: self.reason.clone(),
         })
     }

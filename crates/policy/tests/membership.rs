@@ -32,6 +32,7 @@ fn facts(address: &str, workers: usize, node_rank: usize) -> NodeFacts {
     NodeFacts {
         launcher: LauncherId(0),
         last_round: None,
+        pledges: Vec::new(),
         busy: false,
         after_silence: false,
         address: address.to_owned(),
@@ -382,7 +383,6 @@ fn resumption(size: u64, dead: &[u64]) -> Resumption {
         order: (0..size).map(LauncherId).collect(),
         host: LauncherId(0),
         dead: dead.iter().copied().map(LauncherId).collect(),
-        companions: Vec::new(),
         reason: "the node that led the job was lost".to_owned(),
     }
 }

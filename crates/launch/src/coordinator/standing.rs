@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use instep_policy::membership::{Event, Membership, Resumption};
+use instep_policy::membership::{Event, Membership};
 use instep_policy::silence::Silence;
 use instep_policy::succession::{Claim, Place, SUCCESSORS, yields};
 use instep_store::{ClientId, Context};
@@ -64,13 +64,12 @@ impl Coordinator {
     pub(super) fn lead(&mut self, client: ClientId, lead: Lead, context: &mut Context<'_>) {
         self.peers.remove(&client);
         if lead.host_token == self.hosting.host_token && self.membership.is_none() {
-            self.places = lead.resumption.places.iter().cloned().collect();
+            self.places = lead.places.into_iter().collect();
             self.hosting.master_address = lead.master_address;
-            let resumption = Resumption::from(lead.resumption);
             let terms = self.hosting.terms.clone();
             self.began = context.now;
             self.next_ping = context.now;
-            self.membership = Some(Membership::resume(terms, resumption, Duration::ZERO));
+            self.membership = Some(Membership::resume(terms, lead.resumption, Duration::ZERO));
             self.silence = self
                 .hosting
                 .pulse

@@ -1,6 +1,6 @@
 //! A launcher whose coordinator is gone: ends its workers, looks for the next coordinator, or becomes it.
 
-use instep_policy::succession::{Loss, Place, Search, Successor};
+use instep_policy::succession::{Loss, Place, Search};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -102,11 +102,6 @@ impl Supervisor<'_> {
         self.search(Loss::Silent, reason, Some(place))
     }
 
-    /// The nodes of the round that was started last, committed or not.
-    fn companions(&self) -> Vec<Successor> {
-        self.last_start.as_ref().map(|start| start.companions.clone()).unwrap_or_default()
-    }
-
     fn endpoint(&self) -> Option<Place> {
         match &self.plan.meeting {
             Meeting::Dynamic { host, port, .. } => Some(Place { address: host.clone(), port: *port }),
@@ -119,8 +114,12 @@ impl Supervisor<'_> {
         if matches!(self.phase, Phase::Stopping { then: Some(Next::End { .. }), .. }) {
             return None;
         }
-        if self.informed || loss == Loss::Silent {
+        let leads_the_lineage = self.led_by.is_some() && self.led_by == self.lineage.as_ref().and_then(|one| one.host);
+        if leads_the_lineage || loss == Loss::Silent {
             self.loss = loss;
+        }
+        if let Some(leader) = self.led_by.take().filter(|_| loss == Loss::Broken) {
+            self.pledges.ended(leader);
         }
         self.note_stop(&reason);
         if let Some(service) = &mut self.service {
@@ -129,7 +128,8 @@ impl Supervisor<'_> {
         }
         let launcher = self.identity.launcher;
         let others = ask_also.into_iter().collect();
-        let search = Search::new(launcher, self.lineage.clone(), self.loss, reason, others).with(self.companions());
+        let search =
+            Search::new(launcher, self.lineage.clone(), self.loss, reason, others).with(self.pledges.companions());
         let post = self.service.as_ref().map(|service| service.post.clone());
         match Seek::start(search, self.plan.job.run_id.clone(), self.plan.terms.join_timeout, post) {
             Ok(seek) => self.seek = Some(seek),
@@ -166,7 +166,7 @@ impl Supervisor<'_> {
                 let seen_at = own.map(|successor| successor.place.clone());
                 let address = self.plan.local_address.clone().or(seen_at.map(|place| place.address));
                 let address = address.unwrap_or_else(|| self.plan.address.clone());
-                let companions = self.companions();
+                let companions = self.pledges.companions();
                 let (Some(service), Some(lineage)) = (&mut self.service, &self.lineage) else { return None };
                 let place = Place { address: address.clone(), port: service.port() };
                 self.events.note("rehosted", json!({"address": place.address, "port": place.port}));
@@ -192,6 +192,7 @@ impl Supervisor<'_> {
     fn join(&mut self, place: Place) -> Option<Next> {
         self.identity.busy = self.attempt.is_some();
         self.identity.after_silence = self.loss == Loss::Silent;
+        self.identity.pledges = self.pledges.told();
         let joined = match &self.service {
             Some(service) if service.leads => {
                 meeting::join_own(self.plan, &self.identity, service).map_err(|cause| cause.to_string())
@@ -201,7 +202,6 @@ impl Supervisor<'_> {
         match joined {
             Ok(link) => {
                 self.link = link;
-                self.informed = false;
                 if let Some(service) = self.service.as_ref().filter(|service| !service.leads) {
                     service.post.follow(Some(place.clone()));
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::places::Member;
-use super::view::Quorum;
+use super::view::{Pledge, Quorum};
 use super::{LauncherId, NodeId};
 
 /// What a job was started with; the same for all of its nodes.
@@ -49,6 +49,8 @@ pub struct NodeFacts {
     pub launcher: LauncherId,
     /// The newest committed round it took part in, if it comes back.
     pub last_round: Option<u64>,
+    /// Later rounds that it was told to start, and that may be committed without its knowing.
+    pub pledges: Vec<Pledge>,
     /// It still ends workers of that round, and will say [`Event::Stopped`].
     pub busy: bool,
     /// It comes from a coordinator that had fallen silent, on whose side workers may still run for a moment.

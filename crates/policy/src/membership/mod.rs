@@ -15,7 +15,8 @@
 //! - A node that fell silent may be alive behind a cut link, where others may go on without us. So after silence a round
 //!   needs a majority of the nodes of the round before ([`Quorum::Majority`], module `view`). The round *before* is the
 //!   newest one of which a majority of its own predecessor is known to have started ([`Action::Commit`]): an order to
-//!   start that never arrived behind a cut link commits nobody, and who has not heard of a round may not be counted twice.
+//!   start that never arrived behind a cut link commits nobody. Whoever did start and has not heard of the commitment
+//!   tells of that round when it comes back ([`Pledge`]), and then a majority of that one is needed as well.
 //!
 //! In all other jobs a lost node is a failure.
 //!
@@ -41,8 +42,8 @@ use std::time::Duration;
 pub use messages::{Action, Event, NodeFacts, Terms};
 pub use places::Member;
 use places::{Applicant, seat};
+pub use view::{Pledge, Quorum, Resumption};
 use view::{Presence, View};
-pub use view::{Quorum, Resumption};
 
 /// How many nodes are named to people; the rest is counted.
 const SHOWN: usize = 8;
@@ -109,7 +110,9 @@ pub struct Membership {
     round_size: usize,
     /// The newest round that is committed, as all who may be alive know it.
     view: Option<View>,
-    /// The round that was started and is not committed yet, with those who have started.
+    /// Later rounds that others may have committed: those who were told to start them have come here.
+    pledged: Vec<View>,
+    /// The round that was started here and is not committed yet, with those who have started.
     pending: Option<(View, BTreeSet<LauncherId>)>,
     trouble: Option<Trouble>,
     /// Since when workers of a silent side may still run.
@@ -132,6 +135,7 @@ impl Membership {
             changes: 0,
             round_size: 0,
             view: None,
+            pledged: Vec::new(),
             pending: None,
             trouble: None,
             silent_since: None,
@@ -173,7 +177,8 @@ impl Membership {
     /// Members of the newest round that fell silent: they may be alive.
     pub fn unaccounted(&self) -> Vec<LauncherId> {
         let here: BTreeSet<LauncherId> = self.nodes.values().map(|node| node.facts.launcher).collect();
-        self.view.as_ref().map(|view| view.unaccounted(&here)).unwrap_or_default()
+        let missing = self.view.iter().chain(&self.pledged).flat_map(|view| view.unaccounted(&here));
+        missing.collect::<BTreeSet<LauncherId>>().into_iter().collect()
     }
 
     /// A launcher's place in the newest round; earlier ones lead rather than later ones.
@@ -237,9 +242,7 @@ impl Membership {
                 each.flat_map(|(node, cause)| self.gone(node, "was lost", cause, true, now)).collect()
             }
             Event::Dead { launcher } => {
-                for view in self.view.iter_mut().chain(self.pending.as_mut().map(|(view, _)| view)) {
-                    view.found_dead(launcher);
-                }
+                self.views().for_each(|view| view.found_dead(launcher));
                 self.gather(now)
             }
             Event::Tick => match self.phase {
@@ -247,6 +250,11 @@ impl Membership {
                 _ => self.gather(now),
             },
         }
+    }
+
+    fn views(&mut self) -> impl Iterator<Item = &mut View> {
+        let pending = self.pending.as_mut().map(|(view, _)| view);
+        self.view.iter_mut().chain(&mut self.pledged).chain(pending)
     }
 
     fn standing(&self, node: NodeId) -> Option<Standing> {
@@ -263,8 +271,12 @@ impl Membership {
         if let Some(reason) = self.objection(&facts) {
             return vec![Action::Refuse { node, reason }];
         }
-        if let Some(view) = &mut self.view {
-            view.returned(facts.launcher);
+        self.views().for_each(|view| view.returned(facts.launcher));
+        for pledge in &facts.pledges {
+            let known = self.view.iter().chain(&self.pledged).any(|view| view.is_the_round_of(pledge));
+            if !known && self.view.as_ref().is_none_or(|view| pledge.round > view.round()) {
+                self.pledged.push(View::pledged(pledge, self.view.as_ref()));
+            }
         }
         if facts.after_silence && facts.last_round.is_some() {
             self.silent_since = Some(now);
@@ -443,9 +455,8 @@ impl Membership {
         if node.facts.host {
             return self.host_gone(how, &cause);
         }
-        for view in self.view.iter_mut().chain(self.pending.as_mut().map(|(view, _)| view)) {
-            view.gone(node.facts.launcher, format!("{}: {cause}", describe(&node.facts)), silent);
-        }
+        let name = describe(&node.facts);
+        self.views().for_each(|view| view.gone(node.facts.launcher, format!("{name}: {cause}"), silent));
         let mut urgent = Vec::new();
         if silent && self.may_be_superseded() {
             let alive = |id: &&NodeId| !matches!(self.standing(**id), None | Some(Standing::Ready));
@@ -460,9 +471,7 @@ impl Membership {
 
     /// Whether those who are heard are too few to go on.
     fn may_be_superseded(&self) -> bool {
-        let Some(view) = self.view.as_ref().filter(|_| self.terms.elastic()) else { return false };
-        let heard = self.nodes.values().map(|node| (node.facts.launcher, node.facts.last_round));
-        view.objection(self.terms.quorum, &Presence::of(heard)).is_some()
+        self.objection_to(self.nodes.values()).is_some()
     }
 
     fn without(
@@ -604,10 +613,14 @@ impl Membership {
 
     /// Why the nodes that are there may not go on without the others.
     fn quorum(&self) -> Option<String> {
-        let view = self.view.as_ref().filter(|_| self.terms.elastic())?;
-        let ready = self.nodes.values().filter(|node| node.standing == Standing::Ready);
-        let presence = Presence::of(ready.map(|node| (node.facts.launcher, node.facts.last_round)));
-        view.objection(self.terms.quorum, &presence)
+        self.objection_to(self.nodes.values().filter(|node| node.standing == Standing::Ready))
+    }
+
+    /// Why these nodes may not go on alone, if so.
+    fn objection_to<'a>(&self, nodes: impl Iterator<Item = &'a Node>) -> Option<String> {
+        let presence = Presence::of(nodes.map(|node| &node.facts));
+        let mut views = self.view.iter().chain(&self.pledged).filter(|_| self.terms.elastic());
+        views.find_map(|view| view.objection(self.terms.quorum, &presence))
     }
 
     fn announce(&mut self, reason: String) -> Vec<Action> {
@@ -701,20 +714,17 @@ impl Membership {
     /// Takes the new round for the one that counts, once nobody can take over the round before it any more.
     fn commit(&mut self) -> Vec<Action> {
         let Some((view, started)) = &self.pending else { return Vec::new() };
-        let witnesses = started.iter().map(|launcher| (*launcher, None));
-        let uncommitted = self
-            .view
-            .as_ref()
-            .filter(|_| self.terms.elastic())
-            .and_then(|before| before.objection(self.terms.quorum, &Presence::of(witnesses)));
-        if uncommitted.is_some() {
+        let witnesses = self.nodes.values().filter(|node| started.contains(&node.facts.launcher));
+        if self.objection_to(witnesses).is_some() {
             return Vec::new();
         }
         let round = view.round();
         self.view = self.pending.take().map(|(view, _)| view);
+        self.pledged.clear();
         for id in &self.members {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.facts.last_round = Some(round);
+                node.facts.pledges.clear();
             }
         }
         if self.terms.elastic() { vec![Action::Commit { round }] } else { Vec::new() }

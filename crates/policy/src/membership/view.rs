@@ -7,10 +7,15 @@
 //! same nodes of the same round, less some that have ended, which are on neither side.
 //!
 //! A node that fell silent and is *later* found to have ended still counts: it may have gone on with others before.
+//!
+//! Whoever was told to start a round and comes from there without having heard that it is committed tells of it
+//! ([`Pledge`]): it may be committed all the same. So a majority of such a round is needed too, as of the one before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{LauncherId, listed};
+use serde::{Deserialize, Serialize};
+
+use super::{LauncherId, NodeFacts, listed};
 
 /// Who may go on after silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,8 +27,23 @@ pub enum Quorum {
     Minimum,
 }
 
+/// A round that a node was told to start, and of which it has not heard that it is committed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pledge {
+    /// The round.
+    pub round: u64,
+    /// Who led it.
+    pub host: LauncherId,
+    /// That one has ended.
+    pub host_ended: bool,
+    /// How many nodes it has.
+    pub size: usize,
+    /// The first of them, in order of group rank.
+    pub order: Vec<LauncherId>,
+}
+
 /// What is known of a job whose coordinator was lost.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
     /// Its newest round.
     pub round: u64,
@@ -39,8 +59,6 @@ pub struct Resumption {
     pub host: LauncherId,
     /// Those that have ended.
     pub dead: Vec<LauncherId>,
-    /// Nodes of a later round that was not committed: they have no say, but may have workers.
-    pub companions: Vec<LauncherId>,
     /// What happened, for people.
     pub reason: String,
 }
@@ -56,21 +74,18 @@ pub(super) struct View {
     dead: BTreeSet<LauncherId>,
     /// Found to have ended after they had fallen silent: not worth waiting for, but no less to be counted.
     found_dead: BTreeSet<LauncherId>,
-    /// Not of this round, and waited for all the same.
-    companions: Vec<LauncherId>,
     /// Who went, and how that was noticed.
     gone: BTreeMap<LauncherId, String>,
 }
 
 /// Who is there.
-pub(super) struct Presence {
-    /// With the newest round that they know to be committed.
-    launchers: BTreeMap<LauncherId, Option<u64>>,
+pub(super) struct Presence<'a> {
+    launchers: BTreeMap<LauncherId, &'a NodeFacts>,
 }
 
-impl Presence {
-    pub(super) fn of(nodes: impl Iterator<Item = (LauncherId, Option<u64>)>) -> Presence {
-        Presence { launchers: nodes.collect() }
+impl<'a> Presence<'a> {
+    pub(super) fn of(nodes: impl Iterator<Item = &'a NodeFacts>) -> Presence<'a> {
+        Presence { launchers: nodes.map(|facts| (facts.launcher, facts)).collect() }
     }
 }
 
@@ -87,8 +102,23 @@ impl View {
             let known = view.ranks.contains_key(launcher);
             if known { &mut view.dead } else { &mut view.found_dead }.insert(*launcher);
         }
-        view.companions.clone_from(&resumption.companions);
         view
+    }
+
+    /// A round that others may have committed, beside `view`, which is known to be.
+    pub(super) fn pledged(pledge: &Pledge, view: Option<&View>) -> View {
+        let mut pledged = View::new(pledge.round, pledge.size, pledge.order.clone(), Some(pledge.host));
+        let ended = view.into_iter().flat_map(|view| view.dead.iter().copied());
+        for launcher in ended.chain(pledge.host_ended.then_some(pledge.host)) {
+            if pledged.ranks.contains_key(&launcher) {
+                pledged.dead.insert(launcher);
+            }
+        }
+        pledged
+    }
+
+    pub(super) fn is_the_round_of(&self, pledge: &Pledge) -> bool {
+        (self.round, self.host) == (pledge.round, Some(pledge.host))
     }
 
     fn new(round: u64, size: usize, order: Vec<LauncherId>, host: Option<LauncherId>) -> View {
@@ -101,7 +131,6 @@ impl View {
             host,
             dead: BTreeSet::new(),
             found_dead: BTreeSet::new(),
-            companions: Vec::new(),
             gone: BTreeMap::new(),
         }
     }
@@ -139,8 +168,7 @@ impl View {
     /// Members that are neither here nor known to have ended.
     pub(super) fn unaccounted(&self, here: &BTreeSet<LauncherId>) -> Vec<LauncherId> {
         let gone = |id: &&LauncherId| here.contains(id) || self.dead.contains(id) || self.found_dead.contains(id);
-        let new = self.companions.iter().filter(|id| !self.ranks.contains_key(id));
-        self.order.iter().chain(new).filter(|id| !gone(id)).copied().collect()
+        self.order.iter().filter(|id| !gone(id)).copied().collect()
     }
 
     pub(super) fn names_of_the_gone(&self) -> Option<String> {
@@ -154,10 +182,12 @@ impl View {
             return None;
         }
         let alive = self.size.saturating_sub(self.dead.len());
-        let is_member = |(launcher, last_round): &(&LauncherId, &Option<u64>)| {
-            self.ranks.contains_key(launcher) || **last_round == Some(self.round)
+        let is_member = |facts: &&&NodeFacts| {
+            self.ranks.contains_key(&facts.launcher)
+                || facts.last_round == Some(self.round)
+                || facts.pledges.iter().any(|pledge| self.is_the_round_of(pledge))
         };
-        let present = presence.launchers.iter().filter(is_member).count();
+        let present = presence.launchers.values().filter(is_member).count();
         let first = self.host.into_iter().chain(self.order.iter().copied()).find(|id| !self.dead.contains(id));
         let has_first = first.is_some_and(|first| presence.launchers.contains_key(&first));
         if 2 * present > alive || (2 * present == alive && has_first) {

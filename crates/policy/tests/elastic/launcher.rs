@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use instep_policy::membership::{LauncherId, Membership, NodeId};
 use instep_policy::silence::Silence;
-use instep_policy::succession::{Claim, Lineage, Loss, Place, Search, Successor};
+use instep_policy::succession::{Claim, Lineage, Loss, Place, Pledges, Search};
 
 /// `keep_alive_interval`, and the windows of both sides.
 pub const INTERVAL: Duration = Duration::from_millis(500);
@@ -15,7 +15,7 @@ pub const COORDINATOR_WINDOW: Duration = Duration::from_millis(3500);
 /// What is on its way to a launcher.
 #[derive(Debug, Clone)]
 pub enum Order {
-    Start { round: u64, rank: usize, size: usize, companions: Vec<Successor> },
+    Start { lineage: Lineage, rank: usize },
     Stop { at_once: bool },
     Lineage(Lineage),
     Dropped,
@@ -89,12 +89,11 @@ pub struct Launcher {
     pub silence: Silence,
     pub heard: Duration,
     pub next_ping: Duration,
-    pub started: Option<u64>,
-    pub companions: Vec<Successor>,
+    pub pledges: Pledges,
     pub last_round: Option<u64>,
     pub lineage: Option<Lineage>,
-    /// The one who leads has told of its round.
-    pub informed: bool,
+    /// The one who leads, as far as it has told of its round.
+    pub led_by: Option<LauncherId>,
     /// How the leader of that round was lost.
     pub loss: Loss,
     pub search: Option<Search>,
@@ -117,11 +116,10 @@ impl Launcher {
             silence: Silence::new(INTERVAL, WINDOW, now),
             heard: now,
             next_ping: now,
-            started: None,
-            companions: Vec::new(),
+            pledges: Pledges::default(),
             last_round: None,
             lineage: None,
-            informed: false,
+            led_by: None,
             loss: Loss::Broken,
             search: None,
             next_sweep: now,
@@ -131,6 +129,15 @@ impl Launcher {
 
     pub fn place(&self) -> Place {
         Place { address: self.machine.to_string(), port: u16::try_from(self.id.0).expect("few launchers") }
+    }
+
+    /// The one who leads tells of its newest committed round.
+    pub fn learn(&mut self, lineage: Lineage) {
+        if self.pledges.committed(&lineage) {
+            self.last_round = Some(lineage.round);
+        }
+        self.led_by = lineage.host;
+        self.lineage = Some(lineage);
     }
 
     pub fn claim(&self) -> Option<Claim> {

@@ -18,9 +18,12 @@ use world::{World, terms};
 /// have gone on.
 const WOKEN_WITH_AN_OLD_ORDER: u64 = 2199982349283372962;
 
+/// A round is committed, and the link to a node that has started it is cut before it hears of that.
+const COMMITTED_UNHEARD: u64 = 554220696073848584;
+
 #[test]
 fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
-    let seeds = seeds(9000, 1000, &[WOKEN_WITH_AN_OLD_ORDER]);
+    let seeds = seeds(9000, 1000, &[WOKEN_WITH_AN_OLD_ORDER, COMMITTED_UNHEARD]);
     let verbose = seeds.len() == 1;
     for seed in seeds {
         let mut random = Random::new(seed);
@@ -43,6 +46,7 @@ fn ten_thousand_nodes_form_a_round_with_few_messages() {
             let facts = NodeFacts {
                 launcher: LauncherId(node),
                 last_round: None,
+                pledges: Vec::new(),
                 busy: false,
                 after_silence: false,
                 address: format!("node{node}"),

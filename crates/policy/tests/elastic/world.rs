@@ -216,8 +216,16 @@ impl World {
         }
     }
 
-    /// Whether enough nodes live of the newest committed round of which any of them knows.
+    /// Whether enough nodes live of the newest committed round of which any of them knows, and of later ones that may be
+    /// committed.
     fn quorum_is_reachable(&self) -> bool {
+        let pledges = self.launchers.values().flat_map(|one| one.pledges.told());
+        let lives = |launcher: &LauncherId| self.launchers.contains_key(launcher);
+        for pledge in pledges {
+            if 2 * pledge.order.iter().filter(|launcher| lives(launcher)).count() <= pledge.size {
+                return false;
+            }
+        }
         let known = self.launchers.values().filter_map(|one| one.lineage.as_ref());
         let Some(newest) = known.max_by_key(|lineage| lineage.round) else { return !self.any_round };
         let alive = newest.successors.iter().filter(|one| self.launchers.contains_key(&one.launcher)).count();
@@ -263,6 +271,7 @@ impl World {
         let facts = NodeFacts {
             launcher: id,
             last_round: launcher.last_round,
+            pledges: launcher.pledges.told(),
             busy: launcher.workers.is_some(),
             after_silence: launcher.loss == Loss::Silent,
             address: launcher.machine.to_string(),
@@ -296,9 +305,9 @@ impl World {
                 launcher.link = Some((leader, node));
                 launcher.heard = launcher.silence.mark(now);
                 launcher.search = None;
-                launcher.informed = lineage.is_some();
+                launcher.led_by = None;
                 if let Some(lineage) = lineage {
-                    launcher.lineage = Some(lineage);
+                    launcher.learn(lineage);
                 }
             }
         }
@@ -323,14 +332,13 @@ impl World {
                         Some(Successor { launcher, place: leading.places.get(&launcher)?.clone() })
                     };
                     let successors: Vec<Successor> = members.iter().filter_map(successor).take(SUCCESSORS).collect();
-                    let companions = successors.clone();
                     let size = members.len();
                     let lineage = Lineage { round, restarts, changes, size, host: Some(leader), successors };
-                    leading.pending = Some(lineage);
+                    leading.pending = Some(lineage.clone());
                     self.note(|| format!("{leader:?} starts round {round} with {size}"));
                     for member in &members {
-                        let (rank, companions) = (member.first_rank, companions.clone());
-                        self.order(member.node, Order::Start { round, rank, size, companions }, random);
+                        let (rank, lineage) = (member.first_rank, lineage.clone());
+                        self.order(member.node, Order::Start { lineage, rank }, random);
                     }
                 }
                 Action::Commit { .. } => {
@@ -621,9 +629,11 @@ impl World {
         let now = self.now;
         let ending = now + Duration::from_millis(random.below(1500) as u64);
         match order {
-            Order::Start { round, rank, size, companions } => {
+            Order::Start { lineage, rank } => {
+                let (round, size) = (lineage.round, lineage.size);
                 if let Some(launcher) = self.launchers.get_mut(&id) {
-                    launcher.companions = companions;
+                    launcher.led_by = lineage.host;
+                    launcher.pledges.started(lineage);
                 }
                 self.begin(id, leader, round, rank, size);
                 let wire = self.launchers.get(&id).and_then(|one| one.link).map(|(_, node)| node);
@@ -639,12 +649,9 @@ impl World {
                 launcher.ending = Some(launcher.ending.map_or(due, |earlier| earlier.min(due)));
             }
             Order::Lineage(lineage) => {
-                let Some(launcher) = self.launchers.get_mut(&id) else { return };
-                if launcher.started == Some(lineage.round) {
-                    launcher.last_round = Some(lineage.round);
+                if let Some(launcher) = self.launchers.get_mut(&id) {
+                    launcher.learn(lineage);
                 }
-                launcher.lineage = Some(lineage);
-                launcher.informed = true;
             }
             Order::Dropped => self.lose_leader(id, Loss::Silent, None),
             Order::Moved(place) => self.lose_leader(id, Loss::Silent, Some(place)),
@@ -659,7 +666,6 @@ impl World {
         }
         launcher.told = false;
         launcher.owes = true;
-        launcher.started = Some(round);
         let before = launcher.workers.replace(Workers { round, rank, leader });
         let was_ending = launcher.ending.is_some();
         if before.is_some() || was_ending {
@@ -757,12 +763,17 @@ impl World {
         }
         let mut others = vec![Place { address: FIRST.to_string(), port: 0 }];
         others.extend(hint);
-        if launcher.informed || loss == Loss::Silent {
+        let led_by_its_host =
+            launcher.led_by.is_some() && launcher.led_by == launcher.lineage.as_ref().and_then(|lineage| lineage.host);
+        if led_by_its_host || loss == Loss::Silent {
             launcher.loss = loss;
+        }
+        if let Some(leader) = launcher.led_by.take().filter(|_| loss == Loss::Broken) {
+            launcher.pledges.ended(leader);
         }
         let loss = launcher.loss;
         launcher.search = Some(
-            Search::new(id, launcher.lineage.clone(), loss, String::new(), others).with(launcher.companions.clone()),
+            Search::new(id, launcher.lineage.clone(), loss, String::new(), others).with(launcher.pledges.companions()),
         );
         launcher.next_sweep = now;
     }

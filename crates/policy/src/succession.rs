@@ -142,7 +142,7 @@ pub enum Answer {
 pub struct Claim {
     /// Who.
     pub launcher: LauncherId,
-    /// Its newest round; none if it has started none.
+    /// Its newest committed round; none if there is none.
     pub round: Option<u64>,
     /// Its workers run.
     pub running: bool,

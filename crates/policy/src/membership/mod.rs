@@ -16,7 +16,7 @@
 //!   needs a majority of the nodes of the round before ([`Quorum::Majority`], module `view`). The round *before* is the
 //!   newest one of which a majority of its own predecessor is known to have started ([`Action::Commit`]): an order to
 //!   start that never arrived behind a cut link commits nobody. Whoever did start and has not heard of the commitment
-//!   tells of that round when it comes back ([`Pledge`]), and then a majority of that one is needed as well.
+//!   tells of that round when it comes back ([`Pledge`]), and is counted only together with a majority of that one.
 //!
 //! In all other jobs a lost node is a failure.
 //!
@@ -110,8 +110,8 @@ pub struct Membership {
     round_size: usize,
     /// The newest round that is committed, as all who may be alive know it.
     view: Option<View>,
-    /// Later rounds that others may have committed: those who were told to start them have come here.
-    pledged: Vec<View>,
+    /// Launchers that have ended, as far as their systems said so.
+    ended: BTreeSet<LauncherId>,
     /// The round that was started here and is not committed yet, with those who have started.
     pending: Option<(View, BTreeSet<LauncherId>)>,
     trouble: Option<Trouble>,
@@ -135,7 +135,7 @@ impl Membership {
             changes: 0,
             round_size: 0,
             view: None,
-            pledged: Vec::new(),
+            ended: BTreeSet::new(),
             pending: None,
             trouble: None,
             silent_since: None,
@@ -153,6 +153,7 @@ impl Membership {
             changes: resumption.changes,
             round_size: resumption.size,
             view: Some(View::resumed(&resumption)),
+            ended: resumption.dead.iter().copied().collect(),
             trouble: Some(trouble),
             silent_since: (!resumption.dead.contains(&resumption.host)).then_some(now),
             ..Membership::new(terms, now)
@@ -164,9 +165,9 @@ impl Membership {
         &self.terms
     }
 
-    /// The newest round that was started.
+    /// The newest committed round.
     pub fn round(&self) -> Option<u64> {
-        self.rounds.checked_sub(1)
+        self.view.as_ref().map(View::round)
     }
 
     /// Whether workers run.
@@ -177,8 +178,13 @@ impl Membership {
     /// Members of the newest round that fell silent: they may be alive.
     pub fn unaccounted(&self) -> Vec<LauncherId> {
         let here: BTreeSet<LauncherId> = self.nodes.values().map(|node| node.facts.launcher).collect();
-        let missing = self.view.iter().chain(&self.pledged).flat_map(|view| view.unaccounted(&here));
-        missing.collect::<BTreeSet<LauncherId>>().into_iter().collect()
+        let members = self.view.iter().flat_map(|view| view.unaccounted(&here));
+        let pledged = self.nodes.values().flat_map(|node| self.pledges(&node.facts)).flat_map(|pledge| &pledge.order);
+        let known = |id: &&LauncherId| {
+            here.contains(id) || self.ended.contains(id) || self.view.as_ref().is_some_and(|view| view.has_ended(**id))
+        };
+        let pledged = pledged.filter(|launcher| !known(launcher));
+        members.chain(pledged.copied()).collect::<BTreeSet<LauncherId>>().into_iter().collect()
     }
 
     /// A launcher's place in the newest round; earlier ones lead rather than later ones.
@@ -254,7 +260,7 @@ impl Membership {
 
     fn views(&mut self) -> impl Iterator<Item = &mut View> {
         let pending = self.pending.as_mut().map(|(view, _)| view);
-        self.view.iter_mut().chain(&mut self.pledged).chain(pending)
+        self.view.iter_mut().chain(pending)
     }
 
     fn standing(&self, node: NodeId) -> Option<Standing> {
@@ -268,16 +274,10 @@ impl Membership {
     }
 
     fn joined(&mut self, node: NodeId, facts: NodeFacts, now: Duration) -> Vec<Action> {
-        if let Some(reason) = self.objection(&facts) {
+        if let Some(reason) = self.refusal(&facts) {
             return vec![Action::Refuse { node, reason }];
         }
         self.views().for_each(|view| view.returned(facts.launcher));
-        for pledge in &facts.pledges {
-            let known = self.view.iter().chain(&self.pledged).any(|view| view.is_the_round_of(pledge));
-            if !known && self.view.as_ref().is_none_or(|view| pledge.round > view.round()) {
-                self.pledged.push(View::pledged(pledge, self.view.as_ref()));
-            }
-        }
         if facts.after_silence && facts.last_round.is_some() {
             self.silent_since = Some(now);
         }
@@ -305,7 +305,7 @@ impl Membership {
         present <= FEW || present.is_power_of_two() || self.terms.min_nodes.saturating_sub(present) < 4
     }
 
-    fn objection(&self, facts: &NodeFacts) -> Option<String> {
+    fn refusal(&self, facts: &NodeFacts) -> Option<String> {
         if let Some(theirs) = facts.last_round.filter(|round| self.round().is_none_or(|ours| *round > ours)) {
             return Some(format!("the node took part in round {theirs}, of which nothing is known here"));
         }
@@ -336,6 +336,10 @@ impl Membership {
         if self.some_finished() {
             return waits("a node has finished already, so that a new one is not taken in");
         }
+        let (welcome, _) = self.candidates(|standing| standing != Standing::Draining);
+        if !welcome.contains(&node) {
+            return waits("this one comes from a later round that may go on elsewhere");
+        }
         if self.changes >= self.terms.max_changes {
             return waits("all membership changes are used up, so that a new one is not taken in");
         }
@@ -353,12 +357,9 @@ impl Membership {
 
     fn take_in_newcomers(&mut self, now: Duration) -> Vec<Action> {
         self.phase = Phase::Running { settled: None };
-        let waiting: Vec<String> = self
-            .nodes
-            .values()
-            .filter(|node| node.standing == Standing::Ready)
-            .map(|node| describe(&node.facts))
-            .collect();
+        let (welcome, _) = self.candidates(|standing| standing != Standing::Draining);
+        let ready = welcome.iter().filter_map(|id| self.nodes.get(id)).filter(|node| node.standing == Standing::Ready);
+        let waiting: Vec<String> = ready.map(|node| describe(&node.facts)).collect();
         if waiting.is_empty() || self.some_finished() || self.members.len() >= self.terms.max_nodes {
             return Vec::new();
         }
@@ -455,6 +456,9 @@ impl Membership {
         if node.facts.host {
             return self.host_gone(how, &cause);
         }
+        if !silent {
+            self.ended.insert(node.facts.launcher);
+        }
         let name = describe(&node.facts);
         self.views().for_each(|view| view.gone(node.facts.launcher, format!("{name}: {cause}"), silent));
         let mut urgent = Vec::new();
@@ -471,7 +475,7 @@ impl Membership {
 
     /// Whether those who are heard are too few to go on.
     fn may_be_superseded(&self) -> bool {
-        self.objection_to(self.nodes.values()).is_some()
+        self.objection(self.nodes.values()).is_some()
     }
 
     fn without(
@@ -530,8 +534,8 @@ impl Membership {
         {
             return self.fail(reason);
         }
-        let ready = self.nodes.len() - stopping;
-        let quorum = self.quorum();
+        let (ready, quorum) = self.candidates(|standing| standing == Standing::Ready);
+        let ready = ready.len();
         let enough = ready >= self.terms.min_nodes && stopping == 0 && quorum.is_none();
         if !enough && now >= since + self.terms.join_timeout {
             let limit = self.terms.join_timeout.as_secs_f64();
@@ -549,7 +553,7 @@ impl Membership {
         }
         self.phase = Phase::Gathering { since, last_call: Some(deadline) };
         self.announce(match &self.view {
-            Some(view) => format!("{ready} of {} nodes of the round before are there again", view.size()),
+            Some(view) => format!("{ready} nodes are there, the round before had {}", view.size()),
             None => format!(
                 "{ready} nodes are there, up to {} may join within the last call of {} s",
                 self.terms.max_nodes,
@@ -611,16 +615,45 @@ impl Membership {
         None
     }
 
-    /// Why the nodes that are there may not go on without the others.
-    fn quorum(&self) -> Option<String> {
-        self.objection_to(self.nodes.values().filter(|node| node.standing == Standing::Ready))
+    /// Who of those that stand so may form a round, and why they may not go on without others, if so. Whoever comes from
+    /// a later round that may be committed, and of which too few are here, is left out: then it is as if it had not come.
+    fn candidates(&self, stands: impl Fn(Standing) -> bool) -> (Vec<NodeId>, Option<String>) {
+        let mut nodes: BTreeMap<NodeId, &Node> =
+            self.nodes.iter().filter(|(_, node)| stands(node.standing)).map(|(id, node)| (*id, node)).collect();
+        let mut why = None;
+        while let Some((pledge, unmet)) = self.unmet_pledge(nodes.values().copied(), nodes.values().copied()) {
+            nodes.retain(|_, node| !node.facts.pledges.contains(&pledge));
+            why = Some(unmet);
+        }
+        let objection = self.objection(nodes.values().copied());
+        (nodes.into_keys().collect(), objection.map(|objection| why.unwrap_or(objection)))
     }
 
-    /// Why these nodes may not go on alone, if so.
-    fn objection_to<'a>(&self, nodes: impl Iterator<Item = &'a Node>) -> Option<String> {
-        let presence = Presence::of(nodes.map(|node| &node.facts));
-        let mut views = self.view.iter().chain(&self.pledged).filter(|_| self.terms.elastic());
-        views.find_map(|view| view.objection(self.terms.quorum, &presence))
+    /// Why these nodes may not go on alone after the newest committed round, if so.
+    fn objection<'a>(&self, nodes: impl Iterator<Item = &'a Node>) -> Option<String> {
+        let view = self.view.as_ref().filter(|_| self.terms.elastic())?;
+        view.objection(self.terms.quorum, &Presence::of(nodes.map(|node| &node.facts)))
+    }
+
+    /// A later round that one of `nodes` has come from, and of which `witnesses` are too few, with the reason.
+    fn unmet_pledge<'a>(
+        &self,
+        nodes: impl Iterator<Item = &'a Node>,
+        witnesses: impl Iterator<Item = &'a Node>,
+    ) -> Option<(Pledge, String)> {
+        let mut pledges = nodes.flat_map(|node| self.pledges(&node.facts)).peekable();
+        pledges.peek()?;
+        let presence = Presence::of(witnesses.map(|node| &node.facts));
+        pledges.find_map(|pledge| {
+            let reason = View::pledged(pledge, &self.ended).objection(self.terms.quorum, &presence)?;
+            Some((pledge.clone(), reason))
+        })
+    }
+
+    /// The rounds a node has come from that are later than the newest committed one.
+    fn pledges<'a>(&self, facts: &'a NodeFacts) -> impl Iterator<Item = &'a Pledge> {
+        let newest = self.round();
+        facts.pledges.iter().filter(move |pledge| Some(pledge.round) > newest)
     }
 
     fn announce(&mut self, reason: String) -> Vec<Action> {
@@ -666,8 +699,10 @@ impl Membership {
 
     fn start(&mut self) -> Vec<Action> {
         let former = |launcher| self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher));
-        let applicants = self.nodes.iter().map(|(id, node)| Applicant {
-            node: *id,
+        let (candidates, _) = self.candidates(|standing| standing == Standing::Ready);
+        let candidates = candidates.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)));
+        let applicants = candidates.map(|(id, node)| Applicant {
+            node: id,
             facts: &node.facts,
             first: node.facts.host && !self.terms.fixed_ranks,
             former: if self.terms.elastic() { former(node.facts.launcher) } else { usize::MAX },
@@ -715,12 +750,12 @@ impl Membership {
     fn commit(&mut self) -> Vec<Action> {
         let Some((view, started)) = &self.pending else { return Vec::new() };
         let witnesses = self.nodes.values().filter(|node| started.contains(&node.facts.launcher));
-        if self.objection_to(witnesses).is_some() {
+        let members = self.members.iter().filter_map(|id| self.nodes.get(id));
+        if self.objection(witnesses.clone()).is_some() || self.unmet_pledge(members, witnesses).is_some() {
             return Vec::new();
         }
         let round = view.round();
         self.view = self.pending.take().map(|(view, _)| view);
-        self.pledged.clear();
         for id in &self.members {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.facts.last_round = Some(round);

@@ -9,7 +9,7 @@
 //! A node that fell silent and is *later* found to have ended still counts: it may have gone on with others before.
 //!
 //! Whoever was told to start a round and comes from there without having heard that it is committed tells of it
-//! ([`Pledge`]): it may be committed all the same. So a majority of such a round is needed too, as of the one before it.
+//! ([`Pledge`]): it may be committed all the same. So it is counted only where a majority of that round is, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,16 +105,12 @@ impl View {
         view
     }
 
-    /// A round that others may have committed, beside `view`, which is known to be.
-    pub(super) fn pledged(pledge: &Pledge, view: Option<&View>) -> View {
-        let mut pledged = View::new(pledge.round, pledge.size, pledge.order.clone(), Some(pledge.host));
-        let ended = view.into_iter().flat_map(|view| view.dead.iter().copied());
-        for launcher in ended.chain(pledge.host_ended.then_some(pledge.host)) {
-            if pledged.ranks.contains_key(&launcher) {
-                pledged.dead.insert(launcher);
-            }
-        }
-        pledged
+    /// A round that others may have committed.
+    pub(super) fn pledged(pledge: &Pledge, ended: &BTreeSet<LauncherId>) -> View {
+        let mut view = View::new(pledge.round, pledge.size, pledge.order.clone(), Some(pledge.host));
+        let has_ended = |id: &&LauncherId| ended.contains(id) || (pledge.host_ended && **id == pledge.host);
+        view.dead = pledge.order.iter().filter(has_ended).copied().collect();
+        view
     }
 
     pub(super) fn is_the_round_of(&self, pledge: &Pledge) -> bool {
@@ -167,8 +163,13 @@ impl View {
 
     /// Members that are neither here nor known to have ended.
     pub(super) fn unaccounted(&self, here: &BTreeSet<LauncherId>) -> Vec<LauncherId> {
-        let gone = |id: &&LauncherId| here.contains(id) || self.dead.contains(id) || self.found_dead.contains(id);
+        let gone = |id: &&LauncherId| here.contains(id) || self.has_ended(**id);
         self.order.iter().filter(|id| !gone(id)).copied().collect()
+    }
+
+    /// Whether a launcher is not worth waiting for.
+    pub(super) fn has_ended(&self, launcher: LauncherId) -> bool {
+        self.dead.contains(&launcher) || self.found_dead.contains(&launcher)
     }
 
     pub(super) fn names_of_the_gone(&self) -> Option<String> {

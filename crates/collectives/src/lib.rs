@@ -8,6 +8,7 @@
 //! | [`Address`] | where a rank can be met; exchanging them is the caller's job |
 //! | [`Error`] | what can go wrong, with the ranks and calls by name |
 //! | `plan` | how buffers are cut, as data |
+//! | `route` | how bytes travel between hosts, as data |
 //! | `kernel` | the loops that reduce |
 //! | `arena` | the shared memory: layout, hand-over, waiting, who is alive |
 //! | `engine` | one operation after the other on an arena |
@@ -62,6 +63,7 @@ mod mail;
 mod operation;
 mod plan;
 mod queue;
+mod route;
 mod socket;
 mod streams;
 mod ticket;

@@ -1,4 +1,4 @@
-//! One exchange: a message to every peer that gets one and one from every peer that owes one, all at once.
+//! Carries out a plan: sends, receives and reduces, all at once, on the thread of the caller.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, poll};
 
+use super::moves::Memory;
 use super::wire::{self, HEADER_BYTES, Header, Kind, VERDICT_BYTES};
 use super::{Engine, Unsent, Watch};
 use crate::arena::verdict::Verdict;
 use crate::call::Call;
+use crate::route::{Action, Cursor, Place, Plan, Span};
 use crate::socket::{peek, poll_timeout, receive, send};
 use crate::{Noticed, Rank};
 
@@ -27,53 +29,11 @@ pub(super) enum Stop {
 
 pub(super) type Progress = Result<(), Stop>;
 
-/// Bytes for a peer.
-#[derive(Clone, Copy)]
-pub(super) struct Out {
-    pub(super) pointer: *const u8,
-    pub(super) length: usize,
-    /// All bytes of the operation for this peer, where the call does not say it.
-    pub(super) total: usize,
-}
-
-/// Room for a peer's bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Room {
-    pub(super) pointer: *mut u8,
-    pub(super) length: usize,
-    /// All bytes that this rank expects from the peer, where the call does not say it.
-    pub(super) total: usize,
-    /// It is the caller's memory, not ours.
-    pub(super) output: bool,
-}
-
-impl Out {
-    pub(super) const NOTHING: Out = Out { pointer: std::ptr::null(), length: 0, total: 0 };
-
-    pub(super) fn new(pointer: *const u8, length: usize) -> Out {
-        Out { pointer, length, total: 0 }
-    }
-}
-
-impl Room {
-    pub(super) const NOTHING: Room = Room { pointer: std::ptr::null_mut(), length: 0, total: 0, output: false };
-
-    /// In the caller's memory.
-    pub(super) fn output(pointer: *mut u8, length: usize) -> Room {
-        Room { pointer, length, total: 0, output: true }
-    }
-
-    /// In memory of the engine.
-    pub(super) fn scratch(pointer: *mut u8, length: usize) -> Room {
-        Room { pointer, length, total: 0, output: false }
-    }
-}
-
-/// What comes from one peer.
-struct Coming {
-    room: Room,
-    /// All bytes that go to the same peer, where the call does not say it.
-    sends: usize,
+/// A message that comes from one peer.
+pub(super) struct Coming {
+    /// Which line of the plan.
+    step: usize,
+    span: Span,
     header: [u8; HEADER_BYTES],
     /// The header is there and fits.
     checked: bool,
@@ -81,111 +41,178 @@ struct Coming {
     done: usize,
 }
 
-impl Coming {
-    fn is_over(&self) -> bool {
-        self.checked && self.done == self.room.length
+/// A plan that is being carried out.
+struct Run<'a> {
+    plan: &'a Plan,
+    memory: &'a Memory,
+    watch: &'a Watch,
+    cursor: Cursor<'a>,
+}
+
+impl Run<'_> {
+    /// All bytes for a peer and from it, where the call does not say it.
+    fn totals(&self, peer: usize) -> (u64, u64) {
+        let Memory { inputs, outputs, uneven, .. } = self.memory;
+        if *uneven { (inputs[peer].bytes as u64, outputs[peer].bytes as u64) } else { (0, 0) }
     }
 }
 
 impl Engine {
-    /// Exchanges messages with the peers that have an entry; entries of this rank itself are left out.
+    /// Carries out this rank's part of a plan.
     ///
     /// # Safety
-    /// The memory of all entries is valid and nobody else uses it; what is sent and what is received do not overlap.
-    pub(super) unsafe fn exchange(
-        &mut self,
-        step: u64,
-        out: impl Fn(usize) -> Option<Out>,
-        into: impl Fn(usize) -> Option<Room>,
-        watch: &Watch,
-    ) -> Progress {
-        let (rank, generation) = (self.rank, self.generation);
-        for (peer, link) in self.peers.iter_mut().enumerate() {
-            if let (Some(out), Some(link)) = (out(peer), link) {
-                let header = Header {
-                    kind: Kind::Data,
-                    generation,
-                    sequence: watch.sequence,
-                    step,
-                    call: watch.call.words(),
-                    sends: out.total as u64,
-                    expects: into(peer).map_or(0, |room| room.total as u64),
-                    length: out.length as u64,
-                };
-                let (payload, length) = (out.pointer, out.length);
-                link.unsent = Some(Unsent { header: header.to_bytes(), payload, length, done: 0 });
-            }
+    /// The plan is for this memory, which is valid and used by nobody else.
+    pub(super) unsafe fn carry_out(&mut self, plan: &Plan, memory: &Memory, watch: &Watch) -> Progress {
+        for link in self.peers.iter_mut().flatten() {
+            (link.sent, link.received, link.sending, link.coming) = (0, 0, None, None);
         }
-        let mut coming: Vec<Option<Coming>> = (0..self.world())
-            .map(|peer| {
-                let room = into(peer).filter(|_| peer != rank)?;
-                let sends = out(peer).map_or(0, |out| out.total);
-                Some(Coming { room, sends, header: [0; HEADER_BYTES], checked: false, done: 0 })
-            })
-            .collect();
+        let mut run = Run { plan, memory, watch, cursor: Cursor::new(plan, self.world()) };
+        let mut idle = 0;
         loop {
-            let mut waiting = false;
+            let mut moved = false;
             for peer in self.peers() {
-                waiting |= !self.push(peer)?;
-                if let Some(coming) = &mut coming[peer] {
-                    waiting |= !self.pull(peer, coming, step, watch)?;
-                }
+                moved |= self.push(peer, &mut run)?;
+                moved |= self.pull(peer, &mut run)?;
             }
-            if !waiting {
+            while let Some(step) = run.cursor.local() {
+                // SAFETY: the caller's promise.
+                self.touched |= unsafe { memory.work(&plan.steps[step].action, self.rank, self.world()) };
+                run.cursor.finish(step);
+                moved = true;
+            }
+            if run.cursor.is_over() {
                 return Ok(());
             }
-            self.sleep(&coming, watch)?;
-        }
-    }
-
-    /// Sends what goes; whether all is out.
-    fn push(&mut self, peer: usize) -> Result<bool, Stop> {
-        let Some(link) = &mut self.peers[peer] else { return Ok(true) };
-        let Some(unsent) = &mut link.unsent else { return Ok(true) };
-        while unsent.done < HEADER_BYTES + unsent.length {
-            // SAFETY: the payload is an entry of the exchange under way.
-            match unsafe { send(&link.socket, &unsent.header, unsent.payload, unsent.length, unsent.done) } {
-                Ok(sent) => unsent.done += sent,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => {
-                    link.unsent = None;
-                    let noticed = Noticed::from_connection(&error);
-                    // It may have said why it went.
-                    return Err(self.last_words(peer, 0).unwrap_or(Stop::Lost(peer, noticed)));
-                }
+            idle = if moved { 0 } else { idle + 1 };
+            if idle > self.looks {
+                self.sleep(&mut run)?;
+            } else if idle > 0 {
+                std::hint::spin_loop();
             }
         }
-        link.unsent = None;
-        Ok(true)
     }
 
-    /// Receives what there is; whether the message is complete.
-    fn pull(&mut self, peer: usize, coming: &mut Coming, step: u64, watch: &Watch) -> Result<bool, Stop> {
-        while !coming.is_over() {
+    /// Sends what goes; whether anything did.
+    fn push(&mut self, peer: usize, run: &mut Run<'_>) -> Result<bool, Stop> {
+        let mut moved = false;
+        loop {
+            let (generation, watch) = (self.generation, run.watch);
+            let Some(link) = &mut self.peers[peer] else { return Ok(moved) };
+            let step = match link.sending {
+                Some(step) => step,
+                None => {
+                    let Some(step) = run.cursor.send(peer) else { return Ok(moved) };
+                    let Action::Send { span, .. } = run.plan.steps[step].action else { return Ok(moved) };
+                    let (sends, expects) = run.totals(peer);
+                    let header = Header {
+                        kind: Kind::Data,
+                        generation,
+                        sequence: watch.sequence,
+                        step: link.sent,
+                        call: watch.call.words(),
+                        sends,
+                        expects,
+                        length: span.bytes as u64,
+                    };
+                    let (payload, length) = (run.memory.at(span).cast_const(), span.bytes);
+                    link.unsent = Some(Unsent { header: header.to_bytes(), payload, length, done: 0 });
+                    link.sent += 1;
+                    link.sending = Some(step);
+                    step
+                }
+            };
+            while let Some(unsent) = &mut link.unsent {
+                // SAFETY: the payload is of the plan under way.
+                match unsafe { send(&link.socket, &unsent.header, unsent.payload, unsent.length, unsent.done) } {
+                    Ok(sent) => {
+                        unsent.done += sent;
+                        moved = true;
+                        if unsent.done == HEADER_BYTES + unsent.length {
+                            link.unsent = None;
+                        }
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(moved),
+                    Err(error) => {
+                        link.unsent = None;
+                        let noticed = Noticed::from_connection(&error);
+                        // It may have said why it went.
+                        return Err(self.last_words(peer, 0).unwrap_or(Stop::Lost(peer, noticed)));
+                    }
+                }
+            }
+            link.sending = None;
+            run.cursor.finish(step);
+        }
+    }
+
+    /// Receives what there is; whether anything was.
+    fn pull(&mut self, peer: usize, run: &mut Run<'_>) -> Result<bool, Stop> {
+        let mut moved = false;
+        loop {
+            let Some(link) = &mut self.peers[peer] else { return Ok(moved) };
+            let mut coming = match link.coming.take() {
+                Some(coming) => coming,
+                None => {
+                    let Some(step) = run.cursor.receive(peer) else { return Ok(moved) };
+                    let Action::Receive { span, .. } = run.plan.steps[step].action else { return Ok(moved) };
+                    Coming { step, span, header: [0; HEADER_BYTES], checked: false, done: 0 }
+                }
+            };
+            if !self.pull_message(peer, &mut coming, run, &mut moved)? {
+                if let Some(link) = &mut self.peers[peer] {
+                    link.coming = Some(coming);
+                }
+                return Ok(moved);
+            }
+            if let Some(link) = &mut self.peers[peer] {
+                link.received += 1;
+            }
+            run.cursor.finish(coming.step);
+        }
+    }
+
+    /// Receives what there is of a message; whether it is complete.
+    fn pull_message(
+        &mut self,
+        peer: usize,
+        coming: &mut Coming,
+        run: &Run<'_>,
+        moved: &mut bool,
+    ) -> Result<bool, Stop> {
+        while !(coming.checked && coming.done == coming.span.bytes) {
             let Some(link) = &mut self.peers[peer] else { return Ok(true) };
             let (to, length) = if coming.checked {
-                (coming.room.pointer.wrapping_add(coming.done), coming.room.length - coming.done)
+                (run.memory.at(coming.span).wrapping_add(coming.done), coming.span.bytes - coming.done)
             } else {
                 (coming.header[coming.done..].as_mut_ptr(), HEADER_BYTES - coming.done)
             };
-            // SAFETY: the rest of our header, or of an entry of the exchange under way.
+            // SAFETY: the rest of our header, or of memory of the plan under way.
             match unsafe { receive(&link.socket, to, length) } {
                 Ok(0) => return Err(Stop::Lost(peer, Noticed::ConnectionClosed)),
                 Ok(read) => coming.done += read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(Stop::Lost(peer, Noticed::from_connection(&error))),
             }
+            *moved = true;
             if !coming.checked && coming.done == HEADER_BYTES {
-                self.check(peer, coming, step, watch)?;
+                let (step, totals) = (link.received, run.totals(peer));
+                self.check(peer, coming, step, totals, run.watch)?;
                 (coming.checked, coming.done) = (true, 0);
-                self.touched |= coming.room.output && coming.room.length > 0;
+                self.touched |= coming.span.bytes > 0 && matches!(coming.span.place, Place::Output(_));
             }
         }
         Ok(true)
     }
 
     /// Compares what a peer says with what this rank expects of it.
-    fn check(&mut self, peer: usize, coming: &Coming, step: u64, watch: &Watch) -> Progress {
+    fn check(
+        &mut self,
+        peer: usize,
+        coming: &Coming,
+        step: u64,
+        (sends, expects): (u64, u64),
+        watch: &Watch,
+    ) -> Progress {
         let garbled = || Stop::Lost(peer, Noticed::Garbled);
         let header = Header::from_bytes(&coming.header).ok_or_else(garbled)?;
         match header.kind {
@@ -215,14 +242,13 @@ impl Engine {
         if theirs != watch.call {
             return mismatch(peer, theirs, self.rank, watch.call);
         }
-        let (sends, expects) = (coming.sends as u64, coming.room.total as u64);
         if header.sends != expects {
             return pair(peer, self.rank, header.sends, expects);
         }
         if step == 0 && header.expects != sends {
             return pair(self.rank, peer, sends, header.expects);
         }
-        if header.step != step || header.length != coming.room.length as u64 {
+        if header.step != step || header.length != coming.span.bytes as u64 {
             return Err(garbled());
         }
         Ok(())
@@ -295,8 +321,8 @@ impl Engine {
     }
 
     /// Waits until something moves, or something is wrong.
-    fn sleep(&mut self, coming: &[Option<Coming>], watch: &Watch) -> Progress {
-        let left = watch.deadline.saturating_duration_since(Instant::now());
+    fn sleep(&mut self, run: &mut Run<'_>) -> Progress {
+        let left = run.watch.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Stop::Deadline);
         }
@@ -308,7 +334,7 @@ impl Engine {
             if link.unsent.is_some() {
                 events |= PollFlags::POLLOUT;
             }
-            if coming[peer].as_ref().is_some_and(|coming| !coming.is_over()) {
+            if link.coming.is_some() || run.cursor.receive(peer).is_some() {
                 events |= PollFlags::POLLIN;
             }
             // Who has done its part may still have something to say about the others.

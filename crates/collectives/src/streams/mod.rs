@@ -1,16 +1,16 @@
-//! Collectives over TCP between any two ranks: plain, correct, and the same bits as through shared memory.
+//! Collectives over TCP: plans carried out, with the same bits as through shared memory.
 //!
 //! | module | what it is for |
 //! |---|---|
 //! | `network` | where a rank can be reached |
 //! | `meeting` | every pair of ranks gets its connections |
 //! | `wire` | what ranks say to each other, as bytes |
-//! | `exchange` | a message to every peer and one from every peer, all at once |
-//! | `moves` | the operations as exchanges |
+//! | `moves` | the operations as plans, see [`crate::route`] |
+//! | `exchange` | carries out a plan |
 //!
-//! An operation is a number of *exchanges*. In the first one every rank hears from every other, also where there is nothing
-//! to move, and compares what they call: none returns before all have entered. Buffers are cut into steps, so that the
-//! memory beside them is bounded. All of it happens on the thread of the caller.
+//! In every operation each rank hears from every other, also where there is nothing to move, and compares what they call:
+//! none returns before all have entered. Buffers are cut into messages, so that the memory beside them is bounded. All of it
+//! happens on the thread of the caller.
 //!
 //! A rank that finds out that the group cannot go on sends the verdict to all peers before anything else, so that they tell
 //! the same story. A message that was begun is finished first, which is why messages are not long.
@@ -42,6 +42,9 @@ use crate::{DataType, Error, Rank};
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Operations of the engine itself before the caller's first.
 const OWN_OPERATIONS: u64 = 1;
+/// How often a rank looks at its connections before it sleeps: some microseconds. Who sleeps is woken at once on a machine
+/// that others use too; who lets others run in between gets its core back when they please.
+const LOOKS: u32 = 8;
 /// How long a peer may take to read what comes before a verdict.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -86,6 +89,13 @@ struct Peer {
     socket: TcpStream,
     /// A message that is not all out: its header, where the rest is, and how much is done.
     unsent: Option<Unsent>,
+    /// Which line of the plan that is.
+    sending: Option<usize>,
+    /// What comes, as far as it is there.
+    coming: Option<exchange::Coming>,
+    /// Messages of the operation under way that were begun to be sent, and that were received.
+    sent: u64,
+    received: u64,
     /// Has sent a part of the operation under way.
     entered: bool,
     /// Its end is closed, and there is nothing left to learn from it.
@@ -111,6 +121,8 @@ pub(crate) struct Engine {
     /// In the order of ranks; none for this one.
     peers: Vec<Option<Peer>>,
     sequence: u64,
+    /// How often to look at the connections before sleeping.
+    looks: u32,
     scratch: Vec<u8>,
     touched: bool,
     /// The verdict is on its way to the peers.
@@ -130,7 +142,16 @@ impl Engine {
         history: Option<u64>,
         timeout: Duration,
     ) -> Result<Engine, Error> {
-        let peer = |socket| Peer { socket, unsent: None, entered: false, hung_up: false };
+        let peer = |socket| Peer {
+            socket,
+            unsent: None,
+            sending: None,
+            coming: None,
+            sent: 0,
+            received: 0,
+            entered: false,
+            hung_up: false,
+        };
         let peers: Vec<Option<Peer>> = connections.into_iter().map(|connection| connection.map(peer)).collect();
         let world = peers.len();
         let mut engine = Engine {
@@ -140,6 +161,7 @@ impl Engine {
             alarm: Arc::new(Alarm::new()?),
             peers,
             sequence: 0,
+            looks: LOOKS,
             scratch: Vec::new(),
             touched: false,
             told: false,

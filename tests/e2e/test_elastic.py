@@ -84,11 +84,19 @@ class Job:
             lambda: f"{size} workers, there are {self.worlds()}\n" + "\n---\n".join(job.stderr for job in jobs),
         )
 
-    def finish(self, jobs: Sequence[Running]) -> None:
-        """Let the workers end, and expect that all launchers end well."""
+    def finish(self, jobs: Sequence[Running]) -> int:
+        """Let the workers end, and expect that all launchers end well with the right result; return its steps."""
         (self.folder / "end").touch()
         for job in jobs:
             job.wait(20).expect(0)
+        collision = self.folder / "collision"
+        assert not collision.exists(), collision.read_text()
+        steps = max(int(path.name) for path in (self.folder / "chain").iterdir() if path.name.isdigit())
+        value = 0
+        for _ in range(steps):
+            value = (value * 6364136223846793005 + 1442695040888963407) % 2**64
+        assert (self.folder / "chain" / str(steps)).read_text() == str(value)
+        return steps
 
     def recovered(self, size: int, jobs: Sequence[Running], wait_until: WaitUntil, what: str) -> float:
         since = time.monotonic()
@@ -387,6 +395,12 @@ def test_training_survives_everything_and_ends_with_the_same_loss(
         network.remove()
 
 
+def belongings(job: Running) -> tuple[int, int, int]:
+    """Open files, threads and KiB of memory of a launcher."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{job.pid}/status").read_text().splitlines())
+    return len(list(Path(f"/proc/{job.pid}/fd").iterdir())), int(status["Threads"]), int(status["RssAnon"].split()[0])
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_random_faults_for_a_long_time(
@@ -404,7 +418,7 @@ def test_random_faults_for_a_long_time(
         options = "--max-restarts 100000"
         jobs = {number: job.launch(node, "2:4", options=options) for number, node in enumerate(job.nodes)}
         job.running(4, list(jobs.values()), wait_until)
-        files = {number: len(list(Path(f"/proc/{one.pid}/fd").iterdir())) for number, one in jobs.items()}
+        held = {number: belongings(one) for number, one in jobs.items()}
         faults = 0
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -425,18 +439,19 @@ def test_random_faults_for_a_long_time(
                 else:
                     kill_node(jobs[number])
                     jobs[number].wait(60)
-                del files[number]
+                del held[number]
                 time.sleep(chance.random() * 3)
                 jobs[number] = job.launch(job.nodes[number], "2:4", options=options)
             job.running(4, list(jobs.values()), wait_until, limit=60)
             for other, one in jobs.items():
-                files.setdefault(other, len(list(Path(f"/proc/{one.pid}/fd").iterdir())))
+                held.setdefault(other, belongings(one))
             time.sleep(chance.random() * 15)
         for number, one in jobs.items():
-            now = len(list(Path(f"/proc/{one.pid}/fd").iterdir()))
-            assert now <= files[number] + 8, f"node {number} had {files[number]} files open, has {now}"
-        job.finish(list(jobs.values()))
-        print(f"{faults} faults in {seconds:.0f} s")
+            files, threads, memory = (now - before for now, before in zip(belongings(one), held[number], strict=True))
+            print(f"node {number} since it came: {files:+} files, {threads:+} threads, {memory:+} KiB")
+            assert files <= 8 and threads <= 4 and memory <= 8192
+        steps = job.finish(list(jobs.values()))
+        print(f"{faults} faults in {seconds:.0f} s, {steps} steps")
     finally:
         run.kill_all()
         network.remove()

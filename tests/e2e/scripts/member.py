@@ -4,6 +4,9 @@ member.py FOLDER
 
 Writes FOLDER/<process id>.member with its ranks, ends with 0 once FOLDER/end exists, and at SIGTERM writes
 FOLDER/<rank>.SIGTERM before it ends.
+
+Meanwhile rank 0 works at the one result of the job: a chain of numbers in FOLDER/chain, each made from the one before.
+If there is ever another rank 0 at the same time, both make the same link: then FOLDER/collision says who.
 """
 
 from __future__ import annotations
@@ -18,6 +21,23 @@ from pathlib import Path
 NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 # So that nothing is left if a test goes wrong.
 FOR_EVER_S = 300.0
+
+
+def add_to_chain(folder: Path) -> None:
+    """Take one step from the newest number; in one piece, and never in the place of another."""
+    chain = folder / "chain"
+    chain.mkdir(exist_ok=True)
+    newest = max((int(path.name) for path in chain.iterdir() if path.name.isdigit()), default=0)
+    value = int((chain / str(newest)).read_text()) if newest else 0
+    value = (value * 6364136223846793005 + 1442695040888963407) % 2**64
+    unfinished = chain / f".{os.getpid()}"
+    unfinished.write_text(str(value))
+    try:
+        os.link(unfinished, chain / str(newest + 1))
+    except FileExistsError:
+        (folder / "collision").write_text(f"process {os.getpid()} is not the only rank 0 at {newest + 1}")
+        sys.exit(98)
+    (chain / str(newest - 5)).unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -37,6 +57,8 @@ def main() -> None:
     while not (folder / "end").exists():
         if time.monotonic() > deadline:
             sys.exit(99)
+        if rank == "0":
+            add_to_chain(folder)
         time.sleep(0.02)
 
 

@@ -217,9 +217,12 @@ impl World {
         }
     }
 
-    /// Whether enough nodes live of the newest committed round of which any of them knows.
+    /// Whether enough nodes live of the newest committed round of which any of its own members knows.
     fn quorum_is_reachable(&self) -> bool {
-        let known = self.launchers.values().filter_map(|one| one.lineage.as_ref());
+        let known = self.launchers.values().filter_map(|one| {
+            let lineage = one.lineage.as_ref()?;
+            lineage.successors.iter().any(|member| member.launcher == one.id).then_some(lineage)
+        });
         let Some(newest) = known.max_by_key(|lineage| lineage.round) else { return !self.any_round };
         let alive = newest.successors.iter().filter_map(|one| self.launchers.get(&one.launcher));
         2 * alive.filter(|one| !self.is_stranded(one)).count() > newest.size

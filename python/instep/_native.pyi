@@ -12,6 +12,7 @@ __all__ = [
     "REDUCTIONS",
     "CheckpointFolder",
     "CollectiveGroup",
+    "FlightRecorder",
     "MasterClient",
     "Operation",
     "Preemption",
@@ -97,6 +98,27 @@ class Ticket:
         """Call this once when it has ended, on a thread for callbacks, which may wait."""
 
 @final
+class FlightRecorder:
+    """What this process did last, in a file."""
+
+    def __new__(
+        cls,
+        *,
+        folder: str | None,
+        rank: int | None,
+        world_size: int,
+        job: str,
+        incarnation: int,
+        host: str,
+        stacks: Callable[[], str],
+    ) -> Self: ...
+    def path(self) -> str:
+        """Where the file lies."""
+
+    def end(self) -> None:
+        """Say that the process ends by itself, and stop answering."""
+
+@final
 class CollectiveGroup:
     """The ranks that work together, as one of them holds them."""
 
@@ -108,6 +130,9 @@ class CollectiveGroup:
         single_copy: bool = True,
         streams: bool = False,
         interface: str | None = None,
+        recorder: FlightRecorder | None = None,
+        name: str = "",
+        ranks: Sequence[int] = (),
     ) -> Self: ...
     def address(self) -> bytes:
         """Where this rank can be met, for the other ranks."""

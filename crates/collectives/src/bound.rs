@@ -5,8 +5,10 @@
 //! nobody listens on the network who need not.
 
 use std::os::unix::net::UnixListener;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+use instep_recorder::GroupRecorder;
 
 use crate::arena::handshake;
 use crate::group::Group;
@@ -34,6 +36,8 @@ pub struct Options {
     pub transport: Transport,
     /// The network interfaces to be reached at (`"eth0"`, or several with commas between), all unless given.
     pub interface: Option<String>,
+    /// Where the operations are written down for those who ask why a job hangs.
+    pub recorder: Option<Arc<GroupRecorder>>,
 }
 
 /// What the bytes of a group travel through.
@@ -55,6 +59,7 @@ impl Default for Options {
             slot_bytes: 1 << 20,
             transport: Transport::Automatic,
             interface: None,
+            recorder: None,
         }
     }
 }

@@ -118,6 +118,11 @@ impl Call {
         Call { root: peer.map(Rank), factor: tag, ..Call::new(kind, DataType::Bytes, bytes) }
     }
 
+    /// Of a message.
+    pub(crate) fn tag(&self) -> Option<u64> {
+        self.kind.is_message().then_some(self.factor)
+    }
+
     /// One pair's share of an all_to_all, as its sender has it.
     pub(crate) fn sending(mut self, count: u64, to: Rank) -> Call {
         (self.count, self.root, self.reduction) = (count, Some(to), SENDING);

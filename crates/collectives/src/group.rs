@@ -20,6 +20,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::bound::{Bound, Met};
+use crate::call::{Call, Kind};
+use crate::diary::Diary;
 use crate::dtype::{Element, Reduction};
 use crate::mail::{Condemn, Mail};
 use crate::operation::{Operation, Source, Target};
@@ -55,7 +57,7 @@ impl Group {
     /// A rank that has met its peers.
     pub(crate) fn new(bound: Bound, met: Met, generation: u64) -> Result<Group, Error> {
         let group = Group {
-            shared: Arc::new(Shared::new(generation)),
+            shared: Arc::new(Shared::new(generation, Diary(bound.options.recorder.clone()))),
             worker: Mutex::new(None),
             reconfiguring: Mutex::new(()),
             bound,
@@ -83,6 +85,7 @@ impl Group {
         let mail = Arc::new(Mail::new(mail, condemn)?);
         let mut queue = lock(&self.shared.queue);
         queue.connected(&engine, mail, world);
+        self.shared.diary.connected(rank, world, queue.generation);
         *lock(&self.shared.engine) = Some(engine);
         Ok(())
     }
@@ -162,7 +165,9 @@ impl Group {
         }
         self.start_worker()?;
         let ticket = Ticket::new();
-        queue.jobs.push_back(Job { operations, timeout, ticket: ticket.clone() });
+        let calls = operations.iter().filter_map(|operation| operation.check(queue.rank, queue.world).ok());
+        let entries = calls.filter_map(|call| self.shared.diary.submitted(&call)).collect();
+        queue.jobs.push_back(Job { operations, entries, timeout, ticket: ticket.clone() });
         self.shared.work.notify_one();
         Ok(ticket)
     }
@@ -181,7 +186,7 @@ impl Group {
     /// # Safety
     /// As for [`Group::run`].
     pub unsafe fn run_within(&self, operation: Operation, timeout: Duration) -> Result<(), Error> {
-        {
+        let mut entry = {
             let mut queue = lock(&self.shared.queue);
             queue.admit(std::slice::from_ref(&operation))?;
             if queue.busy || !queue.jobs.is_empty() {
@@ -190,8 +195,9 @@ impl Group {
                 return unsafe { self.submit_within(operation, timeout) }?.join();
             }
             queue.busy = true;
-        }
-        self.shared.perform(std::slice::from_ref(&operation), timeout).0
+            operation.check(queue.rank, queue.world).ok().and_then(|call| self.shared.diary.begun(&call))
+        };
+        self.shared.perform(std::slice::from_ref(&operation), entry.as_mut_slice(), timeout).0
     }
 
     /// Gives a buffer to another rank, which must call [`Group::receive`] with the same tag and a buffer of the same size.
@@ -201,7 +207,9 @@ impl Group {
     /// # Safety
     /// The memory stays valid, and is not written to, until the ticket is finished.
     pub unsafe fn send(&self, source: Source, to: Rank, tag: u64, timeout: Duration) -> Result<Ticket, Error> {
-        self.mail("to", Some(to))?.send(source, to.0, tag, timeout.min(LONGEST))
+        let mail = self.mail("to", Some(to))?;
+        let call = Call::message(Kind::Send, source.bytes, Some(to.0), tag);
+        self.shared.diary.message(&call, || mail.send(source, to.0, tag, timeout.min(LONGEST)))
     }
 
     /// Takes a message of exactly this size from a rank, or from whoever is first; [`Ticket::source`] tells who it was. The
@@ -216,7 +224,10 @@ impl Group {
         tag: u64,
         timeout: Duration,
     ) -> Result<Ticket, Error> {
-        self.mail("from", from)?.receive(target, from.map(|rank| rank.0), tag, timeout.min(LONGEST))
+        let mail = self.mail("from", from)?;
+        let from = from.map(|rank| rank.0);
+        let call = Call::message(Kind::Receive, target.bytes, from, tag);
+        self.shared.diary.message(&call, || mail.receive(target, from, tag, timeout.min(LONGEST)))
     }
 
     fn mail(&self, direction: &str, peer: Option<Rank>) -> Result<Arc<Mail>, Error> {

@@ -52,6 +52,7 @@ mod address;
 mod arena;
 mod bound;
 mod call;
+mod diary;
 mod dtype;
 mod engine;
 mod error;

@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use instep_recorder::Entry;
+
 use crate::arena::verdict::Verdict;
+use crate::diary::Diary;
 use crate::fate::Fate;
 use crate::mail::Mail;
 use crate::operation::Operation;
@@ -21,6 +24,7 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Held by whoever made the queue busy.
     pub(crate) engine: Mutex<Option<Engine>>,
+    pub(crate) diary: Diary,
 }
 
 pub(crate) struct Queue {
@@ -45,6 +49,8 @@ pub(crate) struct Queue {
 /// Operations with one ticket, one after the other.
 pub(crate) struct Job {
     pub(crate) operations: Vec<Operation>,
+    /// What the diary has of them.
+    pub(crate) entries: Vec<Entry>,
     pub(crate) timeout: Duration,
     pub(crate) ticket: Ticket,
 }
@@ -73,7 +79,7 @@ impl Queue {
 
 impl Shared {
     /// Not connected yet.
-    pub(crate) fn new(generation: u64) -> Shared {
+    pub(crate) fn new(generation: u64, diary: Diary) -> Shared {
         let queue = Queue {
             jobs: VecDeque::new(),
             busy: false,
@@ -88,7 +94,8 @@ impl Shared {
             mail: None,
             history: None,
         };
-        Shared { queue: Mutex::new(queue), work: Condvar::new(), changed: Condvar::new(), engine: Mutex::new(None) }
+        let engine = Mutex::new(None);
+        Shared { queue: Mutex::new(queue), work: Condvar::new(), changed: Condvar::new(), engine, diary }
     }
 
     pub(crate) fn await_change<'a>(&self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
@@ -108,6 +115,7 @@ impl Shared {
         };
         // Callers' functions run in here: no lock is held.
         for job in jobs {
+            job.entries.iter().for_each(|entry| self.diary.ended(Some(entry), false));
             job.ticket.finish(Err(error.clone()), Output::Untouched);
         }
         self.spread();
@@ -144,10 +152,15 @@ impl Shared {
     }
 
     /// Does operations for which the queue was made busy.
-    pub(crate) fn perform(&self, operations: &[Operation], timeout: Duration) -> (Result<(), Error>, Output) {
+    pub(crate) fn perform(
+        &self,
+        operations: &[Operation],
+        entries: &mut [Entry],
+        timeout: Duration,
+    ) -> (Result<(), Error>, Output) {
         let (result, output) = match lock(&self.engine).as_mut() {
             None => (Err(Error::NotConnected), Output::Untouched),
-            Some(engine) => run_all(engine, operations, timeout),
+            Some(engine) => run_all(engine, operations, timeout, &mut Notes { diary: &self.diary, entries }),
         };
         if let Err(error) = &result {
             self.fail(error);
@@ -181,28 +194,57 @@ impl Shared {
                 queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let Some(job) = queue.jobs.pop_front() else { continue };
+            let Some(mut job) = queue.jobs.pop_front() else { continue };
             queue.busy = true;
             if queue.waiting > 0 {
                 self.changed.notify_all();
             }
             drop(queue);
-            let (result, output) = self.perform(&job.operations, job.timeout);
+            let (result, output) = self.perform(&job.operations, &mut job.entries, job.timeout);
             job.ticket.finish(result, output);
             queue = lock(&self.queue);
         }
     }
 }
 
-fn run_all(engine: &mut Engine, operations: &[Operation], timeout: Duration) -> (Result<(), Error>, Output) {
-    if let [operation] = operations {
+/// What the diary has of operations that are done together; nothing where there is no recorder.
+struct Notes<'a> {
+    diary: &'a Diary,
+    entries: &'a mut [Entry],
+}
+
+impl Notes<'_> {
+    fn run(
+        &mut self,
+        engine: &mut Engine,
+        index: usize,
+        operation: &Operation,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        self.diary.started(self.entries.get_mut(index));
         let result = engine.run(operation, timeout);
+        let ended = if result.is_ok() { index + 1 } else { self.entries.len() };
+        for entry in self.entries.get(index..ended).unwrap_or_default() {
+            self.diary.ended(Some(entry), result.is_ok());
+        }
+        result
+    }
+}
+
+fn run_all(
+    engine: &mut Engine,
+    operations: &[Operation],
+    timeout: Duration,
+    notes: &mut Notes<'_>,
+) -> (Result<(), Error>, Output) {
+    if let [operation] = operations {
+        let result = notes.run(engine, 0, operation, timeout);
         let output = if result.is_ok() { Output::Complete } else { engine.output() };
         return (result, output);
     }
     let started = Instant::now();
     for (index, operation) in operations.iter().enumerate() {
-        if let Err(error) = engine.run(operation, timeout.saturating_sub(started.elapsed())) {
+        if let Err(error) = notes.run(engine, index, operation, timeout.saturating_sub(started.elapsed())) {
             let output = if index == 0 { engine.output() } else { Output::Undefined };
             return (Err(error), output);
         }

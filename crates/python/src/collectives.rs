@@ -17,6 +17,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use pyo3::{pyclass, pymethods};
 
+use crate::recorder::FlightRecorder;
 use crate::{delivery, errors};
 
 /// How often a wait on the main thread looks whether a signal came.
@@ -300,9 +301,12 @@ impl CollectiveGroup {
 #[pymethods]
 impl CollectiveGroup {
     /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `streams`:
-    /// TCP also inside a host; `interface`: the network interfaces to be reached at.
+    /// TCP also inside a host; `interface`: the network interfaces to be reached at; `recorder`: where operations are
+    /// written down, as those of the group `name` with these ranks of the job, none for all.
     #[new]
-    #[pyo3(signature = (*, timeout, label="", single_copy=true, streams=false, interface=None))]
+    #[pyo3(signature = (*, timeout, label="", single_copy=true, streams=false, interface=None, recorder=None, name="",
+        ranks=Vec::new()))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
         timeout: f64,
@@ -310,8 +314,12 @@ impl CollectiveGroup {
         single_copy: bool,
         streams: bool,
         interface: Option<String>,
+        recorder: Option<PyRef<'_, FlightRecorder>>,
+        name: &str,
+        ranks: Vec<u32>,
     ) -> PyResult<CollectiveGroup> {
-        let mut options = Options { timeout: errors::duration(timeout)?, interface, ..Options::default() };
+        let recorder = recorder.map(|recorder| recorder.group(name, &ranks));
+        let mut options = Options { timeout: errors::duration(timeout)?, interface, recorder, ..Options::default() };
         if !single_copy {
             options.single_copy_bytes = None;
         }

@@ -8,6 +8,7 @@ mod collectives;
 mod delivery;
 mod errors;
 mod json;
+mod recorder;
 mod store;
 mod tracking;
 
@@ -22,6 +23,8 @@ mod _native {
     use super::checkpoint::CheckpointFolder;
     #[pymodule_export]
     use super::collectives::{CollectiveGroup, Operation, Ticket, stop_callbacks};
+    #[pymodule_export]
+    use super::recorder::FlightRecorder;
     #[pymodule_export]
     use super::store::{StoreClient, StoreServer};
     #[pymodule_export]

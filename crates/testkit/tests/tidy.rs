@@ -16,17 +16,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
     ("instep-api", &[]),
     ("instep-checkpoint", &[]),
-    ("instep-collectives", &[]),
+    ("instep-recorder", &[]),
     ("instep-store", &[]),
     // level 1
     ("instep-client", &["instep-api"]),
+    ("instep-collectives", &["instep-recorder"]),
     ("instep-database", &["instep-api"]),
     ("instep-policy", &["instep-api"]),
     // level 2
     ("instep-agent", &["instep-api", "instep-client"]),
     ("instep-launch", &["instep-policy", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
-    ("instep-python", &["instep-api", "instep-checkpoint", "instep-client", "instep-collectives", "instep-store"]),
+    (
+        "instep-python",
+        &["instep-api", "instep-checkpoint", "instep-client", "instep-collectives", "instep-recorder", "instep-store"],
+    ),
     // level 3
     ("instep", &["instep-agent", "instep-api", "instep-client", "instep-launch", "instep-master", "instep-store"]),
     // development only

@@ -19,6 +19,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from instep._native import CollectiveGroup, stop_callbacks
+from instep.backend import recorder
 from instep.errors import ConnectFailed, InvalidCall
 
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
@@ -51,6 +52,9 @@ class Link:
             single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
             streams=_transport() == "tcp",
             interface=os.environ.get("INSTEP_INTERFACE") or None,
+            recorder=recorder.of_this_process(None if global_ranks else (rank, size)),
+            name=name if global_ranks else "default",
+            ranks=self.global_ranks,
         )
         self._meet(self.seconds)
         _open.add(self)
@@ -117,4 +121,5 @@ def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seco
 def _close_all() -> None:
     for link in list(_open):
         link.close()
+    recorder.end()
     stop_callbacks()

@@ -1,0 +1,63 @@
+//! What the kernel says of a process.
+
+use std::fs;
+
+/// From `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// `R` running, `S` asleep, `D` in the kernel and not to be interrupted, `T` stopped, `t` traced, `Z` dead, not yet
+    /// taken leave of.
+    pub state: char,
+    /// Who started it, or took it over.
+    pub parent: u32,
+    /// When it started, in ticks since boot.
+    pub started: u64,
+}
+
+/// Looks a process up; none if there is no such.
+pub fn stat(process: u32) -> Option<Stat> {
+    parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// Whether it is the process that had started then: numbers are used again.
+pub fn is_alive(process: u32, started: u64) -> bool {
+    stat(process).is_some_and(|stat| stat.started == started && !matches!(stat.state, 'Z' | 'X'))
+}
+
+/// The name of a program may hold spaces and brackets: what counts stands behind the last bracket.
+fn parse(text: &str) -> Option<Stat> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        parent: fields.next()?.parse().ok()?,
+        started: fields.nth(17)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Stat, is_alive, parse, stat};
+    use proptest::prelude::{any, proptest};
+
+    #[test]
+    fn a_name_may_look_like_fields() {
+        let text = "7 (a) R 1 (b) S 12 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 83 2 3";
+        assert_eq!(parse(text), Some(Stat { state: 'S', parent: 12, started: 83 }));
+        assert_eq!(parse("7 (cat"), None);
+    }
+
+    #[test]
+    fn this_process_is_alive() {
+        let own = stat(std::process::id()).unwrap();
+        assert!(is_alive(std::process::id(), own.started));
+        assert!(!is_alive(std::process::id(), own.started + 1) && !is_alive(u32::MAX, own.started));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in any::<String>()) {
+            let _ = parse(&text);
+        }
+    }
+}

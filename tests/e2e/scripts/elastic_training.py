@@ -1,4 +1,4 @@
-"""The tutorial's training on several nodes, for any number of ranks the same: as many samples a step however many share them.
+"""The tutorial's training on several nodes, the same for any number of ranks: they share the samples of a step.
 
     elastic_training.py EPOCHS FOLDER
 
@@ -22,6 +22,8 @@ SAMPLES, SAMPLES_A_STEP = 1920, 60
 
 
 class GatedTrainer(Trainer):
+    """Asks before every epoch, and tells of it afterwards."""
+
     def __init__(self, folder: Path, *arguments: object) -> None:
         super().__init__(*arguments)
         self.folder = folder

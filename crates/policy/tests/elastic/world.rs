@@ -217,15 +217,14 @@ impl World {
         }
     }
 
-    /// Whether enough nodes live of the newest committed round of which any of its own members knows.
+    /// Whether enough nodes live of the newest committed round of which any node knows, and one of them knows of it: a
+    /// spare that has heard of a round cannot take it over.
     fn quorum_is_reachable(&self) -> bool {
-        let known = self.launchers.values().filter_map(|one| {
-            let lineage = one.lineage.as_ref()?;
-            lineage.successors.iter().any(|member| member.launcher == one.id).then_some(lineage)
-        });
+        let known = self.launchers.values().filter_map(|one| one.lineage.as_ref());
         let Some(newest) = known.max_by_key(|lineage| lineage.round) else { return !self.any_round };
         let alive = newest.successors.iter().filter_map(|one| self.launchers.get(&one.launcher));
-        2 * alive.filter(|one| !self.is_stranded(one)).count() > newest.size
+        let knows = |one: &Launcher| one.lineage.as_ref().is_some_and(|lineage| lineage.round == newest.round);
+        alive.clone().any(knows) && 2 * alive.filter(|one| !self.is_stranded(one)).count() > newest.size
     }
 
     /// Whether a launcher comes from a round that may be committed, and of which too few live.

@@ -2,8 +2,9 @@
 
     .venv/bin/python bench/recovery.py [--rounds 5] [--node-rounds 1] [--json FILE]
 
-The workers import torch and then add to a tensor ten times a second. They form no process group: under torchrun, whose
-restarts keep the keys of the store, ranks that meet again through gloo may dial the dead ones and fail again and again.
+The workers import torch and then add to a tensor ten times a second. Where a rank is killed they form no process group:
+under torchrun, whose restarts keep the keys of the store, ranks that meet again through gloo may dial the dead ones and
+fail again and again. Where a node is lost they reduce through gloo, because torchrun notices the loss by that alone.
 A recovery lasts from the SIGKILL to the first step of the new round. The jobs run side by side and are hit one after
 the other, each only while the others rest, so that a noisy machine disturbs all of them alike.
 
@@ -33,16 +34,21 @@ from typing import IO
 
 VENV = Path(sys.executable).parent
 WORKER = """\
-import os, time
+import os, sys, time
 import torch
+import torch.distributed as dist
+grouped = "grouped" in sys.argv
 number = torch.ones(1)
+if grouped:
+    dist.init_process_group("gloo")
+    dist.all_reduce(number)
 rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
 count = os.environ["TORCHELASTIC_RESTART_COUNT"]
 line = f"step {time.monotonic()} {os.getpid()} {rank} {world_size} {count}\\n"
 os.write(1, line.encode())  # at once: under torchrun both workers write to one pipe
 while True:
     time.sleep(0.1)
-    number += 1
+    dist.all_reduce(number) if grouped else number.add_(1)
 """
 READY = "skips the imports"
 DEADLINE_S = 180.0
@@ -181,7 +187,7 @@ def node_lost(launcher: list[str], worker: Path) -> float:
     """Two nodes on this machine, the second is killed: seconds until the first step of the first alone."""
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
     meeting = ["--rdzv-id", "recovery", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    command = [*launcher, *options, *meeting, str(worker)]
+    command = [*launcher, *options, *meeting, str(worker), "grouped"]
     with contextlib.ExitStack() as stack:
         [first] = stack.enter_context(jobs(command))
         # The one at the endpoint must be the first.
@@ -189,6 +195,8 @@ def node_lost(launcher: list[str], worker: Path) -> float:
         [second] = stack.enter_context(jobs(command))
         both = [first, second]
         first.wait("two nodes", lambda: all(any(step.world_size == 2 for step in job.steps) for job in both))
+        if "--preload" in launcher:
+            first.spares_ready(1)
         known = len(first.steps)
         killed = time.monotonic()
         os.kill(second.process.pid, signal.SIGKILL)

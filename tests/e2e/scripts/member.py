@@ -37,6 +37,8 @@ def add_to_chain(folder: Path) -> None:
     except FileExistsError:
         (folder / "collision").write_text(f"process {os.getpid()} is not the only rank 0 at {newest + 1}")
         sys.exit(98)
+    # Else the next number would be written over this one.
+    unfinished.unlink()
     (chain / str(newest - 5)).unlink(missing_ok=True)
 
 

@@ -546,7 +546,8 @@ impl Membership {
             // Ending workers takes a moment and needs nobody's help: only missing nodes are worth a sentence.
             return if stopping > 0 { Vec::new() } else { self.announce(self.missing(ready, stopping, quorum)) };
         }
-        let full = ready >= self.terms.max_nodes;
+        // Spares may fill a job that was taken over while nodes of its last round are missing, whose workers still run.
+        let full = ready >= self.terms.max_nodes && !(self.was_taken_over() && !self.unaccounted().is_empty());
         let deadline = if full { now } else { self.start_by(since, last_call, now) }.max(self.not_before(since));
         if now >= deadline {
             return self.start();
@@ -573,6 +574,11 @@ impl Membership {
         }
     }
 
+    /// Whether the last round was led elsewhere.
+    fn was_taken_over(&self) -> bool {
+        self.terms.elastic() && self.view.is_some() && self.members.is_empty()
+    }
+
     /// Until when further nodes are waited for, where enough are there.
     fn start_by(&self, since: Duration, last_call: Option<Duration>, now: Duration) -> Duration {
         let same_as_before = self.rounds > 0
@@ -583,7 +589,7 @@ impl Membership {
         }
         match &self.view {
             // Whoever is missing and known to be gone is not waited for.
-            Some(_) if self.terms.elastic() && !self.members.is_empty() => now,
+            Some(_) if self.terms.elastic() && !self.was_taken_over() => now,
             Some(_) if self.unaccounted().is_empty() => now,
             Some(_) => since + self.terms.reunion,
             None => last_call.unwrap_or(now + self.terms.last_call),

@@ -14,22 +14,24 @@ use instep_policy::membership::{Action, Event, LauncherId, Membership, NodeFacts
 use instep_testkit::{Random, seeds};
 use world::{World, terms};
 
-/// The first node is paused when it has ordered a round and before it has started its own part, and wakes when the others
-/// have gone on.
-const WOKEN_WITH_AN_OLD_ORDER: u64 = 2199982349283372962;
-
-/// A round is committed, and the link to a node that has started it is cut before it hears of that.
-const COMMITTED_UNHEARD: u64 = 554220696073848584;
-
-/// One who leads has ordered rounds that were never committed, while another runs an earlier one that is.
-const MANY_ORDERS_NO_ROUND: u64 = 10694308112139801900;
-
-/// The last node of a job that has ended comes to one that was begun anew at the same endpoint.
-const STRANDED: u64 = 10527779507431608330;
+/// Schedules that went wrong once.
+const ONCE_WRONG: [u64; 5] = [
+    // The first node is paused when it has ordered a round and before it has started its own part, and wakes when the
+    // others have gone on.
+    2199982349283372962,
+    // A round is committed, and the link to a node that has started it is cut before it hears of that.
+    554220696073848584,
+    // One who leads has ordered rounds that were never committed, while another runs an earlier one that is.
+    10694308112139801900,
+    // The last node of a job that has ended comes to one that was begun anew at the same endpoint.
+    10527779507431608330,
+    // Spares fill a job that was taken over, while a node of its last round works on behind a cut link.
+    15352418515108889421,
+];
 
 #[test]
 fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
-    let seeds = seeds(9000, 1000, &[WOKEN_WITH_AN_OLD_ORDER, COMMITTED_UNHEARD, MANY_ORDERS_NO_ROUND, STRANDED]);
+    let seeds = seeds(9000, 1000, &ONCE_WRONG);
     let verbose = seeds.len() == 1;
     for seed in seeds {
         let mut random = Random::new(seed);

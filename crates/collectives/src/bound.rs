@@ -13,8 +13,12 @@ use instep_recorder::GroupRecorder;
 use crate::arena::handshake;
 use crate::group::Group;
 use crate::mail::{self, Setup, Ways};
+use crate::mixed::{self, Outside};
+use crate::route::Topology;
+use crate::streams::meeting::Wanted;
 use crate::streams::network::{self, Network};
-use crate::streams::{self, meeting};
+use crate::streams::wire::Purpose;
+use crate::streams::{self, Alarm, Seat, meeting};
 use crate::transport::Engine;
 use crate::{Address, Error, Rank, engine};
 
@@ -38,6 +42,8 @@ pub struct Options {
     pub interface: Option<String>,
     /// Where the operations are written down for those who ask why a job hangs.
     pub recorder: Option<Arc<GroupRecorder>>,
+    /// Ranks with different names here share no memory even if they could, as if they were on different hosts: for tests.
+    pub island: Option<String>,
 }
 
 /// What the bytes of a group travel through.
@@ -60,6 +66,7 @@ impl Default for Options {
             transport: Transport::Automatic,
             interface: None,
             recorder: None,
+            island: None,
         }
     }
 }
@@ -96,6 +103,9 @@ impl Group {
         if options.transport == Transport::Streams {
             // Memory that nobody else has: every rank draws the same conclusion from the addresses.
             near.memory = format!("{}/{}", near.memory, String::from_utf8_lossy(&near.socket));
+        }
+        if let Some(island) = &options.island {
+            near.memory = format!("{}/{island}", near.memory);
         }
         Ok(Bound { listener, near, network: OnceLock::new(), options })
     }
@@ -158,7 +168,6 @@ impl Bound {
         let timeout = timeout.min(Duration::from_secs(365 * 24 * 3600));
         let deadline = started + timeout;
         let hosts = addresses.iter().map(|address| address.host.clone()).collect();
-        let left = || deadline.saturating_duration_since(Instant::now());
         let (engine, ways) = if self.needs_network(addresses) {
             let Some((Network { listener, .. }, _)) = self.network.get() else {
                 let other = addresses.iter().enumerate().find(|(_, address)| address.memory != self.near.memory);
@@ -169,26 +178,18 @@ impl Bound {
                     self.near.host()
                 )));
             };
-            let rank = rank.0;
-            let meeting = meeting::Meeting { listener, rank, addresses, generation, timeout, deadline };
-            let meeting::Connections { collectives, mail } = meeting.hold()?;
-            let engine = streams::Engine::new(collectives, rank, generation, hosts, history, left())?;
-            (Engine::Streams(Box::new(engine)), Ways::Network(mail))
-        } else {
-            let meeting = handshake::Meeting {
-                listener: &self.listener,
-                rank: rank.0,
-                addresses,
+            let outside = Outside {
+                listener: listener.try_clone().map_err(|error| Error::system("duplicate a socket", error))?,
+                addresses: addresses.to_vec(),
                 generation,
-                slot_bytes: self.options.slot_bytes,
-                timeout,
-                deadline,
             };
+            self.meet_over_network(rank.0, outside, history, timeout, deadline)?
+        } else {
             // Before the meeting: after it, peers may want to send.
             let ways = Ways::Host(mail::listen(&self.near, generation)?);
-            let met = meeting.hold()?;
-            let single_copy_bytes = self.options.single_copy_bytes;
-            let engine = engine::Engine::new(met, rank.0, hosts, single_copy_bytes, history, left())?;
+            let members = (0..addresses.len()).collect();
+            let engine =
+                self.meet_in_host(rank.0, addresses, (members, hosts), generation, history, (timeout, deadline))?;
             (Engine::Arena(Box::new(engine)), ways)
         };
         let mail = Setup {
@@ -200,5 +201,68 @@ impl Bound {
             single_copy: engine.uses_single_copy(),
         };
         Ok(Met { engine, mail })
+    }
+
+    /// Meets the ranks of this host, of which this is the given one; who they are in the group, and all hosts' names.
+    fn meet_in_host(
+        &self,
+        rank: usize,
+        addresses: &[Address],
+        (members, hosts): (Vec<usize>, Vec<String>),
+        generation: u64,
+        history: Option<u64>,
+        (timeout, deadline): (Duration, Instant),
+    ) -> Result<engine::Engine, Error> {
+        let (listener, slot_bytes) = (&self.listener, self.options.slot_bytes);
+        let meeting = handshake::Meeting { listener, rank, addresses, generation, slot_bytes, timeout, deadline };
+        let met = meeting.hold()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        engine::Engine::new(met, rank, members, hosts, self.options.single_copy_bytes, history, left)
+    }
+
+    /// Meets ranks of which not all are in this host.
+    fn meet_over_network(
+        &self,
+        rank: usize,
+        outside: Outside,
+        history: Option<u64>,
+        timeout: Duration,
+        deadline: Instant,
+    ) -> Result<(Engine, Ways), Error> {
+        let Outside { listener, addresses, generation } = &outside;
+        let (generation, world) = (*generation, addresses.len());
+        let hosts: Vec<String> = addresses.iter().map(|address| address.host.clone()).collect();
+        let memories: Vec<&str> = addresses.iter().map(|address| &address.memory[..]).collect();
+        let topology = Topology::new(&memories);
+        let two_levels = topology.has_two_levels(handshake::MOST_RANKS);
+        let to_all = |purpose: Purpose| {
+            let peers = (0..world).filter(move |peer| *peer != rank);
+            peers.map(move |peer| Wanted { peer, purpose })
+        };
+        let mut wanted: Vec<Wanted> = to_all(Purpose::Mail).collect();
+        if two_levels {
+            wanted.extend(mixed::wanted(&topology, rank));
+        } else {
+            wanted.extend(to_all(Purpose::Collectives));
+        }
+        let meeting = meeting::Meeting { listener, rank, addresses, generation, wanted: &wanted, timeout, deadline };
+        let mut connections = meeting.hold()?;
+        let ways = Ways::Network(connections.take(Purpose::Mail, world));
+        let left = || deadline.saturating_duration_since(Instant::now());
+        if two_levels {
+            let members = topology.hosts[topology.host(rank)].clone();
+            let near: Vec<Address> = members.iter().map(|member| addresses[*member].clone()).collect();
+            let names = (members, hosts);
+            let local = topology.local(rank);
+            let local = self.meet_in_host(local, &near, names, generation, history, (timeout, deadline))?;
+            let rail = connections.take(Purpose::Rail, world);
+            let engine = mixed::Engine::new(rank, topology, local, rail, outside, left())?;
+            return Ok((Engine::Mixed(Box::new(engine)), ways));
+        }
+        let connections = connections.take(Purpose::Collectives, world);
+        let (members, alarm) = ((0..world).collect(), Arc::new(Alarm::new()?));
+        let seat = Seat { index: rank, members, generation, hosts, alarm, arena: None };
+        let engine = streams::Engine::new(connections, seat, history, left())?;
+        Ok((Engine::Streams(Box::new(engine)), ways))
     }
 }

@@ -13,6 +13,8 @@ pub(crate) enum Fate {
     Arena(Arc<Arena>),
     /// In this process: the peers must be told.
     Streams(Arc<Alarm>),
+    /// In the memory of this host, and in this process for those of other hosts, which must be told.
+    Mixed(Arc<Arena>, Arc<Alarm>),
 }
 
 impl Fate {
@@ -21,6 +23,10 @@ impl Fate {
         match self {
             Fate::Arena(arena) => arena.abort(verdict),
             Fate::Streams(alarm) => alarm.abort(verdict),
+            Fate::Mixed(arena, alarm) => {
+                arena.abort(verdict);
+                alarm.abort(&arena.verdict().unwrap_or_else(|| verdict.clone()));
+            }
         }
     }
 
@@ -28,6 +34,7 @@ impl Fate {
         match self {
             Fate::Arena(arena) => arena.is_aborted(),
             Fate::Streams(alarm) => alarm.verdict().is_some(),
+            Fate::Mixed(arena, alarm) => arena.is_aborted() || alarm.verdict().is_some(),
         }
     }
 
@@ -36,6 +43,7 @@ impl Fate {
         match self {
             Fate::Arena(arena) => arena.verdict(),
             Fate::Streams(alarm) => alarm.verdict().cloned(),
+            Fate::Mixed(arena, alarm) => arena.verdict().or_else(|| alarm.verdict().cloned()),
         }
     }
 }

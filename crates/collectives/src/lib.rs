@@ -13,11 +13,13 @@
 //! | `arena` | the shared memory: layout, hand-over, waiting, who is alive |
 //! | `engine` | one operation after the other on an arena |
 //! | `streams` | the same over TCP, where ranks do not share memory |
+//! | `mixed` | both: inside every host first, then between hosts |
 //! | `mail` | send and receive between two ranks |
 //!
 //! Promises:
 //!
-//! 1. The same bits on every rank and from run to run; the order of summation is that of the ranks.
+//! 1. The same bits on every rank and from run to run. The order of summation is that of the ranks; where some hosts have
+//!    several, that of the ranks in each host and then that of the hosts.
 //! 2. Every wait has a deadline, and notices that a rank it needs is gone: within 100 ms in a host; at once when its host
 //!    says so, within 15 s when that says nothing more.
 //! 3. Ranks that call different things get an error that names both, in every collective: none returns before all ranks
@@ -61,6 +63,7 @@ mod group;
 mod half;
 mod kernel;
 mod mail;
+mod mixed;
 mod operation;
 mod plan;
 mod queue;

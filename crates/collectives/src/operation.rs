@@ -94,6 +94,19 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Bytes of one rank's part; 0 where parts may differ.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Operation::AllReduce { input, .. }
+            | Operation::Reduce { input, .. }
+            | Operation::AllGather { input, .. }
+            | Operation::Gather { input, .. } => input.bytes,
+            Operation::Scatter { output, .. } | Operation::ReduceScatter { output, .. } => output.bytes,
+            Operation::Broadcast { buffer, .. } => buffer.bytes,
+            Operation::AllToAll { .. } | Operation::Barrier => 0,
+        }
+    }
+
     /// The fingerprint, after checking everything that can be checked without the other ranks.
     pub(crate) fn check(&self, rank: usize, world: usize) -> Result<Call, Error> {
         let checks = Checks { rank, world };
@@ -153,6 +166,17 @@ impl Operation {
             Operation::Barrier => Ok(Call::new(Kind::Barrier, DataType::Bytes, 0)),
         }
     }
+}
+
+/// What an operation is a part of, where ranks of one host, or one rank of each, do a part of what all ranks called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole {
+    /// What the ranks called: they compare it, and errors show it.
+    pub(crate) call: Call,
+    /// Which operation of the group.
+    pub(crate) sequence: u64,
+    /// How many ranks' values the result is of.
+    pub(crate) ranks: usize,
 }
 
 /// A copy of the inputs, if an output lies in the same memory.

@@ -1,4 +1,4 @@
-//! The two engines behind one face: shared memory where all ranks have it, TCP otherwise.
+//! The engines behind one face: shared memory where all ranks have it, TCP where no two have it, both otherwise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,13 @@ use crate::Error;
 use crate::fate::Fate;
 use crate::operation::Operation;
 use crate::ticket::Output;
-use crate::{engine, streams};
+use crate::{engine, mixed, streams};
 
 /// What does a group's collectives.
 pub(crate) enum Engine {
     Arena(Box<engine::Engine>),
     Streams(Box<streams::Engine>),
+    Mixed(Box<mixed::Engine>),
 }
 
 impl Engine {
@@ -20,6 +21,7 @@ impl Engine {
         match self {
             Engine::Arena(engine) => Fate::Arena(Arc::clone(engine.arena())),
             Engine::Streams(engine) => Fate::Streams(Arc::clone(engine.alarm())),
+            Engine::Mixed(engine) => engine.fate(),
         }
     }
 
@@ -29,6 +31,7 @@ impl Engine {
         match self {
             Engine::Arena(engine) => engine.run(operation, timeout),
             Engine::Streams(engine) => engine.run(operation, timeout),
+            Engine::Mixed(engine) => engine.run(operation, timeout),
         }
     }
 
@@ -37,6 +40,7 @@ impl Engine {
         match self {
             Engine::Arena(_) => {}
             Engine::Streams(engine) => engine.tell(),
+            Engine::Mixed(engine) => engine.tell(),
         }
     }
 
@@ -45,6 +49,7 @@ impl Engine {
         match self {
             Engine::Arena(engine) => engine.completed(),
             Engine::Streams(engine) => engine.completed(),
+            Engine::Mixed(engine) => engine.completed(),
         }
     }
 
@@ -53,6 +58,7 @@ impl Engine {
         match self {
             Engine::Arena(engine) => engine.agreed(),
             Engine::Streams(engine) => engine.agreed(),
+            Engine::Mixed(engine) => engine.agreed(),
         }
     }
 
@@ -61,6 +67,7 @@ impl Engine {
         match self {
             Engine::Arena(engine) => engine.output(),
             Engine::Streams(engine) => engine.output(),
+            Engine::Mixed(engine) => engine.output(),
         }
     }
 
@@ -68,13 +75,14 @@ impl Engine {
         match self {
             Engine::Arena(engine) => engine.rank(),
             Engine::Streams(engine) => engine.rank(),
+            Engine::Mixed(engine) => engine.rank(),
         }
     }
 
     pub(crate) fn uses_single_copy(&self) -> bool {
         match self {
             Engine::Arena(engine) => engine.uses_single_copy(),
-            Engine::Streams(_) => false,
+            Engine::Streams(_) | Engine::Mixed(_) => false,
         }
     }
 }

@@ -28,7 +28,7 @@ const HELLO_BYTES: usize = 48;
 const WELCOME: u32 = 0;
 const REFUSED: u32 = 1;
 /// What one message can carry (SCM_MAX_FD in Linux), less the arena.
-const MOST_RANKS: usize = 252;
+pub(crate) const MOST_RANKS: usize = 252;
 /// A caller who connects and says nothing is given up after this.
 const HELLO_DEADLINE: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(5);

@@ -311,3 +311,75 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
     let steps = Cut::new(largest, 1, compartment).steps();
     Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(steps) }
 }
+
+/// As reduce_scatter, of parts that differ in length.
+pub(super) fn spread<'f>(
+    parts: Vec<Source>,
+    output: Target,
+    dtype: DataType,
+    reduction: Reduction,
+    view: &View<'_>,
+) -> Flow<'f> {
+    let size = dtype.size();
+    let compartment = compartment(view.step_bytes, view.world);
+    let cut = move |bytes: usize| Cut::new(bytes / size, size, compartment);
+    let steps = parts.iter().map(|part| cut(part.bytes).steps()).max().unwrap_or(1);
+    let sources = parts.clone();
+    let fill: Move<'f> = Box::new(move |view, step| {
+        for peer in view.peers() {
+            let range = cut(sources[peer].bytes).range(step);
+            let from = sources[peer].pointer.wrapping_add(range.start * size);
+            let to = view.slot(view.rank, step).wrapping_add(peer * compartment);
+            // SAFETY: see the top of this file.
+            unsafe { copy(from, to, range.len() * size) };
+        }
+        Ok(())
+    });
+    let take: Move<'f> = Box::new(move |view, step| {
+        let range = cut(output.bytes).range(step);
+        let pointer = |rank: usize| {
+            if rank == view.rank {
+                parts[rank].pointer.wrapping_add(range.start * size)
+            } else {
+                view.slot(rank, step).wrapping_add(view.rank * compartment).cast_const()
+            }
+        };
+        with_pointers(ptr::null(), (0..view.world).map(pointer), |pointers| {
+            let to = output.pointer.wrapping_add(range.start * size);
+            // SAFETY: see the top of this file.
+            unsafe { kernel::reduce(dtype, reduction, pointers, &[to], range.len()) };
+        });
+        Ok(())
+    });
+    Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(steps) }
+}
+
+/// As all_gather, of inputs that differ in length; who has no outputs takes nothing.
+pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Target>, step_bytes: usize) -> Flow<'f> {
+    let cut = move |bytes: usize| Cut::new(bytes, 1, step_bytes);
+    let steps = lengths.iter().map(|bytes| cut(*bytes).steps()).max().unwrap_or(1);
+    let fill: Move<'f> = Box::new(move |view, step| {
+        let range = cut(input.bytes).range(step);
+        // SAFETY: see the top of this file.
+        unsafe { copy(input.pointer.wrapping_add(range.start), view.slot(view.rank, step), range.len()) };
+        Ok(())
+    });
+    let needs = if outputs.is_empty() { Needs::Nobody } else { Needs::All };
+    let take = (!outputs.is_empty()).then(|| {
+        let take: Move<'f> = Box::new(move |view, step| {
+            for (rank, output) in outputs.iter().enumerate() {
+                let range = cut(output.bytes).range(step);
+                let from = if rank == view.rank {
+                    input.pointer.wrapping_add(range.start)
+                } else {
+                    view.slot(rank, step).cast_const()
+                };
+                // SAFETY: see the top of this file.
+                unsafe { copy(from, output.pointer.wrapping_add(range.start), range.len()) };
+            }
+            Ok(())
+        });
+        take
+    });
+    Flow { fill: Some(fill), needs, take, ..Flow::new(steps) }
+}

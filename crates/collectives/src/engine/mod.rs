@@ -22,10 +22,10 @@ use crate::arena::verdict::Verdict;
 use crate::arena::wait::{Interrupted, Waiter};
 use crate::arena::{Arena, DEPTH, load, remote, store};
 use crate::call::Call;
-use crate::operation::{Operation, hold_apart};
+use crate::operation::{Operation, Source, Target, Whole, hold_apart};
 use crate::plan::{self, Path, Thresholds};
 use crate::ticket::Output;
-use crate::{DataType, Error, Kind, Noticed, Rank};
+use crate::{DataType, Error, Noticed, Rank, Reduction};
 
 /// Barriers of the engine itself before the caller's first operation.
 const OWN_OPERATIONS: u64 = 2;
@@ -114,6 +114,25 @@ impl Flow<'_> {
     }
 }
 
+/// What ranks of a host do together.
+#[derive(Clone, Debug)]
+pub(crate) enum Work<'a> {
+    Operation(&'a Operation),
+    /// Each rank gets the reduction of its part of all inputs; parts differ in length.
+    Spread {
+        parts: Vec<Source>,
+        output: Target,
+        dtype: DataType,
+        reduction: Reduction,
+    },
+    /// Each rank that wants them (and has a list) gets all inputs; they differ in length, and all ranks know them.
+    Collect {
+        input: Source,
+        lengths: Vec<usize>,
+        outputs: Vec<Target>,
+    },
+}
+
 /// What every wait of an operation needs to know.
 struct Watch {
     call: Call,
@@ -129,6 +148,9 @@ struct Watch {
 pub(crate) struct Engine {
     arena: Arc<Arena>,
     waiter: Waiter,
+    /// The group's rank of every rank in the arena.
+    members: Vec<usize>,
+    /// In the order of the group's ranks.
     hosts: Vec<String>,
     thresholds: Thresholds,
     /// The most a step puts into a slot, the same on every rank.
@@ -150,6 +172,7 @@ impl Engine {
     pub(crate) fn new(
         (arena, processes): Met,
         rank: usize,
+        members: Vec<usize>,
         hosts: Vec<String>,
         single_copy_bytes: Option<usize>,
         history: Option<u64>,
@@ -158,6 +181,7 @@ impl Engine {
         let world = arena.world();
         let mut engine = Engine {
             waiter: Waiter::new(processes, rank, world),
+            members,
             hosts,
             thresholds: Thresholds { small_bytes: 0, single_copy_bytes: None },
             step_bytes: arena.slot_bytes(),
@@ -230,12 +254,18 @@ impl Engine {
     /// Runs an operation whose buffers are valid until it returns. After an error the group is aborted, except for an
     /// operation that contradicts itself, of which nothing was sent.
     pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
-        self.touched = false;
         let call = operation.check(self.rank(), self.arena.world())?;
+        let whole = Whole { call, sequence: self.completed(), ranks: self.arena.world() };
+        self.run_part(&Work::Operation(operation), &whole, timeout)
+    }
+
+    /// Runs a part of what the group's ranks called; as [`Engine::run`] otherwise.
+    pub(crate) fn run_part(&mut self, work: &Work<'_>, whole: &Whole, timeout: Duration) -> Result<(), Error> {
+        self.touched = false;
         let timeout = timeout.min(LONGEST);
-        let (sequence, shown) = (self.sequence, self.completed());
-        let watch = Watch { call, sequence, shown, timeout, deadline: Instant::now() + timeout };
-        match self.perform(operation, &watch) {
+        let &Whole { call, sequence: shown, .. } = whole;
+        let watch = Watch { call, sequence: self.sequence, shown, timeout, deadline: Instant::now() + timeout };
+        match self.perform(work, &watch) {
             Ok(()) => {
                 self.arena.control(self.rank()).complete(self.sequence);
                 self.sequence += 1;
@@ -246,23 +276,23 @@ impl Engine {
     }
 
     fn failed(&self, stop: Stop, watch: &Watch) -> Error {
-        let by = self.rank();
+        let by = self.members[self.rank()];
         let &Watch { call, shown: sequence, timeout, .. } = watch;
         let verdict = match stop {
             Stop::Verdict(verdict) => Some(verdict),
             Stop::Interrupted(Interrupted::Verdict) => None,
             Stop::Interrupted(Interrupted::Lost(rank, noticed)) => {
-                Some(Verdict::Lost { rank, call, sequence, noticed, by })
+                Some(Verdict::Lost { rank: self.members[rank], call, sequence, noticed, by })
             }
             Stop::Interrupted(Interrupted::Deadline) => {
                 let absent = |rank: &usize| !self.arena.control(*rank).has_entered(watch.sequence);
-                let missing = (0..self.arena.world()).filter(absent).collect();
+                let missing = (0..self.arena.world()).filter(absent).map(|rank| self.members[rank]).collect();
                 Some(Verdict::Timeout { call, sequence, timeout, missing, by })
             }
             // A rank that heard of a verdict first may have freed its memory already.
             Stop::Unreadable(..) if self.arena.is_aborted() => None,
             Stop::Unreadable(rank, error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                Some(Verdict::Lost { rank, call, sequence, noticed: Noticed::ProcessEnded, by })
+                Some(Verdict::Lost { rank: self.members[rank], call, sequence, noticed: Noticed::ProcessEnded, by })
             }
             Stop::Unreadable(_, error) => {
                 self.arena.abort(&Verdict::Aborted { by });
@@ -278,7 +308,7 @@ impl Engine {
     /// The verdict as an error.
     pub(crate) fn why_aborted(&self) -> Error {
         let host = |rank: usize| self.hosts.get(rank).cloned().unwrap_or_default();
-        let own = || Error::Aborted { by: Rank(self.rank()) };
+        let own = || Error::Aborted { by: Rank(self.members[self.rank()]) };
         self.arena.verdict().map_or_else(own, |verdict| verdict.to_error(host))
     }
 
@@ -301,7 +331,7 @@ impl Engine {
         Ok(())
     }
 
-    fn perform(&mut self, operation: &Operation, watch: &Watch) -> Progress {
+    fn perform(&mut self, work: &Work<'_>, watch: &Watch) -> Progress {
         if self.arena.is_aborted() {
             return Err(Interrupted::Verdict.into());
         }
@@ -309,17 +339,28 @@ impl Engine {
         let control = self.arena.control(self.rank());
         let fingerprint = watch.call.fingerprint(watch.sequence);
         control.enter(watch.sequence, self.step, &watch.call, fingerprint);
-        if watch.call.kind == Kind::AllToAll {
+        let operation = match work {
+            Work::Operation(operation) => operation,
+            Work::Spread { parts, output, dtype, reduction } => {
+                let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &self.view());
+                return self.run_flow(flow, Some(fingerprint), watch);
+            }
+            Work::Collect { input, lengths, outputs } => {
+                let flow = flow::collect(*input, lengths.clone(), outputs.clone(), self.step_bytes);
+                return self.run_flow(flow, Some(fingerprint), watch);
+            }
+        };
+        if let Operation::AllToAll { .. } = operation {
             return self.perform_all_to_all(operation, watch);
         }
-        let bytes = watch.call.count as usize * watch.call.dtype.size();
-        let path = self.thresholds.path(bytes);
+        let own = operation.bytes();
+        let path = self.thresholds.path(own);
         if let (Path::Small, Operation::AllReduce { input, output, dtype, reduction }) = (path, operation) {
             return self.all_reduce_small(*input, *output, (*dtype, *reduction), fingerprint, watch);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         let result = {
-            let flow = if path == Path::SingleCopy && single_copy::knows(watch.call.kind) {
+            let flow = if path == Path::SingleCopy && single_copy::knows(operation) {
                 single_copy::flow(operation, &self.view(), &mut scratch)
             } else {
                 flow::flow(operation, &self.view(), path)
@@ -382,10 +423,10 @@ impl Engine {
                 if sent != expected {
                     let element = dtype.size() as u64;
                     return Err(Stop::Verdict(Verdict::Mismatch {
-                        rank: from,
-                        call: watch.call.sending(sent / element, Rank(to)),
-                        other_rank: to,
-                        other: watch.call.expecting(expected / element, Rank(from)),
+                        rank: self.members[from],
+                        call: watch.call.sending(sent / element, Rank(self.members[to])),
+                        other_rank: self.members[to],
+                        other: watch.call.expecting(expected / element, Rank(self.members[from])),
                         sequence: watch.shown,
                     }));
                 }
@@ -408,7 +449,8 @@ impl Engine {
             if control.fingerprint(base) != fingerprint {
                 let other = control.call(base).ok_or(Interrupted::Lost(peer, Noticed::LeftGroup))?;
                 let sequence = watch.shown;
-                let verdict = Verdict::Mismatch { rank, call: watch.call, other_rank: peer, other, sequence };
+                let (rank, other_rank) = (self.members[rank], self.members[peer]);
+                let verdict = Verdict::Mismatch { rank, call: watch.call, other_rank, other, sequence };
                 return Err(Stop::Verdict(verdict));
             }
         }

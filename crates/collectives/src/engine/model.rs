@@ -37,6 +37,7 @@ impl Engine {
     fn model(arena: Arc<Arena>, rank: usize) -> Engine {
         Engine {
             waiter: Waiter::new(Vec::new(), rank, arena.world()),
+            members: (0..arena.world()).collect(),
             hosts: Vec::new(),
             thresholds: Thresholds { small_bytes: arena.slot_bytes(), single_copy_bytes: None },
             step_bytes: arena.slot_bytes(),

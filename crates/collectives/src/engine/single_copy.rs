@@ -5,7 +5,6 @@
 
 use super::flow::with_pointers;
 use super::{Flow, Needs, Progress, Stop, View};
-use crate::Kind;
 use crate::arena::{load, remote, store};
 use crate::dtype::{DataType, Reduction};
 use crate::kernel::{self, copy};
@@ -51,11 +50,8 @@ fn publish_parts(view: &View<'_>, inputs: &[Source]) {
 
 /// Whether an operation has such a flow. The reductions that hand results back have none: through the slots they cost
 /// fewer trips to memory than the kernel's copies do.
-pub(super) fn knows(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::AllToAll
-    )
+pub(super) fn knows(operation: &Operation) -> bool {
+    !matches!(operation, Operation::AllReduce { .. } | Operation::Reduce { .. } | Operation::Barrier)
 }
 
 /// The flow of every operation that has one but all_to_all.

@@ -15,29 +15,37 @@ const BLOCK: usize = 32;
 /// Elements of a block of half-precision numbers, which is kept in the first-level cache.
 const HALF_BLOCK: usize = 512;
 
+/// What a rule needs beside the values.
+#[derive(Clone, Copy)]
+pub(super) struct Rest {
+    pub(super) factor: f64,
+    /// How many ranks' values the result is of.
+    pub(super) ranks: usize,
+}
+
 /// Folds numbers in their own precision.
 ///
 /// # Safety
 /// As for [`super::reduce`], with `count` elements of `T`.
-pub(super) unsafe fn fold<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
+pub(super) unsafe fn fold<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, rest: Rest) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: the processor has the features; the rest is the caller's promise.
-        return unsafe { fold_avx2::<T, R>(inputs, outputs, count, factor) };
+        return unsafe { fold_avx2::<T, R>(inputs, outputs, count, rest) };
     }
     // SAFETY: the caller's promise.
-    unsafe { fold_plain::<T, R>(inputs, outputs, count, factor) }
+    unsafe { fold_plain::<T, R>(inputs, outputs, count, rest) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_avx2<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
+unsafe fn fold_avx2<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, rest: Rest) {
     // SAFETY: the caller's promise.
-    unsafe { fold_plain::<T, R>(inputs, outputs, count, factor) }
+    unsafe { fold_plain::<T, R>(inputs, outputs, count, rest) }
 }
 
 #[inline(always)]
-unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
+unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, rest: Rest) {
     let (first, others) = inputs.split_first().expect("a reduction has at least one input");
     let order = Order::new(count, size_of::<T>(), BLOCK, inputs.len());
     for index in 0..order.blocks() {
@@ -47,16 +55,16 @@ unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut 
             let read = |input: &*const u8| input.cast::<T>().add(start).cast::<[T; BLOCK]>().read_unaligned();
             let mut result = read(first);
             for value in &mut result {
-                *value = R::enter(*value, factor);
+                *value = R::enter(*value, rest.factor);
             }
             for input in others {
                 let values = read(input);
                 for (so_far, value) in result.iter_mut().zip(values) {
-                    *so_far = R::combine(*so_far, R::enter(value, factor));
+                    *so_far = R::combine(*so_far, R::enter(value, rest.factor));
                 }
             }
             for value in &mut result {
-                *value = R::leave(*value, inputs.len());
+                *value = R::leave(*value, rest.ranks);
             }
             for output in outputs {
                 output.cast::<T>().add(start).cast::<[T; BLOCK]>().write_unaligned(result);
@@ -66,9 +74,9 @@ unsafe fn fold_plain<T: Copy, R: Rule<T>>(inputs: &[*const u8], outputs: &[*mut 
     for at in order.blocks() * BLOCK..count {
         // SAFETY: `at < count`.
         unsafe {
-            let read = |input: &*const u8| R::enter(input.cast::<T>().add(at).read_unaligned(), factor);
+            let read = |input: &*const u8| R::enter(input.cast::<T>().add(at).read_unaligned(), rest.factor);
             let result = others.iter().fold(read(first), |so_far, input| R::combine(so_far, read(input)));
-            let result = R::leave(result, inputs.len());
+            let result = R::leave(result, rest.ranks);
             for output in outputs {
                 output.cast::<T>().add(at).write_unaligned(result);
             }
@@ -164,22 +172,22 @@ pub(super) unsafe fn fold_half<H: Half, R: Rule<f32>>(
     inputs: &[*const u8],
     outputs: &[*mut u8],
     count: usize,
-    factor: f64,
+    rest: Rest,
 ) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: the processor has the features; the rest is the caller's promise.
-        return unsafe { fold_half_avx2::<H, R>(inputs, outputs, count, factor) };
+        return unsafe { fold_half_avx2::<H, R>(inputs, outputs, count, rest) };
     }
     // SAFETY: the caller's promise.
-    unsafe { fold_half_plain::<H, R, false>(inputs, outputs, count, factor) }
+    unsafe { fold_half_plain::<H, R, false>(inputs, outputs, count, rest) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_half_avx2<H: Half, R: Rule<f32>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, factor: f64) {
+unsafe fn fold_half_avx2<H: Half, R: Rule<f32>>(inputs: &[*const u8], outputs: &[*mut u8], count: usize, rest: Rest) {
     // SAFETY: the caller's promise.
-    unsafe { fold_half_plain::<H, R, true>(inputs, outputs, count, factor) }
+    unsafe { fold_half_plain::<H, R, true>(inputs, outputs, count, rest) }
 }
 
 #[inline(always)]
@@ -187,7 +195,7 @@ pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
     inputs: &[*const u8],
     outputs: &[*mut u8],
     count: usize,
-    factor: f64,
+    rest: Rest,
 ) {
     let mut result = [f32::ZERO; HALF_BLOCK];
     let mut values = [f32::ZERO; HALF_BLOCK];
@@ -212,16 +220,16 @@ pub(super) unsafe fn fold_half_plain<H: Half, R: Rule<f32>, const AVX2: bool>(
             }
             if index == 0 {
                 for (result, value) in result[..length].iter_mut().zip(&values) {
-                    *result = R::enter(*value, factor);
+                    *result = R::enter(*value, rest.factor);
                 }
             } else {
                 for (result, value) in result[..length].iter_mut().zip(&values) {
-                    *result = R::combine(*result, R::enter(*value, factor));
+                    *result = R::combine(*result, R::enter(*value, rest.factor));
                 }
             }
         }
         for value in &mut result[..length] {
-            *value = R::leave(*value, inputs.len());
+            *value = R::leave(*value, rest.ranks);
         }
         let mut done = 0;
         #[cfg(target_arch = "x86_64")]

@@ -16,7 +16,7 @@ mod rule;
 
 use crate::dtype::{DataType, Reduction};
 pub(crate) use copy::{copy, copy_of};
-use fold::{BF16, F16, fold, fold_half};
+use fold::{BF16, F16, Rest, fold, fold_half};
 use rule::{And, Average, Max, Min, Or, Premultiplied, Product, Sum, Truth, Xor};
 
 /// Reduces `inputs[0][..count]`, `inputs[1][..count]` … into `outputs[0][..count]`, `outputs[1][..count]` …, all the same.
@@ -33,16 +33,33 @@ pub(crate) unsafe fn reduce(
     outputs: &[*mut u8],
     count: usize,
 ) {
+    // SAFETY: the caller's promise.
+    unsafe { reduce_of(dtype, reduction, inputs, outputs, count, inputs.len()) }
+}
+
+/// As [`reduce`], of inputs that stand for so many ranks: some of them may be sums already.
+///
+/// # Safety
+/// As for [`reduce`].
+pub(crate) unsafe fn reduce_of(
+    dtype: DataType,
+    reduction: Reduction,
+    inputs: &[*const u8],
+    outputs: &[*mut u8],
+    count: usize,
+    ranks: usize,
+) {
+    let rest = Rest { factor: 0.0, ranks };
     macro_rules! numbers {
         ($fold:ident, $number:ty, $count:expr) => {
             match reduction {
-                Reduction::Sum => $fold::<$number, Sum>(inputs, outputs, $count, 0.0),
-                Reduction::Average => $fold::<$number, Average>(inputs, outputs, $count, 0.0),
-                Reduction::Product => $fold::<$number, Product>(inputs, outputs, $count, 0.0),
-                Reduction::Min => $fold::<$number, Min>(inputs, outputs, $count, 0.0),
-                Reduction::Max => $fold::<$number, Max>(inputs, outputs, $count, 0.0),
+                Reduction::Sum => $fold::<$number, Sum>(inputs, outputs, $count, rest),
+                Reduction::Average => $fold::<$number, Average>(inputs, outputs, $count, rest),
+                Reduction::Product => $fold::<$number, Product>(inputs, outputs, $count, rest),
+                Reduction::Min => $fold::<$number, Min>(inputs, outputs, $count, rest),
+                Reduction::Max => $fold::<$number, Max>(inputs, outputs, $count, rest),
                 Reduction::PremultipliedSum(factor) => {
-                    $fold::<$number, Premultiplied>(inputs, outputs, $count, factor);
+                    $fold::<$number, Premultiplied>(inputs, outputs, $count, Rest { factor, ranks });
                 }
                 Reduction::BitAnd | Reduction::BitOr | Reduction::BitXor => refused(dtype, reduction),
             }
@@ -51,14 +68,14 @@ pub(crate) unsafe fn reduce(
     macro_rules! integers {
         ($number:ty) => {
             match reduction {
-                Reduction::Sum => fold::<$number, Sum>(inputs, outputs, count, 0.0),
-                Reduction::Average => fold::<$number, Average>(inputs, outputs, count, 0.0),
-                Reduction::Product => fold::<$number, Product>(inputs, outputs, count, 0.0),
-                Reduction::Min => fold::<$number, Min>(inputs, outputs, count, 0.0),
-                Reduction::Max => fold::<$number, Max>(inputs, outputs, count, 0.0),
-                Reduction::BitAnd => fold::<$number, And>(inputs, outputs, count, 0.0),
-                Reduction::BitOr => fold::<$number, Or>(inputs, outputs, count, 0.0),
-                Reduction::BitXor => fold::<$number, Xor>(inputs, outputs, count, 0.0),
+                Reduction::Sum => fold::<$number, Sum>(inputs, outputs, count, rest),
+                Reduction::Average => fold::<$number, Average>(inputs, outputs, count, rest),
+                Reduction::Product => fold::<$number, Product>(inputs, outputs, count, rest),
+                Reduction::Min => fold::<$number, Min>(inputs, outputs, count, rest),
+                Reduction::Max => fold::<$number, Max>(inputs, outputs, count, rest),
+                Reduction::BitAnd => fold::<$number, And>(inputs, outputs, count, rest),
+                Reduction::BitOr => fold::<$number, Or>(inputs, outputs, count, rest),
+                Reduction::BitXor => fold::<$number, Xor>(inputs, outputs, count, rest),
                 Reduction::PremultipliedSum(_) => refused(dtype, reduction),
             }
         };
@@ -78,9 +95,9 @@ pub(crate) unsafe fn reduce(
             DataType::I32 => integers!(i32),
             DataType::I64 => integers!(i64),
             DataType::Bool => match reduction {
-                Reduction::Sum | Reduction::Max | Reduction::BitOr => fold::<Truth, Or>(inputs, outputs, count, 0.0),
-                Reduction::Min | Reduction::BitAnd => fold::<Truth, And>(inputs, outputs, count, 0.0),
-                Reduction::BitXor => fold::<Truth, Xor>(inputs, outputs, count, 0.0),
+                Reduction::Sum | Reduction::Max | Reduction::BitOr => fold::<Truth, Or>(inputs, outputs, count, rest),
+                Reduction::Min | Reduction::BitAnd => fold::<Truth, And>(inputs, outputs, count, rest),
+                Reduction::BitXor => fold::<Truth, Xor>(inputs, outputs, count, rest),
                 Reduction::Average | Reduction::Product | Reduction::PremultipliedSum(_) => refused(dtype, reduction),
             },
             DataType::Bytes => refused(dtype, reduction),

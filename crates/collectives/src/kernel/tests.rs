@@ -186,17 +186,18 @@ fn half_precision_has_the_same_bits_with_and_without_f16c() {
     let inputs = [all.as_ptr().cast::<u8>(), other.as_ptr().cast::<u8>()];
     let mut plain = vec![0u16; all.len()];
     let mut chosen = vec![0u16; all.len()];
+    let rest = Rest { factor: 0.0, ranks: 2 };
     // SAFETY: four vectors of the same length.
     unsafe {
-        fold_half_plain::<F16, Sum, false>(&inputs, &[plain.as_mut_ptr().cast()], all.len(), 0.0);
-        fold_half::<F16, Sum>(&inputs, &[chosen.as_mut_ptr().cast()], all.len(), 0.0);
+        fold_half_plain::<F16, Sum, false>(&inputs, &[plain.as_mut_ptr().cast()], all.len(), rest);
+        fold_half::<F16, Sum>(&inputs, &[chosen.as_mut_ptr().cast()], all.len(), rest);
     }
     let bytes = |halves: &[u16]| halves.iter().flat_map(|half| half.to_ne_bytes()).collect::<Vec<u8>>();
     assert!(same(DataType::F16, &bytes(&plain), &bytes(&chosen)));
     // SAFETY: as above.
     unsafe {
-        fold_half_plain::<BF16, Average, false>(&inputs, &[plain.as_mut_ptr().cast()], all.len(), 0.0);
-        fold_half::<BF16, Average>(&inputs, &[chosen.as_mut_ptr().cast()], all.len(), 0.0);
+        fold_half_plain::<BF16, Average, false>(&inputs, &[plain.as_mut_ptr().cast()], all.len(), rest);
+        fold_half::<BF16, Average>(&inputs, &[chosen.as_mut_ptr().cast()], all.len(), rest);
     }
     assert!(same(DataType::BF16, &bytes(&plain), &bytes(&chosen)));
 }

@@ -22,7 +22,8 @@
 //!
 //! B is the size of a buffer or part, n the number of members, s the own segment, about B / n. That is the least that any
 //! plan can do for a member's link, and two messages one after the other are the least a large all_reduce can do; the price
-//! is a connection between every two members.
+//! is a connection between every two members. Members are hosts where a host has several ranks: [`crate::mixed`] reduces
+//! inside them first.
 //!
 //! In every plan each member first hears from all others, if only an empty message: calls that differ are found out, and
 //! nobody returns before all have entered.
@@ -31,11 +32,13 @@ mod cursor;
 mod plans;
 #[cfg(test)]
 mod tests;
+mod topology;
 
 use std::ops::Range;
 
 pub(crate) use cursor::Cursor;
 pub(crate) use plans::plan;
+pub(crate) use topology::Topology;
 
 /// What is to be done, as far as a plan needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 
@@ -17,6 +17,9 @@ use crate::{Noticed, Rank};
 
 /// The other side has closed its end; not among the flags that nix names.
 const HUNG_UP: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
+
+/// How often to see what the other ranks of the host have found out.
+const LOOK_AROUND: Duration = Duration::from_millis(50);
 
 /// Why an operation stops in the middle.
 pub(super) enum Stop {
@@ -231,13 +234,15 @@ impl Engine {
         let mismatch = |rank: usize, call: Call, other_rank: usize, other: Call| {
             // It may have found out, or given up, and said so behind these bytes.
             let skipped = usize::try_from(header.length).unwrap_or(usize::MAX);
+            let (rank, other_rank) = (self.members[rank], self.members[other_rank]);
             let own = Stop::Verdict(Verdict::Mismatch { rank, call, other_rank, other, sequence });
             Err(self.last_words(peer, skipped).unwrap_or(own))
         };
         // What one rank sends to another is compared by both.
         let pair = |from: usize, to: usize, sent: u64, expected: u64| {
-            let sending = watch.call.sending(sent / element, Rank(to));
-            mismatch(from, sending, to, watch.call.expecting(expected / element, Rank(from)))
+            let [sender, receiver] = [from, to].map(|member| Rank(self.members[member]));
+            let sending = watch.call.sending(sent / element, receiver);
+            mismatch(from, sending, to, watch.call.expecting(expected / element, sender))
         };
         if theirs != watch.call {
             return mismatch(peer, theirs, self.rank, watch.call);
@@ -345,8 +350,14 @@ impl Engine {
             handles.push(PollFd::new(link.socket.as_fd(), if is_settled { HUNG_UP } else { events }));
             settled.push(is_settled.then_some(peer));
         }
+        // Other ranks of this host abort the group in their shared memory, which wakes nobody here.
+        let most = if self.arena.is_some() { LOOK_AROUND } else { left };
         // An error of poll is a signal, or no memory: look again.
-        let _ = poll(&mut handles, poll_timeout(left));
+        let _ = poll(&mut handles, poll_timeout(left.min(most)));
+        if let Some(verdict) = self.arena.as_ref().filter(|arena| arena.is_aborted()).and_then(|arena| arena.verdict())
+        {
+            return Err(Stop::Verdict(verdict));
+        }
         let moved = |handle: &PollFd<'_>| handle.any() == Some(true);
         if moved(&handles[0]) {
             return Err(Stop::Aborted);

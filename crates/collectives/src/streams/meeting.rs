@@ -1,4 +1,4 @@
-//! How ranks of several hosts come together: every pair gets one connection for collectives and one for messages.
+//! How ranks of several hosts come together: pairs of them get a connection for every purpose they have.
 //!
 //! The higher rank of a pair calls the lower one, at all its endpoints in turn, a little after each other, and keeps
 //! calling. Whoever answers must know the caller's token; the first that does is taken, and told so. A rank is done when it
@@ -35,14 +35,31 @@ pub(crate) struct Meeting<'a> {
     pub(crate) rank: usize,
     pub(crate) addresses: &'a [Address],
     pub(crate) generation: u64,
+    /// The connections that this rank is to have; the other side wants them, too.
+    pub(crate) wanted: &'a [Wanted],
     pub(crate) timeout: Duration,
     pub(crate) deadline: Instant,
 }
 
-/// The connections to every other rank.
-pub(crate) struct Connections {
-    pub(crate) collectives: Vec<Option<TcpStream>>,
-    pub(crate) mail: Vec<Option<TcpStream>>,
+/// The connections that were wanted.
+pub(crate) struct Connections(Vec<(Wanted, Option<TcpStream>)>);
+
+/// One connection to a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) peer: usize,
+    pub(crate) purpose: Purpose,
+}
+
+impl Connections {
+    /// Those for a purpose, in the order of ranks; none where none was wanted.
+    pub(crate) fn take(&mut self, purpose: Purpose, world: usize) -> Vec<Option<TcpStream>> {
+        let mut taken: Vec<Option<TcpStream>> = (0..world).map(|_| None).collect();
+        for (wanted, socket) in self.0.iter_mut().filter(|(wanted, _)| wanted.purpose == purpose) {
+            taken[wanted.peer] = socket.take();
+        }
+        taken
+    }
 }
 
 /// Bytes that come in until there are enough.
@@ -119,22 +136,18 @@ struct State<'a> {
 impl Meeting<'_> {
     /// Comes together with the other ranks.
     pub(crate) fn hold(&self) -> Result<Connections, Error> {
-        let world = self.addresses.len();
         let mut searches = Vec::new();
-        for peer in 0..self.rank {
+        for &Wanted { peer, purpose } in self.wanted.iter().filter(|wanted| wanted.peer < self.rank) {
             let endpoints = self.endpoints(peer)?;
-            for purpose in Purpose::ALL {
-                searches.push(Search { peer, purpose, endpoints: endpoints.clone(), next: 0, next_at: Instant::now() });
-            }
+            searches.push(Search { peer, purpose, endpoints, next: 0, next_at: Instant::now() });
         }
-        let nobody = || (0..world).map(|_| None).collect();
-        let found = Connections { collectives: nobody(), mail: nobody() };
+        let found = Connections(self.wanted.iter().map(|wanted| (*wanted, None)).collect());
         let mut state = State { meeting: self, found, searches, outgoing: Vec::new(), incoming: Vec::new() };
         loop {
             let missing = state.missing();
             if missing.is_empty() {
                 let found = state.found;
-                for socket in found.collectives.iter().chain(&found.mail).flatten() {
+                for socket in found.0.iter().filter_map(|(_, socket)| socket.as_ref()) {
                     tune(socket).map_err(|error| Error::system("tune a connection", error))?;
                 }
                 return Ok(found);
@@ -184,16 +197,18 @@ impl Meeting<'_> {
 }
 
 impl State<'_> {
-    fn slot(&mut self, peer: usize, purpose: Purpose) -> &mut Option<TcpStream> {
-        match purpose {
-            Purpose::Collectives => &mut self.found.collectives[peer],
-            Purpose::Mail => &mut self.found.mail[peer],
-        }
+    fn slot(&mut self, peer: usize, purpose: Purpose) -> Option<&mut Option<TcpStream>> {
+        let wanted = Wanted { peer, purpose };
+        self.found.0.iter_mut().find(|(other, _)| *other == wanted).map(|(_, socket)| socket)
     }
 
+    /// Ranks to which a connection is missing.
     fn missing(&self) -> Vec<usize> {
-        let complete = |peer: &usize| self.found.collectives[*peer].is_some() && self.found.mail[*peer].is_some();
-        (0..self.meeting.addresses.len()).filter(|peer| *peer != self.meeting.rank && !complete(peer)).collect()
+        let open = self.found.0.iter().filter(|(_, socket)| socket.is_none());
+        let mut missing: Vec<usize> = open.map(|(wanted, _)| wanted.peer).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing
     }
 
     /// Calls the next endpoint of every connection that is still sought.
@@ -236,7 +251,7 @@ impl State<'_> {
 
     fn accept(&mut self) {
         while let Ok((socket, _)) = self.meeting.listener.accept() {
-            if self.incoming.len() < 2 * self.meeting.addresses.len() + MOST_STRANGERS {
+            if self.incoming.len() < 2 * self.meeting.wanted.len() + MOST_STRANGERS {
                 let hello = Gathering::new(HELLO_BYTES);
                 self.incoming.push(Incoming { socket, since: Instant::now(), hello, known: None });
             }
@@ -250,8 +265,9 @@ impl State<'_> {
             Progress::Done => {
                 if let Some((peer, purpose)) = caller.known
                     && let Ok(socket) = caller.socket.try_clone()
+                    && let Some(slot) = self.slot(peer, purpose)
                 {
-                    *self.slot(peer, purpose) = Some(socket);
+                    *slot = Some(socket);
                 }
                 false
             }
@@ -286,6 +302,7 @@ impl State<'_> {
         if hello.token != own.token || peer >= meeting.addresses.len() || peer <= meeting.rank {
             return None;
         }
+        let wanted = Wanted { peer, purpose: hello.purpose };
         let say = |text: &str| {
             // A new connection has room for so little. Who is refused may be no member: its token is not known here.
             let token = if text.is_empty() { meeting.addresses[peer].token } else { own.token };
@@ -307,6 +324,10 @@ impl State<'_> {
             say(&format!("rank {} expects {} ranks, rank {peer} {}", meeting.rank, own.world, hello.world));
             return None;
         }
+        if !meeting.wanted.contains(&wanted) {
+            // For a later meeting of the same generation: it calls again.
+            return None;
+        }
         say("").then_some((peer, hello.purpose))
     }
 
@@ -321,8 +342,8 @@ impl State<'_> {
                 false
             }
             Progress::Done => {
-                let slot = self.slot(call.peer, call.purpose);
-                if slot.is_none()
+                if let Some(slot) = self.slot(call.peer, call.purpose)
+                    && slot.is_none()
                     && crate::socket::send_all(&call.socket, &CONFIRMATION, Instant::now())
                     && let Ok(socket) = call.socket.try_clone()
                 {
@@ -335,10 +356,10 @@ impl State<'_> {
         if let Some(text) = refusal {
             return Err(self.meeting.failed(text));
         }
-        let found = &self.found;
-        let open = |peer: usize, purpose: Purpose| match purpose {
-            Purpose::Collectives => found.collectives[peer].is_none(),
-            Purpose::Mail => found.mail[peer].is_none(),
+        let found = &self.found.0;
+        let open = |peer: usize, purpose: Purpose| {
+            let wanted = Wanted { peer, purpose };
+            found.iter().any(|(other, socket)| *other == wanted && socket.is_none())
         };
         // Other endpoints of the same rank need not answer any more.
         self.searches.retain(|search| open(search.peer, search.purpose));

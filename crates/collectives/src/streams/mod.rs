@@ -31,9 +31,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use self::exchange::Stop;
 use self::wire::{Header, Kind, VERDICT_BYTES};
+use crate::arena::Arena;
 use crate::arena::verdict::Verdict;
 use crate::call::{CALL_WORDS, Call};
-use crate::operation::{Operation, Source, Target};
+use crate::operation::{Operation, Source, Target, Whole};
 use crate::socket::{linger, send_all, send_rest};
 use crate::ticket::Output;
 use crate::{DataType, Error, Rank};
@@ -80,6 +81,8 @@ struct Watch {
     sequence: u64,
     /// Which operation of the caller, without the engine's own at the start.
     shown: u64,
+    /// How many ranks' values the result is of.
+    ranks: usize,
     timeout: Duration,
     deadline: Instant,
 }
@@ -112,13 +115,30 @@ struct Unsent {
 // SAFETY: the pointer is used only during the call that gave it, by the thread that holds the engine.
 unsafe impl Send for Unsent {}
 
+/// Where an engine is among the ranks of a group.
+pub(crate) struct Seat {
+    /// Which of the members this rank is.
+    pub(crate) index: usize,
+    /// The group's rank of every member.
+    pub(crate) members: Vec<usize>,
+    pub(crate) generation: u64,
+    /// In the order of the group's ranks.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) alarm: Arc<Alarm>,
+    /// Shared with other ranks of this host, which may abort the group there.
+    pub(crate) arena: Option<Arc<Arena>>,
+}
+
 /// A rank's place among the others.
 pub(crate) struct Engine {
+    /// Which of the members this is.
     rank: usize,
+    members: Vec<usize>,
     generation: u64,
     hosts: Vec<String>,
     alarm: Arc<Alarm>,
-    /// In the order of ranks; none for this one.
+    arena: Option<Arc<Arena>>,
+    /// In the order of members; none for this one.
     peers: Vec<Option<Peer>>,
     sequence: u64,
     /// How often to look at the connections before sleeping.
@@ -136,12 +156,11 @@ impl Engine {
     /// Takes the place, and exchanges with the others what they remember.
     pub(crate) fn new(
         connections: Vec<Option<TcpStream>>,
-        rank: usize,
-        generation: u64,
-        hosts: Vec<String>,
+        seat: Seat,
         history: Option<u64>,
         timeout: Duration,
     ) -> Result<Engine, Error> {
+        let Seat { index, members, generation, hosts, alarm, arena } = seat;
         let peer = |socket| Peer {
             socket,
             unsent: None,
@@ -155,10 +174,12 @@ impl Engine {
         let peers: Vec<Option<Peer>> = connections.into_iter().map(|connection| connection.map(peer)).collect();
         let world = peers.len();
         let mut engine = Engine {
-            rank,
+            rank: index,
+            members,
             generation,
             hosts,
-            alarm: Arc::new(Alarm::new()?),
+            alarm,
+            arena,
             peers,
             sequence: 0,
             looks: LOOKS,
@@ -180,8 +201,9 @@ impl Engine {
         &self.alarm
     }
 
+    /// The group's number of this rank.
     pub(crate) fn rank(&self) -> usize {
-        self.rank
+        self.members[self.rank]
     }
 
     fn world(&self) -> usize {
@@ -205,11 +227,18 @@ impl Engine {
     /// Runs an operation whose buffers are valid until it returns. After an error the group is aborted, except for an
     /// operation that contradicts itself, of which nothing was sent.
     pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
-        self.touched = false;
         let call = operation.check(self.rank, self.world())?;
+        let whole = Whole { call, sequence: self.completed(), ranks: self.world() };
+        self.run_part(operation, &whole, timeout)
+    }
+
+    /// Runs a part of what the group's ranks called; as [`Engine::run`] otherwise.
+    pub(crate) fn run_part(&mut self, operation: &Operation, whole: &Whole, timeout: Duration) -> Result<(), Error> {
+        self.touched = false;
         let timeout = timeout.min(LONGEST);
-        let (sequence, shown) = (self.sequence, self.completed());
-        let watch = Watch { call, sequence, shown, timeout, deadline: Instant::now() + timeout };
+        let &Whole { call, sequence: shown, ranks } = whole;
+        let deadline = Instant::now() + timeout;
+        let watch = Watch { call, sequence: self.sequence, shown, ranks, timeout, deadline };
         self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
         let result = match self.alarm.verdict() {
             Some(_) => Err(Stop::Aborted),
@@ -226,15 +255,15 @@ impl Engine {
     }
 
     fn failed(&mut self, stop: Stop, watch: &Watch) -> Error {
-        let by = self.rank;
+        let by = self.members[self.rank];
         let &Watch { call, shown: sequence, timeout, .. } = watch;
         let verdict = match stop {
             Stop::Aborted => None,
             Stop::Verdict(verdict) => Some(verdict),
-            Stop::Lost(rank, noticed) => Some(Verdict::Lost { rank, call, sequence, noticed, by }),
+            Stop::Lost(peer, noticed) => Some(Verdict::Lost { rank: self.members[peer], call, sequence, noticed, by }),
             Stop::Deadline => {
                 let absent = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
-                let missing = (0..self.world()).filter(absent).collect();
+                let missing = (0..self.world()).filter(absent).map(|peer| self.members[peer]).collect();
                 Some(Verdict::Timeout { call, sequence, timeout, missing, by })
             }
         };

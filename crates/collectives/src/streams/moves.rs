@@ -16,12 +16,14 @@ pub(super) struct Memory {
     pub(super) outputs: Vec<Target>,
     scratch: *mut u8,
     reducing: Option<(DataType, Reduction)>,
+    /// How many ranks' values the result is of.
+    ranks: usize,
     /// What the ranks of a pair have for each other differs, and is compared.
     pub(super) uneven: bool,
 }
 
 impl Memory {
-    fn new(operation: &Operation) -> Memory {
+    fn new(operation: &Operation, ranks: usize) -> Memory {
         let (inputs, outputs, reducing) = match operation {
             Operation::AllReduce { input, output, dtype, reduction }
             | Operation::Reduce { input, output, dtype, reduction, .. } => {
@@ -41,7 +43,7 @@ impl Memory {
             Operation::Barrier => (Vec::new(), Vec::new(), None),
         };
         let uneven = matches!(operation, Operation::AllToAll { .. });
-        Memory { inputs, outputs, scratch: std::ptr::null_mut(), reducing, uneven }
+        Memory { inputs, outputs, scratch: std::ptr::null_mut(), reducing, ranks, uneven }
     }
 
     /// Where these bytes are. Empty spans may be of parts that do not exist.
@@ -78,10 +80,9 @@ impl Memory {
                 };
                 if let Some((dtype, reduction)) = self.reducing.filter(|_| own.bytes > 0) {
                     let inputs: Vec<*const u8> = (0..world).map(place).collect();
+                    let (count, into) = (own.bytes / dtype.size(), self.at(into));
                     // SAFETY: as above; lanes are as long as the own part.
-                    unsafe {
-                        kernel::reduce(dtype, reduction, &inputs, &[self.at(into)], own.bytes / dtype.size());
-                    }
+                    unsafe { kernel::reduce_of(dtype, reduction, &inputs, &[into], count, self.ranks) };
                 }
                 into
             }
@@ -118,7 +119,7 @@ fn task(operation: &Operation) -> Task {
 impl Engine {
     pub(super) fn perform(&mut self, operation: &Operation, watch: &Watch) -> Progress {
         let plan = plan(&task(operation), self.world(), self.rank, &SIZES);
-        let mut memory = Memory::new(operation);
+        let mut memory = Memory::new(operation, watch.ranks);
         // What overlaps is sent from a copy: it may be written over before it is all out.
         let held = if memory.uneven { hold_apart(&memory.inputs, &memory.outputs) } else { None };
         if let Some((_, sources)) = &held {

@@ -29,12 +29,15 @@ pub(crate) const LONGEST_TEXT: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Purpose {
+    /// Collectives between any two ranks.
     Collectives = 0,
     Mail,
+    /// Collectives between ranks of the same number in their hosts.
+    Rail,
 }
 
 impl Purpose {
-    pub(crate) const ALL: [Purpose; 2] = [Purpose::Collectives, Purpose::Mail];
+    pub(crate) const ALL: [Purpose; 3] = [Purpose::Collectives, Purpose::Mail, Purpose::Rail];
 }
 
 /// Who opens a connection, to whom, and what for.
@@ -182,8 +185,8 @@ mod tests {
         }
 
         #[test]
-        fn hellos_and_answers_survive_the_network(token: [u8; 16], generation: u64, world: u32, rank: u32, mail: bool) {
-            let hello = Hello { token, generation, world, rank, purpose: Purpose::ALL[usize::from(mail)] };
+        fn hellos_and_answers_survive_the_network(token: [u8; 16], generation: u64, world: u32, rank: u32, purpose in 0usize..3) {
+            let hello = Hello { token, generation, world, rank, purpose: Purpose::ALL[purpose] };
             prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
             let bytes = answer(token, "no");
             let start = bytes[..ANSWER_BYTES].try_into().unwrap();

@@ -45,6 +45,21 @@ pub fn introduce(place: &Bound, exchange: impl Fn(Address) -> Vec<Address>) -> V
 
 /// Runs `rank` on one thread per rank of a connected group, and returns what they return in the order of ranks.
 pub fn threads<T: Send>(world: usize, options: &Options, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    threads_with(world, |_| options.clone(), rank)
+}
+
+/// As [`threads`], where ranks with the same letter are on the same host.
+pub fn threads_on<T: Send>(hosts: &str, options: &Options, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let island = |number: usize| hosts.get(number..=number).map(str::to_owned);
+    threads_with(hosts.len(), |number| Options { island: island(number), ..options.clone() }, rank)
+}
+
+fn threads_with<T: Send>(
+    world: usize,
+    options: impl Fn(usize) -> Options + Sync,
+    rank: impl Fn(Group) -> T + Sync,
+) -> Vec<T> {
+    let options = &options;
     let addresses = Mutex::new(vec![None; world]);
     let bound = Barrier::new(world);
     thread::scope(|scope| {
@@ -52,7 +67,7 @@ pub fn threads<T: Send>(world: usize, options: &Options, rank: impl Fn(Group) ->
         let ranks: Vec<_> = (0..world)
             .map(|number| {
                 scope.spawn(move || {
-                    let place = Group::bind(options.clone()).unwrap();
+                    let place = Group::bind(options(number)).unwrap();
                     let all = introduce(&place, |address| {
                         addresses.lock().unwrap()[number] = Some(address);
                         bound.wait();

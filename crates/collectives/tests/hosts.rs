@@ -1,0 +1,133 @@
+//! Groups over several hosts with several ranks each: shared memory inside, TCP between. Here hosts are names.
+
+mod ranks;
+
+use std::time::{Duration, Instant};
+
+use instep_collectives::{DataType, Error, Group, Rank, Reduction};
+use ranks::{check_all_to_all, check_moves, check_operations, check_reduction, options, threads_on};
+
+/// Even and uneven hosts, ranks side by side and dealt out in turns.
+const HOSTS: [&str; 8] = ["aab", "abb", "aabb", "abab", "aaabbc", "abcabc", "abbbb", "aabbccdd"];
+
+#[test]
+fn every_operation_on_every_kind_of_topology() {
+    for hosts in HOSTS {
+        threads_on(hosts, &options(false), |group| {
+            for count in [0, 1, 33, 5000] {
+                check_operations(&group, DataType::F32, count);
+            }
+            check_operations(&group, DataType::Bool, 77);
+        });
+    }
+}
+
+#[test]
+fn every_reduction_and_type_in_two_levels() {
+    let types = [DataType::F64, DataType::BF16, DataType::F16, DataType::I8, DataType::I64, DataType::Complex64];
+    let reductions = [
+        Reduction::Sum,
+        Reduction::Average,
+        Reduction::Product,
+        Reduction::Min,
+        Reduction::Max,
+        Reduction::BitAnd,
+        Reduction::BitOr,
+        Reduction::PremultipliedSum(0.5),
+    ];
+    threads_on("aabb", &options(true), |group| {
+        for dtype in types {
+            for reduction in reductions {
+                check_reduction(&group, dtype, reduction, 100);
+            }
+        }
+    });
+}
+
+#[test]
+fn long_buffers_go_through_the_stages_in_chunks() {
+    threads_on("aabb", &options(true), |group| {
+        // More than a chunk, and no whole number of anything.
+        check_reduction(&group, DataType::F32, Reduction::Max, 2_500_003);
+        check_moves(&group, DataType::Bytes, 3_000_001);
+        check_all_to_all(&group, DataType::Bytes, 300_001);
+    });
+}
+
+#[test]
+fn sums_have_the_same_bits_on_every_rank_and_from_run_to_run() {
+    let sum = || {
+        threads_on("aabbc", &options(false), |group| {
+            let rank = group.rank().0 as f32;
+            let mut values: Vec<f32> = (0..70_001).map(|at| (at as f32 + 1.0) / (rank + 3.0)).collect();
+            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        })
+    };
+    let (first, second) = (sum(), sum());
+    assert!(first.iter().all(|bits| *bits == first[0]));
+    assert_eq!(first, second);
+}
+
+type Call = fn(&Group) -> Result<(), Error>;
+
+#[test]
+fn different_calls_are_named_across_hosts() {
+    let cases: [(Call, Call); 3] = [
+        (|group| group.all_reduce(&mut [1f32; 100], Reduction::Sum), |group| group.barrier()),
+        (
+            |group| group.all_reduce(&mut [1f32; 100], Reduction::Sum),
+            |group| group.all_reduce(&mut [1f32; 101], Reduction::Sum),
+        ),
+        (|group| group.broadcast(&mut [0u8; 9], Rank(0)), |group| group.broadcast(&mut [0u8; 9], Rank(1))),
+    ];
+    for (most, odd) in cases {
+        for odd_rank in [1, 4] {
+            let errors = threads_on("aabbb", &options(false), |group| {
+                group.barrier().unwrap();
+                let call = if group.rank().0 == odd_rank { odd } else { most };
+                let error = call(&group).unwrap_err();
+                assert!(matches!(group.barrier().unwrap_err(), Error::Mismatch { .. }));
+                error
+            });
+            for error in errors {
+                assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{error}");
+                assert!(error.to_string().contains(&format!("rank {odd_rank} ")), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_on_every_host() {
+    for leaver in [0, 3, 4] {
+        let errors = threads_on("aabbb", &options(false), |group| {
+            group.barrier().unwrap();
+            if group.rank().0 == leaver {
+                return None;
+            }
+            let started = Instant::now();
+            let error = group.all_reduce(&mut [1f32; 10_000], Reduction::Sum).unwrap_err();
+            assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            assert!(matches!(error, Error::PeerLost { rank, .. } if rank.0 == leaver), "{error}");
+        }
+    }
+}
+
+#[test]
+fn abort_reaches_every_host() {
+    let errors = threads_on("aabb", &options(false), |group| {
+        group.barrier().unwrap();
+        if group.rank().0 == 3 {
+            std::thread::sleep(Duration::from_millis(50));
+            group.abort();
+        }
+        group.all_reduce(&mut [1f32; 10], Reduction::Sum).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Aborted { by: Rank(3) }), "{error}");
+    }
+}

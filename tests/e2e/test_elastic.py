@@ -64,8 +64,9 @@ class Job:
         """What the workers alive say of themselves, by their process id."""
         found = []
         for path in self.folder.glob("*.member"):
-            if Path(f"/proc/{path.stem}").exists():
-                found.append(json.loads(path.read_text()))
+            member = json.loads(path.read_text())
+            if member["began"] == began(member["pid"]):
+                found.append(member)
         worlds: dict[int, list[dict[str, str]]] = {}
         for member in found:
             worlds.setdefault(int(member["WORLD_SIZE"]), []).append(member)
@@ -116,6 +117,14 @@ def job(instep: Path, python: Path, run: Runner, tmp_path: Path) -> Iterator[Job
     finally:
         run.kill_all()
         network.remove()
+
+
+def began(pid: str) -> str | None:
+    """When a process started, in ticks since the machine did; None if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def kill_node(job: Running) -> None:

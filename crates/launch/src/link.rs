@@ -63,7 +63,9 @@ struct Watch {
     began: Instant,
     silence: Silence,
     window: Duration,
+    /// When it was last heard, by the clock that stands still while we do, and by the one that does not.
     heard: Duration,
+    heard_at: Duration,
 }
 
 /// The thread that speaks for this launcher; stopped and joined on drop.
@@ -85,6 +87,7 @@ impl Link {
             silence: Silence::new(pulse.interval, pulse.window(), Duration::ZERO),
             window: pulse.window(),
             heard: Duration::ZERO,
+            heard_at: Duration::ZERO,
         });
         Ok(Link { outgoing, stream: File::from(stream), received, closed: false, watch, beat })
     }
@@ -138,7 +141,8 @@ impl Link {
             }
         }
         if let Some(watch) = self.watch.as_mut().filter(|_| heard) {
-            watch.heard = watch.silence.mark(watch.began.elapsed());
+            watch.heard_at = watch.began.elapsed();
+            watch.heard = watch.silence.mark(watch.heard_at);
         }
         let mut messages = Vec::new();
         let mut consumed = 0;
@@ -160,11 +164,13 @@ impl Link {
         messages
     }
 
-    /// To be asked before every look for messages: whether we were away for so long that those are void.
+    /// To be asked before every look for messages: whether nothing was heard for so long, be it because we were stopped
+    /// or because the other side was silent, that the coordinator may have given us up: what it ordered before is void.
     pub(crate) fn was_away(&mut self) -> bool {
         let Some(watch) = self.watch.as_mut().filter(|_| !self.closed) else { return false };
-        let away = watch.silence.look(watch.began.elapsed());
-        watch.silence.outlasts(away, watch.window)
+        let now = watch.began.elapsed();
+        watch.silence.look(now);
+        now.saturating_sub(watch.heard_at) > watch.window
     }
 
     /// How the coordinator's silence is put to people, once it is too long. To be asked after every look for messages.

@@ -51,7 +51,9 @@ def main() -> None:
         sys.exit(1)
 
     signal.signal(signal.SIGTERM, save)
-    facts = {name: os.environ[name] for name in NAMES} | {"pid": str(os.getpid())}
+    # The number alone may be another's by the time it is looked at.
+    began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    facts = {name: os.environ[name] for name in NAMES} | {"pid": str(os.getpid()), "began": began}
     unfinished = folder / f".{os.getpid()}"
     unfinished.write_text(json.dumps(facts))
     unfinished.replace(folder / f"{os.getpid()}.member")

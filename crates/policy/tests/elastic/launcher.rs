@@ -87,7 +87,11 @@ pub struct Launcher {
     /// The launcher that leads, and the connection to it.
     pub link: Option<(LauncherId, NodeId)>,
     pub silence: Silence,
+    /// When the leader was last heard, by the clock that stands still in a pause, and by the one that does not.
     pub heard: Duration,
+    pub heard_at: Duration,
+    /// Something is there to be heard.
+    pub pinged: bool,
     pub next_ping: Duration,
     pub pledges: Pledges,
     pub last_round: Option<u64>,
@@ -115,6 +119,8 @@ impl Launcher {
             link: None,
             silence: Silence::new(INTERVAL, WINDOW, now),
             heard: now,
+            heard_at: now,
+            pinged: false,
             next_ping: now,
             pledges: Pledges::default(),
             last_round: None,

@@ -308,6 +308,7 @@ impl World {
             if let Some(launcher) = self.launchers.get_mut(&id) {
                 launcher.link = Some((leader, node));
                 launcher.heard = launcher.silence.mark(now);
+                launcher.heard_at = now;
                 launcher.search = None;
                 launcher.led_by = None;
                 if let Some(lineage) = lineage {
@@ -480,6 +481,7 @@ impl World {
             let reached = cut.contains(&machine) == cut.contains(&launcher.machine);
             if reached && launcher.link.is_some_and(|(_, node)| joined.contains(&node)) {
                 launcher.heard = launcher.silence.mark(now);
+                launcher.pinged = true;
             }
         }
     }
@@ -577,8 +579,11 @@ impl World {
     fn follow_step(&mut self, id: LauncherId, random: &mut Random) {
         let now = self.now;
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
-        let away = launcher.silence.look(now);
-        let away = launcher.silence.outlasts(away, WINDOW) && launcher.workers.is_none();
+        launcher.silence.look(now);
+        let away = now.saturating_sub(launcher.heard_at) > WINDOW && launcher.workers.is_none();
+        if std::mem::take(&mut launcher.pinged) {
+            launcher.heard_at = now;
+        }
         match launcher.link.filter(|_| away) {
             Some((leader, node)) if leader == id => self.let_orders_pass(node, random),
             Some((_, node)) => {

@@ -707,6 +707,12 @@ impl Membership {
         let former = |launcher| self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher));
         let (candidates, _) = self.candidates(|standing| standing == Standing::Ready);
         let candidates = candidates.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)));
+        // A number is given to one committed round at most, so that who was in it can be told by the number.
+        let pledged = candidates
+            .clone()
+            .flat_map(|(_, node)| self.pledges(&node.facts))
+            .map(|pledge| pledge.round.saturating_add(1));
+        let round = pledged.max().unwrap_or(0).max(self.rounds);
         let applicants = candidates.map(|(id, node)| Applicant {
             node: id,
             facts: &node.facts,
@@ -714,8 +720,7 @@ impl Membership {
             former: if self.terms.elastic() { former(node.facts.launcher) } else { usize::MAX },
         });
         let (members, world_size) = seat(applicants.collect(), self.terms.max_nodes);
-        let round = self.rounds;
-        self.rounds += 1;
+        self.rounds = round.saturating_add(1);
         self.members = members.iter().map(|member| member.node).collect();
         self.round_size = self.members.len();
         self.silent_since = None;

@@ -15,7 +15,7 @@ use instep_testkit::{Random, seeds};
 use world::{World, terms};
 
 /// Schedules that went wrong once.
-const ONCE_WRONG: [u64; 6] = [
+const ONCE_WRONG: [u64; 7] = [
     // The first node is paused when it has ordered a round and before it has started its own part, and wakes when the
     // others have gone on.
     2199982349283372962,
@@ -29,6 +29,8 @@ const ONCE_WRONG: [u64; 6] = [
     15352418515108889421,
     // A node behind a cut link is paused, too, and wakes before it has counted enough silence, with an old order.
     9386480868853766780,
+    // Two rounds of one number, one taken over from the other, and a node of the first that is taken for one of the second.
+    16446966968973480166,
 ];
 
 #[test]

@@ -245,9 +245,16 @@ impl Bound {
         } else {
             wanted.extend(to_all(Purpose::Collectives));
         }
+        let first_ranks: Vec<usize> = topology.hosts.iter().map(|host| host[0]).collect();
+        let is_first = first_ranks.contains(&rank);
+        if is_first {
+            let others = first_ranks.iter().filter(|peer| **peer != rank);
+            wanted.extend(others.map(|peer| Wanted { peer: *peer, purpose: Purpose::Pulse }));
+        }
         let meeting = meeting::Meeting { listener, rank, addresses, generation, wanted: &wanted, timeout, deadline };
         let mut connections = meeting.hold()?;
         let ways = Ways::Network(connections.take(Purpose::Mail, world));
+        let pulses = connections.take(Purpose::Pulse, world);
         let left = || deadline.saturating_duration_since(Instant::now());
         if two_levels {
             let members = topology.hosts[topology.host(rank)].clone();
@@ -256,13 +263,19 @@ impl Bound {
             let local = topology.local(rank);
             let local = self.meet_in_host(local, &near, names, generation, history, (timeout, deadline))?;
             let rail = connections.take(Purpose::Rail, world);
-            let engine = mixed::Engine::new(rank, topology, local, rail, outside, left())?;
+            let mut engine = mixed::Engine::new(rank, topology, local, rail, outside, left())?;
+            if is_first {
+                engine.feel_pulse(pulses)?;
+            }
             return Ok((Engine::Mixed(Box::new(engine)), ways));
         }
         let connections = connections.take(Purpose::Collectives, world);
         let (members, alarm) = ((0..world).collect(), Arc::new(Alarm::new()?));
         let seat = Seat { index: rank, members, generation, hosts, alarm, arena: None };
-        let engine = streams::Engine::new(connections, seat, history, left())?;
+        let mut engine = streams::Engine::new(connections, seat, history, left())?;
+        if is_first {
+            engine.feel_pulse(pulses)?;
+        }
         Ok((Engine::Streams(Box::new(engine)), ways))
     }
 }

@@ -21,7 +21,7 @@
 //! 1. The same bits on every rank and from run to run. The order of summation is that of the ranks; where some hosts have
 //!    several, that of the ranks in each host and then that of the hosts.
 //! 2. Every wait has a deadline, and notices that a rank it needs is gone: within 100 ms in a host; at once when its host
-//!    says so, within 15 s when that says nothing more.
+//!    says so, within 1 s when that says nothing more. A process that is stopped is not gone: that is what deadlines are for.
 //! 3. Ranks that call different things get an error that names both, in every collective: none returns before all ranks
 //!    have entered it.
 //! 4. Nothing outlives the processes: the arena is an anonymous file, the socket's name is abstract.
@@ -48,7 +48,7 @@
 //! # Ok::<(), instep_collectives::Error>(())
 //! ```
 //!
-//! Not here: CUDA; speed between hosts; encryption, so the network must be trusted. Linux 5.3 or newer.
+//! Not here: CUDA; encryption, so the network must be trusted. Linux 5.3 or newer.
 
 mod address;
 mod arena;

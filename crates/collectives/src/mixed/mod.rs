@@ -15,7 +15,7 @@
 
 mod stages;
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use crate::fate::Fate;
 use crate::operation::{Operation, Target, Whole};
 use crate::route::Topology;
 use crate::streams::meeting::{Meeting, Wanted};
+use crate::streams::pulse::Pulse;
 use crate::streams::wire::Purpose;
 use crate::streams::{Alarm, Seat};
 use crate::ticket::Output;
@@ -58,6 +59,8 @@ pub(crate) struct Engine {
     /// Who made it: a forked child has a copy, which must not speak for its parent.
     process: u32,
     agreed: Option<u64>,
+    /// Feels the pulse of the other hosts; the first rank of a host does.
+    pulse: Option<Pulse>,
 }
 
 /// One operation while it is under way.
@@ -85,7 +88,7 @@ impl Engine {
         rank: usize,
         topology: Topology,
         local: engine::Engine,
-        mut connections: Vec<Option<std::net::TcpStream>>,
+        mut connections: Vec<Option<TcpStream>>,
         outside: Outside,
         timeout: Duration,
     ) -> Result<Engine, Error> {
@@ -105,6 +108,7 @@ impl Engine {
             scratch: Vec::new(),
             touched: false,
             process: std::process::id(),
+            pulse: None,
         };
         if number < engine.topology.rails() {
             let members = engine.topology.rail(number);
@@ -117,6 +121,12 @@ impl Engine {
         }
         engine.share_agreed(deadline)?;
         Ok(engine)
+    }
+
+    /// From now on notices when another host is silent.
+    pub(crate) fn feel_pulse(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
+        self.pulse = Some(Pulse::start(self.rank, connections, self.fate(), Arc::clone(&self.alarm))?);
+        Ok(())
     }
 
     fn seat(&self, index: usize, members: Vec<usize>) -> Seat {
@@ -173,6 +183,7 @@ impl Engine {
         let call = operation.check(self.rank, self.world())?;
         let whole = Whole { call, sequence: self.completed, ranks: self.world() };
         let watch = Watch { whole, deadline: Instant::now() + timeout.min(LONGEST) };
+        self.alarm.begin(call, self.completed);
         let result = if self.fate().is_aborted() { Err(self.why_aborted()) } else { self.perform(operation, &watch) };
         match result {
             Ok(()) => {

@@ -23,11 +23,10 @@ const STAGGER: Duration = Duration::from_millis(250);
 const HELLO_DEADLINE: Duration = Duration::from_secs(2);
 /// Callers that are listened to, besides two of each rank.
 const MOST_STRANGERS: usize = 64;
-/// A host that does not answer is lost after this.
+/// A host that does not answer is lost after this, where `pulse` does not find out before.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 5;
-const UNANSWERED: Duration = Duration::from_secs(15);
 
 /// A meeting of ranks, as one of them sees it.
 pub(crate) struct Meeting<'a> {
@@ -419,6 +418,6 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
-    socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(UNANSWERED))
+    // No limit for what is not acknowledged: the kernel would count the time in which the other side does not read.
+    socket.set_tcp_keepalive(&keepalive)
 }

@@ -7,6 +7,7 @@
 //! | `wire` | what ranks say to each other, as bytes |
 //! | `moves` | the operations as plans, see [`crate::route`] |
 //! | `exchange` | carries out a plan |
+//! | `pulse` | notices hosts that fall silent, and tells all hosts why a group ends |
 //!
 //! In every operation each rank hears from every other, also where there is nothing to move, and compares what they call:
 //! none returns before all have entered. Buffers are cut into messages, so that the memory beside them is bounded. All of it
@@ -20,21 +21,25 @@ mod exchange;
 pub(crate) mod meeting;
 mod moves;
 pub(crate) mod network;
+pub(crate) mod pulse;
 pub(crate) mod wire;
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use self::exchange::Stop;
+use self::pulse::Pulse;
 use self::wire::{Header, Kind, VERDICT_BYTES};
 use crate::arena::Arena;
 use crate::arena::verdict::Verdict;
 use crate::call::{CALL_WORDS, Call};
+use crate::fate::Fate;
 use crate::operation::{Operation, Source, Target, Whole};
+use crate::queue::lock;
 use crate::socket::{linger, send_all, send_rest};
 use crate::ticket::Output;
 use crate::{DataType, Error, Rank};
@@ -53,6 +58,8 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(crate) struct Alarm {
     verdict: OnceLock<Verdict>,
     wake: EventFd,
+    /// The last operation that this rank began, for whoever finds a peer gone.
+    under_way: Mutex<(Call, u64)>,
 }
 
 impl Alarm {
@@ -60,7 +67,8 @@ impl Alarm {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake =
             EventFd::from_value_and_flags(0, flags).map_err(|error| Error::system("create an event handle", error))?;
-        Ok(Alarm { verdict: OnceLock::new(), wake })
+        let nothing = Call::new(crate::Kind::Barrier, DataType::Bytes, 0);
+        Ok(Alarm { verdict: OnceLock::new(), wake, under_way: Mutex::new((nothing, 0)) })
     }
 
     /// Aborts the group for this reason, unless it is aborted already. Nobody reads the event: it stays.
@@ -72,6 +80,16 @@ impl Alarm {
 
     pub(crate) fn verdict(&self) -> Option<&Verdict> {
         self.verdict.get()
+    }
+
+    /// An operation begins.
+    pub(crate) fn begin(&self, call: Call, sequence: u64) {
+        *lock(&self.under_way) = (call, sequence);
+    }
+
+    /// The operation that began last.
+    fn under_way(&self) -> (Call, u64) {
+        *lock(&self.under_way)
     }
 }
 
@@ -150,6 +168,8 @@ pub(crate) struct Engine {
     /// Who made it: a forked child has a copy, which must not speak for its parent.
     process: u32,
     agreed: Option<u64>,
+    /// Feels the pulse of the other hosts.
+    pulse: Option<Pulse>,
 }
 
 impl Engine {
@@ -188,6 +208,7 @@ impl Engine {
             told: false,
             process: std::process::id(),
             agreed: None,
+            pulse: None,
         };
         let own = [history.map_or(0, |completed| completed as i64 + 1)];
         let mut all = vec![0i64; world];
@@ -195,6 +216,13 @@ impl Engine {
         engine.run(&Operation::AllGather { input, outputs, dtype: DataType::I64 }, timeout)?;
         engine.agreed = all.into_iter().filter(|completed| *completed > 0).map(|completed| completed as u64 - 1).min();
         Ok(engine)
+    }
+
+    /// From now on notices when another host is silent.
+    pub(crate) fn feel_pulse(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
+        let fate = Fate::Streams(Arc::clone(&self.alarm));
+        self.pulse = Some(Pulse::start(self.rank(), connections, fate, Arc::clone(&self.alarm))?);
+        Ok(())
     }
 
     pub(crate) fn alarm(&self) -> &Arc<Alarm> {
@@ -238,6 +266,7 @@ impl Engine {
         let timeout = timeout.min(LONGEST);
         let &Whole { call, sequence: shown, ranks } = whole;
         let deadline = Instant::now() + timeout;
+        self.alarm.begin(call, shown);
         let watch = Watch { call, sequence: self.sequence, shown, ranks, timeout, deadline };
         self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
         let result = match self.alarm.verdict() {

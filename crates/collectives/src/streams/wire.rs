@@ -34,10 +34,12 @@ pub(crate) enum Purpose {
     Mail,
     /// Collectives between ranks of the same number in their hosts.
     Rail,
+    /// Between the first ranks of hosts, see [`super::pulse`].
+    Pulse,
 }
 
 impl Purpose {
-    pub(crate) const ALL: [Purpose; 3] = [Purpose::Collectives, Purpose::Mail, Purpose::Rail];
+    pub(crate) const ALL: [Purpose; 4] = [Purpose::Collectives, Purpose::Mail, Purpose::Rail, Purpose::Pulse];
 }
 
 /// Who opens a connection, to whom, and what for.
@@ -185,7 +187,7 @@ mod tests {
         }
 
         #[test]
-        fn hellos_and_answers_survive_the_network(token: [u8; 16], generation: u64, world: u32, rank: u32, purpose in 0usize..3) {
+        fn hellos_and_answers_survive_the_network(token: [u8; 16], generation: u64, world: u32, rank: u32, purpose in 0usize..4) {
             let hello = Hello { token, generation, world, rank, purpose: Purpose::ALL[purpose] };
             prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
             let bytes = answer(token, "no");

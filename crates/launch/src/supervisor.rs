@@ -167,7 +167,7 @@ struct Supervisor<'a> {
     seek: Option<Seek>,
     /// How the coordinator of that round was lost.
     loss: Loss,
-    /// The coordinator, once it has told of a round: until then it has only tried to take over.
+    /// The coordinator, once this node has had a part in a round of it: what it ordered before is not known here.
     led_by: Option<LauncherId>,
     /// Rounds that were started here and may be committed.
     pledges: Pledges,
@@ -423,11 +423,11 @@ impl Supervisor<'_> {
             FromCoordinator::Lineage(lineage) => {
                 if self.pledges.committed(&lineage) {
                     self.identity.last_round = Some(lineage.round);
+                    self.led_by = lineage.host;
                 }
                 if let Some(service) = &self.service {
                     service.post.know(lineage.round);
                 }
-                self.led_by = lineage.host;
                 self.lineage = Some(lineage);
             }
             FromCoordinator::Dropped { reason } => return Ok(self.dropped(&reason)),

@@ -222,7 +222,7 @@ impl Membership {
                     _ => self.gather(now),
                 }
             }
-            Event::Started { node } => self.started(node),
+            Event::Started { node } => self.started(node, now),
             // Said before the order to stop arrived: the round is over, and the order stands.
             Event::Finished { node } => {
                 self.change(node, Standing::Running, Standing::Finished);
@@ -550,7 +550,7 @@ impl Membership {
         let full = ready >= self.terms.max_nodes && !(self.was_taken_over() && !self.unaccounted().is_empty());
         let deadline = if full { now } else { self.start_by(since, last_call, now) }.max(self.not_before(since));
         if now >= deadline {
-            return self.start();
+            return self.start(now);
         }
         self.phase = Phase::Gathering { since, last_call: Some(deadline) };
         self.announce(match &self.view {
@@ -703,7 +703,7 @@ impl Membership {
         text
     }
 
-    fn start(&mut self) -> Vec<Action> {
+    fn start(&mut self, now: Duration) -> Vec<Action> {
         let former = |launcher| self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher));
         let (candidates, _) = self.candidates(|standing| standing == Standing::Ready);
         let candidates = candidates.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)));
@@ -736,15 +736,15 @@ impl Membership {
         self.phase = Phase::Running { settled: None };
         let (restarts, changes, reason) = (self.restarts, self.changes, self.reason.take());
         let mut actions = vec![Action::Start { round, restarts, changes, members, world_size, reason }];
-        actions.extend(self.commit());
+        actions.extend(self.commit(now));
         actions
     }
 
-    fn started(&mut self, node: NodeId) -> Vec<Action> {
+    fn started(&mut self, node: NodeId, now: Duration) -> Vec<Action> {
         let launcher = self.nodes.get(&node).map(|node| node.facts.launcher);
         if let (true, Some(launcher), Some((_, started))) = (self.is_running(), launcher, &mut self.pending) {
             started.insert(launcher);
-            return self.commit();
+            return self.commit(now);
         }
         Vec::new()
     }
@@ -758,7 +758,7 @@ impl Membership {
     }
 
     /// Takes the new round for the one that counts, once nobody can take over the round before it any more.
-    fn commit(&mut self) -> Vec<Action> {
+    fn commit(&mut self, now: Duration) -> Vec<Action> {
         let Some((view, started)) = &self.pending else { return Vec::new() };
         let witnesses = self.nodes.values().filter(|node| started.contains(&node.facts.launcher));
         let members = self.members.iter().filter_map(|id| self.nodes.get(id));
@@ -773,7 +773,16 @@ impl Membership {
                 node.facts.pledges.clear();
             }
         }
-        if self.terms.elastic() { vec![Action::Commit { round }] } else { Vec::new() }
+        if !self.terms.elastic() {
+            return Vec::new();
+        }
+        let mut actions = vec![Action::Commit { round }];
+        // Whoever was left out because of an earlier round may be welcome now.
+        let (welcome, _) = self.candidates(|standing| standing == Standing::Ready);
+        if let Some(node) = welcome.first().filter(|_| self.members.len() < self.terms.max_nodes) {
+            actions.extend(self.newcomer(*node, now));
+        }
+        actions
     }
 }
 

@@ -96,7 +96,7 @@ pub struct Launcher {
     pub pledges: Pledges,
     pub last_round: Option<u64>,
     pub lineage: Option<Lineage>,
-    /// The one who leads, as far as it has told of its round.
+    /// The one who leads, once this launcher has had a part in a round of it: what it ordered before is not known.
     pub led_by: Option<LauncherId>,
     /// How the leader of that round was lost.
     pub loss: Loss,
@@ -141,8 +141,8 @@ impl Launcher {
     pub fn learn(&mut self, lineage: Lineage) {
         if self.pledges.committed(&lineage) {
             self.last_round = Some(lineage.round);
+            self.led_by = lineage.host;
         }
-        self.led_by = lineage.host;
         self.lineage = Some(lineage);
     }
 

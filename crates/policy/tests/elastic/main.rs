@@ -15,7 +15,7 @@ use instep_testkit::{Random, seeds};
 use world::{World, terms};
 
 /// Schedules that went wrong once.
-const ONCE_WRONG: [u64; 7] = [
+const ONCE_WRONG: [u64; 9] = [
     // The first node is paused when it has ordered a round and before it has started its own part, and wakes when the
     // others have gone on.
     2199982349283372962,
@@ -31,6 +31,10 @@ const ONCE_WRONG: [u64; 7] = [
     9386480868853766780,
     // Two rounds of one number, one taken over from the other, and a node of the first that is taken for one of the second.
     16446966968973480166,
+    // A node that was silent comes back to a leader that has counted it into a round, which it never hears of.
+    1019557077448551841,
+    // A node of a job that has ended waits for the first round of the next one, and is welcome only then.
+    6301064709860369554,
 ];
 
 #[test]

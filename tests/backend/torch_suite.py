@@ -1,10 +1,11 @@
 """Runs torch's own backend-agnostic tests, which come with torch, on the instep backend.
 
-    .venv/bin/python tests/backend/torch_suite.py --world 2 [--only NAME] [--json FILE]
+    .venv/bin/python tests/backend/torch_suite.py --world 2 [--only NAME] [--json FILE] [--namespaces NAME,NAME]
 
 The suite asks for the name of a backend and skips what that one is known not to do. Ours compares equal to `gloo` and
 `mpi`, so that everything which any backend for CPUs is tested for runs. torch starts new processes for every test; here
 the same ranks do one after the other, which is ten times as fast, and only a test that fails is repeated in new ones.
+With `--namespaces` each rank enters a network of its own before it makes a group, as if it were on a host of its own.
 
 Ends with 1 if a test fails or is skipped for a reason that is not in `ALLOWED_SKIPS`.
 """
@@ -12,6 +13,7 @@ Ends with 1 if a test fails or is skipped for a reason that is not in `ALLOWED_S
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
@@ -39,6 +41,9 @@ BACKEND = "instep"
 SUITE = "torch.testing._internal.distributed.distributed_test"
 # Seconds that one test may take, many times what any of them needs.
 PATIENCE = 100.0
+
+# From linux/sched.h.
+CLONE_NEWNET = 0x40000000
 
 # Why a test may be skipped: the reason as torch gives it, and what it means for us.
 ALLOWED_SKIPS = {
@@ -103,7 +108,7 @@ def load_suite() -> Suite:
 # In the ranks.
 
 
-def serve(orders: Connection, rank: int, world: int, port: int, folder: str) -> None:
+def serve(orders: Connection, rank: int, world: int, port: int, folder: str, namespace: str) -> None:
     """Do the tests that the parent names, until it closes the pipe."""
     os.environ.update(
         WORLD_SIZE=str(world), BACKEND=BACKEND, TEMP_DIR=folder, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"
@@ -119,6 +124,9 @@ def serve(orders: Connection, rank: int, world: int, port: int, folder: str) -> 
     torch.set_num_threads(1)
     suite = load_suite()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    if namespace:
+        # The connection to the store stays where it was made.
+        enter(namespace)
     orders.send("ready")
     while True:
         try:
@@ -129,6 +137,13 @@ def serve(orders: Connection, rank: int, world: int, port: int, folder: str) -> 
         orders.send(one_test(suite, name, f"{number}", rank, world, store, folder))
         os.environ.clear()
         os.environ.update(before)
+
+
+def enter(namespace: str) -> None:
+    """Move this thread, and what it starts, to another network."""
+    with Path("/run/netns", namespace).open() as inside:
+        if ctypes.CDLL(None, use_errno=True).setns(inside.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns", namespace)
 
 
 def one_test(suite: Suite, name: str, prefix: str, rank: int, world: int, store: Store, folder: str) -> tuple[str, str]:
@@ -186,7 +201,7 @@ class Outcome:
 class Ranks:
     """A set of ranks that do tests."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, namespaces: list[str]) -> None:
         import torch.distributed as dist
 
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -199,9 +214,9 @@ class Ranks:
         context.set_forkserver_preload(["torch", "torch.testing._internal.common_distributed", "instep.backend"])
         for rank in range(world):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=serve, args=(theirs, rank, world, self.store.port, self.folder.name), daemon=True
-            )
+            namespace = namespaces[rank] if namespaces else ""
+            arguments = (theirs, rank, world, self.store.port, self.folder.name, namespace)
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.members.append((process, ours))
@@ -245,14 +260,14 @@ class Ranks:
         self.folder.cleanup()
 
 
-def run_suite(world: int, only: str = "") -> list[Outcome]:
-    """Run the tests whose name contains `only`."""
+def run_suite(world: int, only: str, namespaces: list[str]) -> list[Outcome]:
+    """Run the tests whose name contains `only`, each rank in its namespace if there are some."""
     os.environ["WORLD_SIZE"] = str(world)
     os.environ["BACKEND"] = BACKEND
     suite = load_suite()
     names = [name for name in unittest.TestLoader().getTestCaseNames(suite) if only in name]
     outcomes = []
-    ranks = Ranks(world)
+    ranks = Ranks(world, namespaces)
     try:
         for name in names:
             begun = time.monotonic()
@@ -264,11 +279,11 @@ def run_suite(world: int, only: str = "") -> list[Outcome]:
             if status == "fail":
                 # It may have found something that an earlier test left behind.
                 ranks.end()
-                ranks = Ranks(world)
+                ranks = Ranks(world, namespaces)
                 status, reason = ranks.test(name)
                 if status == "fail":
                     ranks.end()
-                    ranks = Ranks(world)
+                    ranks = Ranks(world, namespaces)
             if status == "skip" and not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
                 status, reason = "fail", f"skipped for a reason that is not allowed: {reason}"
             outcomes.append(Outcome(name, status, reason, time.monotonic() - begun))
@@ -284,9 +299,11 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--least", type=int, default=0, help="how many must pass")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--namespaces", default="", help="one for each rank")
     arguments = parser.parse_args()
     begun = time.monotonic()
-    outcomes = run_suite(arguments.world, arguments.only)
+    namespaces = [name for name in arguments.namespaces.split(",") if name]
+    outcomes = run_suite(arguments.world, arguments.only, namespaces)
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("pass", "fail", "skip")}
     for outcome in outcomes:
         if outcome.status == "fail":

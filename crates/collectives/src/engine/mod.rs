@@ -342,11 +342,13 @@ impl Engine {
         let operation = match work {
             Work::Operation(operation) => operation,
             Work::Spread { parts, output, dtype, reduction } => {
-                let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &self.view());
+                // Whole slots: the network between the stages costs more than what stays in a cache.
+                let view = View { step_bytes: self.arena.slot_bytes(), ..self.view() };
+                let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &view);
                 return self.run_flow(flow, Some(fingerprint), watch);
             }
             Work::Collect { input, lengths, outputs } => {
-                let flow = flow::collect(*input, lengths.clone(), outputs.clone(), self.step_bytes);
+                let flow = flow::collect(*input, lengths.clone(), outputs.clone(), self.arena.slot_bytes());
                 return self.run_flow(flow, Some(fingerprint), watch);
             }
         };

@@ -1,7 +1,7 @@
 //! Hosts that feel each other's pulse: silence is noticed within a second, also when nobody has anything to say.
 //!
 //! The first rank of every host has a connection of its own to the first of every other host, and a thread that writes a byte
-//! to it five times a second. What the other side's kernel does not acknowledge for [`UNACKNOWLEDGED`] is lost: the kernel
+//! to it several times a second. What the other side's kernel does not acknowledge for [`UNACKNOWLEDGED`] is lost: the kernel
 //! here says so. A process that is stopped, or busy, is not: its kernel still answers, and the timeout of the operation is
 //! what ends the wait for it. (The connections of collectives have no such limit: a rank that is late with reading would
 //! look like a host that is gone.)
@@ -37,9 +37,9 @@ use crate::socket::{poll_timeout, receive, send_all};
 use crate::{Error, Noticed};
 
 /// Between two beats.
-const BEAT: Duration = Duration::from_millis(200);
-/// How long a host may take to acknowledge one.
-const UNACKNOWLEDGED: Duration = Duration::from_millis(700);
+const BEAT: Duration = Duration::from_millis(150);
+/// How long a host may take to acknowledge one, counted by the kernel from when it sends the byte again, after 200 ms.
+const UNACKNOWLEDGED: Duration = Duration::from_millis(550);
 /// How often to see whether other ranks of this host have aborted the group.
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 /// How long a last word may take to go out.

@@ -86,6 +86,7 @@ COMMANDS = {
     "tensorboard start": "",
     "template": "",
     "preview-search": "",
+    "diagnose": "Cause classes, exit codes, JSON: [instep diagnose](diagnose.md).",
     "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
     "bench collectives": (
         "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"

@@ -154,7 +154,8 @@ def test_command_line_reference_is_fresh(run: Runner, instep: Path) -> None:
 
 
 def test_options_named_in_the_reference_exist(instep: Path) -> None:
-    commands = ("run", "launch", "store", "master", "up", "agent", "experiment list", "doctor", "bench collectives")
+    commands = ("run", "launch", "store", "master", "up", "agent", "experiment list", "doctor", "diagnose")
+    commands += ("bench collectives",)
     helps = [help_of(instep, *command.split()) for command in commands]
     options = {option for text in helps for option in re.findall(r"--[a-z][a-z-]+", text)}
     options |= {"--version", "--release"}  # of instep itself, of cargo

@@ -1,12 +1,13 @@
 //! The `instep` binary: argument parsing, output, exit codes.
 //!
-//! Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood.
+//! Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood; 3 from `diagnose`: something is stuck.
 
 mod agent;
 mod bench;
 mod client;
 mod console;
 mod demo;
+mod diagnose;
 mod doctor;
 mod drill;
 mod master;
@@ -83,6 +84,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say why a job hangs: which collective is stuck, who did not come, what they do instead
+    Diagnose(diagnose::DiagnoseArguments),
     /// Measure this machine: how fast backends move tensors between ranks
     Bench(bench::BenchArguments),
     /// Kill ranks of a job on purpose, and report how it comes back
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Task(arguments) => task::run(&arguments),
         Command::Client(verb) => client::run(verb),
         Command::Doctor { json } => doctor::run(json),
+        Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Drill(arguments) => drill::run(arguments),
         Command::Demo { arguments } => demo::run(arguments),

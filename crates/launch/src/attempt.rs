@@ -16,6 +16,7 @@ use crate::environment::{self, EnvironmentError};
 use crate::failure::{self, ExitStatus, Failure};
 use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
+use crate::hang;
 use crate::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::output::Output;
 use crate::plan::Plan;
@@ -178,6 +179,11 @@ impl Attempt {
         self.workers.iter().filter(|worker| worker.exit.is_none()).count()
     }
 
+    /// Every worker's rank and process.
+    pub(crate) fn processes(&self) -> Vec<(usize, i32)> {
+        self.workers.iter().map(|worker| (worker.rank, worker.pid.as_raw())).collect()
+    }
+
     /// Process ids of the workers alive, which are also the ids of their process groups.
     pub(crate) fn alive_pids(&self) -> Vec<Pid> {
         self.workers.iter().filter(|worker| worker.exit.is_none()).map(|worker| worker.pid).collect()
@@ -251,6 +257,7 @@ pub(crate) fn prepare(
 ) -> Result<Spawn, EnvironmentError> {
     let inherited = |name: &str| std::env::var_os(name);
     let mut variables = environment::worker_variables(&plan.job, start, local_rank, error_file, inherited)?;
+    variables.push((hang::VARIABLE, hang::folder_of(plan).into()));
     variables.extend(search_path(plan).map(|path| ("PATH", path)));
     Ok(Spawn {
         command: plan.command.iter().map(|word| fill_in(word, local_rank)).collect(),

@@ -14,6 +14,7 @@
 //! | [`drill`] | kills ranks on purpose, and measures how the job comes back |
 //! | `output`, [`logs`], [`fold`], `terminal` | where their output goes |
 //! | [`guardian`] | ends the workers if the launcher is killed |
+//! | `hang` | where ranks write down what they do, and who looks at it when nothing moves |
 //! | [`events`] | what happened, for programs |
 //! | [`failure`] | what is known about a worker that failed |
 //! | `torchrun` | one static job together with Python's torchrun |
@@ -34,6 +35,7 @@ pub mod events;
 pub mod failure;
 pub mod fold;
 pub mod guardian;
+mod hang;
 pub mod interpreter;
 pub mod link;
 pub mod logs;

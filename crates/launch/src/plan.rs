@@ -25,6 +25,8 @@ use crate::random;
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
+/// When the ranks are asked why nothing moves, where the option is not given.
+const HANG_AFTER: Duration = Duration::from_secs(60);
 
 /// The options of `instep run`, as typed.
 #[derive(Debug, Clone, Default)]
@@ -64,6 +66,7 @@ pub struct Request {
     pub drill: Option<String>,
     pub fold: bool,
     pub events: Option<PathBuf>,
+    pub hang_after: Option<f64>,
     pub pass_local_rank: bool,
     pub script: OsString,
     pub script_arguments: Vec<OsString>,
@@ -125,6 +128,8 @@ pub struct Plan {
     pub connect_timeout: Duration,
     /// How silent nodes are noticed, in a c10d job of several.
     pub pulse: Option<Pulse>,
+    /// After how long an operation of the backend counts as stuck, and a report is shown; none: never.
+    pub hang_after: Option<Duration>,
     /// Where events go as lines of JSON.
     pub events: Option<PathBuf>,
     /// Worker rank 0 serves the store instead of the launcher.
@@ -254,6 +259,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         local_address: request.local_addr.clone(),
         connect_timeout,
         pulse,
+        hang_after: hang_after(request.hang_after)?,
         events: request.events.clone(),
         worker_serves_store: !fixed_ranks && text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1"),
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
@@ -267,6 +273,19 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         meeting,
         warnings,
     })
+}
+
+fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
+    match seconds {
+        None => Ok(Some(HANG_AFTER)),
+        Some(0.0) => Ok(None),
+        Some(seconds) => Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
+            error(
+                format!("--hang-after {seconds} is not a number of seconds"),
+                "60 is what it is anyway; 0 means: never",
+            )
+        }),
+    }
 }
 
 fn preload(request: &Request, max_nodes: usize, warnings: &mut Vec<String>) -> Result<Vec<String>, PlanError> {

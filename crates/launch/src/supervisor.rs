@@ -21,7 +21,7 @@ mod leaderless;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime};
 
 use instep_policy::membership::LauncherId;
@@ -39,6 +39,7 @@ use crate::events::{EventLog, EventWriter};
 use crate::failure::{Failure, root_cause};
 use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
+use crate::hang::{self, HangWatch};
 use crate::link::Link;
 use crate::logs::{AttemptDirectory, RunDirectory};
 use crate::meeting::{self, Identity, MeetingError, Reports, Service};
@@ -172,7 +173,10 @@ struct Supervisor<'a> {
     /// Rounds that were started here and may be committed.
     pledges: Pledges,
     events: EventLog,
+    /// For those who have something to say from other threads.
+    speaker: Sender<Note>,
     notes: Receiver<Note>,
+    hang: HangWatch,
     phase: Phase,
     attempt: Option<Attempt>,
     spares: Spares,
@@ -240,7 +244,7 @@ fn carry_out(
         }
         !matches!(poll(&mut signals.sources(), poll_timeout(wait)), Ok(count) if count > 0)
     };
-    let reports = Reports { notes: sender, events: events.clone() };
+    let reports = Reports { notes: sender.clone(), events: events.clone() };
     let attendance = meeting::attend(plan, &reports, &mut pause).inspect_err(|_| directory.remove_if_empty());
     let attendance = match attendance {
         Err(MeetingError::Interrupted) => {
@@ -266,7 +270,9 @@ fn carry_out(
         led_by: None,
         pledges: Pledges::default(),
         events: events.clone(),
+        speaker: sender,
         notes,
+        hang: HangWatch::new(plan),
         phase: Phase::Waiting,
         attempt: None,
         spares: Spares::new(plan),
@@ -474,6 +480,7 @@ impl Supervisor<'_> {
                 AttemptDirectory::nowhere()
             }
         };
+        self.hang.clear();
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
         let mut source = Source { spares, guardian, file_limit };
         let begun = Attempt::begin(self.plan, start, &logs, &mut source, self.console);
@@ -481,6 +488,7 @@ impl Supervisor<'_> {
         if let Some(drill) = &mut self.drill {
             drill.started(Instant::now());
         }
+        self.hang.started(self.plan, attempt.processes(), &self.speaker, &self.events);
         self.attempt = Some(attempt);
         self.link.send(&ToCoordinator::Started {});
         if let Some(failure) = failure {
@@ -612,6 +620,7 @@ impl Supervisor<'_> {
         if let (Phase::Running, Some(first)) = (&self.phase, first) {
             let cause = first.describe();
             let (rank, exit) = (first.rank, first.exit.0);
+            self.hang.failed(rank);
             self.events.note("worker_failed", json!({"rank": rank, "exit": exit, "cause": cause}));
             self.note_stop(&cause);
             self.stop(Signal::SIGTERM, self.plan.grace_period, None);
@@ -705,7 +714,8 @@ impl Supervisor<'_> {
         if let Some(service) = self.service.take() {
             service.shutdown();
         }
-        for note in self.notes.try_iter() {
+        let kept = self.hang.close(success);
+        for note in self.notes.try_iter().chain(kept.map(|folder| Note::Progress(hang::hint(&folder)))) {
             self.console.note(note);
         }
         self.directory.remove_if_empty();

@@ -99,6 +99,7 @@ fn own_folder() -> io::Result<PathBuf> {
     let base = folder::base();
     let parent = process::stat(std::process::id()).map_or(0, |stat| stat.parent);
     let made = folder::create(&base, "process", parent)?;
+    folder::prune(&made);
     folder::tidy(&base, SystemTime::now());
     Ok(made)
 }

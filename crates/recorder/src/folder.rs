@@ -28,6 +28,8 @@ const OWNER: &str = "owner";
 
 /// Folders that failed jobs left are kept, so many of the newest.
 const KEPT: usize = 8;
+/// Files of processes that have ended are kept, so many in a folder.
+const MOST_LEFT: usize = 32;
 /// And no longer than this.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 
@@ -39,13 +41,18 @@ pub fn base() -> PathBuf {
     }
 }
 
+/// The folder of a job that belongs to a process.
+pub fn path_of(base: &Path, job: &str, owner: u32) -> PathBuf {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+    let name: String = job.chars().take(40).map(plain).collect();
+    base.join("jobs").join(format!("{name}-{owner}"))
+}
+
 /// Makes the folder of a job that belongs to a process, or finds it made.
 pub fn create(base: &Path, job: &str, owner: u32) -> io::Result<PathBuf> {
     let jobs = private(base)?.join("jobs");
     make(&jobs)?;
-    let name: String =
-        job.chars().take(40).map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
-    let folder = jobs.join(format!("{name}-{owner}"));
+    let folder = path_of(base, job, owner);
     if !make(&folder)? && owner_of(&folder).is_some_and(|known| known != started(owner)) {
         // Left by another process that had this number.
         fs::remove_dir_all(&folder)?;
@@ -114,6 +121,22 @@ pub fn records(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Removes what processes left that have ended, but for the newest: their parent may start very many in its life.
+pub fn prune(folder: &Path) {
+    let process = |path: &PathBuf| path.file_stem()?.to_str()?.rsplit_once('-')?.1.parse::<u32>().ok();
+    let mut left: Vec<(SystemTime, PathBuf)> = records(folder)
+        .into_iter()
+        .filter(|path| process(path).is_some_and(|process| process::stat(process).is_none()))
+        .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
+        .collect();
+    left.sort();
+    let many = left.len().saturating_sub(MOST_LEFT);
+    for (_, path) in left.into_iter().take(many) {
+        let _ = fs::remove_file(crate::ask::pipe_of(&path));
+        let _ = fs::remove_file(path);
+    }
+}
+
 /// A process that ends takes the folder along if no other needs it: all others have ended, and said so.
 pub fn leave(folder: &Path) {
     if records(folder).iter().all(|path| Snapshot::read(path).is_ok_and(|snapshot| snapshot.ended)) {
@@ -163,6 +186,18 @@ mod tests {
         assert!(!is_live(&folder) && records(&folder).len() == 1);
         create(base.path(), "job", std::process::id()).unwrap();
         assert!(is_live(&folder) && records(&folder).is_empty());
+    }
+
+    #[test]
+    fn files_of_ended_processes_do_not_pile_up() {
+        let base = tempfile::tempdir().unwrap();
+        let folder = create(base.path(), "process", std::process::id()).unwrap();
+        for number in 0..50 {
+            fs::write(folder.join(format!("rank-0-{}.records", 5_000_000 + number)), "").unwrap();
+        }
+        fs::write(folder.join(format!("rank-0-{}.records", std::process::id())), "").unwrap();
+        prune(&folder);
+        assert_eq!(records(&folder).len(), MOST_LEFT + 1);
     }
 
     #[test]

@@ -48,11 +48,12 @@ pub(crate) mod group {
     pub(crate) const NAME_WORDS: usize = 8;
     pub(crate) const MEMBERS: usize = 12;
     pub(crate) const MEMBER_LIST: usize = 13;
-    pub(crate) const GUARDED: usize = 253;
+    /// Counts its connections over all groups that had the place: operations of another time are not its own.
+    pub(crate) const EPOCH: usize = 253;
     pub(crate) const GIVEN: usize = 254;
     pub(crate) const ENDED: usize = 255;
     /// Ranks that can be listed, two in a word.
-    pub(crate) const MOST_MEMBERS: usize = (GUARDED - MEMBER_LIST) * 2;
+    pub(crate) const MOST_MEMBERS: usize = (EPOCH - MEMBER_LIST) * 2;
 }
 
 /// Words of a record.
@@ -128,6 +129,8 @@ impl State {
 pub struct Operation {
     /// Which of [`crate::Snapshot::groups`].
     pub group: usize,
+    /// Which time of that place.
+    pub(crate) epoch: u16,
     /// Collectives of a group are counted from 0 since it was connected, and messages by themselves.
     pub sequence: u64,
     /// As torch spells it.
@@ -157,6 +160,7 @@ pub struct Operation {
 pub struct Group {
     /// Its place in the file.
     pub index: usize,
+    pub(crate) epoch: u16,
     /// The same on all of its ranks.
     pub name: String,
     /// This process's number in it.
@@ -220,9 +224,9 @@ pub(crate) fn words_to_text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes).chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
-/// The group's place in the file, class and state of a record.
-pub(crate) fn place(group: usize, class: Class, state: State) -> u64 {
-    group as u64 | u64::from(class as u8) << 32 | u64::from(state as u8) << 40
+/// The group's place in the file and epoch, class and state of a record.
+pub(crate) fn place(group: usize, epoch: u64, class: Class, state: State) -> u64 {
+    group as u64 | epoch << 48 | u64::from(class as u8) << 32 | u64::from(state as u8) << 40
 }
 
 /// The state in a record's place; none where nothing was ever written.
@@ -244,6 +248,7 @@ pub(crate) fn operation(words: &[u64]) -> Option<Operation> {
     }
     Some(Operation {
         group,
+        epoch: (place >> 48) as u16,
         sequence: words[record::SEQUENCE],
         name: words_to_text(&words[record::NAME..record::NAME + record::NAME_WORDS]),
         dtype: words_to_text(&words[record::DTYPE..=record::DTYPE]),
@@ -269,6 +274,7 @@ pub(crate) fn group_of(index: usize, words: &[u64]) -> Option<Group> {
     let member = |at: usize| (words[group::MEMBER_LIST + at / 2] >> (32 * (at % 2))) as u32;
     Some(Group {
         index,
+        epoch: words[group::EPOCH] as u16,
         name: words_to_text(&words[group::NAME..group::NAME + group::NAME_WORDS]),
         rank: words[group::PLACE] as u32,
         size: (words[group::PLACE] >> 32) as u32,

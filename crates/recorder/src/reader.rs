@@ -87,9 +87,9 @@ impl Snapshot {
         })
     }
 
-    /// The group that an operation belongs to.
+    /// The group that an operation belongs to; none if that has gone, or has got other ranks since.
     pub fn group(&self, operation: &Operation) -> Option<&Group> {
-        self.groups.iter().find(|group| group.index == operation.group)
+        self.groups.iter().find(|group| (group.index, group.epoch) == (operation.group, operation.epoch))
     }
 
     /// Operations that have not ended.

@@ -130,6 +130,7 @@ impl Recorder {
         }
         set(group::GIVEN, 0);
         set(group::ENDED, 0);
+        words[group::EPOCH].fetch_add(1, Ordering::Relaxed);
         words[group::VERSION].store(version + 2, Ordering::Release);
         true
     }
@@ -187,6 +188,7 @@ pub struct Started<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     place: Option<(usize, u64)>,
+    epoch: u64,
     class: Class,
     started: bool,
 }
@@ -209,6 +211,7 @@ impl GroupRecorder {
             words[group::GENERATION].store(generation, Ordering::Relaxed);
             words[group::GIVEN].store(0, Ordering::Relaxed);
             words[group::ENDED].store(0, Ordering::Relaxed);
+            words[group::EPOCH].fetch_add(1, Ordering::Relaxed);
         });
     }
 
@@ -234,8 +237,9 @@ impl GroupRecorder {
 
     fn write(&self, operation: &Started<'_>, state: State) -> Entry {
         let class = operation.class;
-        let nowhere = Entry { place: None, class, started: true };
-        let Some(index) = self.place else { return nowhere };
+        let Some(index) = self.place else { return Entry { place: None, epoch: 0, class, started: true } };
+        let epoch = self.recorder.group_words(index)[group::EPOCH].load(Ordering::Relaxed);
+        let nowhere = Entry { place: None, epoch, class, started: true };
         let given = match class {
             Class::Collective => &self.recorder.group_words(index)[group::GIVEN],
             _ => &self.messages,
@@ -245,7 +249,7 @@ impl GroupRecorder {
         let words = self.recorder.record_words(at);
         let set = |at: usize, value: u64| words[at].store(value, Ordering::Relaxed);
         let now = clock::monotonic();
-        set(record::PLACE, format::place(index, class, state));
+        set(record::PLACE, format::place(index, epoch, class, state));
         set(record::SEQUENCE, sequence);
         for (index, word) in text_to_words::<{ record::NAME_WORDS }>(operation.name).into_iter().enumerate() {
             set(record::NAME + index, word);
@@ -258,7 +262,7 @@ impl GroupRecorder {
         set(record::STARTED, if state == State::Started { now } else { 0 });
         set(record::ENDED, 0);
         words[record::VERSION].store(version + 1, Ordering::Release);
-        Entry { place: Some((at, version + 1)), class, started: state == State::Started }
+        Entry { place: Some((at, version + 1)), epoch, class, started: state == State::Started }
     }
 
     /// Its turn has come; nothing for one that began at once.
@@ -271,7 +275,11 @@ impl GroupRecorder {
     /// It has ended, well or not.
     pub fn ended(&self, mut entry: Entry, well: bool) {
         if let (Some(index), Class::Collective) = (self.place, entry.class) {
-            self.recorder.group_words(index)[group::ENDED].fetch_add(1, Ordering::Relaxed);
+            let words = self.recorder.group_words(index);
+            // What failed because the group got other ranks is none of theirs.
+            if words[group::EPOCH].load(Ordering::Relaxed) == entry.epoch {
+                words[group::ENDED].fetch_add(1, Ordering::Relaxed);
+            }
         }
         self.turn(&mut entry, if well { State::Done } else { State::Failed }, record::ENDED);
     }
@@ -281,7 +289,7 @@ impl GroupRecorder {
         let words = self.recorder.record_words(at);
         if claim(&words[record::VERSION], version) {
             words[time].store(clock::monotonic(), Ordering::Relaxed);
-            words[record::PLACE].store(format::place(index, entry.class, state), Ordering::Relaxed);
+            words[record::PLACE].store(format::place(index, entry.epoch, entry.class, state), Ordering::Relaxed);
             words[record::VERSION].store(version + 2, Ordering::Release);
             entry.place = Some((at, version + 2));
         }

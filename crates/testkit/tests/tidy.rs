@@ -21,18 +21,31 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // level 1
     ("instep-client", &["instep-api"]),
     ("instep-collectives", &["instep-recorder"]),
+    ("instep-diagnosis", &["instep-recorder"]),
     ("instep-database", &["instep-api"]),
     ("instep-policy", &["instep-api"]),
     // level 2
     ("instep-agent", &["instep-api", "instep-client"]),
-    ("instep-launch", &["instep-policy", "instep-store"]),
+    ("instep-launch", &["instep-diagnosis", "instep-policy", "instep-recorder", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
     (
         "instep-python",
         &["instep-api", "instep-checkpoint", "instep-client", "instep-collectives", "instep-recorder", "instep-store"],
     ),
     // level 3
-    ("instep", &["instep-agent", "instep-api", "instep-client", "instep-launch", "instep-master", "instep-store"]),
+    (
+        "instep",
+        &[
+            "instep-agent",
+            "instep-api",
+            "instep-client",
+            "instep-diagnosis",
+            "instep-launch",
+            "instep-master",
+            "instep-recorder",
+            "instep-store",
+        ],
+    ),
     // development only
     ("instep-testkit", &[]),
 ];

@@ -246,6 +246,16 @@ pub(crate) struct RunArguments {
     /// Append what happens to the job to FILE, as lines of JSON: rounds, failures, nodes that come and go
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     events: Option<PathBuf>,
+    /// Say why when an operation of the backend instep is under way for so long; 0: never
+    #[arg(
+        long,
+        alias = "hang_after",
+        default_value_t = 60.0,
+        value_name = "SECONDS",
+        allow_negative_numbers = true,
+        help_heading = "Output"
+    )]
+    hang_after: f64,
     /// Prefix of tee'd lines; macros ${role_name} ${local_rank} ${rank} ${hostname}
     #[arg(
         long,
@@ -413,6 +423,7 @@ impl RunArguments {
             drill: self.drill,
             fold: self.fold,
             events: self.events,
+            hang_after: Some(self.hang_after),
             pass_local_rank,
             script: command.next().unwrap_or_default(),
             script_arguments: without_separator(command),

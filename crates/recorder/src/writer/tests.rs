@@ -67,6 +67,10 @@ fn what_is_under_way_is_never_overwritten() {
     assert_eq!((snapshot.operations.len(), snapshot.pending().count(), snapshot.lost), (RECORDS, 1, 0));
     assert_eq!(snapshot.group(snapshot.pending().next().unwrap()).unwrap().name, "stuck");
     assert_eq!(snapshot.groups[1].ended, 5000);
+    busy.connected(0, 1, 1);
+    let snapshot = Snapshot::read(recorder.path()).unwrap();
+    let old = snapshot.operations.iter().find(|operation| operation.state == State::Done).unwrap();
+    assert_eq!((snapshot.groups[1].ended, snapshot.group(old)), (0, None), "what was before is not the new ranks'");
     stuck.ended(entry, true);
     assert_eq!(Snapshot::read(recorder.path()).unwrap().pending().count(), 0);
 }

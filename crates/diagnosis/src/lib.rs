@@ -1,0 +1,21 @@
+//! Says why a job hangs: which collective is stuck, who did not come, and what those do instead.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`job`] | what the launcher leaves in a job's folder, and how a job is found |
+//! | [`gather`] | evidence from records, processes and stacks: the only part that looks at the machine |
+//! | [`stacks`] | what a Python stack says |
+//! | [`verdict`] | evidence in, findings out: pure |
+//! | [`report`] | findings as text |
+//!
+//! What is said is what was seen. Where something could not be seen, that is said, too.
+
+pub mod evidence;
+pub mod gather;
+pub mod job;
+pub mod report;
+pub mod stacks;
+pub mod verdict;
+
+pub use evidence::{Condition, Evidence, Stacks};
+pub use verdict::{Cause, Class, Diagnosis, Finding, diagnose};

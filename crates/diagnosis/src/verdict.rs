@@ -1,0 +1,264 @@
+//! Evidence in, findings out.
+//!
+//! A rank that waits in an operation waits for those who have not come to it; those who wait themselves, elsewhere, point to
+//! others. A finding is an operation that is stuck. It comes first if somebody in it does not wait for anybody: there the
+//! chain begins. Where every chain comes back to itself, that is the finding: a deadlock.
+
+mod chain;
+mod operations;
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::evidence::{Condition, Evidence, Stacks};
+use crate::stacks::{Activity, activity, reads};
+pub use operations::Stuck;
+use operations::{Key, stuck_operations};
+
+/// What kept a rank from coming.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Its process is gone, and had not said so.
+    Dead,
+    /// Somebody stopped its process.
+    Stopped,
+    /// Its process ended by itself, or it left the group.
+    Finished,
+    /// It waits in another operation.
+    InAnotherCollective,
+    /// It waits in another operation for ranks that wait for it.
+    Deadlock,
+    /// It runs code of the script.
+    InUserCode,
+    /// It waits for a data loader, a queue, a connection, a file.
+    WaitingForData,
+    /// It has come, as all have, and nothing moves.
+    NetworkCut,
+    /// It is on another machine: what it does is not seen from here.
+    Elsewhere,
+    /// It is here and alive, and what it does cannot be told.
+    Unknown,
+}
+
+impl Class {
+    /// As people read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Dead => "dead",
+            Class::Stopped => "stopped",
+            Class::Finished => "finished",
+            Class::InAnotherCollective => "in another collective",
+            Class::Deadlock => "deadlock",
+            Class::InUserCode => "in user code",
+            Class::WaitingForData => "waiting for data",
+            Class::NetworkCut => "network cut",
+            Class::Elsewhere => "elsewhere",
+            Class::Unknown => "unknown",
+        }
+    }
+}
+
+/// Why one rank keeps the others waiting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Cause {
+    /// Which rank of the job.
+    pub rank: u32,
+    /// In a word.
+    pub class: Class,
+    /// In a sentence that begins with "it".
+    pub why: String,
+}
+
+/// One operation that is stuck, and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// The operation; none where a process alone is what is wrong.
+    pub operation: Option<Stuck>,
+    /// Ranks of the job that are in it.
+    pub arrived: Vec<u32>,
+    /// Ranks that are not.
+    pub missing: Vec<u32>,
+    /// Ranks of other machines, of which nothing is known here.
+    pub unseen: Vec<u32>,
+    /// Whose fault it is.
+    pub causes: Vec<Cause>,
+    /// All of it in a sentence.
+    pub sentence: String,
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Diagnosis {
+    /// The one where a chain begins comes first.
+    pub findings: Vec<Finding>,
+    /// What could not be known, and why.
+    pub remarks: Vec<String>,
+}
+
+/// Looks up a line of a script; the core reads no files.
+pub type SourceLine<'a> = &'a dyn Fn(&str, u32) -> Option<String>;
+
+/// Concludes. `now` is the monotonic clock in nanoseconds, and an operation counts as stuck after `patience`.
+pub fn diagnose(evidence: &[Evidence], now: u64, patience: Duration, line: SourceLine<'_>) -> Diagnosis {
+    let keys = stuck_operations(evidence, now, patience);
+    let mut findings: Vec<Finding> = keys.iter().map(|key| examine(key, &keys, evidence, line)).collect();
+    chain::resolve(&mut findings);
+    findings.extend(lone_processes(evidence, &findings));
+    for finding in &mut findings {
+        finding.sentence = crate::report::sentence(finding);
+    }
+    Diagnosis { findings, remarks: remarks(evidence) }
+}
+
+/// Operations that have been under way for too long, as names that stay the same while they are.
+pub fn overdue(evidence: &[Evidence], now: u64, patience: Duration) -> std::collections::BTreeSet<String> {
+    let keys = stuck_operations(evidence, now, patience).into_iter().filter(|key| !key.stuck.failed);
+    keys.map(|key| key.stuck.describe()).collect()
+}
+
+fn by_rank(evidence: &[Evidence], rank: u32) -> Option<&Evidence> {
+    evidence.iter().find(|one| one.rank == Some(rank))
+}
+
+/// Who is in an operation, who is not, and why.
+fn examine(key: &Key, keys: &[Key], evidence: &[Evidence], line: SourceLine<'_>) -> Finding {
+    let (mut arrived, mut missing, mut unseen) = (Vec::new(), Vec::new(), Vec::new());
+    for rank in key.members() {
+        match by_rank(evidence, *rank) {
+            _ if key.entered(*rank) => arrived.push(*rank),
+            Some(_) => missing.push(*rank),
+            None => unseen.push(*rank),
+        }
+    }
+    let mut causes: Vec<Cause> = Vec::new();
+    for rank in &missing {
+        causes.extend(by_rank(evidence, *rank).map(|one| absence(*rank, one, key, keys, line)));
+    }
+    for rank in &arrived {
+        causes.extend(by_rank(evidence, *rank).and_then(|one| lost_inside(*rank, one, key)));
+    }
+    causes.extend(key.contradictions());
+    if causes.is_empty() {
+        let elsewhere = "it runs on another machine: `instep diagnose` there says what it does, and if it has come, the \
+                         network between is cut";
+        let causes_of = |ranks: &[u32], class, why: &str| -> Vec<Cause> {
+            ranks.iter().map(|rank| Cause { rank: *rank, class, why: why.to_owned() }).collect()
+        };
+        causes = if unseen.is_empty() {
+            causes_of(&arrived, Class::NetworkCut, "it is in the operation, as all ranks are, and nothing arrives")
+        } else {
+            causes_of(&unseen, Class::Elsewhere, elsewhere)
+        };
+    }
+    Finding { operation: Some(key.stuck.clone()), arrived, missing, unseen, causes, sentence: String::new() }
+}
+
+/// Why a rank that can be seen is not there.
+fn absence(rank: u32, one: &Evidence, key: &Key, keys: &[Key], line: SourceLine<'_>) -> Cause {
+    let cause = |class: Class, why: String| Cause { rank, class, why };
+    if let Some(cause) = gone(rank, one) {
+        return cause;
+    }
+    if key.was_left_by(one) {
+        return cause(Class::Finished, "it has left the group".to_owned());
+    }
+    let other = keys.iter().find(|other| other.stuck != key.stuck && other.is_waited_in_by(rank));
+    let waits = |other: &Key| cause(Class::InAnotherCollective, format!("it waits in {}", other.stuck.describe()));
+    let (threads, held) = match &one.stacks {
+        Stacks::Known { threads, held } => (threads, *held),
+        Stacks::Unknown(reason) => {
+            return other.map_or_else(|| cause(Class::Unknown, format!("what it does is not known: {reason}")), waits);
+        }
+    };
+    let place = |frame: &crate::stacks::Frame| match line(&frame.file, frame.line) {
+        Some(text) => format!("{frame}: `{text}`"),
+        None => frame.to_string(),
+    };
+    let holds = if held { ", and holds the interpreter in native code" } else { "" };
+    match threads.first().map_or(Activity::Nothing, activity) {
+        Activity::Communicates => other.map_or_else(|| elsewhere_in_torch(rank, one), waits),
+        Activity::Data(frame) => cause(Class::WaitingForData, format!("it waits for data at {}{holds}", place(frame))),
+        Activity::Own(frame) if line(&frame.file, frame.line).is_some_and(|text| reads(&text)) => {
+            cause(Class::WaitingForData, format!("it waits for data at {}{holds}", place(frame)))
+        }
+        Activity::Own(frame) => cause(Class::InUserCode, format!("it is in user code at {}{holds}", place(frame))),
+        Activity::Nothing => {
+            other.map_or_else(|| cause(Class::Unknown, "it has no Python frames: it starts or ends".to_owned()), waits)
+        }
+    }
+}
+
+/// In torch.distributed, but in nothing that is recorded as stuck.
+fn elsewhere_in_torch(rank: u32, one: &Evidence) -> Cause {
+    let frames = one.stacks.main().map(|thread| thread.frames.as_slice()).unwrap_or_default();
+    let called = frames.iter().rev().find(|frame| frame.file.contains("/torch/")).map(|frame| frame.function.as_str());
+    let script = frames.iter().rev().find(|frame| !frame.file.contains("/lib/python3"));
+    let at = script.map(|frame| format!(" at {frame}")).unwrap_or_default();
+    let why = format!("it is inside {}{at}", called.unwrap_or("torch.distributed"));
+    Cause { rank, class: Class::InAnotherCollective, why }
+}
+
+fn gone(rank: u32, one: &Evidence) -> Option<Cause> {
+    let (class, why) = match one.condition {
+        Condition::Alive(_) => return None,
+        Condition::Stopped => {
+            (Class::Stopped, format!("its process {} is stopped (kill -CONT continues it)", one.process))
+        }
+        Condition::Dead => (Class::Dead, format!("its process {} is dead", one.process)),
+        Condition::Ended => (Class::Finished, format!("its process {} has ended by itself", one.process)),
+    };
+    Some(Cause { rank, class, why })
+}
+
+/// Ranks that came, and stopped or died inside. One that ended by itself afterwards has only raised the error.
+fn lost_inside(rank: u32, one: &Evidence, key: &Key) -> Option<Cause> {
+    let cause = gone(rank, one).filter(|cause| cause.class != Class::Finished)?;
+    (!key.passed(rank)).then_some(cause)
+}
+
+/// Processes that are stopped or dead where no operation shows it: jobs without records, ranks between operations.
+fn lone_processes(evidence: &[Evidence], findings: &[Finding]) -> Vec<Finding> {
+    let known: Vec<u32> = findings.iter().flat_map(|finding| finding.causes.iter().map(|cause| cause.rank)).collect();
+    let nobody_lives = evidence.iter().all(|one| matches!(one.condition, Condition::Dead | Condition::Ended));
+    let causes = evidence.iter().filter_map(|one| {
+        let cause = gone(one.rank?, one)?;
+        let news = !known.contains(&cause.rank) && (!nobody_lives || findings.is_empty());
+        (news && cause.class != Class::Finished).then_some(cause)
+    });
+    let alone = |cause: Cause| Finding {
+        operation: None,
+        arrived: Vec::new(),
+        missing: Vec::new(),
+        unseen: Vec::new(),
+        causes: vec![cause],
+        sentence: String::new(),
+    };
+    causes.map(alone).collect()
+}
+
+fn remarks(evidence: &[Evidence]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let without: Vec<u32> = evidence.iter().filter(|one| one.records.is_none()).filter_map(|one| one.rank).collect();
+    if !without.is_empty() {
+        remarks.push(format!(
+            "{} left no records: which collective is stuck is known only of groups of the backend instep",
+            crate::report::ranks(&without)
+        ));
+    }
+    for one in evidence {
+        let Some(records) = &one.records else { continue };
+        let rank = one.rank.map_or_else(|| format!("process {}", one.process), |rank| format!("rank {rank}"));
+        if records.lost > 0 {
+            remarks.push(format!("{rank} had more than 1024 operations under way: {} are not recorded", records.lost));
+        }
+        if records.lost_groups > 0 {
+            remarks.push(format!("{rank} had more than 64 groups: {} are not recorded", records.lost_groups));
+        }
+    }
+    remarks
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! What is concluded from what was recorded, with real records and invented processes.
+
+use std::sync::Arc;
+
+use instep_recorder::{Class as Shape, Entry, GroupRecorder, Identity, Recorder, Snapshot, Started, clock};
+use proptest::prelude::{any, prop_assert, proptest};
+
+use super::*;
+use crate::stacks::{Frame, Thread};
+
+/// The ranks of a job on this machine, each with records.
+struct World {
+    _folder: tempfile::TempDir,
+    recorders: Vec<Arc<Recorder>>,
+    evidence: Vec<Evidence>,
+}
+
+impl World {
+    fn of(size: u32) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let recorder = |rank: u32| {
+            let identity = Identity { rank: Some(rank), world_size: size, process: rank + 100, ..Identity::default() };
+            Recorder::create(folder.path(), &identity).unwrap()
+        };
+        let recorders = (0..size).map(recorder).collect();
+        let evidence = (0..size).map(|rank| Evidence {
+            rank: Some(rank),
+            host: "node-a".to_owned(),
+            process: rank + 100,
+            condition: Condition::Alive('S'),
+            records: None,
+            stacks: at(&["/v/lib/python3.11/site-packages/instep/backend/work.py", "/w/train.py"]),
+        });
+        World { evidence: evidence.collect(), _folder: folder, recorders }
+    }
+
+    /// A group of these ranks, as each of them has it.
+    fn group(&self, name: &str, members: &[u32]) -> Vec<GroupRecorder> {
+        let join = |(at, rank): (usize, &u32)| {
+            let listed = if name == "default" { &[] } else { members };
+            let group = self.recorders[*rank as usize].group(name, listed);
+            group.connected(at, members.len(), 0);
+            group
+        };
+        members.iter().enumerate().map(join).collect()
+    }
+
+    fn diagnose(&mut self) -> Diagnosis {
+        for (one, recorder) in self.evidence.iter_mut().zip(&self.recorders) {
+            one.records = Some(Snapshot::read(recorder.path()).unwrap());
+        }
+        diagnose(&self.evidence, clock::monotonic() + 63_000_000_000, Duration::from_secs(60), &|file, _| {
+            (file == "/w/read.py").then(|| "data = connection.recv(4)".to_owned())
+        })
+    }
+}
+
+fn at(files: &[&str]) -> Stacks {
+    let frame = |file: &&str| Frame { file: (*file).to_owned(), line: 88, function: "main".to_owned() };
+    let threads = vec![Thread { name: String::new(), main: true, frames: files.iter().map(frame).collect() }];
+    Stacks::Known { threads, held: false }
+}
+
+fn begin(group: &GroupRecorder, name: &str, bytes: u64) -> Entry {
+    group.begun(&Started { class: Shape::Collective, name, dtype: "f32", bytes, peer: None, tag: 0 })
+}
+
+fn message(group: &GroupRecorder, class: Shape, peer: u32) -> Entry {
+    let name = if class == Shape::Send { "send" } else { "receive" };
+    group.begun(&Started { class, name, dtype: "bytes", bytes: 12, peer: Some(peer), tag: 7 })
+}
+
+/// All ranks but the last have entered; what the last does is given.
+fn one_absent(change: impl Fn(&mut Evidence)) -> Finding {
+    let mut world = World::of(3);
+    let groups = world.group("default", &[0, 1, 2]);
+    for group in &groups {
+        group.ended(begin(group, "broadcast", 4), true);
+    }
+    for group in &groups[..2] {
+        begin(group, "all_reduce", 25_000_000);
+    }
+    change(&mut world.evidence[2]);
+    let diagnosis = world.diagnose();
+    assert_eq!(diagnosis.findings.len(), 1, "{diagnosis:?}");
+    let finding = diagnosis.findings.into_iter().next().unwrap();
+    assert_eq!((&finding.arrived, &finding.missing), (&vec![0, 1], &vec![2]));
+    finding
+}
+
+#[test]
+fn an_absent_rank_is_named_with_what_it_does() {
+    let own = one_absent(|rank| rank.stacks = at(&["/w/train.py"]));
+    assert_eq!(
+        own.sentence,
+        "rank 2 has not entered all_reduce #1 (25 MB, group default): it is in user code at /w/train.py:88 in main (ranks \
+         0 and 1 wait for 63 s)"
+    );
+    let packages = "/v/lib/python3.11/site-packages/torch";
+    let loader = format!("{packages}/utils/data/dataloader.py");
+    let store = format!("{packages}/distributed/distributed_c10d.py");
+    for (expected, change) in [
+        (
+            Class::InUserCode,
+            Box::new(|rank: &mut Evidence| rank.stacks = at(&["/w/train.py"])) as Box<dyn Fn(&mut Evidence)>,
+        ),
+        (Class::WaitingForData, Box::new(|rank| rank.stacks = at(&[&loader, "/w/train.py"]))),
+        (Class::WaitingForData, Box::new(|rank| rank.stacks = at(&["/w/read.py"]))),
+        (Class::InAnotherCollective, Box::new(|rank| rank.stacks = at(&[&store, "/w/train.py"]))),
+        (Class::Stopped, Box::new(|rank| rank.condition = Condition::Stopped)),
+        (Class::Dead, Box::new(|rank| rank.condition = Condition::Dead)),
+        (Class::Finished, Box::new(|rank| rank.condition = Condition::Ended)),
+        (Class::Unknown, Box::new(|rank| rank.stacks = Stacks::Unknown("it does not answer".to_owned()))),
+    ] {
+        let found = one_absent(change);
+        assert_eq!(found.causes.iter().map(|cause| (cause.rank, cause.class)).collect::<Vec<_>>(), [(2, expected)]);
+    }
+}
+
+#[test]
+fn two_groups_in_different_order_are_a_deadlock() {
+    let mut world = World::of(2);
+    let (first, second) = (world.group("a", &[0, 1]), world.group("b", &[0, 1]));
+    begin(&first[0], "all_reduce", 8);
+    begin(&second[1], "barrier", 0);
+    let diagnosis = world.diagnose();
+    assert!(diagnosis.findings.iter().all(|finding| finding.causes[0].class == Class::Deadlock), "{diagnosis:?}");
+    let sentence = &diagnosis.findings[0].sentence;
+    assert!(sentence.starts_with("deadlock: rank 0 waits for 63 s in all_reduce #0 (8 bytes, group a)"), "{sentence}");
+    assert!(sentence.contains("rank 1: it waits in barrier #0 (group b)"), "{sentence}");
+    // The same, but rank 1 only has the operation queued and sleeps: that is where it begins.
+    world.evidence[1].stacks = at(&["/w/train.py"]);
+    let diagnosis = world.diagnose();
+    assert_eq!(diagnosis.findings[0].causes[0].class, Class::InUserCode, "{diagnosis:?}");
+}
+
+#[test]
+fn the_beginning_of_a_chain_comes_first() {
+    let mut world = World::of(3);
+    let (first, second) = (world.group("a", &[0, 1]), world.group("b", &[1, 2]));
+    begin(&first[0], "all_reduce", 8);
+    begin(&second[0], "all_reduce", 8);
+    world.evidence[2].stacks = at(&["/w/train.py"]);
+    let diagnosis = world.diagnose();
+    let causes: Vec<_> = diagnosis.findings.iter().map(|one| (one.causes[0].rank, one.causes[0].class)).collect();
+    assert_eq!(causes, [(2, Class::InUserCode), (1, Class::InAnotherCollective)]);
+}
+
+#[test]
+fn messages_wait_for_their_other_end() {
+    let mut world = World::of(3);
+    let groups = world.group("default", &[0, 1, 2]);
+    message(&groups[0], Shape::Receive, 2);
+    world.evidence[1].stacks = at(&["/w/train.py"]);
+    world.evidence[2].stacks = at(&["/w/train.py"]);
+    let diagnosis = world.diagnose();
+    let finding = &diagnosis.findings[0];
+    assert_eq!((finding.causes[0].rank, finding.causes[0].class, &finding.missing), (2, Class::InUserCode, &vec![2]));
+    assert!(
+        finding
+            .sentence
+            .starts_with("receive #0 from rank 2 to rank 0 (12 bytes, tag 7, group default) is not met by rank 2")
+    );
+    message(&groups[2], Shape::Send, 0);
+    let diagnosis = world.diagnose();
+    assert_eq!(diagnosis.findings[0].causes[0].class, Class::NetworkCut, "{diagnosis:?}");
+}
+
+#[test]
+fn different_calls_at_one_point_are_told() {
+    let mut world = World::of(3);
+    let groups = world.group("default", &[0, 1, 2]);
+    let calls =
+        [begin(&groups[0], "all_reduce", 8), begin(&groups[1], "barrier", 0), begin(&groups[2], "all_reduce", 8)];
+    groups.iter().zip(calls).for_each(|(group, call)| group.ended(call, false));
+    let diagnosis = world.diagnose();
+    let [cause] = diagnosis.findings[0].causes.as_slice() else { panic!("{diagnosis:?}") };
+    assert_eq!((cause.rank, cause.class), (1, Class::InAnotherCollective));
+    assert_eq!(cause.why, "it called barrier where others called all_reduce of 8 bytes");
+}
+
+#[test]
+fn after_the_end_the_one_that_died_is_named() {
+    let mut world = World::of(2);
+    let groups = world.group("default", &[0, 1]);
+    let entry = begin(&groups[0], "all_reduce", 8);
+    groups[0].ended(entry, false);
+    world.evidence[0].condition = Condition::Ended;
+    world.evidence[1].condition = Condition::Dead;
+    let diagnosis = world.diagnose();
+    assert_eq!(diagnosis.findings.len(), 1);
+    assert_eq!(
+        diagnosis.findings[0].sentence,
+        "rank 1 did not enter all_reduce #0 (8 bytes, group default): its process 101 is dead (rank 0 failed)"
+    );
+    // And inside of it.
+    begin(&groups[1], "all_reduce", 8);
+    let diagnosis = world.diagnose();
+    assert_eq!((diagnosis.findings[0].causes[0].rank, diagnosis.findings[0].causes[0].class), (1, Class::Dead));
+}
+
+#[test]
+fn all_there_or_not_to_be_seen() {
+    let mut world = World::of(2);
+    let groups = world.group("default", &[0, 1]);
+    for group in &groups {
+        begin(group, "all_reduce", 8);
+    }
+    assert_eq!(world.diagnose().findings[0].causes[0].class, Class::NetworkCut);
+    world.evidence[1].condition = Condition::Stopped;
+    let diagnosis = world.diagnose();
+    assert_eq!((diagnosis.findings[0].causes[0].rank, diagnosis.findings[0].causes[0].class), (1, Class::Stopped));
+    world.evidence.truncate(1);
+    let diagnosis = world.diagnose();
+    assert_eq!((diagnosis.findings[0].causes[0].rank, diagnosis.findings[0].causes[0].class), (1, Class::Elsewhere));
+}
+
+#[test]
+fn without_records_the_processes_are_told() {
+    let mut world = World::of(2);
+    world.evidence[1].condition = Condition::Stopped;
+    let diagnosis = diagnose(&world.evidence, 0, Duration::ZERO, &|_, _| None);
+    assert_eq!(diagnosis.findings[0].sentence, "rank 1: its process 101 is stopped (kill -CONT continues it)");
+    assert!(diagnosis.remarks[0].starts_with("ranks 0 and 1 left no records"));
+    assert!(World::of(2).diagnose().findings.is_empty());
+}
+
+proptest! {
+    /// Whatever ranks do, every finding blames members of its group, and in words.
+    #[test]
+    fn every_finding_has_a_cause(
+        steps in proptest::collection::vec((0u32..3, 0usize..3, 0u8..6, any::<bool>()), 0..40),
+        conditions in proptest::collection::vec(0u8..5, 3),
+    ) {
+        let mut world = World::of(3);
+        let groups = [world.group("default", &[0, 1, 2]), world.group("a", &[0, 1]), world.group("b", &[2, 1])];
+        let members: [&[u32]; 3] = [&[0, 1, 2], &[0, 1], &[2, 1]];
+        for (rank, which, what, well) in steps {
+            let Some(at) = members[which].iter().position(|member| *member == rank) else { continue };
+            let group = &groups[which][at];
+            match what {
+                0 => { begin(group, "all_reduce", 8); }
+                1 => group.ended(begin(group, "barrier", 0), well),
+                2 => { message(group, Shape::Send, u32::from(well)); }
+                3 => { message(group, Shape::Receive, u32::from(well)); }
+                4 => group.connected(at, members[which].len(), u64::from(well)),
+                _ => { group.submitted(&Started {
+                    class: Shape::Collective, name: "reduce", dtype: "f32", bytes: 4, peer: Some(0), tag: 0,
+                }); }
+            }
+        }
+        for (one, condition) in world.evidence.iter_mut().zip(conditions) {
+            match condition {
+                0 => one.condition = Condition::Dead,
+                1 => one.condition = Condition::Stopped,
+                2 => one.condition = Condition::Ended,
+                3 => one.stacks = at(&["/w/train.py"]),
+                _ => {}
+            }
+        }
+        let diagnosis = world.diagnose();
+        for finding in &diagnosis.findings {
+            prop_assert!(!finding.causes.is_empty() && !finding.sentence.is_empty(), "{finding:?}");
+            prop_assert!(finding.causes.iter().all(|cause| cause.rank < 3 && !cause.why.is_empty()));
+        }
+        prop_assert!(!crate::report::render(&diagnosis, &world.evidence, 0, &|_, _| None).is_empty());
+    }
+}

@@ -1,0 +1,207 @@
+//! The folder of the ranks' flight recorders, and `--hang-after`: a thread that looks at them and says why nothing moves.
+//!
+//! Once a second the thread reads the records of this node's ranks. When an operation has been under way for too long it asks
+//! the ranks for their stacks and tells the supervisor, once for each operation. It also keeps the list of this node's ranks
+//! in the folder, for `instep diagnose`. Nothing here can hold up or fail the job: without a folder there is no diagnosis.
+//!
+//! Shutdown: [`HangWatch::close`], or dropping it, ends the thread. It may be asking ranks just then, for some seconds at most.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use instep_diagnosis::job::{Job, Worker};
+use instep_diagnosis::{Diagnosis, diagnose, gather, report, verdict};
+use instep_recorder::{clock, folder, process};
+use serde_json::json;
+
+use crate::console::Note;
+use crate::events::EventLog;
+use crate::plan::Plan;
+
+/// Tells the backend where to write.
+pub(crate) const VARIABLE: &str = "INSTEP_RECORDER_DIR";
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Where the ranks of this launcher write.
+pub(crate) fn folder_of(plan: &Plan) -> PathBuf {
+    folder::path_of(&folder::base(), &plan.job.run_id, std::process::id())
+}
+
+/// What the supervisor tells the thread.
+#[derive(Debug)]
+enum News {
+    /// These ranks run now, with their processes.
+    Started(Vec<(usize, i32)>),
+    /// This one failed first, and the others are ended for it.
+    Failed(usize),
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct HangWatch {
+    folder: Option<PathBuf>,
+    news: Option<Sender<News>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HangWatch {
+    /// Makes the folder.
+    pub(crate) fn new(plan: &Plan) -> HangWatch {
+        let made = folder::create(&folder::base(), &plan.job.run_id, std::process::id());
+        HangWatch { folder: made.ok(), news: None, thread: None }
+    }
+
+    /// The ranks of the round before have ended: what they left says nothing about those that come.
+    pub(crate) fn clear(&self) {
+        for path in self.folder.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten()) {
+            if path.file_name().to_string_lossy().starts_with("rank-") {
+                let _ = fs::remove_file(path.path());
+            }
+        }
+    }
+
+    /// These ranks run now, with their processes.
+    pub(crate) fn started(&mut self, plan: &Plan, ranks: Vec<(usize, i32)>, notes: &Sender<Note>, events: &EventLog) {
+        let Some(folder) = &self.folder else { return };
+        if self.thread.is_none() {
+            let (sender, news) = mpsc::channel();
+            let job = Job {
+                name: plan.job.run_id.clone(),
+                program: plan.program_name.clone(),
+                host: plan.address.clone(),
+                ..Job::default()
+            };
+            let (notes, events) = (notes.clone(), events.clone());
+            let watcher = Watcher {
+                folder: folder.clone(),
+                job,
+                patience: plan.hang_after,
+                notes,
+                events,
+                told: BTreeSet::new(),
+            };
+            let builder = std::thread::Builder::new().name("instep-hang".to_owned());
+            self.thread = builder.spawn(move || watcher.watch(&news)).ok();
+            self.news = Some(sender);
+        }
+        self.tell(News::Started(ranks));
+    }
+
+    /// This rank was the first to fail.
+    pub(crate) fn failed(&self, rank: usize) {
+        self.tell(News::Failed(rank));
+    }
+
+    fn tell(&self, news: News) {
+        // Fails when the thread could not be started.
+        let _ = self.news.as_ref().map(|sender| sender.send(news));
+    }
+
+    /// Ends the thread. What the ranks of a job that failed did last is kept, and where; none if they left nothing.
+    pub(crate) fn close(mut self, success: bool) -> Option<PathBuf> {
+        self.end();
+        let folder = self.folder.take()?;
+        if success || folder::records(&folder).is_empty() {
+            let _ = fs::remove_dir_all(folder);
+            return None;
+        }
+        Some(folder)
+    }
+
+    fn end(&mut self) {
+        self.news = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for HangWatch {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(folder) = self.folder.take().filter(|folder| folder::records(folder).is_empty()) {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+}
+
+struct Watcher {
+    folder: PathBuf,
+    job: Job,
+    /// None: nobody wants to know.
+    patience: Option<Duration>,
+    notes: Sender<Note>,
+    events: EventLog,
+    /// Operations that were spoken of.
+    told: BTreeSet<String>,
+}
+
+impl Watcher {
+    fn watch(mut self, news: &Receiver<News>) {
+        folder::tidy(&folder::base(), SystemTime::now());
+        loop {
+            match news.recv_timeout(LOOK_EVERY) {
+                Ok(News::Started(ranks)) => self.remember(&ranks),
+                Ok(News::Failed(rank)) => self.failed(rank),
+                Err(RecvTimeoutError::Timeout) => self.look(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn remember(&mut self, ranks: &[(usize, i32)]) {
+        let worker = |(rank, process): &(usize, i32)| {
+            let (rank, process) = (u32::try_from(*rank).ok()?, u32::try_from(*process).ok()?);
+            Some(Worker { rank, process, started: process::stat(process)?.started })
+        };
+        self.job.workers = ranks.iter().filter_map(worker).collect();
+        self.job.failed = None;
+        self.told.clear();
+        // Without it `instep diagnose` finds the ranks that have records.
+        let _ = self.job.write(&self.folder);
+    }
+
+    fn failed(&mut self, rank: usize) {
+        self.job.failed = self.job.failed.or(u32::try_from(rank).ok());
+        let _ = self.job.write(&self.folder);
+    }
+
+    fn look(&mut self) {
+        let Some(patience) = self.patience else { return };
+        let folders = std::slice::from_ref(&self.folder);
+        let quick = gather::gather(folders, false);
+        let overdue = verdict::overdue(&quick, clock::monotonic(), patience);
+        self.told.retain(|known| overdue.contains(known));
+        if overdue.is_subset(&self.told) {
+            return;
+        }
+        let evidence = gather::gather(folders, true);
+        let now = clock::monotonic();
+        let diagnosis = diagnose(&evidence, now, patience, &gather::source_line);
+        // They may have gone on meanwhile.
+        if diagnosis
+            .findings
+            .iter()
+            .any(|finding| finding.operation.as_ref().is_some_and(|operation| !operation.failed))
+        {
+            self.tell(&diagnosis, report::render(&diagnosis, &evidence, now, &gather::source_line));
+            self.told.extend(verdict::overdue(&evidence, now, patience));
+        }
+    }
+
+    fn tell(&self, diagnosis: &Diagnosis, text: String) {
+        let sentences: Vec<&str> = diagnosis.findings.iter().map(|finding| finding.sentence.as_str()).collect();
+        self.events.note("hang", json!({"reasons": sentences, "findings": diagnosis.findings}));
+        // The supervisor is there as long as this thread.
+        let _ = self.notes.send(Note::Warning(text.trim_end().to_owned()));
+    }
+}
+
+/// What people can do with a folder that was kept.
+pub(crate) fn hint(folder: &Path) -> String {
+    format!("what the ranks did last is kept: instep diagnose {}", folder.display())
+}

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from namespaces import Network, network
 
-from conftest import Runner
+from conftest import Runner, WaitUntil
+
+__all__ = ["network"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LATE = 1
@@ -127,3 +130,21 @@ def test_the_whole_catalogue(instep: Path, python: Path, tmp_path: Path, run: Ru
     wrong = work_through(list(HANGS), instep, python, tmp_path, run)
     wrong += [text for way in DEATHS if (text := die(way, instep, python, tmp_path, run)) is not None]
     assert len(wrong) <= 1, wrong
+
+
+@pytest.mark.soak
+def test_a_cut_cable_is_told_from_ranks_that_do_not_come(
+    network: Network, instep: Path, python: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil
+) -> None:
+    environment = {"INSTEP_RUN_DIR": str(tmp_path / "run")}
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "cut"]
+    options += ["--rdzv-endpoint", f"{network.nodes[0].ipv4}:29400", "--python", str(python)]
+    script = [str(SCRIPTS / "hangs.py"), str(tmp_path), "reduces_until_it_fails"]
+    jobs = [node.start(run, instep, "run", *options, *script, env=environment) for node in network.nodes[:2]]
+    wait_until(lambda: all((tmp_path / f"reduced-{rank}").exists() for rank in range(2)), timeout=90)
+    network.cut_link(network.nodes[1])
+    for job in jobs:
+        job.wait().expect(1)
+    answer = run(instep, "diagnose", "cut", "--json", env=environment).expect(3)
+    (found,) = json.loads(answer.stdout)["jobs"]
+    assert blamed(found["diagnosis"]["findings"]) == {(0, "network_cut"), (1, "network_cut")}, answer

@@ -15,6 +15,8 @@ pub struct Evidence {
     pub process: u32,
     /// What the kernel says of that.
     pub condition: Condition,
+    /// The function of the kernel in which its main thread waits.
+    pub waits_in: Option<String>,
     /// Its flight recorder's file, if it has one that can be read.
     pub records: Option<Snapshot>,
     /// What its threads do.

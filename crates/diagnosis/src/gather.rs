@@ -24,6 +24,8 @@ const LONGEST_LINE: usize = 100;
 struct Found {
     evidence: Evidence,
     records: Option<PathBuf>,
+    /// The launcher started this process itself.
+    listed: bool,
 }
 
 /// What is known of all ranks in these folders; without stacks nobody is asked anything.
@@ -57,7 +59,10 @@ fn in_folder(folder: &Path) -> Vec<Found> {
             let (rank, host, process) = (identity.rank, identity.host.clone(), identity.process);
             let stacks = Stacks::Unknown("nobody asked".to_owned());
             let records = Some(snapshot);
-            Found { evidence: Evidence { rank, host, process, condition, records, stacks }, records: Some(path) }
+            let waits_in = process::waits_in(process);
+            let evidence = Evidence { rank, host, process, condition, waits_in, records, stacks };
+            let listed = job.workers.iter().any(|worker| worker.process == process);
+            Found { evidence, records: Some(path), listed }
         })
         .collect();
     for worker in &job.workers {
@@ -69,21 +74,22 @@ fn in_folder(folder: &Path) -> Vec<Found> {
                 host: job.host.clone(),
                 process: worker.process,
                 condition: seen(Some(worker.rank), condition(worker.process, worker.started, false)),
+                waits_in: process::waits_in(worker.process),
                 records: None,
                 stacks: Stacks::Unknown("nobody asked".to_owned()),
             };
-            found.push(Found { evidence, records: None });
+            found.push(Found { evidence, records: None, listed: true });
         }
     }
     found
 }
 
-/// A rank that was started again counts as it is now.
+/// A rank that was started again counts as it is now. One that starts a job of its own is not what it starts.
 fn newest_of_each(found: &mut Vec<Found>) {
     let age = |one: &Found| {
         one.evidence.records.as_ref().map_or((0, 0), |records| (records.identity.incarnation, records.made.0))
     };
-    found.sort_by_key(|one| (one.evidence.rank, std::cmp::Reverse(age(one))));
+    found.sort_by_key(|one| (one.evidence.rank, !one.listed, std::cmp::Reverse(age(one))));
     found.dedup_by(|one, before| one.evidence.rank.is_some() && one.evidence.rank == before.evidence.rank);
 }
 
@@ -110,12 +116,13 @@ fn ask_all(found: &mut [Found]) {
             _ => None,
         })
         .collect();
+    let outside_by = deadline + ANSWER_WITHIN;
     for (one, request) in found.iter_mut().zip(requests) {
         let answer = one.records.as_ref().zip(request).map(|(path, number)| ask::answer(path, number, deadline));
         one.evidence.stacks = match (one.evidence.condition, answer) {
             (Condition::Alive(_), Some(Some(text))) => understood(&text),
-            (Condition::Alive(_), Some(None)) => outside(one.evidence.process, "it does not answer"),
-            (Condition::Alive(_), None) => outside(one.evidence.process, "it cannot be asked"),
+            (Condition::Alive(_), Some(None)) => outside(one.evidence.process, "it does not answer", outside_by),
+            (Condition::Alive(_), None) => outside(one.evidence.process, "it cannot be asked", outside_by),
             (condition, _) => Stacks::Unknown(format!("its process is {}", condition.name())),
         };
     }
@@ -132,8 +139,8 @@ fn understood(text: &str) -> Stacks {
 }
 
 /// From outside, where the tool for it is installed and may look.
-fn outside(process: u32, why: &str) -> Stacks {
-    match py_spy(process) {
+fn outside(process: u32, why: &str, deadline: Instant) -> Stacks {
+    match py_spy(process, deadline) {
         Ok(text) => match stacks::from_py_spy(&text) {
             Some(threads) => Stacks::Known { threads, held: false },
             None => Stacks::Unknown(format!("{why}, and py-spy says what cannot be read")),
@@ -142,7 +149,7 @@ fn outside(process: u32, why: &str) -> Stacks {
     }
 }
 
-fn py_spy(process: u32) -> Result<String, String> {
+fn py_spy(process: u32, deadline: Instant) -> Result<String, String> {
     let mut command = Command::new("py-spy");
     command.args(["dump", "--json", "--pid", &process.to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -153,13 +160,13 @@ fn py_spy(process: u32) -> Result<String, String> {
         let read = output.map(|output| output.take(1 << 20).read_to_string(&mut text));
         read.is_some_and(|read| read.is_ok()).then_some(text)
     });
-    let ended = wait(&mut child, Instant::now() + ANSWER_WITHIN);
+    let ended = wait(&mut child, deadline);
     // Whatever it started ends with its output.
     let text = reader.join().ok().flatten();
     match (ended, text) {
         (true, Some(text)) => Ok(text),
         (true, None) => Err("py-spy may not look at it".to_owned()),
-        (false, _) => Err("py-spy does not come back".to_owned()),
+        (false, _) => Err("py-spy did not come back in time".to_owned()),
     }
 }
 

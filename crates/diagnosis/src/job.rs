@@ -3,12 +3,15 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use instep_recorder::{Snapshot, folder};
 use serde::{Deserialize, Serialize};
 
 /// The launcher's own file.
 const FILE: &str = "job.json";
+/// How long after each other the launchers of a job end.
+const ENDED_TOGETHER: Duration = Duration::from_secs(60);
 /// No launcher writes a longer one.
 const LONGEST: u64 = 16 << 20;
 
@@ -73,10 +76,19 @@ pub fn find(base: &Path, meant: Option<&str>) -> Vec<PathBuf> {
         let own_name = folder.file_name().is_some_and(|name| name == meant);
         own_name || Job::read(folder).is_some_and(|job| job.name == meant) || names(folder).any(|name| name == meant)
     };
-    // Of a job that was started several times, what runs counts; otherwise the last.
+    // Of a job that was started several times, what runs counts; otherwise what ended last, on all of its nodes here.
     let named: Vec<PathBuf> = all.iter().filter(named).cloned().collect();
     let running: Vec<PathBuf> = named.iter().filter(|folder| is_running(folder)).cloned().collect();
-    if running.is_empty() { named.into_iter().take(1).collect() } else { running }
+    if !running.is_empty() {
+        return running;
+    }
+    let changed = |folder: &PathBuf| fs::metadata(folder).and_then(|found| found.modified()).ok();
+    let newest = named.first().and_then(changed);
+    let together = |folder: &PathBuf| {
+        let apart = newest.zip(changed(folder)).and_then(|(newest, changed)| newest.duration_since(changed).ok());
+        apart.is_none_or(|apart| apart <= ENDED_TOGETHER)
+    };
+    named.into_iter().filter(together).collect()
 }
 
 fn snapshots(folder: &Path) -> impl Iterator<Item = Snapshot> + use<> {

@@ -97,6 +97,9 @@ pub fn render(diagnosis: &Diagnosis, evidence: &[Evidence], now: u64, line: Sour
             text.extend(found.map(|one| stack(one, line)));
         }
     }
+    // Without records nobody is blamed, and everybody may be.
+    let silent = evidence.iter().filter(|one| one.records.is_none() && one.stacks.main().is_some());
+    text.extend(silent.take(MOST_RANKS).map(|one| stack(one, line)));
     for remark in &diagnosis.remarks {
         // Infallible, as all writing to a string.
         let _ = writeln!(text, "\nnote: {remark}");
@@ -128,7 +131,7 @@ fn table(evidence: &[Evidence], now: u64) -> String {
     for one in evidence {
         let rank = one.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
         let last = one.records.as_ref().map_or_else(|| "no records".to_owned(), |records| last(records, now));
-        rows.push([rank, one.host.clone(), one.process.to_string(), one.condition.name().to_owned(), last]);
+        rows.push([rank, one.host.clone(), one.process.to_string(), process(one), last]);
     }
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..4).map(width).collect();
@@ -137,6 +140,16 @@ fn table(evidence: &[Evidence], now: u64) -> String {
         format!("{cells}{}\n", row[4])
     };
     rows.iter().map(line).collect()
+}
+
+/// "asleep", and of a rank that says nothing itself, in which function of the kernel.
+fn process(one: &Evidence) -> String {
+    match &one.waits_in {
+        Some(place) if one.records.is_none() && matches!(one.condition, Condition::Alive(_)) => {
+            format!("{} in {place}", one.condition.name())
+        }
+        _ => one.condition.name().to_owned(),
+    }
 }
 
 /// What a rank is in, or was in last.
@@ -203,6 +216,7 @@ pub fn to_json(diagnosis: &Diagnosis, evidence: &[Evidence], now: u64) -> Value 
             "host": one.host,
             "pid": one.process,
             "process": one.condition.name(),
+            "waits_in": one.waits_in,
             "last_operation": one.records.as_ref().map(|records| last(records, now)),
             "threads": threads,
             "no_stack_because": reason,

@@ -247,6 +247,15 @@ fn remarks(evidence: &[Evidence]) -> Vec<String> {
             crate::report::ranks(&without)
         ));
     }
+    let mut reasons: std::collections::BTreeMap<&str, Vec<u32>> = std::collections::BTreeMap::new();
+    for one in evidence.iter().filter(|one| one.records.is_none() && matches!(one.condition, Condition::Alive(_))) {
+        if let (Stacks::Unknown(reason), Some(rank)) = (&one.stacks, one.rank) {
+            reasons.entry(reason).or_default().push(rank);
+        }
+    }
+    for (reason, without) in reasons {
+        remarks.push(format!("no stacks of {}: {reason}", crate::report::ranks(&without)));
+    }
     for one in evidence {
         let Some(records) = &one.records else { continue };
         let rank = one.rank.map_or_else(|| format!("process {}", one.process), |rank| format!("rank {rank}"));

@@ -24,6 +24,14 @@ pub fn is_alive(process: u32, started: u64) -> bool {
     stat(process).is_some_and(|stat| stat.started == started && !matches!(stat.state, 'Z' | 'X'))
 }
 
+/// In which function of the kernel its main thread waits, where the kernel says so.
+pub fn waits_in(process: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/wchan")).ok()?;
+    let name = text.trim();
+    let plain = name.len() <= 60 && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.".contains(letter));
+    (plain && !name.is_empty() && name != "0").then(|| name.to_owned())
+}
+
 /// The name of a program may hold spaces and brackets: what counts stands behind the last bracket.
 fn parse(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;

@@ -381,6 +381,14 @@ HANGS: dict[str, Callable[[], None]] = {
     "stopped_inside": stopped_inside,
     **{does.__name__: late(does) for does in ON_THE_WAY},
 }
+
+
+def reduces_until_it_fails() -> None:
+    while True:
+        reduce(dist.group.WORLD)
+        (folder / f"reduced-{rank()}").touch()
+
+
 DEATHS: dict[str, Callable[[], None]] = {
     "killed": dying(lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "crashed": dying(lambda: ctypes.string_at(0)),
@@ -390,6 +398,7 @@ DEATHS: dict[str, Callable[[], None]] = {
     "raised": dying(raises),
     "goes_on_alone": goes_on_alone,
     "another_call": another_call,
+    "reduces_until_it_fails": reduces_until_it_fails,
 }
 
 

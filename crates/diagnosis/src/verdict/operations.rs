@@ -176,15 +176,26 @@ fn together(seen: &[Seen<'_>], evidence: &[Evidence], now: u64) -> Vec<Key> {
     for key in &mut keys {
         if key.stuck.message.is_none() {
             let been_through = |one: &Evidence| {
-                let group = named(one.records.as_ref()?, &key.stuck.group, key.generation)?;
+                let records = one.records.as_ref()?;
+                let group = named(records, &key.stuck.group, key.generation)?;
                 let rank = one.rank.filter(|rank| !key.inside.contains_key(rank))?;
-                // Of a group that failed, what is queued counts as ended, too: only what was given can have been.
-                (group.ended > key.stuck.sequence && !key.stuck.failed).then_some(rank)
+                // Of a group that failed, what was queued counts as ended, too: there only what was started tells.
+                let counted = group.ended > key.stuck.sequence && !key.stuck.failed;
+                (counted || was_seen_behind(records, group, key.stuck.sequence)).then_some(rank)
             };
             key.passed = evidence.iter().filter_map(been_through).collect();
         }
     }
     keys
+}
+
+/// Whether a rank has done a collective of a group, or begun a later one.
+fn was_seen_behind(records: &Snapshot, group: &Group, sequence: u64) -> bool {
+    let of_group = records.operations.iter().filter(|one| one.class == Shape::Collective);
+    of_group.filter(|one| records.group(one).is_some_and(|own| own.index == group.index)).any(|one| {
+        let done = one.sequence == sequence && one.state == State::Done;
+        done || (one.sequence > sequence && one.started > 0)
+    })
 }
 
 fn call(operation: &Operation) -> String {

@@ -28,6 +28,7 @@ impl World {
             host: "node-a".to_owned(),
             process: rank + 100,
             condition: Condition::Alive('S'),
+            waits_in: None,
             records: None,
             stacks: at(&["/v/lib/python3.11/site-packages/instep/backend/work.py", "/w/train.py"]),
         });
@@ -213,6 +214,19 @@ fn all_there_or_not_to_be_seen() {
     world.evidence.truncate(1);
     let diagnosis = world.diagnose();
     assert_eq!((diagnosis.findings[0].causes[0].rank, diagnosis.findings[0].causes[0].class), (1, Class::Elsewhere));
+}
+
+#[test]
+fn ranks_that_failed_one_after_the_other_have_lost_the_network() {
+    let mut world = World::of(2);
+    let groups = world.group("default", &[0, 1]);
+    groups[0].ended(begin(&groups[0], "all_reduce", 8), false);
+    groups[1].ended(begin(&groups[1], "all_reduce", 8), true);
+    groups[1].ended(begin(&groups[1], "broadcast", 8), false);
+    world.evidence.iter_mut().for_each(|one| one.condition = Condition::Ended);
+    let diagnosis = world.diagnose();
+    let causes: Vec<_> = diagnosis.findings[0].causes.iter().map(|cause| (cause.rank, cause.class)).collect();
+    assert_eq!(causes, [(0, Class::NetworkCut), (1, Class::NetworkCut)]);
 }
 
 #[test]

@@ -235,6 +235,30 @@ impl Engine {
         }
     }
 
+    /// A part of the operation among the hosts, and work inside this one at the same time. The thread for the former ends
+    /// with it; if there is no work, the part is done here.
+    fn meanwhile(
+        &mut self,
+        operation: Operation,
+        watch: &Watch,
+        work: Option<impl FnOnce(&mut Engine) -> Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let Some(work) = work else { return self.between(&operation, watch) };
+        let Some(mut rail) = self.rail.take() else { return work(self) };
+        let results = std::thread::scope(|scope| {
+            let (rail, whole, left) = (&mut rail, watch.whole, watch.left());
+            let travel = move || rail.run_part(&operation, &whole, left);
+            let thread = std::thread::Builder::new().name("instep-rail".to_owned()).spawn_scoped(scope, travel);
+            let thread = thread.map_err(|error| Error::system("start a thread", error))?;
+            let near = work(self);
+            // Whoever fails first aborts the group, which ends the other one.
+            let far = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            near.and(far)
+        });
+        self.rail = Some(rail);
+        results
+    }
+
     /// An operation without stages. The ranks compare what they call before, with those who have called something else.
     fn straight(&mut self, operation: &Operation, watch: &Watch) -> Result<(), Error> {
         self.meet_inside(watch)?;

@@ -13,14 +13,16 @@
 //! A host of L ranks sends and receives what one rank would; B bytes of an all_reduce cross its link 2·B·(h − 1)/h times in
 //! both directions, for h hosts.
 
+use std::ops::Range;
+
 use super::{Engine, Watch};
 use crate::engine::Work;
 use crate::operation::{Operation, Source, Target};
 use crate::plan::{Cut, segment};
 use crate::{DataType, Error, Rank, Reduction};
 
-/// Bytes of a buffer that go through the stages at once, and the most memory that they need beside the buffers.
-const CHUNK_BYTES: usize = 8 << 20;
+/// Bytes of a buffer that go through the stages at once; the sums of two such chunks lie beside the buffers.
+const CHUNK_BYTES: usize = 4 << 20;
 
 /// What ranks of a host do for a reduction of all ranks.
 fn inside_of(reduction: Reduction) -> Reduction {
@@ -46,6 +48,9 @@ fn source(buffer: Source, start: usize, bytes: usize) -> Source {
 fn target(buffer: Target, start: usize, bytes: usize) -> Target {
     Target::new(buffer.pointer.wrapping_add(start), bytes)
 }
+
+/// By rank of the host: where its segment of the buffer starts, and its length, in bytes.
+type Chunk = Vec<(usize, usize)>;
 
 /// all_reduce and reduce.
 struct Reducing {
@@ -98,45 +103,78 @@ impl Engine {
         Target::new(self.scratch.as_mut_ptr(), bytes)
     }
 
+    /// Chunk by chunk: while one is between the hosts, the ranks of a host share the one before and add up the one after.
     fn reduce(&mut self, reducing: &Reducing, watch: &Watch) -> Result<(), Error> {
         let size = reducing.dtype.size();
         let cut = Cut::new(reducing.input.bytes / size, size, CHUNK_BYTES);
+        let number = self.place().0;
+        let chunk = |engine: &Engine, step: usize| engine.chunk(cut.range(step), size);
+        // The first is the longest.
+        let room = chunk(self, 0)[number].1.next_multiple_of(64);
+        let halves = self.scratch(2 * room);
+        let half = |step: usize, chunk: &Chunk| target(halves, step % 2 * room, chunk[number].1);
+        let mut next = chunk(self, 0);
+        self.spread(reducing, &next, half(0, &next), watch)?;
+        let mut before: Option<(Chunk, Target)> = None;
         for step in 0..cut.steps() {
-            let range = cut.range(step);
-            self.reduce_chunk(reducing, range.start * size, range.len(), watch)?;
+            let current = next;
+            let own = half(step, &current);
+            next = chunk(self, step + 1);
+            let after = (step + 1 < cut.steps()).then(|| (&next, half(step + 1, &next)));
+            let travelling = self.reduce_between(reducing, own);
+            let work = |engine: &mut Engine| {
+                if let Some((chunk, own)) = &before {
+                    engine.collect(reducing, chunk, *own, watch)?;
+                }
+                after.map_or(Ok(()), |(chunk, own)| engine.spread(reducing, chunk, own, watch))
+            };
+            self.meanwhile(travelling, watch, (cut.steps() > 1).then_some(work))?;
+            before = Some((current, own));
         }
-        Ok(())
+        before.map_or(Ok(()), |(chunk, own)| self.collect(reducing, &chunk, own, watch))
     }
 
-    fn reduce_chunk(&mut self, reducing: &Reducing, start: usize, count: usize, watch: &Watch) -> Result<(), Error> {
-        let &Reducing { input, output, dtype, reduction, root } = reducing;
-        let (number, ranks) = self.place();
-        let (size, rails) = (dtype.size(), self.topology.rails());
-        let segments: Vec<(usize, usize)> = (0..ranks)
-            .map(|rank| if rank < rails { segment(count, size, rails, rank) } else { 0..0 })
-            .map(|range| (start + range.start * size, range.len() * size))
-            .collect();
-        let own = self.scratch(segments[number].1);
-        let parts = segments.iter().map(|(start, bytes)| source(input, *start, *bytes)).collect();
-        self.inside(&Work::Spread { parts, output: own, dtype, reduction: inside_of(reduction) }, watch)?;
+    /// Who reduces what of some elements: the segments of the ranks of this host.
+    fn chunk(&self, range: Range<usize>, size: usize) -> Chunk {
+        let (rails, (_, ranks)) = (self.topology.rails(), self.place());
+        (0..ranks)
+            .map(|rank| if rank < rails { segment(range.len(), size, rails, rank) } else { 0..0 })
+            .map(|part| ((range.start + part.start) * size, part.len() * size))
+            .collect()
+    }
+
+    /// The values of this host, each segment reduced by its rank.
+    fn spread(&mut self, reducing: &Reducing, chunk: &Chunk, own: Target, watch: &Watch) -> Result<(), Error> {
+        let &Reducing { input, dtype, reduction, .. } = reducing;
+        let parts = chunk.iter().map(|(start, bytes)| source(input, *start, *bytes)).collect();
+        self.inside(&Work::Spread { parts, output: own, dtype, reduction: inside_of(reduction) }, watch)
+    }
+
+    /// What hosts do with a segment, in place.
+    fn reduce_between(&self, reducing: &Reducing, own: Target) -> Operation {
+        let &Reducing { dtype, reduction, root, .. } = reducing;
         let (input, reduction) = (Source::new(own.pointer, own.bytes), between_of(reduction));
-        let between = match root {
+        match root {
             None => Operation::AllReduce { input, output: own, dtype, reduction },
             Some(root) => {
                 let root = Rank(self.topology.host(root));
                 Operation::Reduce { input, output: own, dtype, reduction, root }
             }
-        };
-        self.between(&between, watch)?;
-        let wanted = match root {
+        }
+    }
+
+    /// The segments to those of this host who want the result.
+    fn collect(&mut self, reducing: &Reducing, chunk: &Chunk, own: Target, watch: &Watch) -> Result<(), Error> {
+        let wanted = match reducing.root {
             None => true,
             Some(root) if self.topology.host(root) != self.topology.host(self.rank) => return self.meet_inside(watch),
             Some(root) => root == self.rank,
         };
         self.touched |= wanted;
-        let outputs = segments.iter().filter(|_| wanted).map(|(start, bytes)| target(output, *start, *bytes)).collect();
-        let lengths = segments.iter().map(|(_, bytes)| *bytes).collect();
-        self.inside(&Work::Collect { input, lengths, outputs }, watch)
+        let output = |(start, bytes): &(usize, usize)| target(reducing.output, *start, *bytes);
+        let outputs = chunk.iter().filter(|_| wanted).map(output).collect();
+        let lengths = chunk.iter().map(|(_, bytes)| *bytes).collect();
+        self.inside(&Work::Collect { input: Source::new(own.pointer, own.bytes), lengths, outputs }, watch)
     }
 
     fn broadcast(&mut self, buffer: Target, dtype: DataType, root: usize, watch: &Watch) -> Result<(), Error> {

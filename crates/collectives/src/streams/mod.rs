@@ -299,6 +299,10 @@ impl Engine {
         if let Some(verdict) = verdict {
             self.alarm.abort(&verdict);
         }
+        // The other ranks of this host must not wait for what will not come.
+        if let (Some(arena), Some(verdict)) = (&self.arena, self.alarm.verdict()) {
+            arena.abort(verdict);
+        }
         self.tell();
         let host = |rank: usize| self.hosts.get(rank).cloned().unwrap_or_default();
         self.alarm.verdict().map_or(Error::Aborted { by: Rank(by) }, |verdict| verdict.to_error(host))

@@ -39,7 +39,7 @@ use crate::{Error, Noticed};
 /// Between two beats.
 const BEAT: Duration = Duration::from_millis(150);
 /// How long a host may take to acknowledge one, counted by the kernel from when it sends the byte again, after 200 ms.
-const UNACKNOWLEDGED: Duration = Duration::from_millis(550);
+const UNACKNOWLEDGED: Duration = Duration::from_millis(450);
 /// How often to see whether other ranks of this host have aborted the group.
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 /// How long a last word may take to go out.

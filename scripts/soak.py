@@ -2,8 +2,8 @@
 
     python3 scripts/soak.py [PYTEST ARGS]    (`make soak`)
 
-SOAK_ROUNDS (1) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000)
-how many fresh schedules every simulation takes.
+SOAK_ROUNDS (1) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS
+(20000) how many fresh schedules every simulation takes.
 """
 
 from __future__ import annotations

@@ -98,6 +98,39 @@ class Ticket:
         """Call this once when it has ended, on a thread for callbacks, which may wait."""
 
 @final
+class DeviceTicket:
+    """An operation that the GPU has been given, or will be."""
+
+    @property
+    def ticket(self) -> Ticket:
+        """How it went, once the GPU has been given everything."""
+
+    def order(self, stream: int) -> None:
+        """Have a stream wait for the end of the operation."""
+
+@final
+class DeviceGroup:
+    """The ranks of a group, on the GPU they share."""
+
+    @staticmethod
+    def connect(group: CollectiveGroup, ordinal: int, timeout: float) -> tuple[DeviceGroup | None, str | None]:
+        """To be called by all ranks of a group that serves for this alone; a text says why it cannot be."""
+
+    @staticmethod
+    def can_reduce(dtype: int, reduce: int) -> bool:
+        """Whether a type can be reduced so on the GPU."""
+
+    @property
+    def stream(self) -> int:
+        """The stream on which everything happens."""
+
+    def submit(self, operations: Sequence[Operation], stream: int, timeout: float, keep: object) -> DeviceTicket:
+        """Begin operations on device memory, behind what `stream` has been given."""
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the memory back."""
+
+@final
 class FlightRecorder:
     """What this process did last, in a file."""
 

@@ -15,6 +15,7 @@
 //! | `streams` | the same over TCP, where ranks do not share memory |
 //! | `mixed` | both: inside every host first, then between hosts |
 //! | `mail` | send and receive between two ranks |
+//! | [`DeviceGroup`] | the same on memory of a GPU that the ranks share |
 //!
 //! Promises:
 //!
@@ -48,12 +49,13 @@
 //! # Ok::<(), instep_collectives::Error>(())
 //! ```
 //!
-//! Not here: CUDA; encryption, so the network must be trusted. Linux 5.3 or newer.
+//! Not here: ranks with different GPUs; encryption, so the network must be trusted. Linux 5.3 or newer.
 
 mod address;
 mod arena;
 mod bound;
 mod call;
+mod device;
 mod diary;
 mod dtype;
 mod engine;
@@ -82,6 +84,7 @@ use std::fmt;
 pub use address::Address;
 pub use bound::{Bound, Options, Transport};
 pub use call::{Call, Kind};
+pub use device::{DeviceGroup, DeviceTicket};
 pub use dtype::{DataType, Element, Reduction};
 pub use error::{Error, Noticed};
 pub use group::{Group, Reconfigured};

@@ -9,7 +9,7 @@
 //! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
 //! ```
 //!
-//! In a c10d job both sides say [`ToCoordinator::Ping`] and [`FromCoordinator::Ping`] once an interval. In an elastic job
+//! In a c10d job a launcher says [`ToCoordinator::Ping`] once an interval, and is answered. In an elastic job
 //! every launcher has such a port, in case it must lead one day, and answers [`ToCoordinator::Contact`] there.
 //!
 //! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
@@ -228,7 +228,10 @@ pub enum ToCoordinator {
         cause: String,
     },
     /// Still there.
-    Ping {},
+    Ping {
+        /// When, by the launcher's own clock, in milliseconds.
+        at: u64,
+    },
     /// From the coordinator's own process: lead.
     Lead(Box<Lead>),
     /// From anybody of the job, instead of a hello.
@@ -273,7 +276,10 @@ pub enum FromCoordinator {
     /// The job succeeded.
     Complete {},
     /// Still there.
-    Ping {},
+    Ping {
+        /// When that was said, by the launcher's clock.
+        at: u64,
+    },
     /// What to know in case the coordinator is lost: once a round is committed, and for nodes that come later.
     Lineage(Lineage),
     /// The node was given up: it ends its workers and may join again.

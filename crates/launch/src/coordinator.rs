@@ -89,7 +89,7 @@ pub struct Coordinator {
     lineage: Option<Lineage>,
     pending: Option<Lineage>,
     silence: Option<Silence>,
-    next_ping: Instant,
+    next_look: Instant,
     /// Failures of the current round.
     failures: Vec<Failure>,
     /// `None` where there are none and cannot be any.
@@ -113,7 +113,7 @@ impl Coordinator {
             lineage: None,
             pending: None,
             silence,
-            next_ping: now,
+            next_look: now,
             failures: Vec::new(),
             foreign: shares_port.then(|| ForeignNodes::new(&hosting.run_id, hosting.terms.max_nodes)),
             resumed: false,
@@ -383,8 +383,8 @@ impl Coordinator {
             }
             // It is alive, so that it must not be taken for one that has ended.
             ToCoordinator::Parting { cause } => self.let_go(vec![(node, cause)], context),
-            // Heard, which is all it is for.
-            ToCoordinator::Ping {} => {}
+            // The answer tells the launcher until when it was surely heard.
+            ToCoordinator::Ping { at } => self.tell(node, &FromCoordinator::Ping { at }, context),
             ToCoordinator::Hello(_)
             | ToCoordinator::Contact(_)
             | ToCoordinator::Lead(_)
@@ -417,7 +417,7 @@ impl Coordinator {
         self.let_go(guests, context);
     }
 
-    /// Speaks to everybody once an interval, and gives up those who do not.
+    /// Gives up those who do not speak; once an interval at least.
     fn feel_the_pulse(&mut self, context: &mut Context<'_>) {
         self.wake_up(context);
         let now = self.now(context);
@@ -426,10 +426,7 @@ impl Coordinator {
         let silent = silent.filter_map(|(node, guest)| Some((*node, silence.verdict(guest.heard, now)?)));
         let silent: Vec<(NodeId, String)> = silent.collect();
         let interval = silence.interval();
-        if context.now >= self.next_ping {
-            self.next_ping = context.now + interval;
-            self.tell_all(&FromCoordinator::Ping {}, context);
-        }
+        self.next_look = context.now + interval;
         self.let_go(silent, context);
     }
 
@@ -490,7 +487,7 @@ impl Companion for Coordinator {
         self.send_out_scouts();
         let due = wake_at(self).map(|due| self.began + due);
         let look = self.foreign.as_ref().map(|_| context.now + torchrun::LOOK_INTERVAL);
-        let ping = self.silence.as_ref().map(|_| self.next_ping);
+        let ping = self.silence.as_ref().map(|_| self.next_look);
         [due, look, ping].into_iter().flatten().min()
     }
 

@@ -63,9 +63,11 @@ struct Watch {
     began: Instant,
     silence: Silence,
     window: Duration,
-    /// When it was last heard, by the clock that stands still while we do, and by the one that does not.
+    interval: Duration,
+    /// When it was last heard, by the clock that stands still while we do.
     heard: Duration,
-    heard_at: Duration,
+    /// What we said last of which it has told that it was heard, by the clock that does not.
+    confirmed: Duration,
 }
 
 /// The thread that speaks for this launcher; stopped and joined on drop.
@@ -81,13 +83,15 @@ impl Link {
         fcntl(&stream, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let outgoing = Outgoing { stream: File::from(stream.try_clone()?), unsent: Vec::new(), broken: false };
         let outgoing = Arc::new(Mutex::new(outgoing));
-        let beat = pulse.map(|pulse| Beat::start(outgoing.clone(), pulse.interval)).transpose()?;
+        let began = Instant::now();
+        let beat = pulse.map(|pulse| Beat::start(outgoing.clone(), pulse.interval, began)).transpose()?;
         let watch = pulse.map(|pulse| Watch {
-            began: Instant::now(),
+            began,
             silence: Silence::new(pulse.interval, pulse.window(), Duration::ZERO),
             window: pulse.window(),
+            interval: pulse.interval,
             heard: Duration::ZERO,
-            heard_at: Duration::ZERO,
+            confirmed: Duration::ZERO,
         });
         Ok(Link { outgoing, stream: File::from(stream), received, closed: false, watch, beat })
     }
@@ -141,8 +145,7 @@ impl Link {
             }
         }
         if let Some(watch) = self.watch.as_mut().filter(|_| heard) {
-            watch.heard_at = watch.began.elapsed();
-            watch.heard = watch.silence.mark(watch.heard_at);
+            watch.heard = watch.silence.mark(watch.began.elapsed());
         }
         let mut messages = Vec::new();
         let mut consumed = 0;
@@ -150,6 +153,9 @@ impl Link {
             match control::decode(&self.received[consumed..]) {
                 Ok(Some((message, length))) => {
                     consumed += length;
+                    if let (FromCoordinator::Ping { at }, Some(watch)) = (&message, &mut self.watch) {
+                        watch.confirmed = Duration::from_millis(*at).min(watch.began.elapsed());
+                    }
                     messages.push(message);
                 }
                 Ok(None) => break,
@@ -164,13 +170,13 @@ impl Link {
         messages
     }
 
-    /// To be asked before every look for messages: whether nothing was heard for so long, be it because we were stopped
-    /// or because the other side was silent, that the coordinator may have given us up: what it ordered before is void.
+    /// To be asked before every look for messages: whether the coordinator may have given us up, because we were stopped
+    /// or the link was cut, so that what it ordered before is void. It does so an interval later at the earliest.
     pub(crate) fn was_away(&mut self) -> bool {
         let Some(watch) = self.watch.as_mut().filter(|_| !self.closed) else { return false };
         let now = watch.began.elapsed();
         watch.silence.look(now);
-        now.saturating_sub(watch.heard_at) > watch.window
+        now.saturating_sub(watch.confirmed) > watch.window + watch.interval
     }
 
     /// How the coordinator's silence is put to people, once it is too long. To be asked after every look for messages.
@@ -217,7 +223,7 @@ impl Outgoing {
 }
 
 impl Beat {
-    fn start(outgoing: Arc<Mutex<Outgoing>>, interval: Duration) -> io::Result<Beat> {
+    fn start(outgoing: Arc<Mutex<Outgoing>>, interval: Duration, began: Instant) -> io::Result<Beat> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let beat = move || {
@@ -229,7 +235,8 @@ impl Beat {
                 let mut outgoing = held(&outgoing);
                 // What waits to be sent says the same, and must not grow without bound.
                 if outgoing.unsent.is_empty() {
-                    outgoing.unsent.extend(control::encode(&ToCoordinator::Ping {}));
+                    let at = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    outgoing.unsent.extend(control::encode(&ToCoordinator::Ping { at }));
                 }
                 outgoing.flush();
             }

@@ -425,7 +425,7 @@ impl Supervisor<'_> {
                 }
                 return Ok(end);
             }
-            FromCoordinator::Ping {} | FromCoordinator::NotLeading {} | FromCoordinator::Stand(_) => {}
+            FromCoordinator::Ping { .. } | FromCoordinator::NotLeading {} | FromCoordinator::Stand(_) => {}
             FromCoordinator::Lineage(lineage) => {
                 if self.pledges.committed(&lineage) {
                     self.identity.last_round = Some(lineage.round);

@@ -217,7 +217,7 @@ fn take_part(
             | ToCoordinator::Started {}
             | ToCoordinator::Draining { .. }
             | ToCoordinator::Parting { .. }
-            | ToCoordinator::Ping {}
+            | ToCoordinator::Ping { .. }
             | ToCoordinator::Lead(_)
             | ToCoordinator::Contact(_)
             | ToCoordinator::Scouted(_) => {}

@@ -44,12 +44,12 @@ fn targets(memory: Vec<Memory>) -> Vec<Target> {
 }
 
 /// The type with this index in `DTYPES`.
-fn data_type(index: usize) -> PyResult<DataType> {
+pub(crate) fn data_type(index: usize) -> PyResult<DataType> {
     DataType::ALL.get(index).copied().ok_or_else(|| errors::no_such("element type", index))
 }
 
 /// The reduction with this index in `REDUCTIONS`.
-fn reduction(index: usize, factor: f64) -> PyResult<Reduction> {
+pub(crate) fn reduction(index: usize, factor: f64) -> PyResult<Reduction> {
     match Reduction::ALL.get(index) {
         Some(Reduction::PremultipliedSum(_)) => Ok(Reduction::PremultipliedSum(factor)),
         Some(other) => Ok(*other),
@@ -76,7 +76,7 @@ impl Operation {
         Operation(Mutex::new(operation))
     }
 
-    fn get(&self) -> engine::Operation {
+    pub(crate) fn get(&self) -> engine::Operation {
         lock(&self.0).clone()
     }
 }
@@ -185,6 +185,12 @@ pub(crate) struct Ticket {
     label: Arc<str>,
 }
 
+impl Ticket {
+    pub(crate) fn new(ticket: engine::Ticket, label: Arc<str>) -> Ticket {
+        Ticket { ticket, label }
+    }
+}
+
 #[pymethods]
 impl Ticket {
     /// Wait for the end, at most so many seconds; raises what went wrong.
@@ -256,7 +262,11 @@ enum Place {
 }
 
 impl CollectiveGroup {
-    fn connected(&self, py: Python<'_>) -> PyResult<Arc<Group>> {
+    pub(crate) fn label(&self) -> Arc<str> {
+        Arc::clone(&self.label)
+    }
+
+    pub(crate) fn connected(&self, py: Python<'_>) -> PyResult<Arc<Group>> {
         match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
             Place::Connected(group) => Ok(Arc::clone(group)),
             _ => Err(errors::closed_group(py, &self.label)),

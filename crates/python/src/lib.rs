@@ -6,6 +6,7 @@
 mod checkpoint;
 mod collectives;
 mod delivery;
+mod device;
 mod errors;
 mod json;
 mod recorder;
@@ -23,6 +24,8 @@ mod _native {
     use super::checkpoint::CheckpointFolder;
     #[pymodule_export]
     use super::collectives::{CollectiveGroup, Operation, Ticket, stop_callbacks};
+    #[pymodule_export]
+    use super::device::{DeviceGroup, DeviceTicket};
     #[pymodule_export]
     use super::recorder::FlightRecorder;
     #[pymodule_export]

@@ -16,10 +16,12 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch._C._distributed_c10d import Store
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from instep._native import CollectiveGroup, stop_callbacks
 from instep.backend import recorder
+from instep.backend.device import Device, connect
 from instep.errors import ConnectFailed, InvalidCall
 
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
@@ -30,7 +32,15 @@ class Link:
     """The connection of one group."""
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, *, name: str, global_ranks: Sequence[int]
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        name: str,
+        global_ranks: Sequence[int],
+        recorded: bool = True,
     ) -> None:
         self.store = store
         self.rank = rank
@@ -42,6 +52,9 @@ class Link:
         # Collectives called so far.
         self.sequence = 0
         self.generation = 0
+        self.name = name
+        # How CUDA tensors are exchanged on each GPU: None where they travel through the host.
+        self._devices: dict[int, Device | None] = {}
         # Monitored barriers called so far.
         self.monitored = 0
         # The default group's ranks are the job's; elsewhere messages must say whom they mean.
@@ -52,7 +65,7 @@ class Link:
             single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
             streams=_transport() == "tcp",
             interface=os.environ.get("INSTEP_INTERFACE") or None,
-            recorder=recorder.of_this_process(None if global_ranks else (rank, size)),
+            recorder=recorder.of_this_process(None if global_ranks else (rank, size)) if recorded else None,
             name=name if global_ranks else "default",
             ranks=self.global_ranks,
         )
@@ -79,14 +92,42 @@ class Link:
     def reconfigure(self, store: Store, rank: int, size: int, generation: int, seconds: float) -> int | None:
         """Give the group other peers; see `instep.backend.reconfigure`."""
         self.native.abort()
+        self._leave_devices()
         self.store, self.rank, self.size, self.generation = store, rank, size, generation
         self.sequence = 0
         return self._meet(seconds)
 
+    def device(self, device: torch.device) -> Device | None:
+        """How CUDA tensors are exchanged on a GPU; None if through the host. Called by all ranks, the first time."""
+        index = device.index
+        if index not in self._devices:
+            self._devices[index] = self._connect_device(device) if _wants_device() else None
+        return self._devices[index]
+
+    def _connect_device(self, device: torch.device) -> Device | None:
+        store = PrefixStore(f"instep/device/{self.generation}/{len(self._devices)}", self.store)
+        timeout = timedelta(seconds=self.seconds)
+        signals = Link(
+            store, self.rank, self.size, timeout, name=self.name, global_ranks=self.global_ranks, recorded=False
+        )
+        return connect(signals, device, self.seconds)
+
+    def _leave_devices(self) -> None:
+        for device in self._devices.values():
+            if device is not None:
+                device.close()
+        self._devices.clear()
+
     def close(self) -> None:
         """Leave the group."""
+        self._leave_devices()
         self.native.shutdown()
         _open.discard(self)
+
+
+def _wants_device() -> bool:
+    """Whether CUDA tensors may be exchanged on the GPU; the same on all ranks."""
+    return os.environ.get("INSTEP_DEVICE_EXCHANGE", "1") != "0"
 
 
 def _transport() -> str:

@@ -26,8 +26,9 @@ from torch.distributed import (
     ScatterOptions,
 )
 
-from instep._native import Operation
+from instep._native import DeviceGroup, Operation
 from instep.backend import sparse
+from instep.backend.device import DeviceStaging
 from instep.backend.link import Link
 from instep.backend.monitor import monitored_barrier
 from instep.backend.tensors import (
@@ -89,6 +90,8 @@ class Operations:
         link = self._link
         link.sequence += 1
         seconds = self._seconds(terms.timeout)
+        if isinstance(staging, DeviceStaging):
+            return staging.begin(operations, outputs, seconds, wait=not terms.asyncOp)
         after = staging.copy_back if staging.copies_back else None
         if len(operations) == 1:
             if terms.asyncOp:
@@ -102,6 +105,16 @@ class Operations:
         if after is not None:
             after()
         return None
+
+    def _staging(self, tensor: Tensor, reduce: int | None = None) -> Staging:
+        """Where the tensors of an operation travel, told by one of them: all ranks come to the same conclusion."""
+        if tensor.is_cuda:
+            code = REDUCIBLE.get(tensor.dtype)
+            if reduce is None or (code is not None and DeviceGroup.can_reduce(code, reduce)):
+                device = self._link.device(tensor.device)
+                if device is not None:
+                    return DeviceStaging(device)
+        return Staging()
 
     def _seconds(self, timeout: timedelta | None) -> float:
         """How long an operation may take."""
@@ -144,7 +157,7 @@ class Operations:
         if one.layout is torch.sparse_coo:
             sparse.all_reduce(self._link, one, index, self._seconds(terms.timeout))
             return Work(None, [one])
-        staging = Staging()
+        staging = self._staging(one, index)
         operation = Operation.all_reduce(*staging.update(one), reducible(one, index), index, factor)
         return self._begin([operation], staging, [one], terms)
 
@@ -155,7 +168,7 @@ class Operations:
         if opts is None:
             opts = AllreduceCoalescedOptions()
         index, factor = reduction(opts.reduceOp)
-        staging = Staging()
+        staging = self._staging(tensors[0], index) if tensors else Staging()
         operations = [
             Operation.all_reduce(*staging.update(tensor), reducible(tensor, index), index, factor) for tensor in tensors
         ]
@@ -180,7 +193,7 @@ class Operations:
         one = tensor if tensor is not None else _single(tensors, "reduce")
         index, factor = reduction(terms.reduceOp)
         root = self._root(terms.rootRank)
-        staging = Staging()
+        staging = self._staging(one, index)
         memory = staging.update(one) if root == self._link.rank else staging.read(one)
         operation = Operation.reduce(memory, reducible(one, index), index, root, factor)
         return self._begin([operation], staging, [one], terms)
@@ -206,7 +219,7 @@ class Operations:
         given = _list(input if input is not None else input_tensors, "reduce_scatter")
         index, factor = reduction(terms.reduceOp)
         movable([result, *given])
-        staging = Staging()
+        staging = self._staging(result, index)
         inputs = [staging.read(tensor) for tensor in given]
         operation = Operation.reduce_scatter(inputs, staging.write(result), reducible(result, index), index, factor)
         return self._begin([operation], staging, [result], terms)
@@ -227,7 +240,7 @@ class Operations:
         if opts is None:
             opts = ReduceScatterOptions()
         index, factor = reduction(opts.reduceOp)
-        staging = Staging()
+        staging = self._staging(outputs[0], index) if outputs else Staging()
         operations = []
         for output, given in _pairs(outputs, inputs):
             movable([output, given])
@@ -256,7 +269,7 @@ class Operations:
         )
         one = tensor if tensor is not None else _single(tensors, "broadcast")
         root = self._root(terms.rootRank)
-        staging = Staging()
+        staging = self._staging(one)
         memory = staging.read(one) if root == self._link.rank else staging.write(one)
         return self._begin([Operation.broadcast(memory, movable([one]), root)], staging, [one], terms)
 
@@ -277,7 +290,7 @@ class Operations:
         )
         given = input_tensor if input_tensor is not None else _single(input_tensors, "all_gather")
         outputs = _list(output_tensors, "all_gather")
-        staging = Staging()
+        staging = self._staging(given)
         return self._begin([self._gather_all(staging, outputs, given)], staging, list(outputs), terms)
 
     def allgather_coalesced(
@@ -287,7 +300,7 @@ class Operations:
         opts: AllgatherOptions | None = None,
     ) -> Work | None:
         """As `allgather`, of several tensors at once; `output_lists[rank][i]` is that rank's `input_list[i]`."""
-        staging = Staging()
+        staging = self._staging(input_list[0]) if input_list else Staging()
         operations = [
             self._gather_all(staging, [outputs[place] for outputs in output_lists], given)
             for place, given in enumerate(input_list)
@@ -317,7 +330,7 @@ class Operations:
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllgatherOptions | None = None
     ) -> Work | None:
         """As `all_gather_single`, of several tensors at once."""
-        staging = Staging()
+        staging = self._staging(inputs[0]) if inputs else Staging()
         operations = []
         for output, given in _pairs(outputs, inputs):
             code = movable([output, given])
@@ -344,7 +357,7 @@ class Operations:
         given = input_tensor if input_tensor is not None else _single(input_tensors, "gather")
         outputs = _list(output_tensors, "gather")
         root = self._root(terms.rootRank)
-        staging = Staging()
+        staging = self._staging(given)
         source = staging.read(given)
         targets = [staging.write(output) for output in outputs] if root == self._link.rank else []
         operation = Operation.gather(source, targets, movable([given, *outputs]), root)
@@ -360,7 +373,7 @@ class Operations:
         if opts is None:
             opts = GatherOptions()
         root = self._root(opts.rootRank)
-        staging = Staging()
+        staging = self._staging(input)
         source = staging.read(input)
         targets: list[Memory] = []
         code = movable([input])
@@ -388,7 +401,7 @@ class Operations:
         output = output_tensor if output_tensor is not None else _single(output_tensors, "scatter")
         given = _list(input_tensors, "scatter")
         root = self._root(terms.rootRank)
-        staging = Staging()
+        staging = self._staging(output)
         sources = [staging.read(tensor) for tensor in given] if root == self._link.rank else []
         operation = Operation.scatter(sources, staging.write(output), movable([output, *given]), root)
         return self._begin([operation], staging, [output], terms)
@@ -410,7 +423,7 @@ class Operations:
             else _options(AllToAllOptions(), timeout=opts if timeout is None else timeout)
         )
         size = self._link.size
-        staging = Staging()
+        staging = self._staging(output)
         sources = rows(input, staging.read(input), input_split_sizes, size, "the input")
         targets = rows(output, staging.write(output), output_split_sizes, size, "the output")
         operation = Operation.all_to_all(sources, targets, movable([output, input]))
@@ -420,7 +433,7 @@ class Operations:
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: AllToAllOptions | None = None
     ) -> Work | None:
         """Every rank gets its entry of all ranks' lists; sizes may differ from pair to pair."""
-        staging = Staging()
+        staging = self._staging(output_tensors[0]) if output_tensors else Staging()
         sources = [staging.read(tensor) for tensor in input_tensors]
         targets = [staging.write(tensor) for tensor in output_tensors]
         code = movable([*input_tensors, *output_tensors])

@@ -1,7 +1,8 @@
 """Tensors as the engine wants them: addresses of plain memory, and the types and reductions by number.
 
-What is no plain memory of this process (strided views, CUDA tensors, conjugated views) travels through a contiguous
-copy on the host: `Staging` makes it, remembers what must be copied back, and keeps everything alive meanwhile.
+What is no plain memory of this process (strided views, CUDA tensors unless `device` takes them, conjugated views)
+travels through a contiguous copy on the host: `Staging` makes it, remembers what must be copied back, and keeps
+everything alive meanwhile.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Staging:
     def write(self, tensor: torch.Tensor) -> Memory:
         """Memory that the engine only writes."""
         if not is_plain(tensor):
-            _refuse_what_has_no_memory(tensor)
+            refuse_what_has_no_memory(tensor)
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self._back.append((tensor, copy))
             tensor = copy
@@ -139,14 +140,15 @@ class Staging:
         return tensor.data_ptr(), tensor.nbytes
 
     def _host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        _refuse_what_has_no_memory(tensor)
+        refuse_what_has_no_memory(tensor)
         tensor = tensor.detach().resolve_conj().resolve_neg()
         # To the host in order with the current stream; this waits for it.
         tensor = tensor.cpu()
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _refuse_what_has_no_memory(tensor: torch.Tensor) -> None:
+def refuse_what_has_no_memory(tensor: torch.Tensor) -> None:
+    """Say why a tensor cannot be sent."""
     if tensor.layout is not torch.strided:
         raise InvalidCall(
             f"a tensor of layout {tensor.layout} cannot be sent\nhint: only all_reduce takes sparse tensors (COO); "

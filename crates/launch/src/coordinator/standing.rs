@@ -68,7 +68,7 @@ impl Coordinator {
             self.hosting.master_address = lead.master_address;
             let terms = self.hosting.terms.clone();
             self.began = context.now;
-            self.next_ping = context.now;
+            self.next_look = context.now;
             self.membership = Some(Membership::resume(terms, lead.resumption, Duration::ZERO));
             self.silence = self
                 .hosting

@@ -278,7 +278,7 @@ impl Membership {
             return vec![Action::Refuse { node, reason }];
         }
         self.views().for_each(|view| view.returned(facts.launcher));
-        if facts.after_silence && facts.last_round.is_some() {
+        if facts.after_silence {
             self.silent_since = Some(now);
         }
         let standing = if facts.busy { Standing::Stopping } else { Standing::Ready };
@@ -547,7 +547,7 @@ impl Membership {
             return if stopping > 0 { Vec::new() } else { self.announce(self.missing(ready, stopping, quorum)) };
         }
         // Spares may fill a job that was taken over while nodes of its last round are missing, whose workers still run.
-        let full = ready >= self.terms.max_nodes && !(self.was_taken_over() && !self.unaccounted().is_empty());
+        let full = ready >= self.terms.max_nodes && (!self.was_taken_over() || self.unaccounted().is_empty());
         let deadline = if full { now } else { self.start_by(since, last_call, now) }.max(self.not_before(since));
         if now >= deadline {
             return self.start(now);

@@ -56,7 +56,6 @@ pub struct Leading {
     pub membership: Membership,
     pub joined: BTreeMap<NodeId, Guest>,
     pub silence: Silence,
-    pub next_ping: Duration,
     pub next_scouting: Duration,
     pub pending: Option<Lineage>,
     pub lineage: Option<Lineage>,
@@ -87,11 +86,10 @@ pub struct Launcher {
     /// The launcher that leads, and the connection to it.
     pub link: Option<(LauncherId, NodeId)>,
     pub silence: Silence,
-    /// When the leader was last heard, by the clock that stands still in a pause, and by the one that does not.
+    /// When the leader was last heard, by the clock that stands still in a pause.
     pub heard: Duration,
-    pub heard_at: Duration,
-    /// Something is there to be heard.
-    pub pinged: bool,
+    /// What was said last of which the leader has told that it was heard, by the clock that does not.
+    pub confirmed: Duration,
     pub next_ping: Duration,
     pub pledges: Pledges,
     pub last_round: Option<u64>,
@@ -119,8 +117,7 @@ impl Launcher {
             link: None,
             silence: Silence::new(INTERVAL, WINDOW, now),
             heard: now,
-            heard_at: now,
-            pinged: false,
+            confirmed: now,
             next_ping: now,
             pledges: Pledges::default(),
             last_round: None,
@@ -162,7 +159,6 @@ impl Launcher {
             membership,
             joined: BTreeMap::new(),
             silence: Silence::new(INTERVAL, COORDINATOR_WINDOW, now),
-            next_ping: now,
             next_scouting: now,
             pending: None,
             lineage: None,

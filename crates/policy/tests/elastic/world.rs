@@ -150,6 +150,8 @@ impl World {
                     // Its workers would go on while it cannot end them: nobody promises anything about those.
                     if launcher.workers.is_none() && launcher.ending.is_none() {
                         launcher.paused_until = until;
+                        let id = launcher.id;
+                        self.note(|| format!("{id:?} is paused until {:.2}", until.as_secs_f64()));
                     }
                 }
             }
@@ -308,7 +310,7 @@ impl World {
             if let Some(launcher) = self.launchers.get_mut(&id) {
                 launcher.link = Some((leader, node));
                 launcher.heard = launcher.silence.mark(now);
-                launcher.heard_at = now;
+                launcher.confirmed = now;
                 launcher.search = None;
                 launcher.led_by = None;
                 if let Some(lineage) = lineage {
@@ -438,10 +440,6 @@ impl World {
         if leading.membership.wake_at().is_some_and(|due| due <= now) {
             events.push(Event::Tick);
         }
-        let pings = now >= leading.next_ping;
-        if pings {
-            leading.next_ping = now + INTERVAL;
-        }
         for node in silent {
             self.order(node, Order::Dropped, random);
             if let Some(wire) = self.wires.get_mut(&node) {
@@ -461,29 +459,12 @@ impl World {
             let actions = leading.membership.on(event, now);
             self.perform(id, actions, random);
         }
-        if pings {
-            self.ping_followers(id, machine);
-        }
         self.scout(id, machine, random);
     }
 
     /// Where a launcher that is gone was, as its coordinator knows.
     fn place_of(&self, leader: LauncherId, launcher: LauncherId) -> Option<usize> {
         self.launchers.get(&leader)?.leading.as_ref()?.places.get(&launcher)?.address.parse().ok()
-    }
-
-    fn ping_followers(&mut self, id: LauncherId, machine: usize) {
-        let now = self.now;
-        let cut = self.cut.clone();
-        let joined: BTreeSet<NodeId> =
-            self.launchers[&id].leading.iter().flat_map(|leading| leading.joined.keys().copied()).collect();
-        for launcher in self.launchers.values_mut() {
-            let reached = cut.contains(&machine) == cut.contains(&launcher.machine);
-            if reached && launcher.link.is_some_and(|(_, node)| joined.contains(&node)) {
-                launcher.heard = launcher.silence.mark(now);
-                launcher.pinged = true;
-            }
-        }
     }
 
     fn scout(&mut self, id: LauncherId, machine: usize, random: &mut Random) {
@@ -580,10 +561,7 @@ impl World {
         let now = self.now;
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
         launcher.silence.look(now);
-        let away = now.saturating_sub(launcher.heard_at) > WINDOW && launcher.workers.is_none();
-        if std::mem::take(&mut launcher.pinged) {
-            launcher.heard_at = now;
-        }
+        let away = now.saturating_sub(launcher.confirmed) > WINDOW + INTERVAL && launcher.workers.is_none();
         match launcher.link.filter(|_| away) {
             Some((leader, node)) if leader == id => self.let_orders_pass(node, random),
             Some((_, node)) => {
@@ -740,12 +718,16 @@ impl World {
             if let Some(launcher) = self.launchers.get_mut(&id) {
                 launcher.next_ping = now + INTERVAL;
             }
+            let awake = self.launchers.get(&leader).is_some_and(|one| self.awake(one));
             let leading = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut());
-            if let (true, Some(leading)) = (reached, leading) {
-                let mark = leading.silence.mark(now);
-                if let Some(guest) = leading.joined.get_mut(&node) {
-                    guest.heard = mark;
-                }
+            let Some(leading) = leading.filter(|_| reached) else { return };
+            let mark = leading.silence.mark(now);
+            let Some(guest) = leading.joined.get_mut(&node) else { return };
+            guest.heard = mark;
+            if let Some(launcher) = self.launchers.get_mut(&id).filter(|_| awake) {
+                // Answered at once; one that is paused answers when it is too late to matter.
+                launcher.heard = launcher.silence.mark(now);
+                launcher.confirmed = now;
             }
         }
     }

@@ -1,0 +1,101 @@
+//! The group of ranks on one GPU as a Python class: memory comes as device addresses, streams as the driver's numbers.
+#![expect(unsafe_code, reason = "device memory of tensors comes as addresses")]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use instep_collectives::{DeviceGroup as Engine, DeviceTicket as EngineTicket};
+use pyo3::prelude::{Py, PyAny, PyRef, PyResult, Python};
+use pyo3::{pyclass, pymethods};
+
+use crate::collectives::{CollectiveGroup, Operation, Ticket, data_type, reduction};
+use crate::errors;
+
+/// The ranks of a group, on the GPU they share.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct DeviceGroup {
+    engine: Mutex<Option<Engine>>,
+    stream: usize,
+    label: Arc<str>,
+}
+
+/// An operation that the GPU has been given, or will be.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct DeviceTicket {
+    ticket: EngineTicket,
+    label: Arc<str>,
+}
+
+#[pymethods]
+impl DeviceTicket {
+    /// How it went, once the GPU has been given everything.
+    #[getter]
+    fn ticket(&self) -> Ticket {
+        Ticket::new(self.ticket.ticket.clone(), Arc::clone(&self.label))
+    }
+
+    /// Have a stream wait for the end of the operation.
+    fn order(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        self.ticket.order(stream).map_err(|error| errors::collectives(py, &error, &self.label))
+    }
+}
+
+#[pymethods]
+impl DeviceGroup {
+    /// To be called by all ranks of a group that serves for this alone. A text says why it cannot be, on every rank.
+    #[staticmethod]
+    fn connect(
+        py: Python<'_>,
+        group: PyRef<'_, CollectiveGroup>,
+        ordinal: i32,
+        timeout: f64,
+    ) -> PyResult<(Option<DeviceGroup>, Option<String>)> {
+        let (timeout, label) = (errors::duration(timeout)?, group.label());
+        let signals = group.connected(py)?;
+        let connected = py.detach(|| Engine::connect(signals, ordinal, timeout));
+        match connected.map_err(|error| errors::collectives(py, &error, &label))? {
+            Ok(engine) => {
+                let stream = engine.stream();
+                Ok((Some(DeviceGroup { engine: Mutex::new(Some(engine)), stream, label }), None))
+            }
+            Err(reason) => Ok((None, Some(reason))),
+        }
+    }
+
+    /// Whether a type can be reduced so on the GPU.
+    #[staticmethod]
+    fn can_reduce(dtype: usize, reduce: usize) -> PyResult<bool> {
+        Ok(Engine::can_reduce(data_type(dtype)?, reduction(reduce, 1.0)?))
+    }
+
+    /// The stream on which everything happens.
+    #[getter]
+    fn stream(&self) -> usize {
+        self.stream
+    }
+
+    /// Begin operations on device memory, behind what `stream` has been given; `keep` is held until the GPU has them.
+    fn submit(
+        &self,
+        py: Python<'_>,
+        operations: Vec<PyRef<'_, Operation>>,
+        stream: usize,
+        timeout: f64,
+        keep: Py<PyAny>,
+    ) -> PyResult<DeviceTicket> {
+        let timeout = errors::duration(timeout)?;
+        let operations = operations.iter().map(|operation| operation.get()).collect();
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let engine = engine.as_ref().ok_or_else(|| errors::closed_group(py, &self.label))?;
+        // SAFETY: the caller's promise: see the documentation of the module.
+        let begun = unsafe { engine.submit(operations, stream, timeout) };
+        let ticket = begun.map_err(|error| errors::collectives(py, &error, &self.label))?;
+        ticket.ticket.when_finished(move |_| drop(keep));
+        Ok(DeviceTicket { ticket, label: Arc::clone(&self.label) })
+    }
+
+    /// Wait for what is under way, and give the memory back.
+    fn close(&self, py: Python<'_>) {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(engine));
+    }
+}

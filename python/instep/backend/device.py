@@ -1,0 +1,144 @@
+"""CUDA tensors of ranks that share one GPU: exchanged on the device, where the ranks can reach each other's memory.
+
+The first operation on CUDA tensors in a group finds out, on all ranks together, whether they can; if not, because the
+GPUs differ, there are several hosts, or the driver or the free memory does not allow it, tensors travel through the
+host as before. An operation is behind what the current stream has been given, and `wait` puts the current stream
+behind the operation: the host does not wait for the GPU.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from instep._native import DeviceGroup, DeviceTicket, Operation
+from instep.backend.tensors import Memory, Staging, refuse_what_has_no_memory
+from instep.backend.work import Work
+from instep.errors import InvalidCall
+
+if TYPE_CHECKING:
+    from instep.backend.link import Link
+
+
+class Device:
+    """The ranks of a group on their GPU."""
+
+    def __init__(self, native: DeviceGroup, signals: Link, device: torch.device) -> None:
+        self.native = native
+        self.device = device
+        self._signals = signals
+        self._stream = torch.cuda.ExternalStream(native.stream, device)
+        # Where futures are completed, so that nobody's own stream has to wait.
+        self._side = torch.cuda.Stream(device)
+
+    def begin(
+        self, operations: list[Operation], staging: DeviceStaging, outputs: list[torch.Tensor], seconds: float
+    ) -> DeviceWork:
+        """Have the operations done, one after the other."""
+        for tensor in staging.keep:
+            # Their memory is not given to others before our stream is done with it.
+            tensor.record_stream(self._stream)
+        current = torch.cuda.current_stream(self.device).cuda_stream
+        ticket = self.native.submit(operations, current, seconds, staging.keep)
+        return DeviceWork(ticket, outputs, self)
+
+    def order(self, ticket: DeviceTicket) -> None:
+        """Put the current stream behind an operation."""
+        ticket.order(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def aside(self) -> torch.cuda.StreamContext:
+        """Be on a stream that nobody else uses."""
+        return torch.cuda.stream(self._side)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._signals.close()
+        self.native.close()
+
+
+def connect(signals: Link, device: torch.device, seconds: float) -> Device | None:
+    """Find out whether the ranks of a group can use the device together; called by all of them."""
+    ordinal = device.index if device.index is not None else torch.cuda.current_device()
+    torch.cuda.init()
+    native, _why_not = DeviceGroup.connect(signals.native, ordinal, seconds)
+    if native is None:
+        signals.close()
+        return None
+    return Device(native, signals, torch.device("cuda", ordinal))
+
+
+class DeviceStaging(Staging):
+    """The device memory of one operation. Strided views travel through a contiguous copy on the device."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def read(self, tensor: torch.Tensor) -> Memory:
+        """Memory that is only read."""
+        return self._lend(self._contiguous(tensor))
+
+    def update(self, tensor: torch.Tensor) -> Memory:
+        """Memory that is read and then written."""
+        copy = self._contiguous(tensor)
+        if copy.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
+            self._back.append((tensor, copy))
+        return self._lend(copy)
+
+    def write(self, tensor: torch.Tensor) -> Memory:
+        """Memory that is only written."""
+        self._check(tensor)
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            self._back.append((tensor, copy))
+            tensor = copy
+        return self._lend(tensor)
+
+    def begin(
+        self, operations: list[Operation], outputs: list[torch.Tensor], seconds: float, *, wait: bool
+    ) -> Work | None:
+        """Have the operations done; None if the caller waits for them."""
+        work = self._device.begin(operations, self, outputs, seconds)
+        if not wait and not self._back:
+            return work
+        work.wait()
+        for tensor, copy in self._back:
+            tensor.detach().copy_(copy)
+        self._back.clear()
+        return None if wait else Work(None, outputs)
+
+    def _contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._check(tensor)
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+    def _check(self, tensor: torch.Tensor) -> None:
+        refuse_what_has_no_memory(tensor)
+        if tensor.device != self._device.device:
+            raise InvalidCall(
+                f"tensors of one call must be on one device, not on {self._device.device} and {tensor.device}"
+            )
+
+
+class DeviceWork(Work):
+    """An operation on the device."""
+
+    def __init__(self, native: DeviceTicket, outputs: list[torch.Tensor], device: Device) -> None:
+        super().__init__(native.ticket, outputs)
+        self._native = native
+        self._device = device
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Put the current stream behind the operation, and raise what went wrong."""
+        super().wait(timeout)
+        self._device.order(self._native)
+        return True
+
+    def _settle(self) -> None:
+        with self._device.aside():
+            if self.exception() is None:
+                self._device.order(self._native)
+            super()._settle()

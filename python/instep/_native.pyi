@@ -163,6 +163,8 @@ class CollectiveGroup:
         single_copy: bool = True,
         streams: bool = False,
         interface: str | None = None,
+        secret: str | None = None,
+        canonical: bool = False,
         recorder: FlightRecorder | None = None,
         name: str = "",
         ranks: Sequence[int] = (),

@@ -445,7 +445,9 @@ def test_every_collective_in_debug_mode() -> None:
     run_ranks(3, *CHECKS, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 
-@pytest.mark.parametrize("variable", ["INSTEP_TRANSPORT=tcp", "INSTEP_SINGLE_COPY=0"])
-def test_every_collective_another_way(variable: str) -> None:
-    name, value = variable.split("=")
-    run_ranks(3, *CHECKS, environment={name: value})
+@pytest.mark.parametrize(
+    "variables",
+    ["INSTEP_TRANSPORT=tcp INSTEP_SECRET=of-the-job INSTEP_ORDER=canonical", "INSTEP_SINGLE_COPY=0"],
+)
+def test_every_collective_another_way(variables: str) -> None:
+    run_ranks(3, *CHECKS, environment=dict(variable.split("=") for variable in variables.split()))

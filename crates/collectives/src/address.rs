@@ -5,6 +5,7 @@
 //! tag 1  host name, for messages        tag 3  abstract Unix socket
 //! tag 2  which memory it shares         tag 4  token a caller must know
 //! tag 5  which network it is in         tag 6  an endpoint in that network (any number of them)
+//! tag 7  empty: sums are to be in the order of ranks everywhere
 //! ```
 //! Fields with other tags are skipped, so that later versions can add ways to be met.
 
@@ -20,6 +21,7 @@ const SOCKET: u8 = 3;
 const TOKEN: u8 = 4;
 const NETWORK: u8 = 5;
 const ENDPOINT: u8 = 6;
+const CANONICAL: u8 = 7;
 
 /// The most endpoints that an address may have: a rank calls them one after the other.
 const MOST_ENDPOINTS: usize = 64;
@@ -36,6 +38,8 @@ pub struct Address {
     pub(crate) network: String,
     /// Where it can be called over the network; empty unless it was opened to it.
     pub(crate) endpoints: Vec<SocketAddr>,
+    /// It wants sums in the order of ranks, whatever the hosts.
+    pub(crate) canonical: bool,
 }
 
 impl Address {
@@ -50,6 +54,9 @@ impl Address {
             (NETWORK, self.network.as_bytes()),
         ];
         fields.extend(endpoints.iter().take(MOST_ENDPOINTS).map(|endpoint| (ENDPOINT, endpoint.as_bytes())));
+        if self.canonical {
+            fields.push((CANONICAL, &[]));
+        }
         let mut bytes = MAGIC.to_vec();
         for (tag, value) in fields {
             let value = &value[..value.len().min(usize::from(u16::MAX))];
@@ -65,7 +72,7 @@ impl Address {
         let wrong = |what| Error::Address { what };
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(wrong("it does not start as one of this version"))?;
         let (mut host, mut memory, mut socket, mut token, mut network) = (None, None, None, None, None);
-        let mut endpoints = Vec::new();
+        let (mut endpoints, mut canonical) = (Vec::new(), false);
         while let [tag, low, high, after @ ..] = rest {
             let length = usize::from(u16::from_le_bytes([*low, *high]));
             let (value, after) = after.split_at_checked(length).ok_or(wrong("it is cut off"))?;
@@ -77,6 +84,7 @@ impl Address {
                 SOCKET => socket = Some(value.to_vec()),
                 TOKEN => token = Some(value.try_into().map_err(|_| wrong("its token has the wrong length"))?),
                 NETWORK => network = Some(text()?),
+                CANONICAL => canonical = true,
                 ENDPOINT => {
                     let endpoint = text()?.parse().map_err(|_| wrong("an endpoint is none"))?;
                     if endpoints.len() < MOST_ENDPOINTS {
@@ -91,7 +99,7 @@ impl Address {
         }
         match (host, memory, socket, token, network) {
             (Some(host), Some(memory), Some(socket), Some(token), Some(network)) => {
-                Ok(Address { host, memory, socket, token, network, endpoints })
+                Ok(Address { host, memory, socket, token, network, endpoints, canonical })
             }
             _ => Err(wrong("a field is missing")),
         }
@@ -127,6 +135,7 @@ mod tests {
             socket: b"instep-1".to_vec(),
             token: [7; 16],
             network: "n".into(),
+            canonical: false,
             endpoints: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()],
         }
     }
@@ -148,9 +157,9 @@ mod tests {
         }
 
         #[test]
-        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), place: [u8; 16], port: u16) {
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), place: [u8; 16], port: u16, canonical: bool) {
             let endpoints = vec![(place, port).into(), ([1, 2, 3, 4], port).into()];
-            let address = Address { host, token, endpoints, ..sample() };
+            let address = Address { host, token, endpoints, canonical, ..sample() };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
         }
     }

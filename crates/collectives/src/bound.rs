@@ -20,7 +20,7 @@ use crate::streams::network::{self, Network};
 use crate::streams::wire::Purpose;
 use crate::streams::{self, Alarm, Seat, meeting};
 use crate::transport::Engine;
-use crate::{Address, Error, Rank, engine};
+use crate::{Address, Error, Rank, Secret, engine};
 
 const SMALLEST_SLOT: usize = 64 << 10;
 
@@ -42,6 +42,11 @@ pub struct Options {
     pub interface: Option<String>,
     /// Where the operations are written down for those who ask why a job hangs.
     pub recorder: Option<Arc<GroupRecorder>>,
+    /// What ranks of other hosts must know to be let in; all ranks have the same, or none has one.
+    pub secret: Option<Secret>,
+    /// Sums in the order of ranks whatever the hosts: the same bits on every topology, for more bytes between hosts. If one
+    /// rank says so, all do.
+    pub canonical: bool,
     /// Ranks with different names here share no memory even if they could, as if they were on different hosts: for tests.
     pub island: Option<String>,
 }
@@ -66,6 +71,8 @@ impl Default for Options {
             transport: Transport::Automatic,
             interface: None,
             recorder: None,
+            secret: None,
+            canonical: false,
             island: None,
         }
     }
@@ -104,6 +111,7 @@ impl Group {
             // Memory that nobody else has: every rank draws the same conclusion from the addresses.
             near.memory = format!("{}/{}", near.memory, String::from_utf8_lossy(&near.socket));
         }
+        near.canonical = options.canonical;
         if let Some(island) = &options.island {
             near.memory = format!("{}/{island}", near.memory);
         }
@@ -182,6 +190,7 @@ impl Bound {
                 listener: listener.try_clone().map_err(|error| Error::system("duplicate a socket", error))?,
                 addresses: addresses.to_vec(),
                 generation,
+                secret: self.options.secret.clone(),
             };
             self.meet_over_network(rank.0, outside, history, timeout, deadline)?
         } else {
@@ -229,7 +238,7 @@ impl Bound {
         timeout: Duration,
         deadline: Instant,
     ) -> Result<(Engine, Ways), Error> {
-        let Outside { listener, addresses, generation } = &outside;
+        let Outside { listener, addresses, generation, secret } = &outside;
         let (generation, world) = (*generation, addresses.len());
         let hosts: Vec<String> = addresses.iter().map(|address| address.host.clone()).collect();
         let memories: Vec<&str> = addresses.iter().map(|address| &address.memory[..]).collect();
@@ -251,7 +260,8 @@ impl Bound {
             let others = first_ranks.iter().filter(|peer| **peer != rank);
             wanted.extend(others.map(|peer| Wanted { peer: *peer, purpose: Purpose::Pulse }));
         }
-        let meeting = meeting::Meeting { listener, rank, addresses, generation, wanted: &wanted, timeout, deadline };
+        let (secret, wanted) = (secret.as_ref(), &wanted[..]);
+        let meeting = meeting::Meeting { listener, rank, addresses, generation, wanted, secret, timeout, deadline };
         let mut connections = meeting.hold()?;
         let ways = Ways::Network(connections.take(Purpose::Mail, world));
         let pulses = connections.take(Purpose::Pulse, world);

@@ -89,6 +89,7 @@ pub use dtype::{DataType, Element, Reduction};
 pub use error::{Error, Noticed};
 pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};
+pub use streams::secret::Secret;
 pub use ticket::{Output, Ticket};
 
 /// A member's number in its group, from 0.

@@ -4,7 +4,7 @@ mod ranks;
 
 use std::time::{Duration, Instant};
 
-use instep_collectives::{DataType, Error, Group, Rank, Reduction};
+use instep_collectives::{Address, Bound, DataType, Error, Group, Options, Rank, Reduction, Secret};
 use ranks::{check_all_to_all, check_moves, check_operations, check_reduction, options, threads_on};
 
 /// Even and uneven hosts, ranks side by side and dealt out in turns.
@@ -67,6 +67,64 @@ fn sums_have_the_same_bits_on_every_rank_and_from_run_to_run() {
     let (first, second) = (sum(), sum());
     assert!(first.iter().all(|bits| *bits == first[0]));
     assert_eq!(first, second);
+}
+
+#[test]
+fn the_canonical_order_gives_the_same_bits_on_every_topology() {
+    let sum = |hosts: &str, count: usize| {
+        let canonical = Options { canonical: true, ..options(false) };
+        let mut found = threads_on(hosts, &canonical, |group| {
+            let (rank, world) = (group.rank().0 as f32, group.world_size());
+            let mut values: Vec<f32> = (0..count).map(|at| (at as f32 + 1.0) / (rank + 3.0)).collect();
+            group.all_reduce(&mut values, Reduction::Average).unwrap();
+            let mut part = vec![0f32; count];
+            let inputs: Vec<f32> = (0..count * world).map(|at| (at as f32 + 1.0) / (rank + 7.0)).collect();
+            group.reduce_scatter(&inputs, &mut part, Reduction::Sum).unwrap();
+            values.extend(part);
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        let rest = found.split_off(1);
+        assert!(rest.iter().all(|bits| bits[..count] == found[0][..count]));
+        (found.remove(0), rest)
+    };
+    for count in [100, 30_000] {
+        let alone = sum("aaaa", count);
+        for hosts in ["aabb", "abab", "abbb", "abcd", "aabc"] {
+            assert!(sum(hosts, count) == alone, "{hosts}, {count}");
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_secrets_do_not_meet() {
+    let secrets = ["one", "one", "other"];
+    let places: Vec<Bound> = ["a", "b", "c"]
+        .iter()
+        .zip(secrets)
+        .map(|(island, secret)| {
+            let (island, secret) = (Some((*island).to_owned()), Some(Secret::new(secret)));
+            let place = Group::bind(Options { island, secret, ..options(false) }).unwrap();
+            place.open_to_network().unwrap();
+            place
+        })
+        .collect();
+    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let meet = |(rank, place): (usize, Bound)| {
+            let addresses = &addresses;
+            scope.spawn(move || {
+                place.connect(Rank(rank), addresses, 0, Duration::from_secs(1)).err().map(|error| error.to_string())
+            })
+        };
+        let ranks: Vec<_> = places.into_iter().enumerate().map(meet).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+    });
+    for error in errors {
+        assert!(error.contains("did not come") && error.contains("INSTEP_SECRET"), "{error}");
+        assert!(!error.contains("other\""), "{error}");
+    }
+    let secret = Some(Secret::new("one"));
+    threads_on("abb", &Options { secret, ..options(false) }, |group| group.barrier().unwrap());
 }
 
 type Call = fn(&Group) -> Result<(), Error>;

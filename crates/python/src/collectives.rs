@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Source, Target, Transport,
+    self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Secret, Source, Target, Transport,
 };
 use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
 use pyo3::pybacked::PyBackedBytes;
@@ -311,11 +311,12 @@ impl CollectiveGroup {
 #[pymethods]
 impl CollectiveGroup {
     /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `streams`:
-    /// TCP also inside a host; `interface`: the network interfaces to be reached at; `recorder`: where operations are
+    /// TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
+    /// know; `canonical`: sums in the order of ranks whatever the hosts; `recorder`: where operations are
     /// written down, as those of the group `name` with these ranks of the job, none for all.
     #[new]
-    #[pyo3(signature = (*, timeout, label="", single_copy=true, streams=false, interface=None, recorder=None, name="",
-        ranks=Vec::new()))]
+    #[pyo3(signature = (*, timeout, label="", single_copy=true, streams=false, interface=None, secret=None,
+        canonical=false, recorder=None, name="", ranks=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -324,12 +325,15 @@ impl CollectiveGroup {
         single_copy: bool,
         streams: bool,
         interface: Option<String>,
+        secret: Option<&str>,
+        canonical: bool,
         recorder: Option<PyRef<'_, FlightRecorder>>,
         name: &str,
         ranks: Vec<u32>,
     ) -> PyResult<CollectiveGroup> {
         let recorder = recorder.map(|recorder| recorder.group(name, &ranks));
-        let mut options = Options { timeout: errors::duration(timeout)?, interface, recorder, ..Options::default() };
+        let (timeout, secret) = (errors::duration(timeout)?, secret.map(Secret::new));
+        let mut options = Options { timeout, interface, secret, canonical, recorder, ..Options::default() };
         if !single_copy {
             options.single_copy_bytes = None;
         }

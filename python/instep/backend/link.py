@@ -64,7 +64,9 @@ class Link:
             label=label,
             single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
             streams=_transport() == "tcp",
-            interface=os.environ.get("INSTEP_INTERFACE") or None,
+            interface=os.environ.get("INSTEP_SOCKET_IFNAME") or None,
+            secret=os.environ.get("INSTEP_SECRET") or None,
+            canonical=_order() == "canonical",
             recorder=recorder.of_this_process(None if global_ranks else (rank, size)) if recorded else None,
             name=name if global_ranks else "default",
             ranks=self.global_ranks,
@@ -136,6 +138,14 @@ def _transport() -> str:
     if transport not in ("auto", "tcp"):
         raise InvalidCall(f"INSTEP_TRANSPORT is {transport!r}\nhint: auto (shared memory where possible) or tcp")
     return transport
+
+
+def _order() -> str:
+    """In which order the user wants numbers to be added up."""
+    order = os.environ.get("INSTEP_ORDER", "hosts")
+    if order not in ("hosts", "canonical"):
+        raise InvalidCall(f"INSTEP_ORDER is {order!r}\nhint: hosts (fast) or canonical (the same bits on any hosts)")
+    return order
 
 
 def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:

@@ -85,7 +85,7 @@ pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
         .and_then(|address| UnixListener::bind_addr(&address))
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| Error::system("listen on a Unix socket", error))?;
-    Ok((listener, Address { host, memory, socket, token, network, endpoints: Vec::new() }))
+    Ok((listener, Address { host, memory, socket, token, network, endpoints: Vec::new(), canonical: false }))
 }
 
 /// Whether these ranks can meet here.

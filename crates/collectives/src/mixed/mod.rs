@@ -9,6 +9,9 @@
 //! It depends on nothing but who runs where, so all ranks have the same bits and the next run has them again; half-precision
 //! numbers are rounded once in a host and once between hosts.
 //!
+//! Where a rank asks for the canonical order, reductions go straight from rank to rank, and have the bits of any other
+//! topology: every rank's values cross the network, not every host's.
+//!
 //! The verdict lives in two places: in the arena for the ranks of this host, and in the alarm of every process for its
 //! connections. Who finds it in one puts it into the other ([`Engine::tell`]); waiting on the network looks at the
 //! arena now and then.
@@ -29,7 +32,7 @@ use crate::streams::pulse::Pulse;
 use crate::streams::wire::Purpose;
 use crate::streams::{Alarm, Seat};
 use crate::ticket::Output;
-use crate::{Address, DataType, Error, Rank, engine, streams};
+use crate::{Address, DataType, Error, Rank, Secret, engine, streams};
 
 /// The longest time an operation can be given: far, but where instants do not overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -39,12 +42,15 @@ pub(crate) struct Outside {
     pub(crate) listener: TcpListener,
     pub(crate) addresses: Vec<Address>,
     pub(crate) generation: u64,
+    pub(crate) secret: Option<Secret>,
 }
 
 /// A rank's place among those of its host, and among the hosts.
 pub(crate) struct Engine {
     rank: usize,
     topology: Topology,
+    /// Sums are in the order of ranks.
+    canonical: bool,
     /// The ranks of this host.
     local: engine::Engine,
     /// The ranks of the same number in other hosts; none where the smallest host has no such rank.
@@ -98,6 +104,7 @@ impl Engine {
         let mut engine = Engine {
             rank,
             agreed: local.agreed(),
+            canonical: outside.addresses.iter().any(|address| address.canonical),
             topology,
             local,
             rail: None,
@@ -269,9 +276,10 @@ impl Engine {
             let purpose = Purpose::Collectives;
             let wanted: Vec<Wanted> =
                 (0..world).filter(|peer| *peer != rank).map(|peer| Wanted { peer, purpose }).collect();
-            let Outside { listener, addresses, generation } = &self.outside;
+            let Outside { listener, addresses, generation, secret } = &self.outside;
             let (generation, timeout, deadline) = (*generation, watch.left(), watch.deadline);
-            let meeting = Meeting { listener, rank, addresses, generation, wanted: &wanted, timeout, deadline };
+            let (secret, wanted) = (secret.as_ref(), &wanted[..]);
+            let meeting = Meeting { listener, rank, addresses, generation, wanted, secret, timeout, deadline };
             let connections = meeting.hold()?.take(purpose, world);
             let seat = self.seat(rank, (0..world).collect());
             self.flat = Some(streams::Engine::new(connections, seat, None, watch.left())?);

@@ -63,6 +63,13 @@ struct Reducing {
 
 impl Engine {
     pub(super) fn perform(&mut self, operation: &Operation, watch: &Watch) -> Result<(), Error> {
+        let reduces = matches!(
+            operation,
+            Operation::AllReduce { .. } | Operation::Reduce { .. } | Operation::ReduceScatter { .. }
+        );
+        if self.canonical && reduces {
+            return self.straight(operation, watch);
+        }
         match operation {
             &Operation::AllReduce { input, output, dtype, reduction } => {
                 self.reduce(&Reducing { input, output, dtype, reduction, root: None }, watch)

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
+use super::secret::{self, Secret};
 use super::wire::{self, ANSWER_BYTES, CONFIRMATION, HELLO_BYTES, Hello, Purpose};
 use crate::socket::{poll_timeout, receive};
 use crate::{Address, Error};
@@ -36,6 +37,8 @@ pub(crate) struct Meeting<'a> {
     pub(crate) generation: u64,
     /// The connections that this rank is to have; the other side wants them, too.
     pub(crate) wanted: &'a [Wanted],
+    /// What all of them know.
+    pub(crate) secret: Option<&'a Secret>,
     pub(crate) timeout: Duration,
     pub(crate) deadline: Instant,
 }
@@ -103,6 +106,8 @@ struct Incoming {
     socket: TcpStream,
     since: Instant,
     hello: Gathering,
+    /// It has said hello as a member would, with another token.
+    introduced: bool,
     /// Who it is, once it has said so; then its confirmation is awaited.
     known: Option<(usize, Purpose)>,
 }
@@ -130,6 +135,8 @@ struct State<'a> {
     searches: Vec<Search>,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
+    /// Somebody hung up who was called as a member, or called without being one.
+    strangers: bool,
 }
 
 impl Meeting<'_> {
@@ -141,7 +148,8 @@ impl Meeting<'_> {
             searches.push(Search { peer, purpose, endpoints, next: 0, next_at: Instant::now() });
         }
         let found = Connections(self.wanted.iter().map(|wanted| (*wanted, None)).collect());
-        let mut state = State { meeting: self, found, searches, outgoing: Vec::new(), incoming: Vec::new() };
+        let mut state =
+            State { meeting: self, found, searches, outgoing: Vec::new(), incoming: Vec::new(), strangers: false };
         loop {
             let missing = state.missing();
             if missing.is_empty() {
@@ -153,7 +161,12 @@ impl Meeting<'_> {
             }
             if Instant::now() >= self.deadline {
                 let names: Vec<String> = missing.iter().map(usize::to_string).collect();
-                return Err(self.failed(format!("rank {} did not come", names.join(", "))));
+                let hint = if state.strangers {
+                    "\nhint: ranks that know each other's addresses hung up on each other: is INSTEP_SECRET the same on all?"
+                } else {
+                    ""
+                };
+                return Err(self.failed(format!("rank {} did not come{hint}", names.join(", "))));
             }
             state.call();
             state.sleep();
@@ -180,9 +193,14 @@ impl Meeting<'_> {
         Ok(endpoints)
     }
 
+    /// What a rank's token is on the wire.
+    fn token(&self, rank: usize) -> [u8; 16] {
+        secret::sealed(self.secret, self.addresses[rank].token)
+    }
+
     fn hello(&self, peer: usize, purpose: Purpose) -> Hello {
         Hello {
-            token: self.addresses[peer].token,
+            token: self.token(peer),
             generation: self.generation,
             world: self.addresses.len() as u32,
             rank: self.rank as u32,
@@ -252,13 +270,14 @@ impl State<'_> {
         while let Ok((socket, _)) = self.meeting.listener.accept() {
             if self.incoming.len() < 2 * self.meeting.wanted.len() + MOST_STRANGERS {
                 let hello = Gathering::new(HELLO_BYTES);
-                self.incoming.push(Incoming { socket, since: Instant::now(), hello, known: None });
+                self.incoming.push(Incoming { socket, since: Instant::now(), hello, introduced: false, known: None });
             }
         }
     }
 
     fn hear_callers(&mut self) {
         let mut callers = std::mem::take(&mut self.incoming);
+        let mut strangers = false;
         callers.retain_mut(|caller| match self.hear_caller(caller) {
             Progress::Waiting => caller.known.is_some() || caller.since.elapsed() < HELLO_DEADLINE,
             Progress::Done => {
@@ -270,9 +289,13 @@ impl State<'_> {
                 }
                 false
             }
-            Progress::Over | Progress::Refused(_) => false,
+            Progress::Over | Progress::Refused(_) => {
+                strangers |= caller.introduced;
+                false
+            }
         });
         self.incoming = callers;
+        self.strangers |= strangers;
     }
 
     fn hear_caller(&self, caller: &mut Incoming) -> Progress {
@@ -286,7 +309,10 @@ impl State<'_> {
                 return if caller.hello.bytes == CONFIRMATION { Progress::Done } else { Progress::Over };
             }
             let bytes: &[u8; HELLO_BYTES] = caller.hello.bytes[..].try_into().expect("that many were gathered");
-            match Hello::from_bytes(bytes).and_then(|hello| self.admit(caller, hello)) {
+            let hello = Hello::from_bytes(bytes);
+            caller.introduced =
+                hello.is_some_and(|hello| !secret::same(&hello.token, &self.meeting.token(self.meeting.rank)));
+            match hello.and_then(|hello| self.admit(caller, hello)) {
                 Some(known) => caller.known = Some(known),
                 None => return Progress::Over,
             }
@@ -298,13 +324,13 @@ impl State<'_> {
     fn admit(&self, caller: &Incoming, hello: Hello) -> Option<(usize, Purpose)> {
         let (meeting, peer) = (self.meeting, hello.rank as usize);
         let own = meeting.hello(meeting.rank, hello.purpose);
-        if hello.token != own.token || peer >= meeting.addresses.len() || peer <= meeting.rank {
+        if !secret::same(&hello.token, &own.token) || peer >= meeting.addresses.len() || peer <= meeting.rank {
             return None;
         }
         let wanted = Wanted { peer, purpose: hello.purpose };
         let say = |text: &str| {
             // A new connection has room for so little. Who is refused may be no member: its token is not known here.
-            let token = if text.is_empty() { meeting.addresses[peer].token } else { own.token };
+            let token = if text.is_empty() { meeting.token(peer) } else { own.token };
             let bytes = wire::answer(token, text);
             crate::socket::send_all(&caller.socket, &bytes, Instant::now())
         };
@@ -332,10 +358,13 @@ impl State<'_> {
 
     fn hear_answers(&mut self) -> Result<(), Error> {
         let mut calls = std::mem::take(&mut self.outgoing);
-        let mut refusal = None;
+        let (mut refusal, mut strangers) = (None, false);
         calls.retain_mut(|call| match self.hear_answer(call) {
             Progress::Waiting => true,
-            Progress::Over => false,
+            Progress::Over => {
+                strangers |= call.answer.is_some();
+                false
+            }
             Progress::Refused(text) => {
                 refusal = Some(text);
                 false
@@ -352,6 +381,7 @@ impl State<'_> {
             }
         });
         self.outgoing = calls;
+        self.strangers |= strangers;
         if let Some(text) = refusal {
             return Err(self.meeting.failed(text));
         }
@@ -392,7 +422,7 @@ impl State<'_> {
                 return Progress::Refused(String::from_utf8_lossy(&answer.bytes[ANSWER_BYTES..]).into_owned());
             }
             let start: &[u8; ANSWER_BYTES] = answer.bytes[..].try_into().expect("that many were gathered");
-            let [own, called] = [self.meeting.rank, call.peer].map(|rank| self.meeting.addresses[rank].token);
+            let [own, called] = [self.meeting.rank, call.peer].map(|rank| self.meeting.token(rank));
             match (wire::answer_length(start, own), wire::answer_length(start, called)) {
                 (Some(0), _) => return Progress::Done,
                 (_, Some(length @ 1..)) => answer.bytes.resize(ANSWER_BYTES + length, 0),

@@ -3,6 +3,7 @@
 //! | module | what it is for |
 //! |---|---|
 //! | `network` | where a rank can be reached |
+//! | `secret` | what only the ranks of a job know |
 //! | `meeting` | every pair of ranks gets its connections |
 //! | `wire` | what ranks say to each other, as bytes |
 //! | `moves` | the operations as plans, see [`crate::route`] |
@@ -22,6 +23,7 @@ pub(crate) mod meeting;
 mod moves;
 pub(crate) mod network;
 pub(crate) mod pulse;
+pub(crate) mod secret;
 pub(crate) mod wire;
 
 use std::net::{Shutdown, TcpStream};

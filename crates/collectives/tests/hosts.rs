@@ -127,6 +127,21 @@ fn ranks_with_different_secrets_do_not_meet() {
     threads_on("abb", &Options { secret, ..options(false) }, |group| group.barrier().unwrap());
 }
 
+#[test]
+#[ignore = "many threads and connections: make soak"]
+fn many_ranks_on_sixteen_hosts() {
+    let hosts: String = ('a'..='p').flat_map(|host| std::iter::repeat_n(host, 6)).collect();
+    let world = hosts.len();
+    threads_on(&hosts, &options(false), |group| {
+        for count in [1, 100_000] {
+            let mut values = vec![1f32; count];
+            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            assert!(values.iter().all(|value| *value == world as f32));
+        }
+        group.barrier().unwrap();
+    });
+}
+
 type Call = fn(&Group) -> Result<(), Error>;
 
 #[test]

@@ -44,6 +44,15 @@ pub(super) struct Coming {
     done: usize,
 }
 
+/// Whether a verdict ends this operation. Ranks that are ahead may contradict each other, or wait in vain, in a later one:
+/// they are done with this one, and what they had for it is on its way.
+fn concerns(verdict: &Verdict, watch: &Watch) -> bool {
+    match verdict {
+        Verdict::Mismatch { sequence, .. } | Verdict::Timeout { sequence, .. } => *sequence <= watch.shown,
+        Verdict::Lost { .. } | Verdict::Aborted { .. } => true,
+    }
+}
+
 /// A plan that is being carried out.
 struct Run<'a> {
     plan: &'a Plan,
@@ -331,7 +340,10 @@ impl Engine {
         if left.is_zero() {
             return Err(Stop::Deadline);
         }
-        let mut handles = vec![PollFd::new(self.alarm.handle(), PollFlags::POLLIN)];
+        // A verdict about a later operation is none about this one, and stays where it is.
+        let deaf = self.alarm.verdict().is_some_and(|verdict| !concerns(verdict, run.watch));
+        let wanted = if deaf { PollFlags::empty() } else { PollFlags::POLLIN };
+        let mut handles = vec![PollFd::new(self.alarm.handle(), wanted)];
         let mut settled = vec![None];
         for (peer, link) in self.peers.iter().enumerate() {
             let Some(link) = link else { continue };
@@ -354,18 +366,20 @@ impl Engine {
         let most = if self.arena.is_some() { LOOK_AROUND } else { left };
         // An error of poll is a signal, or no memory: look again.
         let _ = poll(&mut handles, poll_timeout(left.min(most)));
-        if let Some(verdict) = self.arena.as_ref().filter(|arena| arena.is_aborted()).and_then(|arena| arena.verdict())
-        {
+        let arena = self.arena.as_ref().filter(|arena| arena.is_aborted());
+        if let Some(verdict) = arena.and_then(|arena| arena.verdict()).filter(|verdict| concerns(verdict, run.watch)) {
             return Err(Stop::Verdict(verdict));
         }
         let moved = |handle: &PollFd<'_>| handle.any() == Some(true);
-        if moved(&handles[0]) {
+        if moved(&handles[0]) && self.alarm.verdict().is_none_or(|verdict| concerns(verdict, run.watch)) {
             return Err(Stop::Aborted);
         }
         let hung_up: Vec<usize> =
             handles.iter().zip(settled).filter(|(handle, _)| moved(handle)).filter_map(|(_, peer)| peer).collect();
         for peer in hung_up {
-            if let Some(Stop::Verdict(verdict)) = self.last_words(peer, 0) {
+            if let Some(Stop::Verdict(verdict)) = self.last_words(peer, 0)
+                && concerns(&verdict, run.watch)
+            {
                 return Err(Stop::Verdict(verdict));
             }
             // Whoever needs it finds out.

@@ -256,11 +256,14 @@ impl Watch {
         self.hosts.retain(|host| !gone.contains(&host.rank));
     }
 
-    /// Aborts the group because of the first of these, and feels the pulse of none of them any more.
+    /// Aborts the group because of the first host that is silent. A connection that ends otherwise is noticed at once by
+    /// whoever needs that rank, who knows what for. The pulse of none of them is felt any more.
     fn lose(&mut self, lost: &[(usize, Noticed)]) {
-        let Some(&(rank, noticed)) = lost.first() else { return };
-        let (call, sequence) = self.alarm.under_way();
-        self.fate.abort(&Verdict::Lost { rank, call, sequence, noticed, by: self.rank });
+        let silent = lost.iter().find(|(_, noticed)| matches!(noticed, Noticed::NoAnswer | Noticed::Garbled));
+        if let Some(&(rank, noticed)) = silent {
+            let (call, sequence) = self.alarm.under_way();
+            self.fate.abort(&Verdict::Lost { rank, call, sequence, noticed, by: self.rank });
+        }
         self.hosts.retain(|host| lost.iter().all(|(rank, _)| *rank != host.rank));
     }
 

@@ -89,6 +89,8 @@ pub struct Coordinator {
     lineage: Option<Lineage>,
     pending: Option<Lineage>,
     silence: Option<Silence>,
+    /// When this process was last found to have slept; zero for never.
+    woke: Duration,
     next_look: Instant,
     /// Failures of the current round.
     failures: Vec<Failure>,
@@ -98,12 +100,19 @@ pub struct Coordinator {
     resumed: bool,
 }
 
+impl Hosting {
+    /// How silence is measured from now on. Launchers of an elastic job go elsewhere while this process sleeps.
+    fn silence(&self) -> Option<Silence> {
+        let silence = |pulse: Pulse| Silence::new(pulse.interval, pulse.coordinator_window(), Duration::ZERO);
+        let silence = self.pulse.map(silence)?;
+        Some(if self.terms.elastic() { silence.counting_sleep() } else { silence })
+    }
+}
+
 impl Coordinator {
     /// A coordinator without nodes, which leads.
     pub fn new(hosting: Hosting, now: Instant) -> Coordinator {
         let shares_port = hosting.terms.fixed_ranks && hosting.terms.max_nodes > 1;
-        let silence =
-            hosting.pulse.map(|pulse| Silence::new(pulse.interval, pulse.coordinator_window(), Duration::ZERO));
         Coordinator {
             membership: Some(Membership::new(hosting.terms.clone(), Duration::ZERO)),
             began: now,
@@ -112,7 +121,8 @@ impl Coordinator {
             places: BTreeMap::new(),
             lineage: None,
             pending: None,
-            silence,
+            silence: hosting.silence(),
+            woke: Duration::ZERO,
             next_look: now,
             failures: Vec::new(),
             foreign: shares_port.then(|| ForeignNodes::new(&hosting.run_id, hosting.terms.max_nodes)),
@@ -408,6 +418,9 @@ impl Coordinator {
         let now = self.now(context);
         let (Some(silence), Some(pulse)) = (&mut self.silence, self.hosting.pulse) else { return };
         let away = silence.look(now);
+        if !away.is_zero() {
+            self.woke = now;
+        }
         if !silence.outlasts(away, pulse.window()) || !self.hosting.terms.elastic() {
             return;
         }
@@ -450,7 +463,10 @@ impl Companion for Coordinator {
     fn received(&mut self, client: ClientId, bytes: &[u8], context: &mut Context<'_>) -> usize {
         self.wake_up(context);
         let now = self.now(context);
-        if let (Some(silence), Some(guest)) = (&self.silence, self.joined.get_mut(&Self::node(client))) {
+        // What is read right after a sleep may have been said long before.
+        let is_news = |silence: &&Silence| self.woke.is_zero() || now > self.woke + silence.interval() / 2;
+        let silence = self.silence.as_ref().filter(is_news);
+        if let (Some(silence), Some(guest)) = (silence, self.joined.get_mut(&Self::node(client))) {
             guest.heard = silence.mark(now);
         }
         let mut consumed = 0;

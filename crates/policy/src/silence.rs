@@ -13,12 +13,18 @@ pub struct Silence {
     window: Duration,
     looked: Duration,
     slept: Duration,
+    counts_sleep: bool,
 }
 
 impl Silence {
     /// Peers speak every `interval` and are believed for `window`; `now` is any monotonic offset.
     pub fn new(interval: Duration, window: Duration, now: Duration) -> Silence {
-        Silence { interval, window, looked: now, slept: Duration::ZERO }
+        Silence { interval, window, looked: now, slept: Duration::ZERO, counts_sleep: false }
+    }
+
+    /// Does not stand still: for one whose peers will not wait longer for it because it slept.
+    pub fn counting_sleep(self) -> Silence {
+        Silence { counts_sleep: true, ..self }
     }
 
     /// How often both sides speak, and [`Silence::look`] is due.
@@ -32,7 +38,9 @@ impl Silence {
         self.looked = self.looked.max(now);
         // Twice the interval: a busy machine is late without having slept.
         let away = if passed > 2 * self.interval { passed - self.interval } else { Duration::ZERO };
-        self.slept += away;
+        if !self.counts_sleep {
+            self.slept += away;
+        }
         away
     }
 

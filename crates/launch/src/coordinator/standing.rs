@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use instep_policy::membership::{Event, Membership};
-use instep_policy::silence::Silence;
 use instep_policy::succession::{Claim, Place, SUCCESSORS, yields};
 use instep_store::{ClientId, Context};
 use serde_json::json;
@@ -70,10 +69,8 @@ impl Coordinator {
             self.began = context.now;
             self.next_look = context.now;
             self.membership = Some(Membership::resume(terms, lead.resumption, Duration::ZERO));
-            self.silence = self
-                .hosting
-                .pulse
-                .map(|pulse| Silence::new(pulse.interval, pulse.coordinator_window(), Duration::ZERO));
+            self.silence = self.hosting.silence();
+            self.woke = Duration::ZERO;
             self.resumed = true;
             context.send(client, control::encode(&FromCoordinator::Welcome {}));
         }

@@ -158,7 +158,7 @@ impl Launcher {
         self.leading = Some(Leading {
             membership,
             joined: BTreeMap::new(),
-            silence: Silence::new(INTERVAL, COORDINATOR_WINDOW, now),
+            silence: Silence::new(INTERVAL, COORDINATOR_WINDOW, now).counting_sleep(),
             next_scouting: now,
             pending: None,
             lineage: None,

@@ -176,10 +176,10 @@ impl World {
             let leading = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut());
             let Some(leading) = leading.filter(|_| reached) else { return };
             let mark = leading.silence.mark(now);
-            let Some(guest) = leading.joined.get_mut(&node) else { return };
+            // What one that is paused reads later is no news to it, and its answer comes too late to matter.
+            let Some(guest) = leading.joined.get_mut(&node).filter(|_| awake) else { return };
             guest.heard = mark;
-            if let Some(launcher) = self.launchers.get_mut(&id).filter(|_| awake) {
-                // Answered at once; one that is paused answers when it is too late to matter.
+            if let Some(launcher) = self.launchers.get_mut(&id) {
                 launcher.heard = launcher.silence.mark(now);
                 launcher.confirmed = now;
             }

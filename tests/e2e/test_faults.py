@@ -197,7 +197,8 @@ def test_control_c_ends_workers_that_do_not_care_for_signals(launch: Launch) -> 
     job = launch("--nproc-per-node 2", "child", "ready", "hold")
     job.wait_for("0.0.ready", "0.1.ready")
     job.press_control_c()
-    shown = job.running.wait(10).expect(1)
+    # Python may lose the exception in which a signal arrives; then the worker is killed after the grace period of 30 s.
+    shown = job.running.wait(45).expect(1)
     assert "received SIGINT" in shown.stderr, shown
     job.is_gone()
 

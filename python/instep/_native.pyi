@@ -12,6 +12,8 @@ __all__ = [
     "REDUCTIONS",
     "CheckpointFolder",
     "CollectiveGroup",
+    "DeviceGroup",
+    "DeviceTicket",
     "FlightRecorder",
     "MasterClient",
     "Operation",
@@ -167,7 +169,7 @@ class CollectiveGroup:
         canonical: bool = False,
         recorder: FlightRecorder | None = None,
         name: str = "",
-        ranks: Sequence[int] = (),
+        ranks: Sequence[int] = ...,
     ) -> Self: ...
     def address(self) -> bytes:
         """Where this rank can be met, for the other ranks."""

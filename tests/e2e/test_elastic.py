@@ -14,6 +14,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -301,10 +302,12 @@ class Training:
     def stderr(self) -> str:
         return "\n---\n".join(f"node {number}\n{one.stderr}" for number, one in self.launchers.items())
 
-    def goes_on(self, what: str, world: int, since: float, *, same: bool = False) -> None:
-        """An epoch is trained by so many ranks: in a new round, or in the `same`."""
-        before = self.progress()
+    @contextmanager
+    def survives(self, what: str, world: int, *, same: bool = False) -> Iterator[None]:
+        """What the block does is followed by an epoch of so many ranks: in a new round, or in the `same`."""
+        before, since = self.progress(), time.time()
         last = before[-1]["pid"] if before else 0
+        yield
         self._allow(self._allowed + 1)
 
         def trained() -> bool:
@@ -317,6 +320,9 @@ class Training:
 
         self._wait_until(trained, 60, lambda: f"{what}: {self.progress()}\n{self.stderr()}")
         self.costs.append((what, self.progress()[-1]["time"] - since))
+
+    def kill_worker(self, rank: int) -> None:
+        os.kill(int((self._folder / f"worker.{rank}").read_text()), signal.SIGKILL)
 
     def says(self, number: int, text: str) -> None:
         self._wait_until(lambda: text in self.launchers[number].stderr, 40, self.stderr)
@@ -349,51 +355,39 @@ def test_training_survives_everything_and_ends_with_the_same_loss(
         expected = undisturbed.finish()
 
         training = Training(job, folders[1], wait_until)
-        training.launch(0, 1, 2)
-        training.goes_on("start", 3, time.time())
+        with training.survives("start", 3):
+            training.launch(0, 1, 2)
         training.launch(3)
         training.says(3, "waits as a spare")
-
-        since = time.time()
-        random.choice(training.launchers[1].children()).kill()
-        training.goes_on("worker killed", 3, since)
-        since = time.time()
-        leaving = training.launchers.pop(2)
-        leaving.send_signal(signal.SIGTERM)
-        training.goes_on("node drained, a spare steps in", 3, since)
+        with training.survives("worker killed", 3):
+            training.kill_worker(1)
+        with training.survives("node drained, a spare steps in", 3):
+            leaving = training.launchers.pop(2)
+            leaving.send_signal(signal.SIGTERM)
         leaving.wait(20).expect(1)
-        since = time.time()
-        training.lose(3)
-        training.goes_on("launcher killed, a node less", 2, since)
-        since = time.time()
-        training.launch(2)
-        training.goes_on("node added", 3, since)
-        since = time.time()
-        network.cut_link(nodes[1])
-        time.sleep(WINDOW_S / 3)
-        network.mend_link(nodes[1])
-        training.goes_on("link cut for less than the window", 3, since, same=True)
-        since = time.time()
-        network.cut_link(nodes[1])
-        training.goes_on("link cut for long", 2, since)
-        since = time.time()
-        network.mend_link(nodes[1])
-        training.goes_on("link healed", 3, since)
+        with training.survives("launcher killed, a node less", 2):
+            training.lose(3)
+        with training.survives("node added", 3):
+            training.launch(2)
+        with training.survives("link cut for less than the window", 3, same=True):
+            network.cut_link(nodes[1])
+            time.sleep(WINDOW_S / 3)
+            network.mend_link(nodes[1])
+        with training.survives("link cut for long", 2):
+            network.cut_link(nodes[1])
+        with training.survives("link healed", 3):
+            network.mend_link(nodes[1])
         training.lose(1)
         training.lose(2)
         training.says(0, "waiting for 1 more node: 1 of 2 are there")
-        since = time.time()
-        training.launch(1)
-        training.goes_on("all but one lost, one returns", 2, since)
-        since = time.time()
-        training.launch(2)
-        training.goes_on("another returns", 3, since)
-        since = time.time()
-        training.lose(0)
-        training.goes_on("first node lost", 2, since)
-        since = time.time()
-        training.launch(0)
-        training.goes_on("first node returns", 3, since)
+        with training.survives("all but one lost, one returns", 2):
+            training.launch(1)
+        with training.survives("another returns", 3):
+            training.launch(2)
+        with training.survives("first node lost", 2):
+            training.lose(0)
+        with training.survives("first node returns", 3):
+            training.launch(0)
         loss = training.finish()
         for what, seconds in training.costs:
             print(f"{what:<36} {seconds:6.2f} s until an epoch is trained")

@@ -3,7 +3,7 @@
     elastic_training.py EPOCHS FOLDER
 
 An epoch begins when FOLDER/allowed says so: rank 0 looks, the others wait in a collective as they do for a slow rank.
-Each finished epoch is a line in FOLDER/progress.
+Each finished epoch is a line in FOLDER/progress, and FOLDER/worker.RANK has the process that is RANK.
 """
 
 import json
@@ -44,6 +44,7 @@ class GatedTrainer(Trainer):
 def main() -> None:
     epochs, folder = int(sys.argv[1]), Path(sys.argv[2])
     device = join_process_group(None)
+    (folder / f"worker.{dist.get_rank()}").write_text(str(os.getpid()))
     dataset = TensorDataset(*(column[:SAMPLES] for column in make_dataset().tensors))
     model = make_model()
     loader = DataLoader(dataset, SAMPLES_A_STEP // dist.get_world_size(), sampler=DistributedSampler(dataset))

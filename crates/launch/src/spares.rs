@@ -1,8 +1,9 @@
 //! One spare interpreter for each worker of this node, made in the background (`--preload`).
 //!
 //! When: [`SETTLE`] after the workers of a round have started, one after another, at low priority where that can be
-//! taken back. As soon as a round stops, a half-made spare is held still, so that a restart never competes with it; a
-//! slot whose spare is not ready starts cold, at once. A spare that is used is made again.
+//! taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
+//! as a round stops, a half-made spare is held still, so that a restart never competes with it; a slot whose spare is not
+//! ready starts cold, at once. A spare that is used is made again.
 //!
 //! Before the first one a *proof* is made: the same interpreter with a program that does nothing. Only if it stops
 //! where a spare is to stop (a wrapper might drop `PYTHONPATH`) are spares made, which carry the user's command line.
@@ -42,6 +43,10 @@ pub(crate) struct Spares {
     /// The round in which spares are made, and since when they may be.
     round: Option<u64>,
     due: Option<Instant>,
+    /// Some worker of the round had no spare.
+    cold: bool,
+    /// How long it took to make the last spare.
+    making_took: Duration,
     noticed: bool,
 }
 
@@ -62,7 +67,9 @@ struct Making {
     spare: Spare,
     /// `None` for the proof.
     slot: Option<usize>,
+    /// Since when it works or is held, and how long it has worked before.
     since: Instant,
+    worked: Duration,
     held: bool,
 }
 
@@ -99,15 +106,16 @@ impl Spares {
         spawn: &Spawn,
         guardian: &mut Guardian,
     ) -> Option<Worker> {
-        let spare = self.slots.get_mut(local_rank)?.ready.take()?;
-        match spare.wake(rank, spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables) {
-            Ok(worker) => Some(worker),
-            // It has died meanwhile: this start is a cold one.
-            Err((spare, _)) => {
-                spare.end(guardian);
-                None
-            }
-        }
+        let ready = self.slots.get_mut(local_rank)?.ready.take();
+        let woken = ready.and_then(|spare| {
+            spare
+                .wake(rank, spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables)
+                // It has died meanwhile: this start is a cold one.
+                .map_err(|(spare, _)| spare.end(guardian))
+                .ok()
+        });
+        self.cold |= woken.is_none();
+        woken
     }
 
     /// Does what is due. `running` is the round whose workers run, if they do.
@@ -132,7 +140,8 @@ impl Spares {
         let now = Instant::now();
         if self.round != Some(start.round) {
             self.round = Some(start.round);
-            self.due = Some(now + SETTLE);
+            let imports = if std::mem::take(&mut self.cold) { self.making_took } else { Duration::ZERO };
+            self.due = Some(now + SETTLE + imports);
             self.hold(true);
         }
         if self.due.is_some_and(|due| due > now) {
@@ -162,6 +171,7 @@ impl Spares {
     fn hold(&mut self, held: bool) {
         if let Some(making) = self.making.as_mut().filter(|making| making.held != held) {
             making.held = held;
+            making.worked += if held { making.since.elapsed() } else { Duration::ZERO };
             making.since = Instant::now();
             making.spare.hold(held);
         }
@@ -190,7 +200,10 @@ impl Spares {
                 }
             }
             (Some(News::Ready), Some(slot)) => {
-                self.slots[slot].ready = self.making.take().map(|making| making.spare);
+                if let Some(making) = self.making.take() {
+                    self.making_took = making.worked + making.since.elapsed();
+                    self.slots[slot].ready = Some(making.spare);
+                }
                 self.announce(console);
             }
             (Some(News::Here | News::Ready), None) => {
@@ -266,7 +279,7 @@ impl Spares {
         }
         let spare = Spare::start(recipe, slot, spawn, reader)?;
         let slot = self.proven.then_some(slot);
-        self.making = Some(Making { spare, slot, since: Instant::now(), held: false });
+        self.making = Some(Making { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });
         Ok(())
     }
 }

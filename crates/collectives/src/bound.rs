@@ -4,6 +4,7 @@
 //! Otherwise each opens a port ([`Bound::needs_network`], [`Bound::open_to_network`]) and they exchange addresses once more:
 //! nobody listens on the network who need not.
 
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -84,7 +85,7 @@ pub struct Bound {
     listener: UnixListener,
     /// As it is without a network.
     near: Address,
-    /// The open port, and the address with it.
+    /// The open ports, and the address with them.
     network: OnceLock<(Network, Address)>,
     pub(crate) options: Options,
 }
@@ -130,12 +131,13 @@ impl Bound {
         !handshake::can_share(addresses)
     }
 
-    /// Opens a TCP port for the other ranks, unless it is open already. The address is another one then.
+    /// Opens TCP ports for the other ranks, unless they are open already. The address is another one then.
     pub fn open_to_network(&self) -> Result<(), Error> {
         if self.network.get().is_none() {
             let network = network::open(self.options.interface.as_deref())?;
-            let address = Address { endpoints: network.endpoints.clone(), ..self.near.clone() };
-            // Of two threads that do this at once, one opens the port that counts.
+            let (endpoints, mail_port) = (network.endpoints.clone(), network.mail_port);
+            let address = Address { endpoints, mail_port, ..self.near.clone() };
+            // Of two threads that do this at once, one opens the ports that count.
             let _ = self.network.set((network, address));
         }
         Ok(())
@@ -177,7 +179,7 @@ impl Bound {
         let deadline = started + timeout;
         let hosts = addresses.iter().map(|address| address.host.clone()).collect();
         let (engine, ways) = if self.needs_network(addresses) {
-            let Some((Network { listener, .. }, _)) = self.network.get() else {
+            let Some((Network { listener, mail, .. }, _)) = self.network.get() else {
                 let other = addresses.iter().enumerate().find(|(_, address)| address.memory != self.near.memory);
                 let (other, host) = other.map_or((rank.0, self.near.host()), |(rank, other)| (rank, other.host()));
                 return Err(Error::invalid(format!(
@@ -186,13 +188,17 @@ impl Bound {
                     self.near.host()
                 )));
             };
+            let duplicate = |listener: &TcpListener| {
+                listener.try_clone().map_err(|error| Error::system("duplicate a socket", error))
+            };
+            let ways = Ways::Network { listener: duplicate(mail)?, secret: self.options.secret.clone() };
             let outside = Outside {
-                listener: listener.try_clone().map_err(|error| Error::system("duplicate a socket", error))?,
+                listener: duplicate(listener)?,
                 addresses: addresses.to_vec(),
                 generation,
                 secret: self.options.secret.clone(),
             };
-            self.meet_over_network(rank.0, outside, history, timeout, deadline)?
+            (self.meet_over_network(rank.0, outside, history, timeout, deadline)?, ways)
         } else {
             // Before the meeting: after it, peers may want to send.
             let ways = Ways::Host(mail::listen(&self.near, generation)?);
@@ -223,7 +229,9 @@ impl Bound {
         (timeout, deadline): (Duration, Instant),
     ) -> Result<engine::Engine, Error> {
         let (listener, slot_bytes) = (&self.listener, self.options.slot_bytes);
-        let meeting = handshake::Meeting { listener, rank, addresses, generation, slot_bytes, timeout, deadline };
+        let names = &members[..];
+        let meeting =
+            handshake::Meeting { listener, rank, names, addresses, generation, slot_bytes, timeout, deadline };
         let met = meeting.hold()?;
         let left = deadline.saturating_duration_since(Instant::now());
         engine::Engine::new(met, rank, members, hosts, self.options.single_copy_bytes, history, left)
@@ -237,9 +245,14 @@ impl Bound {
         history: Option<u64>,
         timeout: Duration,
         deadline: Instant,
-    ) -> Result<(Engine, Ways), Error> {
-        let Outside { listener, addresses, generation, secret } = &outside;
+    ) -> Result<Engine, Error> {
+        let Outside { listener, addresses, generation, .. } = &outside;
         let (generation, world) = (*generation, addresses.len());
+        let members = outside.members(rank);
+        // Messages may go to any of them later.
+        for peer in (0..world).filter(|peer| *peer != rank) {
+            members.endpoints(peer, Purpose::Mail)?;
+        }
         let hosts: Vec<String> = addresses.iter().map(|address| address.host.clone()).collect();
         let memories: Vec<&str> = addresses.iter().map(|address| &address.memory[..]).collect();
         let topology = Topology::new(&memories);
@@ -248,36 +261,34 @@ impl Bound {
             let peers = (0..world).filter(move |peer| *peer != rank);
             peers.map(move |peer| Wanted { peer, purpose })
         };
-        let mut wanted: Vec<Wanted> = to_all(Purpose::Mail).collect();
-        if two_levels {
-            wanted.extend(mixed::wanted(&topology, rank));
-        } else {
-            wanted.extend(to_all(Purpose::Collectives));
-        }
+        let mut wanted: Vec<Wanted> =
+            if two_levels { mixed::wanted(&topology, rank) } else { to_all(Purpose::Collectives).collect() };
         let first_ranks: Vec<usize> = topology.hosts.iter().map(|host| host[0]).collect();
         let is_first = first_ranks.contains(&rank);
         if is_first {
             let others = first_ranks.iter().filter(|peer| **peer != rank);
             wanted.extend(others.map(|peer| Wanted { peer: *peer, purpose: Purpose::Pulse }));
         }
-        let (secret, wanted) = (secret.as_ref(), &wanted[..]);
-        let meeting = meeting::Meeting { listener, rank, addresses, generation, wanted, secret, timeout, deadline };
-        let mut connections = meeting.hold()?;
-        let ways = Ways::Network(connections.take(Purpose::Mail, world));
-        let pulses = connections.take(Purpose::Pulse, world);
-        let left = || deadline.saturating_duration_since(Instant::now());
-        if two_levels {
+        // A host's own ranks first: who is missing there is known by name.
+        let local = if two_levels {
             let members = topology.hosts[topology.host(rank)].clone();
             let near: Vec<Address> = members.iter().map(|member| addresses[*member].clone()).collect();
-            let names = (members, hosts);
-            let local = topology.local(rank);
-            let local = self.meet_in_host(local, &near, names, generation, history, (timeout, deadline))?;
+            let (local, names) = (topology.local(rank), (members, hosts.clone()));
+            Some(self.meet_in_host(local, &near, names, generation, history, (timeout, deadline))?)
+        } else {
+            None
+        };
+        let meeting = meeting::Meeting { listener, members, wanted: &wanted, timeout, deadline };
+        let mut connections = meeting.hold()?;
+        let pulses = connections.take(Purpose::Pulse, world);
+        let left = || deadline.saturating_duration_since(Instant::now());
+        if let Some(local) = local {
             let rail = connections.take(Purpose::Rail, world);
             let mut engine = mixed::Engine::new(rank, topology, local, rail, outside, left())?;
             if is_first {
                 engine.feel_pulse(pulses)?;
             }
-            return Ok((Engine::Mixed(Box::new(engine)), ways));
+            return Ok(Engine::Mixed(Box::new(engine)));
         }
         let connections = connections.take(Purpose::Collectives, world);
         let (members, alarm) = ((0..world).collect(), Arc::new(Alarm::new()?));
@@ -286,6 +297,6 @@ impl Bound {
         if is_first {
             engine.feel_pulse(pulses)?;
         }
-        Ok((Engine::Streams(Box::new(engine)), ways))
+        Ok(Engine::Streams(Box::new(engine)))
     }
 }

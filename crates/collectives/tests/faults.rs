@@ -285,7 +285,10 @@ fn reconfigure(options: &Options, times: u64) {
         }
         if number == 0 {
             let (holdings_then, resident_then) = *early.lock().unwrap();
-            assert_eq!(holdings(), holdings_then);
+            let ((handles, arenas, tasks), (handles_then, arenas_then, tasks_then)) = (holdings(), holdings_then);
+            assert_eq!((arenas, tasks), (arenas_then, tasks_then));
+            // Two ranks of different hosts that call each other at the same moment have two connections, not one.
+            assert!(handles.abs_diff(handles_then) <= 12, "{handles} descriptors, {handles_then} before");
             let grown = resident_kilobytes().saturating_sub(resident_then);
             assert!(grown < 4096, "{grown} kB more than after a fifth of the reconfigurations");
         }

@@ -85,7 +85,10 @@ pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
         .and_then(|address| UnixListener::bind_addr(&address))
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| Error::system("listen on a Unix socket", error))?;
-    Ok((listener, Address { host, memory, socket, token, network, endpoints: Vec::new(), canonical: false }))
+    Ok((
+        listener,
+        Address { host, memory, socket, token, network, endpoints: Vec::new(), mail_port: 0, canonical: false },
+    ))
 }
 
 /// Whether these ranks can meet here.
@@ -97,6 +100,8 @@ pub(crate) fn can_share(addresses: &[Address]) -> bool {
 pub(crate) struct Meeting<'a> {
     pub(crate) listener: &'a UnixListener,
     pub(crate) rank: usize,
+    /// What users call the ranks: those of the whole group.
+    pub(crate) names: &'a [usize],
     pub(crate) addresses: &'a [Address],
     pub(crate) generation: u64,
     pub(crate) slot_bytes: usize,
@@ -136,7 +141,7 @@ impl Meeting<'_> {
             |guests: &[Option<_>]| -> Vec<usize> { (1..world).filter(|rank| guests[*rank].is_none()).collect() };
         while !missing(&guests).is_empty() {
             if !await_readable(self.listener, self.deadline) {
-                let names: Vec<String> = missing(&guests).iter().map(usize::to_string).collect();
+                let names: Vec<String> = missing(&guests).iter().map(|rank| self.names[*rank].to_string()).collect();
                 let what = format!("rank {} did not come", names.join(", "));
                 for (guest, _) in guests.iter_mut().flatten() {
                     refuse(guest, &what);
@@ -159,7 +164,8 @@ impl Meeting<'_> {
         }
         let handles: Vec<RawFd> = [&file].into_iter().chain(&processes).map(AsRawFd::as_raw_fd).collect();
         for (index, stream) in streams.iter().enumerate() {
-            welcome(stream, &handles).map_err(|error| self.failed(format!("rank {} went away: {error}", index + 1)))?;
+            welcome(stream, &handles)
+                .map_err(|error| self.failed(format!("rank {} went away: {error}", self.names[index + 1])))?;
         }
         Ok((arena, processes))
     }
@@ -181,11 +187,11 @@ impl Meeting<'_> {
             return None;
         }
         if hello != expected {
-            let (theirs, ours) = (hello.generation, self.generation);
+            let (theirs, ours, first) = (hello.generation, self.generation, self.names[0]);
             let what = if theirs == ours {
-                "rank 0 expects another world size or slot size".to_owned()
+                format!("rank {first} expects another world size or slot size")
             } else {
-                format!("rank 0 is at generation {ours}, rank {rank} at {theirs}")
+                format!("rank {first} is at generation {ours}, rank {} at {theirs}", self.names[rank])
             };
             refuse(&mut stream, &what);
             return None;
@@ -193,7 +199,10 @@ impl Meeting<'_> {
         match process_handle(credentials.pid()) {
             Ok(process) => Some((rank, stream, process)),
             Err(error) => {
-                refuse(&mut stream, &format!("rank 0 cannot watch process {}: {error}", credentials.pid()));
+                refuse(
+                    &mut stream,
+                    &format!("rank {} cannot watch process {}: {error}", self.names[0], credentials.pid()),
+                );
                 None
             }
         }
@@ -201,6 +210,7 @@ impl Meeting<'_> {
 
     /// Other ranks: ask rank 0 for the arena.
     fn visit(&self) -> Result<Met, Error> {
+        let first = self.names[0];
         let address = SocketAddr::from_abstract_name(&self.addresses[0].socket)
             .map_err(|error| Error::system("name the socket of rank 0", error))?;
         let mut stream = loop {
@@ -210,25 +220,27 @@ impl Meeting<'_> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < self.deadline => {
                     std::thread::sleep(RETRY_PAUSE);
                 }
-                Err(error) => return Err(self.failed(format!("rank 0 does not answer: {error}"))),
+                Err(error) => return Err(self.failed(format!("rank {first} does not answer: {error}"))),
             }
         };
         stream
             .write_all(&self.hello().to_bytes())
-            .map_err(|error| self.failed(format!("rank 0 went away: {error}")))?;
+            .map_err(|error| self.failed(format!("rank {first} went away: {error}")))?;
         if !await_readable(&stream, self.deadline) {
-            return Err(self.failed("rank 0 did not answer"));
+            return Err(self.failed(format!("rank {first} did not answer")));
         }
         let (status, handles) =
-            receive(&mut stream).map_err(|error| self.failed(format!("rank 0 went away: {error}")))?;
+            receive(&mut stream).map_err(|error| self.failed(format!("rank {first} went away: {error}")))?;
         if let Err(what) = status {
             return Err(self.failed(what));
         }
         let mut handles = handles.into_iter();
-        let file = handles.next().ok_or_else(|| self.failed("rank 0 sent no memory"))?;
+        let file = handles.next().ok_or_else(|| self.failed(format!("rank {first} sent no memory")))?;
         let processes: Vec<OwnedFd> = handles.collect();
         if processes.len() != self.addresses.len() {
-            return Err(self.failed("rank 0 sent too few process handles: is the limit on open files reached?"));
+            return Err(
+                self.failed(format!("rank {first} sent too few process handles: is the limit on open files reached?"))
+            );
         }
         Ok((Arena::open(&file, self.addresses.len(), self.slot_bytes)?, processes))
     }

@@ -9,11 +9,12 @@
 //!
 //! Inside a host every rank listens on an abstract Unix socket of the generation; a connection is opened with the first
 //! message or receive between two ranks. Both may open one at the same time: each then writes to its own and reads both.
-//! Between hosts every pair has a connection for messages from the meeting on. Either way they are separate from what
-//! collectives use, so a message that nobody wants stops nothing.
+//! Between hosts it is the same over TCP, at a port that the rank has for messages alone. Either way connections are separate
+//! from what collectives use, so a message that nobody wants stops nothing.
 //!
-//! The thread starts with the first message or receive and is joined when the mail is dropped: with its group, or when the
-//! group gets other peers. What is under way then aborts the group; what is written is delivered.
+//! The thread starts with the first message or receive; between hosts at once, because a caller has to be answered. It is
+//! joined when the mail is dropped: with its group, or when the group gets other peers. What is under way then aborts the
+//! group; what is written is delivered.
 
 mod carrier;
 mod link;
@@ -21,7 +22,7 @@ mod post;
 pub(crate) mod wire;
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
+use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -36,7 +37,7 @@ use crate::group::join;
 use crate::operation::{Source, Target};
 use crate::queue::lock;
 use crate::ticket::Ticket;
-use crate::{Address, Error};
+use crate::{Address, Error, Secret};
 use carrier::Carrier;
 
 /// Sends and receives that can be under way; a caller who starts more waits.
@@ -49,8 +50,8 @@ pub(crate) type Condemn = Arc<dyn Fn(&Verdict) -> Error + Send + Sync>;
 pub(crate) enum Ways {
     /// Through sockets of this host, opened when they are needed.
     Host(UnixListener),
-    /// Through connections that are there, in the order of ranks.
-    Network(Vec<Option<TcpStream>>),
+    /// Through TCP, opened when it is needed, with what the ranks of the job know.
+    Network { listener: TcpListener, secret: Option<Secret> },
 }
 
 /// What a rank's mail has to know about its group.
@@ -123,12 +124,17 @@ impl Mail {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake =
             EventFd::from_value_and_flags(0, flags).map_err(|error| Error::system("create an event handle", error))?;
-        Ok(Mail {
+        let answers = matches!(setup.ways, Ways::Network { .. });
+        let mail = Mail {
             shared: Arc::new(Shared { inbox: Mutex::new(Inbox::default()), room: Condvar::new(), wake }),
             setup: Mutex::new(Some((setup, condemn))),
             thread: Mutex::new(None),
             process: std::process::id(),
-        })
+        };
+        if answers {
+            mail.start()?;
+        }
+        Ok(mail)
     }
 
     /// Gives `source` to a rank. Its memory is valid until the ticket is finished.
@@ -189,10 +195,6 @@ impl Mail {
             inbox.failure = Some(error.clone());
             self.shared.rouse();
             self.shared.room.notify_all();
-            // Without a thread nobody else says it.
-            if let Some((setup, _)) = &*lock(&self.setup) {
-                carrier::farewell::tell(setup);
-            }
         }
     }
 

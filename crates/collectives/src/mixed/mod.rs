@@ -27,6 +27,7 @@ use crate::engine::Work;
 use crate::fate::Fate;
 use crate::operation::{Operation, Target, Whole};
 use crate::route::Topology;
+use crate::streams::introduction::Members;
 use crate::streams::meeting::{Meeting, Wanted};
 use crate::streams::pulse::Pulse;
 use crate::streams::wire::Purpose;
@@ -43,6 +44,13 @@ pub(crate) struct Outside {
     pub(crate) addresses: Vec<Address>,
     pub(crate) generation: u64,
     pub(crate) secret: Option<Secret>,
+}
+
+impl Outside {
+    pub(crate) fn members(&self, rank: usize) -> Members<'_> {
+        let Outside { addresses, generation, secret, .. } = self;
+        Members { rank, addresses, generation: *generation, secret: secret.as_ref() }
+    }
 }
 
 /// A rank's place among those of its host, and among the hosts.
@@ -276,10 +284,9 @@ impl Engine {
             let purpose = Purpose::Collectives;
             let wanted: Vec<Wanted> =
                 (0..world).filter(|peer| *peer != rank).map(|peer| Wanted { peer, purpose }).collect();
-            let Outside { listener, addresses, generation, secret } = &self.outside;
-            let (generation, timeout, deadline) = (*generation, watch.left(), watch.deadline);
-            let (secret, wanted) = (secret.as_ref(), &wanted[..]);
-            let meeting = Meeting { listener, rank, addresses, generation, wanted, secret, timeout, deadline };
+            let (listener, members) = (&self.outside.listener, self.outside.members(rank));
+            let (timeout, deadline) = (watch.left(), watch.deadline);
+            let meeting = Meeting { listener, members, wanted: &wanted, timeout, deadline };
             let connections = meeting.hold()?.take(purpose, world);
             let seat = self.seat(rank, (0..world).collect());
             self.flat = Some(streams::Engine::new(connections, seat, None, watch.left())?);

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `network` | where a rank can be reached |
 //! | `secret` | what only the ranks of a job know |
-//! | `meeting` | every pair of ranks gets its connections |
+//! | `introduction` | two ranks recognise each other on a new connection |
+//! | `meeting` | ranks come together: pairs of them get their connections |
 //! | `wire` | what ranks say to each other, as bytes |
 //! | `moves` | the operations as plans, see [`crate::route`] |
 //! | `exchange` | carries out a plan |
@@ -19,6 +20,7 @@
 #![expect(unsafe_code, reason = "copies and reduces memory that callers vouch for")]
 
 mod exchange;
+pub(crate) mod introduction;
 pub(crate) mod meeting;
 mod moves;
 pub(crate) mod network;

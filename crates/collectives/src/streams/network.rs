@@ -1,4 +1,7 @@
-//! Where a rank can be reached over the network: its listener and the addresses of its interfaces.
+//! Where a rank can be reached over the network: its listeners and the addresses of its interfaces.
+//!
+//! There are two: one for the meetings of the ranks, which listen together and only then, and one for messages, at which a
+//! rank may be called at any time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
@@ -11,23 +14,31 @@ use crate::Error;
 /// Callers that wait for an answer; the kernel may allow fewer.
 const BACKLOG: i32 = 1024;
 
-/// An open port, and everything it can be reached at.
+/// Open ports, and everything they can be reached at.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) listener: TcpListener,
+    /// With the port of `listener`.
     pub(crate) endpoints: Vec<SocketAddr>,
+    pub(crate) mail: TcpListener,
+    pub(crate) mail_port: u16,
 }
 
-/// Opens a port on all interfaces, or on those with these names (separated by commas).
+/// Opens the ports on all interfaces, or on those with these names (separated by commas).
 pub(crate) fn open(interfaces: Option<&str>) -> Result<Network, Error> {
     let mut places = usable(interfaces)?;
     let (listener, both_families) = listen()?;
-    let port = listener.local_addr().map_err(|error| Error::system("ask for the number of a port", error))?.port();
-    if !both_families {
+    let (mail, both_for_mail) = listen()?;
+    let port = |listener: &TcpListener| {
+        let address = listener.local_addr().map_err(|error| Error::system("ask for the number of a port", error));
+        address.map(|address| address.port())
+    };
+    let (port, mail_port) = (port(&listener)?, port(&mail)?);
+    if !(both_families && both_for_mail) {
         places.retain(IpAddr::is_ipv4);
     }
     let endpoints = places.into_iter().map(|place| SocketAddr::new(place, port)).collect();
-    Ok(Network { listener, endpoints })
+    Ok(Network { listener, endpoints, mail, mail_port })
 }
 
 /// A listener for both families, or for IPv4 where there is no other.
@@ -102,6 +113,7 @@ mod tests {
         assert!(!network.endpoints.is_empty());
         for endpoint in &network.endpoints {
             TcpStream::connect(endpoint).unwrap();
+            TcpStream::connect((endpoint.ip(), network.mail_port)).unwrap();
         }
         assert!(network.endpoints.last().unwrap().ip().is_loopback());
     }

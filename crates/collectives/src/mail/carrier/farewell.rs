@@ -20,10 +20,12 @@ const VERDICT_GRACE: Duration = Duration::from_millis(200);
 
 impl Carrier {
     /// Peers of other hosts do not see that the group is aborted: they hear why. A frame that was begun is finished first, as
-    /// long as its memory is there.
-    pub(super) fn pass_on_verdict(&mut self) {
-        if let (Ways::Network(_), Some(verdict)) = (&self.setup.ways, self.setup.fate.verdict()) {
-            let bytes = verdict_frame(&verdict);
+    /// long as its memory is there. Returns what later callers are told.
+    pub(super) fn pass_on_verdict(&mut self) -> Vec<u8> {
+        let Ways::Network { .. } = self.setup.ways else { return Vec::new() };
+        let mut bytes = Vec::new();
+        if let Some(verdict) = self.setup.fate.verdict() {
+            bytes = verdict_frame(&verdict);
             let until = Instant::now() + VERDICT_GRACE;
             for route in &mut self.routes {
                 let Some(link) = route.out.and_then(|key| self.links.get_mut(&key)) else { continue };
@@ -33,9 +35,8 @@ impl Carrier {
                 }
             }
         }
-        if let Ways::Network(_) = self.setup.ways {
-            linger(self.links.values().map(Link::socket));
-        }
+        linger(self.links.values().map(Link::socket));
+        bytes
     }
 
     /// Nothing is under way: what is written goes out, and a word that no more comes.
@@ -78,28 +79,11 @@ impl Carrier {
 /// Mail that was never used ends: who waits for this rank hears that it leaves.
 pub(in crate::mail) fn decline(setup: Setup) {
     let goodbye = Frame::Goodbye.to_bytes();
-    match &setup.ways {
-        Ways::Host(listener) => {
-            while let Ok((caller, _)) = accept_from(listener) {
-                // A caller that is gone needs no answer.
-                send_all(&caller, &goodbye, Instant::now());
-            }
-        }
-        Ways::Network(connections) => {
-            for connection in connections.iter().flatten() {
-                send_all(connection, &goodbye, Instant::now());
-            }
-            linger(connections.iter().flatten());
-        }
-    }
-}
-
-/// The group of mail that was never used is aborted: peers that do not see it hear why.
-pub(in crate::mail) fn tell(setup: &Setup) {
-    if let (Ways::Network(connections), Some(verdict)) = (&setup.ways, setup.fate.verdict()) {
-        let bytes = verdict_frame(&verdict);
-        for connection in connections.iter().flatten() {
-            send_all(connection, &bytes, Instant::now());
+    // Between hosts there is a thread to say it.
+    if let Ways::Host(listener) = &setup.ways {
+        while let Ok((caller, _)) = accept_from(listener) {
+            // A caller that is gone needs no answer.
+            send_all(&caller, &goodbye, Instant::now());
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The thread that performs what [`Post`] decides.
 //!
-//! Here: its loop, orders, deadlines, what comes in and goes out. `peers` has the connections, `memory` the copies,
-//! `farewell` the last words.
+//! Here: its loop, orders, deadlines, what comes in and goes out. `peers` has the connections, `calls` those with other hosts,
+//! `memory` the copies, `farewell` the last words.
 
+mod calls;
 pub(super) mod farewell;
 mod memory;
 mod peers;
@@ -22,14 +23,18 @@ use crate::mail::wire::{Frame, verdict_from_bytes};
 use crate::mail::{Condemn, Setup, Shared, Task, Ways};
 use crate::queue::lock;
 use crate::socket::poll_timeout;
+use crate::streams::introduction::Incoming;
 use crate::ticket::{Output, Ticket};
 use crate::{Error, Noticed};
+use calls::Calling;
 
 /// How often a thread with something under way looks whether the group is aborted.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
 /// A caller who connects and says nothing is given up after this.
 const HELLO_DEADLINE: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
+/// How long nobody is let in after somebody could not be.
+const DEAF_FOR: Duration = Duration::from_millis(100);
 /// Things read from one link before the others get their turn.
 const TURN: usize = 32;
 
@@ -51,6 +56,8 @@ struct Route {
     queue: VecDeque<(Frame, usize)>,
     writing: Option<Writing>,
     dial_again: bool,
+    /// It is on another host and has not answered yet.
+    calling: Option<Calling>,
     /// Its last connection ended, or it does not answer; what it sent before may still wait to be accepted.
     ending: Option<Noticed>,
 }
@@ -71,6 +78,8 @@ pub(in crate::mail) struct Carrier {
     links: BTreeMap<usize, Link>,
     next_link: usize,
     routes: Vec<Route>,
+    /// Who called from other hosts, as long as it is not known who that is.
+    callers: Vec<Incoming>,
     errands: HashMap<Id, Errand>,
     deadlines: BTreeSet<(Instant, Id)>,
     next_id: Id,
@@ -82,11 +91,12 @@ pub(in crate::mail) struct Carrier {
 impl Carrier {
     pub(in crate::mail) fn new(setup: Setup, condemn: Condemn, shared: Arc<Shared>) -> Carrier {
         let world = setup.addresses.len();
-        let mut carrier = Carrier {
+        Carrier {
             post: Post::new(setup.rank, world, setup.single_copy, Limits::USUAL),
             links: BTreeMap::new(),
             next_link: 0,
             routes: (0..world).map(|_| Route::default()).collect(),
+            callers: Vec::new(),
             errands: HashMap::new(),
             deadlines: BTreeSet::new(),
             next_id: 0,
@@ -95,16 +105,7 @@ impl Carrier {
             setup,
             condemn,
             shared,
-        };
-        if let Ways::Network(connections) = &mut carrier.setup.ways {
-            for (peer, connection) in std::mem::take(connections).into_iter().enumerate() {
-                if let Some(connection) = connection {
-                    let key = carrier.add(Link::dialed(connection.into(), peer, 0, Vec::new(), Instant::now()));
-                    carrier.routes[peer].out = Some(key);
-                }
-            }
         }
-        carrier
     }
 
     pub(in crate::mail) fn run(mut self) {
@@ -112,12 +113,13 @@ impl Carrier {
             End::Failed(error) => error,
             End::Closed if self.errands.is_empty() => {
                 self.say_goodbye();
+                self.turn_callers_away();
                 Error::NotConnected
             }
             // The peers must not wait for what will not come.
             End::Closed => (self.condemn)(&Verdict::Aborted { by: self.setup.rank }),
         };
-        self.pass_on_verdict();
+        let last_words = self.pass_on_verdict();
         // From here on no memory of an operation is touched.
         self.links.clear();
         self.routes.clear();
@@ -135,6 +137,7 @@ impl Carrier {
         for order in orders {
             order.ticket.finish(Err(error.clone()), Output::Untouched);
         }
+        self.keep_door(&last_words);
     }
 
     fn work(&mut self) -> End {
@@ -247,6 +250,7 @@ impl Carrier {
         {
             handles.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
         }
+        handles.extend(self.door_handles());
         let fixed = handles.len();
         let mut keys = Vec::with_capacity(self.links.len());
         for (key, link) in &self.links {
@@ -276,6 +280,9 @@ impl Carrier {
         if self.routes.iter().any(|route| route.dial_again || route.ending.is_some()) {
             wait = wait.min(RETRY_PAUSE);
         }
+        if let Some(until) = self.next_call() {
+            wait = wait.min(until.saturating_duration_since(now));
+        }
         if let Some(until) = self.deaf_until {
             wait = wait.min(until.saturating_duration_since(now));
         }
@@ -303,6 +310,7 @@ impl Carrier {
                 self.reach(peer)?;
             }
         }
+        self.go_on_with_calls();
         Ok(())
     }
 
@@ -333,6 +341,7 @@ impl Carrier {
     /// Callers and what came in.
     fn serve(&mut self, ready: &[usize]) -> Result<(), End> {
         self.accept();
+        self.receive_callers();
         for key in ready {
             for _ in 0..TURN {
                 let Some(link) = self.links.get_mut(key) else { break };

@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 
-use super::{Carrier, End};
+use super::{Carrier, DEAF_FOR, End};
 use crate::Noticed;
 use crate::mail::link::Link;
 use crate::mail::wire::{Hello, Purpose};
@@ -16,12 +16,16 @@ use crate::mail::{Ways, socket_name};
 
 /// Callers who have not said hello yet.
 const MOST_STRANGERS: usize = 64;
-const DEAF_FOR: Duration = Duration::from_millis(100);
 
 impl Carrier {
     /// Makes sure that there is a connection to a peer.
     pub(super) fn reach(&mut self, peer: usize) -> Result<(), End> {
-        if self.routes[peer].out.is_some() || self.routes[peer].dial_again {
+        let route = &self.routes[peer];
+        if route.out.is_some() || route.dial_again || route.calling.is_some() || route.ending.is_some() {
+            return Ok(());
+        }
+        if let Ways::Network { .. } = self.setup.ways {
+            self.begin_to_call(peer);
             return Ok(());
         }
         match self.dial(peer) {
@@ -109,6 +113,9 @@ impl Carrier {
     pub(super) fn bury(&mut self) -> Result<(), End> {
         if self.routes.iter().all(|route| route.ending.is_none()) {
             return Ok(());
+        }
+        if let Ways::Network { .. } = self.setup.ways {
+            return self.bury_of_other_hosts();
         }
         self.accept();
         let strangers: Vec<usize> =

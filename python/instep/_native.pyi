@@ -112,15 +112,21 @@ class DeviceTicket:
 
 @final
 class DeviceGroup:
-    """The ranks of a group, on the GPU they share."""
+    """The ranks of a group, on their GPUs."""
 
     @staticmethod
-    def connect(group: CollectiveGroup, ordinal: int, timeout: float) -> tuple[DeviceGroup | None, str | None]:
+    def connect(
+        group: CollectiveGroup, home: CollectiveGroup, ordinal: int, share: bool, pin: bool, timeout: float
+    ) -> tuple[DeviceGroup | None, str | None]:
         """To be called by all ranks of a group that serves for this alone; a text says why it cannot be."""
 
     @staticmethod
     def can_reduce(dtype: int, reduce: int) -> bool:
         """Whether a type can be reduced so on the GPU."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the ranks share a GPU, and exchange on it what is not small."""
 
     @property
     def stream(self) -> int:

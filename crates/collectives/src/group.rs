@@ -181,6 +181,11 @@ impl Group {
         unsafe { self.run_within(operation, self.bound.options.timeout) }
     }
 
+    /// Where its operations are written down.
+    pub(crate) fn diary(&self) -> Diary {
+        self.shared.diary.clone()
+    }
+
     /// As [`Group::run`], with a time limit of its own, counted from when the operation starts.
     ///
     /// # Safety

@@ -94,6 +94,35 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// The same operation on other memory. Sources are asked for before targets, each in the order of ranks.
+    pub(crate) fn moved(
+        &self,
+        mut source: impl FnMut(&Source) -> Source,
+        mut target: impl FnMut(&Target) -> Target,
+    ) -> Operation {
+        let mut moved = self.clone();
+        match &mut moved {
+            Operation::AllReduce { input, output, .. } | Operation::Reduce { input, output, .. } => {
+                (*input, *output) = (source(input), target(output));
+            }
+            Operation::Broadcast { buffer, .. } => *buffer = target(buffer),
+            Operation::AllGather { input, outputs, .. } | Operation::Gather { input, outputs, .. } => {
+                *input = source(input);
+                outputs.iter_mut().for_each(|output| *output = target(output));
+            }
+            Operation::Scatter { inputs, output, .. } | Operation::ReduceScatter { inputs, output, .. } => {
+                inputs.iter_mut().for_each(|input| *input = source(input));
+                *output = target(output);
+            }
+            Operation::AllToAll { inputs, outputs, .. } => {
+                inputs.iter_mut().for_each(|input| *input = source(input));
+                outputs.iter_mut().for_each(|output| *output = target(output));
+            }
+            Operation::Barrier => {}
+        }
+        moved
+    }
+
     /// Bytes of one rank's part; 0 where parts may differ.
     pub(crate) fn bytes(&self) -> usize {
         match self {

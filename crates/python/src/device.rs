@@ -15,6 +15,7 @@ use crate::errors;
 pub(crate) struct DeviceGroup {
     engine: Mutex<Option<Engine>>,
     stream: usize,
+    is_shared: bool,
     label: Arc<str>,
 }
 
@@ -41,21 +42,25 @@ impl DeviceTicket {
 
 #[pymethods]
 impl DeviceGroup {
-    /// To be called by all ranks of a group that serves for this alone. A text says why it cannot be, on every rank.
+    /// To be called by all ranks of a group that serves for this alone; operations are recorded as those of `home`. A text
+    /// says why it cannot be, on every rank.
     #[staticmethod]
     fn connect(
         py: Python<'_>,
         group: PyRef<'_, CollectiveGroup>,
+        home: PyRef<'_, CollectiveGroup>,
         ordinal: i32,
+        share: bool,
+        pin: bool,
         timeout: f64,
     ) -> PyResult<(Option<DeviceGroup>, Option<String>)> {
         let (timeout, label) = (errors::duration(timeout)?, group.label());
-        let signals = group.connected(py)?;
-        let connected = py.detach(|| Engine::connect(signals, ordinal, timeout));
+        let (signals, home) = (group.connected(py)?, home.connected(py)?);
+        let connected = py.detach(|| Engine::connect(signals, &home, ordinal, share, pin, timeout));
         match connected.map_err(|error| errors::collectives(py, &error, &label))? {
             Ok(engine) => {
-                let stream = engine.stream();
-                Ok((Some(DeviceGroup { engine: Mutex::new(Some(engine)), stream, label }), None))
+                let (stream, is_shared) = (engine.stream(), engine.is_shared());
+                Ok((Some(DeviceGroup { engine: Mutex::new(Some(engine)), stream, is_shared, label }), None))
             }
             Err(reason) => Ok((None, Some(reason))),
         }
@@ -65,6 +70,12 @@ impl DeviceGroup {
     #[staticmethod]
     fn can_reduce(dtype: usize, reduce: usize) -> PyResult<bool> {
         Ok(Engine::can_reduce(data_type(dtype)?, reduction(reduce, 1.0)?))
+    }
+
+    /// Whether the ranks share a GPU, and exchange on it what is not small.
+    #[getter]
+    fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// The stream on which everything happens.

@@ -1,13 +1,14 @@
-"""CUDA tensors of ranks that share one GPU: exchanged on the device, where the ranks can reach each other's memory.
+"""CUDA tensors: exchanged on the device by ranks that share it and can reach each other's memory there.
 
 The first operation on CUDA tensors in a group finds out, on all ranks together, whether they can; if not, because the
-GPUs differ, there are several hosts, or the driver or the free memory does not allow it, tensors travel through the
-host as before. An operation is behind what the current stream has been given, and `wait` puts the current stream
-behind the operation: the host does not wait for the GPU.
+GPUs differ, there are several hosts, or the driver or the free memory does not allow it, tensors travel through pinned
+memory of the host, chunk by chunk. An operation is behind what the current stream has been given, and `wait` puts the
+current stream behind the operation.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """The ranks of a group on their GPU."""
+    """The ranks of a group on their GPUs."""
 
     def __init__(self, native: DeviceGroup, signals: Link, device: torch.device) -> None:
         self.native = native
@@ -58,11 +59,12 @@ class Device:
         self.native.close()
 
 
-def connect(signals: Link, device: torch.device, seconds: float) -> Device | None:
-    """Find out whether the ranks of a group can use the device together; called by all of them."""
+def connect(signals: Link, home: Link, device: torch.device) -> Device | None:
+    """Find out how the ranks of a group can use their devices; called by all of them. None: only torch can."""
     ordinal = device.index if device.index is not None else torch.cuda.current_device()
     torch.cuda.init()
-    native, _why_not = DeviceGroup.connect(signals.native, ordinal, seconds)
+    share, pin = (os.environ.get(name, "1") != "0" for name in ("INSTEP_DEVICE_EXCHANGE", "INSTEP_PINNED_MEMORY"))
+    native, _why_not = DeviceGroup.connect(signals.native, home.native, ordinal, share, pin, home.seconds)
     if native is None:
         signals.close()
         return None

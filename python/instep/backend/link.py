@@ -53,7 +53,7 @@ class Link:
         self.sequence = 0
         self.generation = 0
         self.name = name
-        # How CUDA tensors are exchanged on each GPU: None where they travel through the host.
+        # How CUDA tensors are exchanged on each GPU: None where torch copies them to the host.
         self._devices: dict[int, Device | None] = {}
         # Monitored barriers called so far.
         self.monitored = 0
@@ -100,10 +100,10 @@ class Link:
         return self._meet(seconds)
 
     def device(self, device: torch.device) -> Device | None:
-        """How CUDA tensors are exchanged on a GPU; None if through the host. Called by all ranks, the first time."""
+        """How CUDA tensors are exchanged on a GPU; None if torch must copy. Called by all ranks, the first time."""
         index = device.index
         if index not in self._devices:
-            self._devices[index] = self._connect_device(device) if _wants_device() else None
+            self._devices[index] = self._connect_device(device)
         return self._devices[index]
 
     def _connect_device(self, device: torch.device) -> Device | None:
@@ -112,7 +112,7 @@ class Link:
         signals = Link(
             store, self.rank, self.size, timeout, name=self.name, global_ranks=self.global_ranks, recorded=False
         )
-        return connect(signals, device, self.seconds)
+        return connect(signals, self, device)
 
     def _leave_devices(self) -> None:
         for device in self._devices.values():
@@ -125,11 +125,6 @@ class Link:
         self._leave_devices()
         self.native.shutdown()
         _open.discard(self)
-
-
-def _wants_device() -> bool:
-    """Whether CUDA tensors may be exchanged on the GPU; the same on all ranks."""
-    return os.environ.get("INSTEP_DEVICE_EXCHANGE", "1") != "0"
 
 
 def _transport() -> str:

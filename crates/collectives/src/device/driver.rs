@@ -71,12 +71,17 @@ functions! {
     free = c"cuMemFree_v2"(Address);
     copy = c"cuMemcpyDtoDAsync_v2"(Address, Address, usize, StreamHandle);
     upload = c"cuMemcpyHtoD_v2"(Address, *const c_void, usize);
+    copy_out = c"cuMemcpyDtoHAsync_v2"(*mut c_void, Address, usize, StreamHandle);
+    copy_in = c"cuMemcpyHtoDAsync_v2"(Address, *const c_void, usize, StreamHandle);
+    pin = c"cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
+    unpin = c"cuMemHostUnregister"(*mut c_void);
     stream_create = c"cuStreamCreate"(*mut StreamHandle, c_uint);
     stream_wait = c"cuStreamWaitEvent"(StreamHandle, EventHandle, c_uint);
     stream_synchronize = c"cuStreamSynchronize"(StreamHandle);
     event_create = c"cuEventCreate"(*mut EventHandle, c_uint);
     event_destroy = c"cuEventDestroy_v2"(EventHandle);
     event_record = c"cuEventRecord"(EventHandle, StreamHandle);
+    event_synchronize = c"cuEventSynchronize"(EventHandle);
     memory_handle = c"cuIpcGetMemHandle"(*mut Handle, Address);
     memory_open = c"cuIpcOpenMemHandle_v2"(*mut Address, Handle, c_uint);
     memory_close = c"cuIpcCloseMemHandle"(Address);
@@ -205,6 +210,18 @@ impl Gpu {
         self.driver.check("write to the GPU", status)
     }
 
+    /// Makes memory of this process one that the GPU reads and writes by itself, until [`Gpu::unpin`].
+    pub(super) fn pin(&self, address: *mut c_void, bytes: usize) -> Result<(), Trouble> {
+        // SAFETY: the driver tells memory that is none, and changes nothing that is in it.
+        self.driver.check("pin memory", unsafe { (self.driver.functions.pin)(address, bytes, 0) })
+    }
+
+    /// Before pinned memory is given back.
+    pub(super) fn unpin(&self, address: *mut c_void) {
+        // SAFETY: as above. What cannot be unpinned is not, and there is nothing to do about it.
+        unsafe { (self.driver.functions.unpin)(address) };
+    }
+
     /// A stream that nobody uses now. They are never destroyed: whoever has seen one, torch for instance, may name it to
     /// the driver at any time.
     pub(super) fn stream(self: &Arc<Self>) -> Result<Stream, Trouble> {
@@ -280,6 +297,8 @@ impl Drop for Gpu {
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Send for Stream {}
+// SAFETY: as above; the driver takes orders from several threads.
+unsafe impl Sync for Stream {}
 // SAFETY: as above.
 unsafe impl Send for Event {}
 // SAFETY: as above; no method changes it.
@@ -337,6 +356,22 @@ impl Stream {
         driver.check("copy on the GPU", status)
     }
 
+    /// SAFETY: device memory, and memory of this process as long, as long as this is under way.
+    pub(super) unsafe fn copy_out(&self, target: *mut u8, source: Address, bytes: usize) -> Result<(), Trouble> {
+        let driver = self.gpu.driver;
+        // SAFETY: the caller's promise.
+        let status = unsafe { (driver.functions.copy_out)(target.cast(), source, bytes, self.handle) };
+        driver.check("copy from the GPU", status)
+    }
+
+    /// SAFETY: as for `copy_out`.
+    pub(super) unsafe fn copy_in(&self, target: Address, source: *const u8, bytes: usize) -> Result<(), Trouble> {
+        let driver = self.gpu.driver;
+        // SAFETY: the caller's promise.
+        let status = unsafe { (driver.functions.copy_in)(target, source.cast(), bytes, self.handle) };
+        driver.check("copy to the GPU", status)
+    }
+
     pub(super) fn wait(&self, event: &Event) -> Result<(), Trouble> {
         self.gpu.order(self.number(), event)
     }
@@ -372,6 +407,13 @@ pub(super) struct Event {
 }
 
 impl Event {
+    /// Waits on the host until the stream has come here.
+    pub(super) fn synchronize(&self) -> Result<(), Trouble> {
+        let driver = self.gpu.driver;
+        // SAFETY: an event that lives.
+        driver.check("wait for the GPU", unsafe { (driver.functions.event_synchronize)(self.handle) })
+    }
+
     pub(super) fn shared(&self) -> Result<[u8; HANDLE_BYTES], Trouble> {
         let mut handle = Handle([0; HANDLE_BYTES]);
         let driver = self.gpu.driver;

@@ -8,7 +8,7 @@ use crate::dtype::{DataType, Reduction};
 use crate::operation::{Operation, Source, Target};
 
 /// Segments begin at multiples of this, so that every element is where its type wants it.
-const ALIGNMENT: usize = 256;
+pub(super) const ALIGNMENT: usize = 256;
 
 /// Device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,13 +108,13 @@ impl Range {
 }
 
 impl Source {
-    fn range(&self) -> Range {
+    pub(super) fn range(&self) -> Range {
         Range { address: self.pointer.addr() as u64, bytes: self.bytes }
     }
 }
 
 impl Target {
-    fn range(&self) -> Range {
+    pub(super) fn range(&self) -> Range {
         Range { address: self.pointer.addr() as u64, bytes: self.bytes }
     }
 }

@@ -1,52 +1,62 @@
-//! Collectives on memory of one GPU that several ranks share.
+//! Collectives on memory of GPUs.
 //!
-//! The ranks are processes on one host with the same GPU, which NCCL refuses. Each has an arena in device memory that the
-//! others open through the driver (CUDA IPC), and a stream; what they lay out and take is [`layout`]'s. The host only
-//! passes signals: that everybody has *ordered* its part. That the parts are *done* is for the GPU to wait for, by
-//! events that all processes share, so that no thread waits for the GPU and a caller's stream goes on as with NCCL.
+//! | module | what it is for |
+//! |---|---|
+//! | `shared` | ranks that share one GPU, which NCCL refuses: exchanged on the device |
+//! | `staged` | all others, and what is so small that GPUs take longer: through memory of the host, pinned |
+//! | `layout` | an operation as what a rank lays out and takes: pure |
+//! | `signal` | what the hosts tell each other meanwhile |
+//! | `kernel` | reductions as programs of the GPU |
+//! | `driver` | the part of the CUDA driver that is used |
 //!
-//! In a chunk, with the two halves of the arena in turns:
-//!
-//! 1. The stream waits until nobody reads this half of the arena any more, copies the input into it, marks *written*.
-//! 2. The signal: calls are compared, and everybody knows that the marks of all are set.
-//! 3. The stream waits for *written* of all, folds or copies what is wanted into the output, marks *read*.
-//!
-//! Signals go through a [`Group`] that serves for nothing else, so that operations on the GPU and on the host do not wait
-//! for each other. A rank that dies or does not come is noticed there, and named.
+//! Everything happens behind what the caller's stream has been given, and callers' streams wait for its end, on a stream
+//! and a thread of the group. The host side goes through a [`Group`] that serves for nothing else, so that operations on the
+//! GPU and on the host do not wait for each other. A rank that dies or does not come is noticed there, and named.
 
 #![expect(unsafe_code, reason = "device memory of tensors comes as addresses")]
 
 mod driver;
 mod kernel;
 mod layout;
+mod shared;
+mod signal;
+mod staged;
 
-use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use driver::{Event, Gpu, HANDLE_BYTES, Kernel, Memory, Stream, Trouble, UUID_BYTES};
-use layout::{Layout, Range, Take};
+use driver::{Event, Gpu, Stream, Trouble, UUID_BYTES};
+use instep_recorder::Entry;
+use shared::{Arena, Prepared};
+use signal::all_of;
+use staged::Stage;
 
-use crate::call::{CALL_WORDS, Call, Kind};
+use crate::call::Call;
+use crate::diary::Diary;
 use crate::dtype::{DataType, Reduction};
-use crate::operation::{Operation, Source, Target};
+use crate::operation::Operation;
 use crate::ticket::{Output, Ticket};
-use crate::{Error, Group, Rank};
+use crate::{Error, Group};
 
-/// Bytes of one half of a rank's arena: what goes at once. Costs twice this of device memory for each rank and group.
-const HALF: usize = 32 << 20;
-const HALVES: usize = 2;
+/// Up to so many bytes of a rank tensors go through the host also where ranks share a GPU: it changes between their processes
+/// only at the end of its time slices.
+const SMALL: usize = 1 << 20;
 
-/// What a rank tells of itself: whether all went well, its device, its arena, its two marks for each half.
-const GREETING: usize = 1 + UUID_BYTES + HANDLE_BYTES * (1 + 2 * HALVES);
+/// What a rank can do; what all can do is done.
+const NOTHING: u8 = 0;
+const STAGED: u8 = 1;
+const SHARED: u8 = 2;
 
-/// The ranks of a group, on their GPU.
+/// The ranks of a group, on their GPUs.
 pub struct DeviceGroup {
     gpu: Arc<Gpu>,
     stream: usize,
+    is_shared: bool,
+    diary: Diary,
+    /// Of this rank, and how many there are.
+    place: (usize, usize),
     jobs: Mutex<Option<Sender<Job>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,6 +71,8 @@ pub struct DeviceTicket {
 
 struct Job {
     operations: Vec<Operation>,
+    /// What the flight recorder has of them.
+    entries: Vec<Entry>,
     ready: Event,
     done: Arc<Event>,
     timeout: Duration,
@@ -82,47 +94,69 @@ impl From<Trouble> for Error {
 }
 
 impl DeviceGroup {
-    /// To be called by all ranks of `group`, which serves for this alone from here on. The inner error says why their GPUs
-    /// cannot be used in this way; it is the same decision on every rank.
-    pub fn connect(group: Arc<Group>, ordinal: i32, timeout: Duration) -> Result<Result<DeviceGroup, String>, Error> {
-        let prepared = Prepared::new(ordinal);
-        let mut greeting = [0u8; GREETING];
-        if let Ok(prepared) = &prepared {
-            greeting.copy_from_slice(&prepared.greeting);
-        }
+    /// To be called by all ranks of `group`, which serves for this alone from here on; operations are written down as those of
+    /// `home`. Without `share`, tensors travel through the host also where ranks share a GPU; without `pin`, through ordinary
+    /// memory of it. The inner error says why GPUs cannot be used at all; it is the same decision on every rank.
+    pub fn connect(
+        group: Arc<Group>,
+        home: &Group,
+        ordinal: i32,
+        share: bool,
+        pin: bool,
+        timeout: Duration,
+    ) -> Result<Result<DeviceGroup, String>, Error> {
+        let opened = Gpu::open(ordinal).and_then(|gpu| {
+            gpu.enter()?;
+            let stream = Arc::new(gpu.stream()?);
+            let stage = Stage::new(&gpu, Arc::clone(&stream), pin)?;
+            Ok((gpu, stream, stage))
+        });
+        let prepared = match &opened {
+            Ok((gpu, ..)) if share => Prepared::new(gpu).ok(),
+            _ => None,
+        };
+        let able = match (&opened, &prepared) {
+            (Err(_), _) => NOTHING,
+            (Ok(_), None) => STAGED,
+            (Ok(_), Some(_)) => SHARED,
+        };
+        let mut greeting = vec![able];
+        greeting.extend(prepared.as_ref().map_or(vec![0; shared::GREETING], |prepared| prepared.greeting.clone()));
         let greetings = all_of(&group, &greeting, timeout)?;
-        let refusal = match &prepared {
-            Err(trouble) => Some(trouble.to_string()),
-            Ok(_) if greetings.iter().any(|other| other[0] == 0) => Some("another rank cannot use its GPU".to_owned()),
-            Ok(_) if greetings.iter().any(|other| other[1..=UUID_BYTES] != greeting[1..=UUID_BYTES]) => {
-                Some("the ranks have different GPUs".to_owned())
-            }
-            Ok(_) => None,
+        let (gpu, stream, stage) = match opened {
+            Ok(opened) if greetings.iter().all(|other| other[0] != NOTHING) => opened,
+            Ok(_) => return Ok(Err("another rank cannot use its GPU".to_owned())),
+            Err(trouble) => return Ok(Err(trouble.to_string())),
         };
+        let alike = |other: &Vec<u8>| other[..=UUID_BYTES] == greeting[..=UUID_BYTES];
         // What is prepared must not go before all have decided, because others may be opening it.
-        let opened = match (prepared, &refusal) {
-            (Ok(prepared), None) => prepared.open(&greetings, group.rank().0).map_err(|trouble| trouble.to_string()),
-            _ => Err(refusal.unwrap_or_default()),
-        };
-        let verdicts = all_of(&group, &[u8::from(opened.is_ok())], timeout)?;
-        let arena = match opened {
-            Ok(arena) if verdicts.iter().all(|verdict| verdict[0] == 1) => arena,
-            Ok(_) => return Ok(Err("another rank cannot reach the memory of all".to_owned())),
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let gpu = Arc::clone(&arena.gpu);
-        let stream = arena.stream.number();
+        let arena = prepared.filter(|_| greetings.iter().all(alike)).map(|prepared| {
+            let greetings: Vec<Vec<u8>> = greetings.iter().map(|other| other[1..].to_vec()).collect();
+            prepared.open(&greetings, group.rank().0, Arc::clone(&stream))
+        });
+        let arena = arena.and_then(Result::ok);
+        let verdicts = all_of(&group, &[u8::from(arena.is_some())], timeout)?;
+        let arena = arena.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
+        let place = (group.rank().0, group.world_size());
+        let (number, is_shared, diary) = (stream.number(), arena.is_some(), home.diary());
         let (jobs, queue) = channel();
+        let worker = Worker { gpu: Arc::clone(&gpu), stream, arena, stage, diary: diary.clone(), sequence: 0 };
         let thread = std::thread::Builder::new()
             .name("instep-device".to_owned())
-            .spawn(move || work(arena, &group, &queue))
+            .spawn(move || worker.run(&group, &queue))
             .map_err(|cause| Error::system("start a thread", cause))?;
-        Ok(Ok(DeviceGroup { gpu, stream, jobs: Mutex::new(Some(jobs)), thread: Some(thread) }))
+        let (jobs, thread) = (Mutex::new(Some(jobs)), Some(thread));
+        Ok(Ok(DeviceGroup { gpu, stream: number, is_shared, diary, place, jobs, thread }))
     }
 
     /// Whether a reduction can be done on the GPU: all that the host can do.
     pub fn can_reduce(dtype: DataType, reduction: Reduction) -> bool {
         reduction.check(dtype).is_ok() && kernel::program(dtype, reduction).is_some()
+    }
+
+    /// Whether the ranks share a GPU, and exchange on it what is not small.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// The stream on which everything happens, as the driver numbers it.
@@ -140,12 +174,16 @@ impl DeviceGroup {
         stream: usize,
         timeout: Duration,
     ) -> Result<DeviceTicket, Error> {
+        let (rank, world) = self.place;
+        let calls =
+            operations.iter().map(|operation| operation.check(rank, world)).collect::<Result<Vec<Call>, Error>>()?;
         self.gpu.enter()?;
         let ready = self.gpu.event(false)?;
         self.gpu.record(stream, &ready)?;
         let done = Arc::new(self.gpu.event(false)?);
         let ticket = Ticket::new();
-        let job = Job { operations, ready, done: Arc::clone(&done), timeout, ticket: ticket.clone() };
+        let entries = calls.iter().filter_map(|call| self.diary.submitted(call)).collect();
+        let job = Job { operations, entries, ready, done: Arc::clone(&done), timeout, ticket: ticket.clone() };
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         if !sent {
@@ -162,256 +200,63 @@ impl Drop for DeviceGroup {
     }
 }
 
-/// What a rank has before it knows the others.
-struct Prepared {
-    gpu: Arc<Gpu>,
-    memory: Memory,
-    written: Vec<Event>,
-    read: Vec<Event>,
-    greeting: Vec<u8>,
-}
-
-impl Prepared {
-    fn new(ordinal: i32) -> Result<Prepared, Trouble> {
-        let gpu = Gpu::open(ordinal)?;
-        gpu.enter()?;
-        let memory = gpu.allocate(HALF * HALVES)?;
-        let marks = || (0..HALVES).map(|_| gpu.event(true)).collect::<Result<Vec<Event>, Trouble>>();
-        let (written, read) = (marks()?, marks()?);
-        let mut greeting = vec![1u8];
-        greeting.extend(gpu.uuid()?);
-        greeting.extend(memory.handle()?);
-        for event in written.iter().chain(&read) {
-            greeting.extend(event.shared()?);
-        }
-        Ok(Prepared { gpu, memory, written, read, greeting })
-    }
-
-    fn open(self, greetings: &[Vec<u8>], rank: usize) -> Result<Arena, Trouble> {
-        let Prepared { gpu, memory, written, read, .. } = self;
-        let open = |greeting: &Vec<u8>| Peer::open(&gpu, greeting);
-        let mut peers = greetings[..rank].iter().map(open).collect::<Result<Vec<Peer>, Trouble>>()?;
-        peers.push(Peer { memory, written, read });
-        for greeting in &greetings[rank + 1..] {
-            peers.push(open(greeting)?);
-        }
-        let stream = gpu.stream()?;
-        let table = gpu.allocate(peers.len() * HALVES * size_of::<u64>())?;
-        let sources =
-            (0..HALVES).flat_map(|half| peers.iter().map(move |peer| peer.memory.address() + (half * HALF) as u64));
-        let bytes: Vec<u8> = sources.flat_map(u64::to_ne_bytes).collect();
-        gpu.upload(table.address(), &bytes)?;
-        Ok(Arena { gpu, rank, peers, table, stream, kernels: BTreeMap::new(), turn: 0 })
-    }
-}
-
-/// One rank's arena and marks, our own or another's.
-struct Peer {
-    memory: Memory,
-    written: Vec<Event>,
-    read: Vec<Event>,
-}
-
-impl Peer {
-    fn open(gpu: &Arc<Gpu>, greeting: &[u8]) -> Result<Peer, Trouble> {
-        let mut handles = greeting[1 + UUID_BYTES..].chunks_exact(HANDLE_BYTES).map(|bytes| {
-            let mut handle = [0; HANDLE_BYTES];
-            handle.copy_from_slice(bytes);
-            handle
-        });
-        let mut next = || handles.next().unwrap_or([0; HANDLE_BYTES]);
-        let memory = gpu.open_memory(next())?;
-        let mut marks = || (0..HALVES).map(|_| gpu.open_event(next())).collect::<Result<Vec<Event>, Trouble>>();
-        let (written, read) = (marks()?, marks()?);
-        Ok(Peer { memory, written, read })
-    }
+/// One operation while it is done.
+struct Turn<'a> {
+    call: Call,
+    group: &'a Group,
+    sequence: u64,
+    timeout: Duration,
 }
 
 /// What the thread of a group works with.
-struct Arena {
+struct Worker {
     gpu: Arc<Gpu>,
-    rank: usize,
-    peers: Vec<Peer>,
-    /// The addresses of all ranks' halves, for the kernels.
-    table: Memory,
-    stream: Stream,
-    kernels: BTreeMap<(u8, u8), Kernel>,
-    turn: usize,
+    stream: Arc<Stream>,
+    /// Where the ranks share their GPU.
+    arena: Option<Arena>,
+    stage: Stage,
+    diary: Diary,
+    sequence: u64,
 }
 
-fn work(mut arena: Arena, group: &Group, queue: &Receiver<Job>) {
-    let entered = arena.gpu.enter();
-    while let Ok(job) = queue.recv() {
-        let result = entered.clone().map_err(Error::from).and_then(|()| arena.perform_all(&job, group));
-        let output = if result.is_ok() { Output::Complete } else { Output::Undefined };
-        job.ticket.finish(result, output);
-    }
-    arena.retire();
-}
-
-impl Arena {
-    fn perform_all(&mut self, job: &Job, group: &Group) -> Result<(), Error> {
-        self.stream.wait(&job.ready)?;
-        for operation in &job.operations {
-            self.perform(operation, group, job.timeout)?;
+impl Worker {
+    fn run(mut self, group: &Group, queue: &Receiver<Job>) {
+        let entered = self.gpu.enter();
+        while let Ok(job) = queue.recv() {
+            let result = entered.clone().map_err(Error::from).and_then(|()| self.perform_all(&job, group));
+            let output = if result.is_ok() { Output::Complete } else { Output::Undefined };
+            job.ticket.finish(result, output);
         }
-        Ok(self.stream.record(&job.done)?)
-    }
-
-    fn perform(&mut self, operation: &Operation, group: &Group, timeout: Duration) -> Result<(), Error> {
-        let world = self.peers.len();
-        let call = operation.check(self.rank, world)?;
-        let layout = Layout::of(operation, self.rank, world);
-        let step = layout.step(HALF);
-        let mut chunks = layout.chunks(HALF);
-        let mut chunk = 0;
-        while chunk < chunks {
-            let half = self.turn % HALVES;
-            self.turn += 1;
-            self.lay_out(&layout, chunk, step, half)?;
-            let signals = signal(group, &call, chunks, timeout)?;
-            chunks = agree(&call, self.rank, &signals, self.turn as u64)?.max(chunks);
-            self.take(&layout, chunk, step, half)?;
-            chunk += 1;
-        }
-        Ok(())
-    }
-
-    fn lay_out(&self, layout: &Layout, chunk: usize, step: usize, half: usize) -> Result<(), Trouble> {
-        for peer in &self.peers {
-            self.stream.wait(&peer.read[half])?;
-        }
-        let own = &self.peers[self.rank];
-        for (segment, give) in layout.gives.iter().enumerate() {
-            if let Some(part) = give.chunk(chunk, step) {
-                let target = own.memory.address() + (half * HALF + segment * step) as u64;
-                self.copy(target, part.address, part.bytes)?;
-            }
-        }
-        self.stream.record(&own.written[half])
-    }
-
-    fn take(&mut self, layout: &Layout, chunk: usize, step: usize, half: usize) -> Result<(), Trouble> {
-        for peer in &self.peers {
-            self.stream.wait(&peer.written[half])?;
-        }
-        for take in &layout.takes {
-            let Some(part) = take.target().chunk(chunk, step) else { continue };
-            match take {
-                Take::Copy { rank, segment, .. } => {
-                    let source = self.peers[*rank].memory.address() + (half * HALF + segment * step) as u64;
-                    self.copy(part.address, source, part.bytes)?;
-                }
-                Take::Fold { segment, dtype, reduction, .. } => {
-                    self.fold(part, (segment * step) as u64, half, *dtype, *reduction)?;
-                }
-            }
-        }
-        self.stream.record(&self.peers[self.rank].read[half])
-    }
-
-    fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<(), Trouble> {
-        // SAFETY: one side is a part of an arena, the other of memory that `submit` was promised.
-        unsafe { self.stream.copy(target, source, bytes) }
-    }
-
-    fn fold(
-        &mut self,
-        target: Range,
-        offset: u64,
-        half: usize,
-        dtype: DataType,
-        reduction: Reduction,
-    ) -> Result<(), Trouble> {
-        let key = (dtype as u8, reduction.code());
-        if !self.kernels.contains_key(&key) {
-            let program = kernel::program(dtype, reduction).unwrap_or_default();
-            self.kernels.insert(key, self.gpu.kernel(&program, kernel::NAME)?);
-        }
-        let Some(kernel) = self.kernels.get(&key) else { return Ok(()) };
-        let factor = match reduction {
-            Reduction::PremultipliedSum(factor) => factor,
-            _ => 1.0,
-        };
-        let mut sources = self.table.address() + (half * self.peers.len() * size_of::<u64>()) as u64;
-        let (mut ranks, mut offset, mut to) = (self.peers.len() as u32, offset, target.address);
-        let mut count = (target.bytes / kernel::element_size(dtype)) as u64;
-        let mut factor = factor;
-        let mut arguments: [*mut c_void; 6] = [
-            (&raw mut sources).cast(),
-            (&raw mut ranks).cast(),
-            (&raw mut offset).cast(),
-            (&raw mut to).cast(),
-            (&raw mut count).cast(),
-            (&raw mut factor).cast(),
-        ];
-        let blocks = count.div_ceil(u64::from(kernel::THREADS)).clamp(1, u64::from(kernel::MOST_BLOCKS)) as u32;
-        // SAFETY: the arguments of `kernel::program`; sources are arenas, the target is what `submit` was promised.
-        unsafe { kernel.launch(&self.stream, blocks, kernel::THREADS, &mut arguments) }
-    }
-
-    /// Waits until nobody reads our arena any more.
-    fn retire(&self) {
-        for event in self.peers.iter().flat_map(|peer| &peer.read) {
-            if self.stream.wait(event).is_err() {
-                return;
-            }
+        if let Some(arena) = &self.arena {
+            arena.retire();
         }
         // Whatever is wrong now, nobody is there to be told.
         let _ = self.stream.synchronize();
     }
-}
 
-/// What a rank calls and how many chunks its part takes.
-type Signal = [u64; CALL_WORDS + 1];
-
-fn signal(group: &Group, call: &Call, chunks: usize, timeout: Duration) -> Result<Vec<Signal>, Error> {
-    let mut words: Signal = [0; CALL_WORDS + 1];
-    words[..CALL_WORDS].copy_from_slice(&call.words());
-    words[CALL_WORDS] = chunks as u64;
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let all = all_of(group, &bytes, timeout)?;
-    let read = |bytes: &Vec<u8>| {
-        let mut words: Signal = [0; CALL_WORDS + 1];
-        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
-            *word = bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    fn perform_all(&mut self, job: &Job, group: &Group) -> Result<(), Error> {
+        let mut entries = job.entries.clone();
+        let mut result = self.stream.wait(&job.ready).map_err(Error::from);
+        for (index, operation) in job.operations.iter().enumerate() {
+            if result.is_ok() {
+                self.diary.started(entries.get_mut(index));
+                result = self.perform(operation, group, job.timeout);
+            }
+            self.diary.ended(entries.get(index), result.is_ok());
         }
-        words
-    };
-    Ok(all.iter().map(read).collect())
-}
+        result?;
+        Ok(self.stream.record(&job.done)?)
+    }
 
-/// Whether all ranks call the same, and how many chunks it takes.
-fn agree(call: &Call, rank: usize, signals: &[Signal], sequence: u64) -> Result<usize, Error> {
-    for (other_rank, signal) in signals.iter().enumerate() {
-        let mut words = [0; CALL_WORDS];
-        words.copy_from_slice(&signal[..CALL_WORDS]);
-        let other = Call::from_words(words).ok_or_else(|| Error::invalid("another rank sent what is no call"))?;
-        let same = match call.kind {
-            // Sizes may differ from pair to pair.
-            Kind::AllToAll => (other.kind, other.dtype) == (call.kind, call.dtype),
-            _ => other.words() == call.words(),
-        };
-        if !same {
-            return Err(Error::Mismatch {
-                rank: Rank(rank),
-                call: *call,
-                other_rank: Rank(other_rank),
-                other,
-                sequence,
-            });
+    fn perform(&mut self, operation: &Operation, group: &Group, timeout: Duration) -> Result<(), Error> {
+        let call = operation.check(group.rank().0, group.world_size())?;
+        let turn = Turn { call, group, sequence: self.sequence, timeout };
+        self.sequence += 1;
+        // Where parts may differ, all_to_all, not every rank would come to the same conclusion.
+        let small = (1..=SMALL).contains(&operation.bytes());
+        match &mut self.arena {
+            Some(arena) if !small => arena.perform(operation, &turn),
+            _ => self.stage.perform(operation, &turn),
         }
     }
-    Ok(signals.iter().map(|signal| signal[CALL_WORDS] as usize).max().unwrap_or(1))
-}
-
-/// Everybody's bytes, as many from each.
-fn all_of(group: &Group, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, Error> {
-    let mut all = vec![vec![0u8; own.len()]; group.world_size()];
-    let outputs = all.iter_mut().map(|bytes| Target::new(bytes.as_mut_ptr(), bytes.len())).collect();
-    let operation =
-        Operation::AllGather { input: Source::new(own.as_ptr(), own.len()), outputs, dtype: DataType::Bytes };
-    // SAFETY: memory that lives here until this returns.
-    unsafe { group.run_within(operation, timeout)? };
-    Ok(all)
 }

@@ -105,7 +105,7 @@ impl Engine {
 
     fn scratch(&mut self, bytes: usize) -> Target {
         if self.scratch.len() < bytes {
-            self.scratch.resize(bytes, 0);
+            self.scratch = vec![0; bytes];
         }
         Target::new(self.scratch.as_mut_ptr(), bytes)
     }

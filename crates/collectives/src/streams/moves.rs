@@ -126,7 +126,8 @@ impl Engine {
             memory.inputs.clone_from(sources);
         }
         if self.scratch.len() < plan.scratch {
-            self.scratch.resize(plan.scratch, 0);
+            // Fresh from the kernel: what a plan has room for and does not use takes no memory.
+            self.scratch = vec![0; plan.scratch];
         }
         memory.scratch = self.scratch.as_mut_ptr();
         // SAFETY: the caller of `run` vouches for the buffers, whose sizes `Operation::check` has compared; scratch holds

@@ -5,6 +5,8 @@
 //! `reduce_scatter` and `scatter`, all of `all_to_all`); otherwise they must not overlap.
 #![expect(unsafe_code, reason = "describes memory that others own")]
 
+use std::time::Duration;
+
 use crate::call::{Call, Kind};
 use crate::dtype::{DataType, Element, Reduction};
 use crate::{Error, Rank};
@@ -206,6 +208,8 @@ pub(crate) struct Whole {
     pub(crate) sequence: u64,
     /// How many ranks' values the result is of.
     pub(crate) ranks: usize,
+    /// How long all of it may take; errors show it.
+    pub(crate) timeout: Duration,
 }
 
 /// A copy of the inputs, if an output lies in the same memory.

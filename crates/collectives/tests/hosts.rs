@@ -195,3 +195,34 @@ fn abort_reaches_every_host() {
         assert!(matches!(error, Error::Aborted { by: Rank(3) }), "{error}");
     }
 }
+
+/// Everybody else calls an operation, rank 0 a little before the others; returns their errors.
+fn call_without(late: &[usize]) -> Vec<Error> {
+    let over = std::sync::Barrier::new(5);
+    let impatient = Options { timeout: Duration::from_millis(1200), ..options(false) };
+    let errors = threads_on("aabbb", &impatient, |group| {
+        group.barrier().expect("all come");
+        let rank = group.rank().0;
+        let error = (!late.contains(&rank)).then(|| {
+            std::thread::sleep(Duration::from_millis(if rank == 0 { 0 } else { 100 }));
+            group.all_reduce(&mut [1f32; 100], Reduction::Sum).expect_err("some do not come")
+        });
+        over.wait();
+        error
+    });
+    errors.into_iter().flatten().collect()
+}
+
+#[test]
+fn a_time_out_names_the_ranks_that_did_not_come_and_not_those_that_wait_for_them() {
+    for late in [&[4usize][..], &[1], &[2, 4], &[2, 3, 4]] {
+        let expected: Vec<Rank> = late.iter().copied().map(Rank).collect();
+        let errors = call_without(late);
+        assert_eq!(errors.len(), 5 - late.len());
+        for error in errors {
+            let Error::Timeout { missing, timeout, sequence: 1, .. } = &error else { panic!("{error}") };
+            assert_eq!(*missing, expected, "{error}");
+            assert_eq!(*timeout, Duration::from_millis(1200));
+        }
+    }
+}

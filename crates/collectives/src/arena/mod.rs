@@ -19,6 +19,7 @@
 //! The file is anonymous (memfd), sealed against resizing, and gone with the last process that maps it.
 #![expect(unsafe_code, reason = "maps memory that other processes write to")]
 
+pub(crate) mod absent;
 pub(crate) mod control;
 mod event;
 pub(crate) mod handshake;
@@ -39,6 +40,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::Error;
+use absent::Absent;
 use control::Control;
 use event::{AtomicU32, AtomicU64};
 use verdict::VERDICT_WORDS;
@@ -57,6 +59,8 @@ struct Header {
     slot_bytes: u64,
     verdict_state: AtomicU32,
     verdict: [AtomicU64; VERDICT_WORDS],
+    /// Who of other hosts has not come, see `absent`.
+    absent: Absent,
 }
 
 /// Where everything lies, from the number of ranks and the size of a slot.

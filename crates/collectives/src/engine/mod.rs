@@ -229,6 +229,11 @@ impl Engine {
         &self.arena
     }
 
+    /// The arena's number of the part that comes next, the same on every rank between two operations.
+    pub(crate) fn next_part(&self) -> u64 {
+        self.sequence
+    }
+
     /// Operations completed since the group was connected.
     pub(crate) fn completed(&self) -> u64 {
         self.sequence.saturating_sub(OWN_OPERATIONS)
@@ -255,16 +260,17 @@ impl Engine {
     /// operation that contradicts itself, of which nothing was sent.
     pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
         let call = operation.check(self.rank(), self.arena.world())?;
-        let whole = Whole { call, sequence: self.completed(), ranks: self.arena.world() };
+        let timeout = timeout.min(LONGEST);
+        let whole = Whole { call, sequence: self.completed(), ranks: self.arena.world(), timeout };
         self.run_part(&Work::Operation(operation), &whole, timeout)
     }
 
-    /// Runs a part of what the group's ranks called; as [`Engine::run`] otherwise.
-    pub(crate) fn run_part(&mut self, work: &Work<'_>, whole: &Whole, timeout: Duration) -> Result<(), Error> {
+    /// Runs a part of what the group's ranks called, in the time that is left for it; as [`Engine::run`] otherwise.
+    pub(crate) fn run_part(&mut self, work: &Work<'_>, whole: &Whole, left: Duration) -> Result<(), Error> {
         self.touched = false;
-        let timeout = timeout.min(LONGEST);
-        let &Whole { call, sequence: shown, .. } = whole;
-        let watch = Watch { call, sequence: self.sequence, shown, timeout, deadline: Instant::now() + timeout };
+        let &Whole { call, sequence: shown, timeout, .. } = whole;
+        let deadline = Instant::now() + left.min(LONGEST);
+        let watch = Watch { call, sequence: self.sequence, shown, timeout, deadline };
         match self.perform(work, &watch) {
             Ok(()) => {
                 self.arena.control(self.rank()).complete(self.sequence);
@@ -286,7 +292,10 @@ impl Engine {
             }
             Stop::Interrupted(Interrupted::Deadline) => {
                 let absent = |rank: &usize| !self.arena.control(*rank).has_entered(watch.sequence);
-                let missing = (0..self.arena.world()).filter(absent).map(|rank| self.members[rank]).collect();
+                let here: Vec<usize> = (0..self.arena.world()).filter(absent).map(|rank| self.members[rank]).collect();
+                // All are here: some may wait for other hosts.
+                let elsewhere = || self.arena.absent_elsewhere(sequence).unwrap_or_default();
+                let missing = if here.is_empty() { elsewhere() } else { here };
                 Some(Verdict::Timeout { call, sequence, timeout, missing, by })
             }
             // A rank that heard of a verdict first may have freed its memory already.

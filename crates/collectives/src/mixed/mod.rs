@@ -31,7 +31,7 @@ use crate::streams::introduction::Members;
 use crate::streams::meeting::{Meeting, Wanted};
 use crate::streams::pulse::Pulse;
 use crate::streams::wire::Purpose;
-use crate::streams::{Alarm, Seat};
+use crate::streams::{Alarm, Position, Seat};
 use crate::ticket::Output;
 use crate::{Address, DataType, Error, Rank, Secret, engine, streams};
 
@@ -135,13 +135,20 @@ impl Engine {
             engine.rail = Some(rail);
         }
         engine.share_agreed(deadline)?;
+        engine.take_position();
         Ok(engine)
     }
 
     /// From now on notices when another host is silent.
     pub(crate) fn feel_pulse(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
-        self.pulse = Some(Pulse::start(self.rank, connections, self.fate(), Arc::clone(&self.alarm))?);
+        let members = self.topology.hosts[self.topology.host(self.rank)].clone();
+        self.pulse = Some(Pulse::start(self.rank, members, connections, self.fate(), Arc::clone(&self.alarm))?);
         Ok(())
+    }
+
+    /// What comes next, for the thread that tells other hosts who has not come.
+    fn take_position(&self) {
+        self.alarm.come_to(Position { operation: self.completed, part: self.local.next_part() });
     }
 
     fn seat(&self, index: usize, members: Vec<usize>) -> Seat {
@@ -196,13 +203,15 @@ impl Engine {
     pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
         self.touched = false;
         let call = operation.check(self.rank, self.world())?;
-        let whole = Whole { call, sequence: self.completed, ranks: self.world() };
-        let watch = Watch { whole, deadline: Instant::now() + timeout.min(LONGEST) };
+        let timeout = timeout.min(LONGEST);
+        let whole = Whole { call, sequence: self.completed, ranks: self.world(), timeout };
+        let watch = Watch { whole, deadline: Instant::now() + timeout };
         self.alarm.begin(call, self.completed);
         let result = if self.fate().is_aborted() { Err(self.why_aborted()) } else { self.perform(operation, &watch) };
         match result {
             Ok(()) => {
                 self.completed += 1;
+                self.take_position();
                 Ok(())
             }
             Err(error) => {

@@ -9,7 +9,8 @@
 //! | `wire` | what ranks say to each other, as bytes |
 //! | `moves` | the operations as plans, see [`crate::route`] |
 //! | `exchange` | carries out a plan |
-//! | `pulse` | notices hosts that fall silent, and tells all hosts why a group ends |
+//! | `pulse` | notices hosts that fall silent, and tells all hosts why a group ends and who has not come |
+//! | `words` | what hosts say to each other there, as bytes |
 //!
 //! In every operation each rank hears from every other, also where there is nothing to move, and compares what they call:
 //! none returns before all have entered. Buffers are cut into messages, so that the memory beside them is bounded. All of it
@@ -27,6 +28,7 @@ pub(crate) mod network;
 pub(crate) mod pulse;
 pub(crate) mod secret;
 pub(crate) mod wire;
+mod words;
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -64,6 +66,15 @@ pub(crate) struct Alarm {
     wake: EventFd,
     /// The last operation that this rank began, for whoever finds a peer gone.
     under_way: Mutex<(Call, u64)>,
+    /// Where this rank is among those of its host.
+    position: Mutex<Position>,
+}
+
+/// The operation that a rank is in, or that it calls next, and the part of the arena's work that begins it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Position {
+    pub(crate) operation: u64,
+    pub(crate) part: u64,
 }
 
 impl Alarm {
@@ -72,7 +83,8 @@ impl Alarm {
         let wake =
             EventFd::from_value_and_flags(0, flags).map_err(|error| Error::system("create an event handle", error))?;
         let nothing = Call::new(crate::Kind::Barrier, DataType::Bytes, 0);
-        Ok(Alarm { verdict: OnceLock::new(), wake, under_way: Mutex::new((nothing, 0)) })
+        let (under_way, position) = (Mutex::new((nothing, 0)), Mutex::new(Position::default()));
+        Ok(Alarm { verdict: OnceLock::new(), wake, under_way, position })
     }
 
     /// Aborts the group for this reason, unless it is aborted already. Nobody reads the event: it stays.
@@ -89,6 +101,15 @@ impl Alarm {
     /// An operation begins.
     pub(crate) fn begin(&self, call: Call, sequence: u64) {
         *lock(&self.under_way) = (call, sequence);
+    }
+
+    /// This rank is done with all operations before this one.
+    pub(crate) fn come_to(&self, position: Position) {
+        *lock(&self.position) = position;
+    }
+
+    fn position(&self) -> Position {
+        *lock(&self.position)
     }
 
     /// The operation that began last.
@@ -225,7 +246,7 @@ impl Engine {
     /// From now on notices when another host is silent.
     pub(crate) fn feel_pulse(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
         let fate = Fate::Streams(Arc::clone(&self.alarm));
-        self.pulse = Some(Pulse::start(self.rank(), connections, fate, Arc::clone(&self.alarm))?);
+        self.pulse = Some(Pulse::start(self.rank(), Vec::new(), connections, fate, Arc::clone(&self.alarm))?);
         Ok(())
     }
 
@@ -260,16 +281,16 @@ impl Engine {
     /// operation that contradicts itself, of which nothing was sent.
     pub(crate) fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
         let call = operation.check(self.rank, self.world())?;
-        let whole = Whole { call, sequence: self.completed(), ranks: self.world() };
+        let timeout = timeout.min(LONGEST);
+        let whole = Whole { call, sequence: self.completed(), ranks: self.world(), timeout };
         self.run_part(operation, &whole, timeout)
     }
 
-    /// Runs a part of what the group's ranks called; as [`Engine::run`] otherwise.
-    pub(crate) fn run_part(&mut self, operation: &Operation, whole: &Whole, timeout: Duration) -> Result<(), Error> {
+    /// Runs a part of what the group's ranks called, in the time that is left for it; as [`Engine::run`] otherwise.
+    pub(crate) fn run_part(&mut self, operation: &Operation, whole: &Whole, left: Duration) -> Result<(), Error> {
         self.touched = false;
-        let timeout = timeout.min(LONGEST);
-        let &Whole { call, sequence: shown, ranks } = whole;
-        let deadline = Instant::now() + timeout;
+        let &Whole { call, sequence: shown, ranks, timeout } = whole;
+        let deadline = Instant::now() + left.min(LONGEST);
         self.alarm.begin(call, shown);
         let watch = Watch { call, sequence: self.sequence, shown, ranks, timeout, deadline };
         self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
@@ -296,7 +317,10 @@ impl Engine {
             Stop::Lost(peer, noticed) => Some(Verdict::Lost { rank: self.members[peer], call, sequence, noticed, by }),
             Stop::Deadline => {
                 let absent = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
-                let missing = (0..self.world()).filter(absent).map(|peer| self.members[peer]).collect();
+                let silent = (0..self.world()).filter(absent).map(|peer| self.members[peer]).collect();
+                // A rank says nothing while it waits for others of its host: that host knows for whom.
+                let reported = self.arena.as_ref().and_then(|arena| arena.absent_elsewhere(sequence));
+                let missing = reported.unwrap_or(silent);
                 Some(Verdict::Timeout { call, sequence, timeout, missing, by })
             }
         };

@@ -7,12 +7,8 @@
 //! look like a host that is gone.)
 //!
 //! The same connection carries the verdict when a group ends, so that hosts hear of it whose ranks are busy with other things.
-//!
-//! ```text
-//! 0            a beat
-//! 1 verdict    the group is aborted; the words follow
-//! 2            goodbye: from here on silence means nothing
-//! ```
+//! And it carries who of a host has not come to an operation, once that has not changed for a beat: the others only see that
+//! nothing comes from ranks which wait for those. What hosts say is in `words`.
 //!
 //! The thread belongs to the engine: it starts with it, and is joined when the engine is dropped.
 #![expect(unsafe_code, reason = "reads sockets")]
@@ -29,8 +25,8 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use socket2::SockRef;
 
-use super::Alarm;
-use super::wire::{self, VERDICT_BYTES};
+use super::words::{Absent, BEAT_BYTE, Ear, GOODBYE_BYTE, VERDICT_BYTE, Word};
+use super::{Alarm, Position, wire};
 use crate::arena::verdict::Verdict;
 use crate::fate::Fate;
 use crate::socket::{poll_timeout, receive, send_all};
@@ -44,49 +40,10 @@ const UNACKNOWLEDGED: Duration = Duration::from_millis(450);
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 /// How long a last word may take to go out.
 const GRACE: Duration = Duration::from_millis(200);
-
-const BEAT_BYTE: u8 = 0;
-const VERDICT_BYTE: u8 = 1;
-const GOODBYE_BYTE: u8 = 2;
-
-/// What a host said.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Word {
-    Verdict(Box<Verdict>),
-    Goodbye,
-    /// Nothing that this version understands.
-    Garbled,
-}
-
-/// Takes bytes apart as they come.
-#[derive(Debug, Default)]
-pub(crate) struct Ear {
-    /// The words of a verdict, as far as they are there.
-    words: Option<Vec<u8>>,
-}
-
-impl Ear {
-    /// What these bytes complete, if it is more than a beat.
-    pub(crate) fn hear(&mut self, bytes: &[u8]) -> Option<Word> {
-        for byte in bytes {
-            if let Some(words) = &mut self.words {
-                words.push(*byte);
-                if words.len() == VERDICT_BYTES {
-                    let verdict = wire::verdict_from_bytes(words);
-                    return Some(verdict.map_or(Word::Garbled, |verdict| Word::Verdict(Box::new(verdict))));
-                }
-                continue;
-            }
-            match *byte {
-                BEAT_BYTE => {}
-                VERDICT_BYTE => self.words = Some(Vec::with_capacity(VERDICT_BYTES)),
-                GOODBYE_BYTE => return Some(Word::Goodbye),
-                _ => return Some(Word::Garbled),
-            }
-        }
-        None
-    }
-}
+/// How long a verdict about a later operation waits for this host to end the one before: its ranks have all they need for it.
+const CATCH_UP: Duration = Duration::from_millis(300);
+/// What a host that does not read is kept for, in bytes: more is not said to it.
+const MOST_UNSENT: usize = 4096;
 
 /// The thread, as its owner holds it.
 pub(crate) struct Pulse {
@@ -98,9 +55,10 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Starts to feel the pulse of these ranks (of the group), for this one.
+    /// Starts to feel the pulse of these ranks (of the group), for this one and the others of its host.
     pub(crate) fn start(
         rank: usize,
+        members: Vec<usize>,
         connections: Vec<Option<TcpStream>>,
         fate: Fate,
         alarm: Arc<Alarm>,
@@ -110,7 +68,9 @@ impl Pulse {
         let wake = Arc::new(wake.map_err(|error| Error::system("create an event handle", error))?);
         let closing = Arc::new(AtomicBool::new(false));
         let numbered = connections.into_iter().enumerate();
-        let hosts = numbered.filter_map(|(rank, socket)| Some(Host { rank, socket: socket?, ear: Ear::default() }));
+        let hosts = numbered.filter_map(|(rank, socket)| {
+            Some(Host { rank, socket: socket?, ear: Ear::default(), absent: None, unsent: Vec::new() })
+        });
         let hosts: Vec<Host> = hosts.collect();
         for host in &hosts {
             SockRef::from(&host.socket)
@@ -119,8 +79,20 @@ impl Pulse {
         }
         let shared_memory = matches!(fate, Fate::Mixed(..));
         let (closing_too, wake_too) = (Arc::clone(&closing), Arc::clone(&wake));
-        let mut watch =
-            Watch { rank, hosts, fate, alarm, closing: closing_too, wake: wake_too, told: false, shared_memory };
+        let mut watch = Watch {
+            rank,
+            members,
+            hosts,
+            fate,
+            alarm,
+            closing: closing_too,
+            wake: wake_too,
+            told: false,
+            shared_memory,
+            seen: None,
+            said: None,
+            early: None,
+        };
         let thread = std::thread::Builder::new()
             .name("instep-pulse".to_owned())
             .spawn(move || watch.keep())
@@ -147,11 +119,40 @@ struct Host {
     rank: usize,
     socket: TcpStream,
     ear: Ear,
+    /// What it said last about its ranks.
+    absent: Option<Absent>,
+    /// What it was told and found no room.
+    unsent: Vec<u8>,
+}
+
+impl Host {
+    /// Says something, as far as there is room.
+    fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.unsent.len() + bytes.len() <= MOST_UNSENT {
+            self.unsent.extend_from_slice(bytes);
+        }
+        while !self.unsent.is_empty() {
+            // SAFETY: our own bytes.
+            match unsafe { crate::socket::send(&self.socket, &[], self.unsent.as_ptr(), self.unsent.len(), 0) } {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says something last, and waits a little for that.
+    fn say_last(&self, bytes: &[u8], until: Instant) {
+        send_all(&self.socket, &[&self.unsent[..], bytes].concat(), until);
+    }
 }
 
 /// What the thread has.
 struct Watch {
     rank: usize,
+    /// The ranks of this host, where they share memory.
+    members: Vec<usize>,
     hosts: Vec<Host>,
     fate: Fate,
     alarm: Arc<Alarm>,
@@ -161,6 +162,11 @@ struct Watch {
     told: bool,
     /// Other ranks of this host may abort the group without a sign.
     shared_memory: bool,
+    /// Who of this host had not come at the last beat, and what other hosts know of that.
+    seen: Option<Absent>,
+    said: Option<Absent>,
+    /// A verdict about an operation that this host has not come to yet, and since when.
+    early: Option<(Box<Verdict>, Instant)>,
 }
 
 impl Watch {
@@ -176,9 +182,11 @@ impl Watch {
             if Instant::now() >= next {
                 next = Instant::now() + BEAT;
                 self.beat();
+                self.report();
             }
             self.sleep(next);
             self.listen();
+            self.decide();
         }
     }
 
@@ -197,20 +205,18 @@ impl Watch {
     /// Where a beat finds no room nobody reads, but the kernel answers: that is for the operation's timeout to judge.
     fn beat(&mut self) {
         let mut lost = Vec::new();
-        for host in &self.hosts {
-            // SAFETY: one byte on this stack.
-            let sent = unsafe { crate::socket::send(&host.socket, &[BEAT_BYTE], std::ptr::null(), 0, 0) };
-            match sent {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => lost.push((host.rank, Noticed::from_connection(&error))),
+        for host in &mut self.hosts {
+            // What waits already is a beat as well.
+            let beat: &[u8] = if host.unsent.is_empty() { &[BEAT_BYTE] } else { &[] };
+            if let Err(error) = host.say(beat) {
+                lost.push((host.rank, Noticed::from_connection(&error)));
             }
         }
         self.lose(&lost);
     }
 
     fn listen(&mut self) {
-        let (mut lost, mut gone, mut verdict) = (Vec::new(), Vec::new(), None);
+        let (mut lost, mut gone, mut verdict, mut news) = (Vec::new(), Vec::new(), None, false);
         for host in &mut self.hosts {
             loop {
                 let mut bytes = [0; 1024];
@@ -227,26 +233,33 @@ impl Watch {
                         break;
                     }
                 };
-                match host.ear.hear(&bytes[..read]) {
-                    None => {}
-                    Some(Word::Verdict(words)) => {
-                        verdict.get_or_insert(words);
-                        gone.push(host.rank);
-                        break;
+                let mut over = false;
+                for word in host.ear.hear(&bytes[..read]) {
+                    over = !matches!(word, Word::Absent(_));
+                    match word {
+                        Word::Absent(absent) => {
+                            host.absent = Some(absent);
+                            news = true;
+                        }
+                        Word::Verdict(words) => {
+                            verdict.get_or_insert(words);
+                            gone.push(host.rank);
+                        }
+                        Word::Goodbye => gone.push(host.rank),
+                        Word::Garbled => lost.push((host.rank, Noticed::Garbled)),
                     }
-                    Some(Word::Goodbye) => {
-                        gone.push(host.rank);
-                        break;
-                    }
-                    Some(Word::Garbled) => {
-                        lost.push((host.rank, Noticed::Garbled));
-                        break;
-                    }
+                }
+                if over {
+                    break;
                 }
             }
         }
         if let Some(verdict) = verdict {
-            self.fate.abort(&verdict);
+            self.early.get_or_insert((verdict, Instant::now()));
+            self.decide();
+        }
+        if news {
+            self.note_absent();
         }
         self.lose(&lost);
         // Who has said goodbye or why may do what it wants; it still wants to hear the verdict of others.
@@ -254,6 +267,51 @@ impl Watch {
             self.tell();
         }
         self.hosts.retain(|host| !gone.contains(&host.rank));
+    }
+
+    /// Aborts the group if another host has said why, once the ranks of this one are done with what came before.
+    fn decide(&mut self) {
+        let Some((verdict, since)) = &self.early else { return };
+        let later = match **verdict {
+            Verdict::Mismatch { sequence, call, .. } | Verdict::Timeout { sequence, call, .. } => {
+                !call.kind.is_message() && sequence > self.alarm.position().operation
+            }
+            Verdict::Lost { .. } | Verdict::Aborted { .. } => false,
+        };
+        if !(self.shared_memory && later && since.elapsed() < CATCH_UP) {
+            self.fate.abort(verdict);
+            self.early = None;
+        }
+    }
+
+    /// Tells the other hosts who of this one has not come to the operation that the others are in.
+    fn report(&mut self) {
+        let Fate::Mixed(arena, _) = &self.fate else { return };
+        let Position { operation, part } = self.alarm.position();
+        let absent = |local: &usize| !arena.control(*local).has_entered(part);
+        let ranks = (0..self.members.len()).filter(absent).map(|local| self.members[local]).collect();
+        let found = Some(Absent { operation, ranks });
+        let settled = self.seen == found;
+        if settled && self.said != found && !self.told {
+            let bytes = found.as_ref().map(Absent::to_bytes).unwrap_or_default();
+            for host in &mut self.hosts {
+                // A connection that is broken is noticed by the next beat.
+                let _ = host.say(&bytes);
+            }
+            self.said.clone_from(&found);
+        }
+        self.seen = found;
+    }
+
+    /// Writes down for this host who of the others has not come.
+    fn note_absent(&self) {
+        let Fate::Mixed(arena, _) = &self.fate else { return };
+        let reports = || self.hosts.iter().filter_map(|host| host.absent.as_ref());
+        let Some(operation) = reports().map(|absent| absent.operation).max() else { return };
+        let of_it = reports().filter(|absent| absent.operation == operation);
+        let mut ranks: Vec<usize> = of_it.flat_map(|absent| absent.ranks.iter().copied()).collect();
+        ranks.sort_unstable();
+        arena.set_absent_elsewhere(operation, &ranks);
     }
 
     /// Aborts the group because of the first host that is silent. A connection that ends otherwise is noticed at once by
@@ -278,47 +336,16 @@ impl Watch {
         let bytes = [&[VERDICT_BYTE][..], &wire::verdict_to_bytes(&verdict)].concat();
         let until = Instant::now() + GRACE;
         for host in &self.hosts {
-            send_all(&host.socket, &bytes, until);
+            host.say_last(&bytes, until);
         }
     }
 
     fn leave(&mut self) {
         let until = Instant::now() + GRACE;
         for host in self.hosts.iter().filter(|_| !self.told) {
-            send_all(&host.socket, &[GOODBYE_BYTE], until);
+            host.say_last(&[GOODBYE_BYTE], until);
             let _ = host.socket.shutdown(Shutdown::Write);
         }
         crate::socket::linger(self.hosts.iter().map(|host| &host.socket));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_heard_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..1500), cut in 0usize..1500) {
-            let mut ear = Ear::default();
-            let cut = cut.min(bytes.len());
-            let first = ear.hear(&bytes[..cut]);
-            let _ = first.is_none().then(|| ear.hear(&bytes[cut..]));
-        }
-
-        #[test]
-        fn a_verdict_is_heard_however_it_is_cut(beats in 0usize..9, cut in 0usize..700) {
-            let verdict = Verdict::Aborted { by: 7 };
-            let mut bytes = vec![BEAT_BYTE; beats];
-            bytes.push(VERDICT_BYTE);
-            bytes.extend(wire::verdict_to_bytes(&verdict));
-            let mut ear = Ear::default();
-            let cut = cut.min(bytes.len() - 1);
-            prop_assert_eq!(ear.hear(&bytes[..cut]), None);
-            prop_assert_eq!(ear.hear(&bytes[cut..]), Some(Word::Verdict(Box::new(verdict))));
-            prop_assert_eq!(Ear::default().hear(&[0, 0, GOODBYE_BYTE]), Some(Word::Goodbye));
-            prop_assert_eq!(Ear::default().hear(&[9]), Some(Word::Garbled));
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::cursor::Cursor;
-use super::{Action, Place, Plan, Sizes, Span, Task, plan};
+use super::{Action, Place, Plan, Sizes, Span, Task, Topology, plan};
 use crate::dtype::{DataType, Reduction};
 use crate::kernel;
 use crate::plan::segment;
@@ -352,6 +352,63 @@ proptest! {
                 _ => (0..world).filter(|to| *to != rank).map(|to| length(rank, to)).sum(),
             };
             prop_assert_eq!(found.wire[rank], formula);
+        }
+    }
+}
+
+/// Hosts with random numbers of ranks, and a random number of elements.
+fn hosts() -> impl Strategy<Value = (Vec<usize>, usize, usize, u64)> {
+    (proptest::collection::vec(1usize..5, 2..5), 0usize..2000, 1usize..97, any::<u64>())
+}
+
+proptest! {
+    /// The stages between hosts of an all_reduce in two levels: what the ranks of a host have added up goes over as many
+    /// rails as the smallest host has ranks.
+    #[test]
+    fn rails_carry_what_hosts_have_and_not_what_ranks_have((ranks, count, capacity, seed) in hosts()) {
+        let keys: Vec<usize> = ranks.iter().enumerate().flat_map(|(host, ranks)| vec![host; *ranks]).collect();
+        let topology = Topology::new(&keys);
+        let (world, rails) = (ranks.len(), topology.rails());
+        let sizes = Sizes { small: 256, direct: 256, message: 512, scratch: 1 << 14 };
+        // What a host has: the sum of its ranks, in their order.
+        let of_host = |host: usize| {
+            let all: Vec<Vec<f32>> = topology.hosts[host].iter().map(|rank| values(*rank, 0, count)).collect();
+            let sum = |at: usize| all.iter().skip(1).fold(all[0][at], |sum, values| sum + values[at]);
+            (0..count).map(sum).collect::<Vec<f32>>()
+        };
+        let sums: Vec<Vec<f32>> = (0..world).map(of_host).collect();
+        let (mut wire, mut whole, mut own_bytes) = (vec![0; world], vec![Vec::new(); world], 0);
+        for rail in 0..rails {
+            let part = segment(count, 4, rails, rail);
+            let task = |_: usize| Task::AllReduce { count: part.len(), element: 4 };
+            let memory = |host: usize| (vec![bytes(&sums[host][part.clone()])], vec![vec![0xee; 4 * part.len()]]);
+            let found = carry_out(world, &sizes, capacity, seed, DataType::F32, task, memory);
+            for host in 0..world {
+                wire[host] += found.wire[host];
+                whole[host].extend(found.outputs[host][0].clone());
+            }
+            // The most that one host may reduce for the others, from segments that are cut at whole lines.
+            own_bytes += if 4 * part.len() <= sizes.small {
+                4 * part.len()
+            } else {
+                (0..world).map(|host| own_segments(&sizes, part.len(), world, host)).max().unwrap_or(0)
+            };
+        }
+        let sum = |at: usize| sums.iter().skip(1).fold(sums[0][at], |sum, values| sum + values[at]);
+        let expected = bytes(&(0..count).map(sum).collect::<Vec<_>>());
+        for host in 0..world {
+            prop_assert_eq!(&whole[host], &expected);
+            // However many ranks it has: B for what it gives away, and its share for each of the others.
+            prop_assert!(wire[host] <= 4 * count + (world - 1) * own_bytes);
+        }
+        let small = (0..rails).all(|rail| 4 * segment(count, 4, rails, rail).len() <= sizes.small);
+        let large = (0..rails).all(|rail| 4 * segment(count, 4, rails, rail).len() > sizes.small);
+        let total: usize = wire.iter().sum();
+        if small {
+            prop_assert_eq!(total, world * (world - 1) * 4 * count);
+        } else if large {
+            // 2 · B · (h − 1) / h for each of h hosts.
+            prop_assert_eq!(total, 2 * 4 * count * (world - 1));
         }
     }
 }

@@ -104,6 +104,23 @@ class Network:
         """Put the cable back."""
         ip("-n", self._switch, "link", "set", node.interface, "master", "bridge")
 
+    def take_down(self, node: Node) -> None:
+        """Switch a node's interface off: the node itself knows that it has none."""
+        ip("-n", node.namespace, "link", "set", node.interface, "down")
+
+    def bring_up(self, node: Node) -> None:
+        """Switch it on again; the kernel has forgotten its IPv6 address meanwhile."""
+        ip("-n", node.namespace, "link", "set", node.interface, "up")
+        ip("-n", node.namespace, "address", "replace", f"{node.ipv6}/64", "dev", node.interface, "nodad")
+
+    def take_port_down(self, node: Node) -> None:
+        """Switch the port off that a node's cable is in: the node sees that there is no carrier."""
+        ip("-n", self._switch, "link", "set", node.interface, "down")
+
+    def bring_port_up(self, node: Node) -> None:
+        """Switch it on again."""
+        ip("-n", self._switch, "link", "set", node.interface, "up")
+
     def remove(self) -> None:
         # Deleting a namespace deletes its interfaces, once the last process in it has ended.
         for namespace in (*(node.namespace for node in self.nodes), self._switch):

@@ -9,6 +9,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// How long what is written may take to reach the other hosts before a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
+/// A kernel that answers at all does so within this.
+const SILENT: Duration = Duration::from_millis(300);
 
 /// Reads what there is, at most so much; 0 at the end.
 ///
@@ -118,7 +120,7 @@ pub(crate) fn linger<'a, S: AsRawFd + 'a>(sockets: impl Iterator<Item = &'a S> +
             let status = unsafe { libc::ioctl(socket.as_raw_fd(), kind, &raw mut bytes) };
             status == 0 && bytes > 0
         };
-        waits(libc::FIONREAD) && waits(libc::TIOCOUTQ) && !is_closed(socket)
+        waits(libc::FIONREAD) && waits(libc::TIOCOUTQ) && !is_closed(socket) && !is_silent(socket)
     };
     while sockets.clone().any(at_risk) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
@@ -127,24 +129,52 @@ pub(crate) fn linger<'a, S: AsRawFd + 'a>(sockets: impl Iterator<Item = &'a S> +
 
 /// Whether a TCP connection is over for both sides, after a reset for example.
 fn is_closed(socket: &impl AsRawFd) -> bool {
-    /// In the kernel's `tcp_states.h`; the state is the first byte of what `TCP_INFO` gives.
+    /// In the kernel's `tcp_states.h`.
     const TCP_CLOSE: u8 = 7;
-    let mut state = 0u8;
-    let mut length: libc::socklen_t = 1;
+    tcp_info(socket).is_some_and(|info| info.tcpi_state == TCP_CLOSE)
+}
+
+/// Whether the other host has left unanswered what it was sent, for a while: waiting for it to make room is in vain.
+pub(crate) fn is_silent(socket: &impl AsRawFd) -> bool {
+    let since = |info: libc::tcp_info| Duration::from_millis(u64::from(info.tcpi_last_ack_recv));
+    tcp_info(socket).is_some_and(|info| info.tcpi_unacked > 0 && since(info) > SILENT)
+}
+
+/// What the kernel knows of a connection; `None` if it is not one of TCP.
+fn tcp_info(socket: &impl AsRawFd) -> Option<libc::tcp_info> {
+    // SAFETY: plain old data, of which older kernels fill in less.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: the kernel writes at most as many bytes as the length says, to this stack.
     let status = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut state).cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
-    status == 0 && state == TCP_CLOSE
+    (status == 0).then_some(info)
 }
 
 /// Rounded up: a poll that ends just before a deadline would have to come again.
 pub(crate) fn poll_timeout(wait: Duration) -> PollTimeout {
     PollTimeout::try_from(wait.saturating_add(Duration::from_micros(999))).unwrap_or(PollTimeout::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_host_that_answers_is_not_silent_even_if_nobody_reads() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let mut socket = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+        let (_unread, _) = listener.accept().expect("accept");
+        socket.set_nonblocking(true).expect("socket option");
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        std::thread::sleep(SILENT + Duration::from_millis(200));
+        assert!(!is_silent(&socket) && !is_closed(&socket));
+        let (unix, _other) = UnixStream::pair().expect("a pair");
+        assert!(!is_silent(&unix) && !is_closed(&unix));
+    }
 }

@@ -80,6 +80,17 @@ impl Verdict {
         })
     }
 
+    /// Whether it ends this operation of the group. Ranks that are ahead may contradict each other, or wait in vain, in a
+    /// later one: they are done with this one, and what they had for it is there or on its way.
+    pub(crate) fn concerns(&self, operation: u64) -> bool {
+        match self {
+            // Messages are counted on their own.
+            Verdict::Mismatch { call, .. } | Verdict::Timeout { call, .. } if call.kind.is_message() => true,
+            Verdict::Mismatch { sequence, .. } | Verdict::Timeout { sequence, .. } => *sequence <= operation,
+            Verdict::Lost { .. } | Verdict::Aborted { .. } => true,
+        }
+    }
+
     /// The same as an error; `host` knows where ranks run.
     pub(crate) fn to_error(&self, host: impl Fn(usize) -> String) -> Error {
         match self.clone() {
@@ -121,6 +132,11 @@ impl Arena {
         }
     }
 
+    /// Whether the group is aborted for a reason that ends this operation of it.
+    pub(crate) fn is_aborted_for(&self, operation: u64) -> bool {
+        self.is_aborted() && self.verdict().is_none_or(|verdict| verdict.concerns(operation))
+    }
+
     /// Why the group is aborted, once it is.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         let header = self.header();
@@ -156,6 +172,9 @@ mod tests {
             arena.abort(&verdict);
             arena.abort(&Verdict::Aborted { by: 77 });
             assert!(arena.is_aborted());
+            let later = matches!(verdict, Verdict::Mismatch { sequence: 9, .. } | Verdict::Timeout { sequence: 3, .. });
+            assert!(arena.is_aborted_for(9));
+            assert_eq!(arena.is_aborted_for(2), !later, "ranks that are ahead end nothing but what they are at");
             assert_eq!(arena.verdict(), Some(verdict));
         }
     }

@@ -40,6 +40,8 @@ pub(crate) struct Waiter {
     pub(crate) rank: usize,
     /// The cores this process may use.
     pub(crate) cores: usize,
+    /// Which operation of the group is under way.
+    pub(crate) operation: u64,
     spins: u32,
     yield_for: Duration,
 }
@@ -55,7 +57,7 @@ impl Waiter {
         } else {
             (SPINS, YIELD_FOR)
         };
-        Waiter { processes, rank, cores, spins, yield_for }
+        Waiter { processes, rank, cores, operation: u64::MAX, spins, yield_for }
     }
 
     /// Waits until `peer`'s counter is at least `target`.
@@ -99,13 +101,13 @@ impl Waiter {
             if control.reached(counter, target) {
                 return Ok(());
             }
-            if arena.is_aborted() {
+            if arena.is_aborted_for(self.operation) {
                 return Err(Interrupted::Verdict);
             }
         }
         loop {
             if let Some((event, value)) = control.fall_asleep(counter, target)
-                && !arena.is_aborted()
+                && !arena.is_aborted_for(self.operation)
                 && !control.has_left()
             {
                 let left = deadline.saturating_duration_since(Instant::now());
@@ -115,7 +117,7 @@ impl Waiter {
             if control.reached(counter, target) {
                 return Ok(());
             }
-            if arena.is_aborted() {
+            if arena.is_aborted_for(self.operation) {
                 return Err(Interrupted::Verdict);
             }
             if let Some((lost, noticed)) = self.lost(arena, sequence) {

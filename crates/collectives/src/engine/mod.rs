@@ -271,6 +271,7 @@ impl Engine {
         let &Whole { call, sequence: shown, timeout, .. } = whole;
         let deadline = Instant::now() + left.min(LONGEST);
         let watch = Watch { call, sequence: self.sequence, shown, timeout, deadline };
+        self.waiter.operation = shown;
         match self.perform(work, &watch) {
             Ok(()) => {
                 self.arena.control(self.rank()).complete(self.sequence);
@@ -341,7 +342,7 @@ impl Engine {
     }
 
     fn perform(&mut self, work: &Work<'_>, watch: &Watch) -> Progress {
-        if self.arena.is_aborted() {
+        if self.arena.is_aborted_for(watch.shown) {
             return Err(Interrupted::Verdict.into());
         }
         self.wait_free(self.step, watch)?;

@@ -44,15 +44,6 @@ pub(super) struct Coming {
     done: usize,
 }
 
-/// Whether a verdict ends this operation. Ranks that are ahead may contradict each other, or wait in vain, in a later one:
-/// they are done with this one, and what they had for it is on its way.
-fn concerns(verdict: &Verdict, watch: &Watch) -> bool {
-    match verdict {
-        Verdict::Mismatch { sequence, .. } | Verdict::Timeout { sequence, .. } => *sequence <= watch.shown,
-        Verdict::Lost { .. } | Verdict::Aborted { .. } => true,
-    }
-}
-
 /// A plan that is being carried out.
 struct Run<'a> {
     plan: &'a Plan,
@@ -341,7 +332,7 @@ impl Engine {
             return Err(Stop::Deadline);
         }
         // A verdict about a later operation is none about this one, and stays where it is.
-        let deaf = self.alarm.verdict().is_some_and(|verdict| !concerns(verdict, run.watch));
+        let deaf = self.alarm.verdict().is_some_and(|verdict| !verdict.concerns(run.watch.shown));
         let wanted = if deaf { PollFlags::empty() } else { PollFlags::POLLIN };
         let mut handles = vec![PollFd::new(self.alarm.handle(), wanted)];
         let mut settled = vec![None];
@@ -367,18 +358,20 @@ impl Engine {
         // An error of poll is a signal, or no memory: look again.
         let _ = poll(&mut handles, poll_timeout(left.min(most)));
         let arena = self.arena.as_ref().filter(|arena| arena.is_aborted());
-        if let Some(verdict) = arena.and_then(|arena| arena.verdict()).filter(|verdict| concerns(verdict, run.watch)) {
+        if let Some(verdict) =
+            arena.and_then(|arena| arena.verdict()).filter(|verdict| verdict.concerns(run.watch.shown))
+        {
             return Err(Stop::Verdict(verdict));
         }
         let moved = |handle: &PollFd<'_>| handle.any() == Some(true);
-        if moved(&handles[0]) && self.alarm.verdict().is_none_or(|verdict| concerns(verdict, run.watch)) {
+        if moved(&handles[0]) && self.alarm.verdict().is_none_or(|verdict| verdict.concerns(run.watch.shown)) {
             return Err(Stop::Aborted);
         }
         let hung_up: Vec<usize> =
             handles.iter().zip(settled).filter(|(handle, _)| moved(handle)).filter_map(|(_, peer)| peer).collect();
         for peer in hung_up {
             if let Some(Stop::Verdict(verdict)) = self.last_words(peer, 0)
-                && concerns(&verdict, run.watch)
+                && verdict.concerns(run.watch.shown)
             {
                 return Err(Stop::Verdict(verdict));
             }

@@ -46,7 +46,7 @@ use crate::call::{CALL_WORDS, Call};
 use crate::fate::Fate;
 use crate::operation::{Operation, Source, Target, Whole};
 use crate::queue::lock;
-use crate::socket::{linger, send_all, send_rest};
+use crate::socket::{is_silent, linger, send_all, send_rest};
 use crate::ticket::Output;
 use crate::{DataType, Error, Rank};
 
@@ -357,9 +357,10 @@ impl Engine {
         }
         let mut bytes = self.header(Kind::Verdict, VERDICT_BYTES).to_bytes().to_vec();
         bytes.extend(wire::verdict_to_bytes(verdict));
-        // One limit for all: peers that do not read cost this much once.
-        let until = Instant::now() + GRACE;
+        // One limit for all: peers that do not read cost this much once, and those whose hosts do not answer nothing.
+        let (at_once, later) = (Instant::now(), Instant::now() + GRACE);
         for peer in self.peers.iter_mut().flatten() {
+            let until = if is_silent(&peer.socket) { at_once } else { later };
             let whole = peer.unsent.take().is_none_or(|rest| {
                 // SAFETY: told from inside the operation that gave the payload; between operations nothing is unsent.
                 unsafe { send_rest(&peer.socket, &rest.header, rest.payload, rest.length, rest.done, until) }

@@ -272,7 +272,8 @@ def collect(case: Case, places: Places, nodes: list[Node], statuses: list[int | 
         report["ended_by"] = ends.get(key, {}).get("signal")
         env = {name: places.environment(name, value) for name, value in sorted(report.pop("env").items())}
         env.pop(TORCH_CACHE_VARIABLE, None)
-        env.pop("INSTEP_RECORDER_DIR", None)  # ours alone; documented
+        for ours in ("INSTEP_RECORDER_DIR", "INSTEP_SECRET"):  # documented
+            env.pop(ours, None)
         name = rank
         if case.free_order:
             name = f"node{report['node']}.{env['LOCAL_RANK']}"

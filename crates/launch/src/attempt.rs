@@ -369,6 +369,7 @@ mod tests {
             reason: None,
             changes: 0,
             lineage: None,
+            secret: None,
         }
     }
 

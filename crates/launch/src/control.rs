@@ -5,7 +5,7 @@
 //! [`FromCoordinator::Welcome`] or [`FromCoordinator::Refused`].
 //!
 //! ```text
-//! launcher     {"hello":{"protocol":2,"run_id":"456",...}}\n      {"finished":{}}\n
+//! launcher     {"hello":{"protocol":3,"run_id":"456",...}}\n      {"finished":{}}\n
 //! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
 //! ```
 //!
@@ -19,9 +19,10 @@ use instep_policy::succession::{Claim, Lineage, Place};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::secret::JobSecret;
 
 /// Raised when the messages change in a way older launchers cannot follow.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Longest line either side accepts.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -144,6 +145,8 @@ pub struct Start {
     pub changes: u32,
     /// What [`FromCoordinator::Lineage`] will say of this round once it is committed, in an elastic job.
     pub lineage: Option<Lineage>,
+    /// What the round's workers show each other; none where a node could not give it to them.
+    pub secret: Option<JobSecret>,
 }
 
 /// From the launcher in the coordinator's own process: lead the job.

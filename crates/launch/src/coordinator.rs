@@ -29,6 +29,7 @@ use crate::events::EventLog;
 use crate::failure::Failure;
 use crate::link::Pulse;
 use crate::post::Post;
+use crate::secret::JobSecret;
 use crate::torchrun::{self, ForeignNodes};
 
 /// What the coordinator is told by the launcher that hosts it.
@@ -207,6 +208,8 @@ impl Coordinator {
             context.begin_generation();
         }
         self.pending = self.hosting.terms.elastic().then(|| self.lineage(round, restarts, changes, &members));
+        // Workers of torchrun cannot be given one. Without random numbers there is none, and the job goes on.
+        let secret = if mixed { None } else { JobSecret::random().ok() };
         let worker_port = self.hosting.worker_serves_store.then(free_port).flatten();
         for member in &members {
             let start = Start {
@@ -224,6 +227,7 @@ impl Coordinator {
                 reason: reason.clone(),
                 changes,
                 lineage: self.pending.clone(),
+                secret: secret.clone(),
             };
             self.tell(member.node, &FromCoordinator::Start(start), context);
         }

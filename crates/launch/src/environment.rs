@@ -18,6 +18,8 @@ pub const SHUTDOWN_TIMEOUT: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 /// `1` makes worker rank 0 serve the store instead of the launcher (c10d rendezvous only).
 pub const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
+/// What ranks of our backend show each other; the user's own wins, and an empty one means none.
+const SECRET: &str = "INSTEP_SECRET";
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
@@ -84,6 +86,11 @@ pub fn worker_variables(
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals_to_handle.clone().into()),
         (NCCL_ASYNC_ERROR_HANDLING, inherited(NCCL_ASYNC_ERROR_HANDLING).unwrap_or_else(|| "1".into())),
     ];
+    if let Some(secret) = &start.secret
+        && inherited(SECRET).is_none()
+    {
+        variables.push((SECRET, secret.reveal().into()));
+    }
     if let Some(threads) = job.default_threads
         && inherited(OMP_NUM_THREADS).is_none()
     {
@@ -125,6 +132,7 @@ fn own_device(
 mod tests {
     use super::{EnvironmentError, JobFacts, worker_variables};
     use crate::control::Start;
+    use crate::secret::JobSecret;
     use std::collections::BTreeMap;
     use std::ffi::OsString;
 
@@ -156,6 +164,7 @@ mod tests {
             reason: None,
             changes: 0,
             lineage: None,
+            secret: None,
         }
     }
 
@@ -190,6 +199,19 @@ mod tests {
         let given = given.expect("valid");
         assert_eq!(given.get("OMP_NUM_THREADS"), None);
         assert_eq!(given["TORCH_NCCL_ASYNC_ERROR_HANDLING"], "0");
+    }
+
+    #[test]
+    fn workers_are_given_the_secret_unless_the_user_has_one() {
+        let start = Start { secret: Some(JobSecret::random().expect("random bytes")), ..start() };
+        let given = |own: Option<&str>| {
+            let inherited = |name: &str| own.filter(|_| name == "INSTEP_SECRET").map(OsString::from);
+            let all = worker_variables(&job(), &start, 3, None, inherited).expect("valid");
+            all.into_iter().find(|(name, _)| *name == "INSTEP_SECRET").map(|(_, value)| value)
+        };
+        assert_eq!(given(None), start.secret.as_ref().map(|secret| secret.reveal().into()));
+        assert_eq!(given(Some("mine")), None);
+        assert_eq!(given(Some("")), None);
     }
 
     #[test]

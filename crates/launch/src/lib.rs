@@ -8,6 +8,7 @@
 //! | [`supervisor`] | the loop that runs this node's part; [`Outcome`] is what comes out; `signals` for it |
 //! | `meeting`, [`link`], [`control`] | how this node finds the job's first node and talks to it |
 //! | [`coordinator`] | the other end, on the first node: decisions of `policy::membership` carried out |
+//! | [`secret`] | what the workers of a round show each other |
 //! | `seek`, `scout`, `contact`, [`post`] | in an elastic job: finding, and becoming, another coordinator |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
 //! | `spares`, `spare`, `archive`, `priority` | workers that have imported ahead, for the next start |
@@ -49,6 +50,7 @@ mod preload;
 mod priority;
 mod random;
 mod scout;
+pub mod secret;
 mod seek;
 mod signals;
 mod spare;

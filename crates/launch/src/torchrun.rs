@@ -252,6 +252,7 @@ fn start(
         reason: None,
         changes: 0,
         lineage: None,
+        secret: None,
     }))
 }
 

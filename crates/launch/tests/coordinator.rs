@@ -148,6 +148,7 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
     let (a, b) = (first.start(), second.start());
     assert_eq!((a.group_rank, a.first_rank, a.world_size), (0, 0, 4), "the host is first whoever came first");
     assert_eq!((b.group_rank, b.first_rank, b.master_port), (1, 2, server.port()));
+    assert!(a.secret.is_some() && a.secret == b.secret, "workers of all nodes know the same");
 
     let mut worker = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("worker of round 0");
     worker.set("key", b"old").expect("set");
@@ -159,7 +160,9 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
         assert_eq!(reason, "rank 2 on b exited with code 3 (ValueError: no); restart 1 of 1");
         launcher.say(&ToCoordinator::Stopped {});
     }
-    assert_eq!((first.start().restarts, second.start().round), (1, 1));
+    let (c, d) = (first.start(), second.start());
+    assert_eq!((c.restarts, d.round), (1, 1));
+    assert!(c.secret.is_some() && c.secret == d.secret && c.secret != a.secret, "a round has one of its own");
     let mut worker = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("worker of round 1");
     assert_eq!(worker.try_get("key").expect("try_get"), None, "keys of the dead round are invisible");
 
@@ -240,7 +243,8 @@ fn a_static_job_is_shared_with_torchrun() {
     let info = br#"{"role": "default", "rank": 1, "local_world_size": 3}"#;
     foreign.set("job/torchelastic/role_info/1", info).expect("set");
     assert_eq!(foreign.get("job/torchelastic/assigned_ranks/1").expect("ranks"), b"[2, 5, 2, 5]");
-    assert_eq!(first.start().world_size, 5);
+    let start = first.start();
+    assert_eq!((start.world_size, start.secret), (5, None), "torchrun's workers could not be given a secret");
     first.say(&ToCoordinator::Finished {});
     assert_eq!(foreign.get("job/torchelastic/agent/terminal_state/num_members").expect("our count"), b"1");
     assert_eq!(foreign.add("job/torchelastic/agent/terminal_state/num_members", 1).expect("add"), 2);

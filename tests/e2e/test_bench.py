@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from namespaces import Network, network
 
 from conftest import Runner, WaitUntil
 from instep.bench.case import OPERATIONS, PATTERN_LENGTH, Case, Figure, calls_per_batch, spell_size
+
+__all__ = ["network"]
 
 ALL = ",".join(OPERATIONS)
 COLUMNS = ("time", "algbw", "busbw")
@@ -47,6 +50,7 @@ def naive(case: Case, rank: int) -> list[int] | None:
         "all_gather": together,
         "gather": together if rank == 0 else None,
         "all_to_all": exchanged,
+        "barrier": None,
     }[case.operation]
 
 
@@ -81,6 +85,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
         "reduce": 1,
         "gather": 0.75,
         "scatter": 0.75,
+        "barrier": 0,
     }
     figure = Figure(Case.of("all_reduce", 4_000_000, 4), "gloo", (0.004, 0.001, 0.002), 7)
     assert (figure.time_s, figure.algorithm_gb_s, figure.bus_gb_s) == (0.002, 2, 3)
@@ -107,7 +112,12 @@ def check_figures(text: str, backends: Sequence[str], operations: Sequence[str],
     report = json.loads(text)
     assert report["unable"] == []
     got = [(row["operation"], row["bytes"], row["backend"]) for row in report["results"]]
-    assert got == [(operation, size, backend) for operation in operations for size in sizes for backend in backends]
+    assert got == [
+        (operation, size, backend)
+        for operation in operations
+        for size in ([0] if operation == "barrier" else sizes)
+        for backend in backends
+    ]
     for row in report["results"]:
         factor = Case.of(row["operation"], row["bytes"], report["world_size"]).bus_factor
         assert row["algorithm_gb_s"] == pytest.approx(row["bytes"] / row["time_us"] / 1e3)
@@ -150,7 +160,7 @@ def test_wrong_results_are_found(python: Path, run: Runner) -> None:
 import torch
 from instep.bench.case import OPERATIONS, Case
 from instep.bench.contender import Buffers
-for operation in OPERATIONS:
+for operation in OPERATIONS[:-1]:  # a barrier has no result
     case = Case.of(operation, 4000, 4)
     buffers = Buffers.make(case, 0, torch.device("cpu"))
     buffers.fill()
@@ -162,7 +172,7 @@ for operation in OPERATIONS:
     print(operation, buffers.mistake())
 """
     lines = run(python, "-c", code).expect(0).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(OPERATIONS)
+    assert [line.split()[0] for line in lines] == list(OPERATIONS[:-1])
     assert lines[0] == "all_reduce element 999 is 127.0, not 126.0"  # 4 * (999 % 97) + 1 + 2 + 3 + 4
     assert all(re.fullmatch(r"\w+ element \d+ is [\d.]+, not [\d.]+", line) for line in lines), lines
 
@@ -176,6 +186,9 @@ for operation in OPERATIONS:
             "leave nccl out",
         ),
         ("--backends mpi", "mpi needs `mpirun`, which is not on PATH", "install Open MPI, or leave mpi out"),
+        ("--nproc 1", "a single rank has nobody to exchange anything with", "--nproc 2"),
+        ("--nnodes 2 --master-addr a --backends gloo,mpi", "mpi needs `mpirun`", "leave mpi out"),
+        ("--hosts 2", "cannot make 2 network namespaces: `ip` is not on PATH", "this needs root and iproute2"),
         ("--sizes 4G --nproc 1024", "1024 ranks with buffers of 4G need about", "a smaller --sizes"),
     ],
 )
@@ -206,3 +219,30 @@ def test_nothing_is_left_behind_when_it_is_told_to_end(
     running.wait().expect(128 + signal.SIGTERM)
     wait_until(lambda: not running.left_behind(), 10, "the ranks to end")
     assert not list(tmp_path.glob("instep-bench-*"))
+
+
+def test_small_messages_between_hosts_take_one_way(instep: Path, venv: dict[str, str | None], run: Runner) -> None:
+    delay_us = 20_000
+    words = ["--hosts", "3", "--nproc", "1", "--delay", f"{delay_us}us", "--backends", "instep", "--rounds", "1"]
+    operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+    words += ["--sizes", "8,4K", "--ops", ",".join(operations), "--json"]
+    report = json.loads(run(instep, *COLLECTIVES, *words, env=venv).expect(0).stdout)
+    assert (report["hosts"], report["world_size"]) == (3, 3)
+    assert delay_us <= report["one_way_us"]
+    for row in report["results"]:
+        # The first word is what the others wait for; two after one another would take twice as long.
+        assert row["time_us"] < 1.9 * report["one_way_us"], row
+    assert {row["operation"] for row in report["results"]} == set(operations)
+
+
+def test_the_same_command_on_every_host(
+    network: Network, instep: Path, venv: dict[str, str | None], run: Runner
+) -> None:
+    words = ["--nproc", "1", "--nnodes", "2", "--master-addr", network.nodes[0].ipv4, "--sizes", "8", "--rounds", "1"]
+    running = [
+        node.start(run, instep, *COLLECTIVES, *words, "--node-rank", str(number), env=venv)
+        for number, node in enumerate(network.nodes)
+    ]
+    first, second = (command.wait().expect(0) for command in running)
+    assert first.stdout.startswith("2 ranks on 2 hosts, float32") and len(first.stdout.splitlines()) == 6
+    assert second.stdout == ""

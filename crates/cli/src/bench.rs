@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -15,6 +16,10 @@ const AFTER_COLLECTIVES: &str = "\
 In every round each backend gets its turn, so that a busy machine disturbs all alike. A figure is the median over the \
 rounds of the slowest rank's mean time of one call. Results are compared with what must come out.
 Bandwidths are in GB/s and counted as nccl-tests counts them; ratio is the time as a multiple of the first backend's.";
+
+/// What a relay between hosts can add: less than it takes itself makes no sense, more is no network.
+const SHORTEST_DELAY: Duration = Duration::from_micros(10);
+const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -31,8 +36,8 @@ enum Bench {
 
 #[derive(Debug, Args)]
 struct CollectivesArguments {
-    /// Ranks to start on this machine
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = |text: &str| parse_count(text, 2, 1024))]
+    /// Ranks to start on this machine, or on each host
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = |text: &str| parse_count(text, 1, 1024))]
     nproc: u16,
     /// What to compare; nccl needs a GPU for each rank, mpi needs Open MPI
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "instep,gloo")]
@@ -58,6 +63,27 @@ struct CollectivesArguments {
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
+    /// Make this many hosts out of this machine: network namespaces at a switch, which needs root
+    #[arg(long, value_name = "N", conflicts_with = "nnodes", value_parser = |text: &str| parse_count(text, 2, 64))]
+    hosts: Option<u16>,
+    /// What each of these hosts may send, as tc spells it: 2.5gbit
+    #[arg(long, value_name = "RATE", requires = "hosts")]
+    rate: Option<String>,
+    /// What a packet between these hosts takes longer, from 10us to 1s
+    #[arg(long, value_name = "TIME", requires = "hosts", value_parser = parse_delay)]
+    delay: Option<Duration>,
+    /// Measure between this many real hosts: start this on each of them, the first prints the table
+    #[arg(long, value_name = "N", requires = "master_addr", value_parser = |text: &str| parse_count(text, 2, 1024))]
+    nnodes: Option<u16>,
+    /// Which of the hosts this is, from 0
+    #[arg(long, value_name = "N", requires = "nnodes", default_value_t = 0)]
+    node_rank: u16,
+    /// Address of the first host
+    #[arg(long, value_name = "ADDRESS", requires = "nnodes")]
+    master_addr: Option<String>,
+    /// Port of the first host
+    #[arg(long, value_name = "PORT", requires = "nnodes", default_value_t = 29577)]
+    master_port: u16,
 }
 
 /// Who can take part.
@@ -87,6 +113,8 @@ enum Operation {
     Reduce,
     Gather,
     Scatter,
+    /// Of no size
+    Barrier,
 }
 
 /// Replaces this process by the measuring program.
@@ -109,6 +137,18 @@ fn canonical(options: &CollectivesArguments) -> Vec<String> {
     .into_iter()
     .flat_map(|(option, value)| [option.to_owned(), value])
     .collect();
+    let between: [(&str, Option<String>); 6] = [
+        ("--hosts", options.hosts.map(|hosts| hosts.to_string())),
+        ("--rate", options.rate.clone()),
+        ("--delay-us", options.delay.map(|delay| delay.as_micros().to_string())),
+        ("--nnodes", options.nnodes.map(|nodes| nodes.to_string())),
+        ("--node-rank", options.nnodes.map(|_| options.node_rank.to_string())),
+        ("--master-addr", options.master_addr.clone()),
+    ];
+    let port = ("--master-port", options.nnodes.map(|_| options.master_port.to_string()));
+    for (option, value) in between.into_iter().chain([port]) {
+        words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
+    }
     if options.json {
         words.push("--json".to_owned());
     }
@@ -156,6 +196,20 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Reads `1ms`.
+fn parse_delay(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let unit = match &text[digits.len()..] {
+        "us" | "µs" => Duration::from_micros(1),
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        other => return Err(format!("{other:?} is no unit, us, ms and s are")),
+    };
+    let number: u32 = digits.parse().map_err(|_| "not a whole number with a unit".to_owned())?;
+    let delay = unit.checked_mul(number).filter(|delay| *delay <= LONGEST_DELAY && *delay >= SHORTEST_DELAY);
+    delay.ok_or_else(|| "not from 10us to 1s".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -180,6 +234,37 @@ mod tests {
         }
         for text in ["", "K", "4X", "0", "0K", "-8", "4.5M", "5G", "99999999999999999999", "8 K", "ÄK"] {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn delays_have_a_unit() {
+        for (text, microseconds) in [("1ms", 1000), ("10us", 10), ("250µs", 250), ("1s", 1_000_000)] {
+            assert_eq!(parse_delay(text), Ok(Duration::from_micros(microseconds)), "{text}");
+        }
+        for text in ["", "1", "ms", "0ms", "9us", "2s", "1.5ms", "-1ms", "1 ms", "99999999999s", "4294967295s", "1µ"] {
+            assert!(parse_delay(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_are_passed_on() {
+        assert!(
+            words("--hosts 4 --nproc 1 --rate 2.5gbit --delay 1ms")
+                .ends_with(" --hosts 4 --rate 2.5gbit --delay-us 1000")
+        );
+        let between = words("--nnodes 2 --node-rank 1 --master-addr a --json");
+        assert!(between.ends_with(" --nnodes 2 --node-rank 1 --master-addr a --master-port 29577 --json"), "{between}");
+        for wrong in [
+            "--rate 1gbit",
+            "--delay 1ms",
+            "--nnodes 2",
+            "--node-rank 1",
+            "--hosts 1",
+            "--hosts 2 --nnodes 2 --master-addr a",
+        ] {
+            let line = std::iter::once("x").chain(wrong.split_whitespace());
+            assert!(Line::try_parse_from(line).is_err(), "{wrong}");
         }
     }
 

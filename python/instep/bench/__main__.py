@@ -18,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from instep import _binary
-from instep.bench import table
+from instep.bench import hosts, table
 from instep.bench.case import BUFFERS, Case, Figure, spell_size
+from instep.bench.hosts import Hosts
 from instep.bench.reports import Reader, Refusal
 
 # Between two reports lies one round at most. Importing torch in many ranks at once comes before the first.
@@ -63,39 +65,59 @@ class Run:
         self._unable: list[dict[str, Any]] = []
         self._torch = ""
         # The case whose figures are coming in: of rank 0, one report a backend.
-        self._case = Case("", options.nproc, 0)
+        self._world_size: int = options.nproc * (options.hosts or options.nnodes)
+        self._case = Case("", self._world_size, 0)
         self._calls: dict[str, int] = {}
         self._pending: list[Figure] = []
         self._shown_operation = ""
+        self._hosts = Hosts(options.hosts, options.rate, options.delay_us) if options.hosts else None
+        self._one_way_s = 0.0
 
     def carry_out(self) -> None:
+        """Make the hosts, if some are asked for, and have the ranks measure on them."""
+        if self._hosts is None:
+            return self._measure()
+        try:
+            self._hosts.create()
+            self._one_way_s = self._hosts.one_way_s()
+            self._measure()
+        finally:
+            self._hosts.remove()
+
+    def _measure(self) -> None:
         """Start the ranks and follow them to their end; Refusal when that is not a good one."""
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             reader = Reader(self._folder)
-            self._progress.show(f"starting {self._options.nproc} ranks")
-            process = subprocess.Popen(
-                self._command(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+            self._progress.show(f"starting {self._world_size} ranks")
+            processes: list[subprocess.Popen[bytes]] = []
             try:
-                self._follow(process, reader)
+                for command, variables in self._commands():
+                    environment = {**self._environment(), **variables}
+                    processes.append(
+                        subprocess.Popen(
+                            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                        )
+                    )
+                self._follow(processes, reader)
             finally:
-                stop(process)
+                stop(processes)
                 reader.close()
                 self._progress.clear()
-            if process.returncode != 0:
+            failed = [process.returncode for process in processes if process.returncode != 0]
+            if failed:
                 output.seek(0)
                 said = output.read().strip().splitlines()[-OUTPUT_LINES:]
                 raise Refusal(
-                    "\n".join([f"the ranks ended with status {process.returncode}; they said:", *said]),
+                    "\n".join([f"the ranks ended with status {failed[0]}; they said:", *said]),
                     "`instep doctor` says what this machine has",
                 )
 
-    def _follow(self, process: subprocess.Popen[bytes], reader: Reader) -> None:
+    def _follow(self, processes: list[subprocess.Popen[bytes]], reader: Reader) -> None:
         heard = time.monotonic()
         ended = False
         while not ended:
             # Asked before reading: what a rank wrote before its end is then read in this turn.
-            ended = process.poll() is not None
+            ended = all(process.poll() is not None for process in processes)
             for report in reader.new_reports(0 if ended else POLL_INTERVAL_S):
                 heard = time.monotonic()
                 self._on(report)
@@ -105,13 +127,28 @@ class Run:
                     "a smaller --sizes or fewer ranks may show which backend hangs",
                 )
 
-    def _command(self) -> list[str]:
+    def _commands(self) -> Iterator[tuple[list[str], dict[str, str]]]:
+        """What starts the ranks, on each host, and the variables it needs there."""
+        if self._hosts is None:
+            yield self._command([]), {}
+            return
+        for number in range(self._hosts.count):
+            nodes = [f"--nnodes={self._hosts.count}", f"--node-rank={number}"]
+            nodes += [f"--master-addr={hosts.address_of(0)}", f"--master-port={hosts.PORT}"]
+            enter = ["ip", "netns", "exec", self._hosts.namespace(number)]
+            yield [*enter, *self._command(nodes)], {"GLOO_SOCKET_IFNAME": hosts.interface_of(number)}
+
+    def _command(self, nodes: list[str]) -> list[str]:
         options = self._options
         module = ["-m", "instep.bench.rank", "--folder", str(self._folder), "--rounds", str(options.rounds)]
         module += ["--backends", options.backends, "--ops", options.ops, "--sizes", options.sizes]
         if "mpi" not in self._backends:
             launcher = os.environ.get("INSTEP_BINARY") or str(_binary.find())
-            return [launcher, "run", "--standalone", f"--nproc-per-node={options.nproc}", "--no-status", *module]
+            if options.nnodes > 1:
+                nodes = [f"--nnodes={options.nnodes}", f"--node-rank={options.node_rank}"]
+                nodes += [f"--master-addr={options.master_addr}", f"--master-port={options.master_port}"]
+            place = nodes or ["--standalone"]
+            return [launcher, "run", *place, f"--nproc-per-node={options.nproc}", "--no-status", *module]
         # More ranks than cores are welcome here, and none is tied to a core that another backend would want.
         command = ["mpirun", "-np", str(options.nproc), "--oversubscribe", "--bind-to", "none"]
         if os.geteuid() == 0:
@@ -128,7 +165,7 @@ class Run:
     def _on(self, report: dict[str, Any]) -> None:
         match report["kind"]:
             case "start":
-                self._torch = report["torch"]
+                self._torch, self._world_size = report["torch"], report["world_size"]
                 self._begin()
             case "round":
                 where = f"{report['operation']} {spell_size(report['bytes'])}"
@@ -136,7 +173,7 @@ class Run:
             case "unable":
                 self._unable.append({name: report[name] for name in ("operation", "backend", "reason")})
             case "case":
-                self._case = Case(report["operation"], self._options.nproc, report["count"])
+                self._case = Case(report["operation"], self._world_size, report["count"])
                 self._calls = report["calls"]
                 self._pending = []
             case "times":
@@ -150,11 +187,21 @@ class Run:
 
     def _begin(self) -> None:
         if not self._options.json:
-            cores = len(os.sched_getaffinity(0))
             self._print(
-                f"{self._options.nproc} ranks on {cores} cores, float32, torch {self._torch}; "
+                f"{self._world_size} ranks on {self._where()}, float32, torch {self._torch}; "
                 f"medians of {self._options.rounds} rounds; bandwidths in GB/s"
             )
+
+    def _where(self) -> str:
+        """The machine, or the hosts and what lies between them."""
+        cores, options = len(os.sched_getaffinity(0)), self._options
+        if options.nnodes > 1:
+            return f"{options.nnodes} hosts"
+        if self._hosts is None:
+            return f"{cores} cores"
+        rate = f" of {options.rate}" if options.rate else ""
+        way = table.spell_time(self._one_way_s)
+        return f"{options.hosts} hosts on {cores} cores, with links{rate} that take {way} one way"
 
     def _show_line(self) -> None:
         if self._options.json or not self._pending:
@@ -171,7 +218,7 @@ class Run:
 
     def finish(self) -> None:
         """Print what is left to say."""
-        if self._options.json:
+        if self._options.json and self._options.node_rank == 0:
             self._print(json.dumps(self.as_json(), indent=2))
             return
         for unable in self._unable:
@@ -180,7 +227,10 @@ class Run:
     def as_json(self) -> dict[str, object]:
         """Everything, for programs."""
         return {
-            "world_size": self._options.nproc,
+            "world_size": self._world_size,
+            "hosts": self._options.hosts or self._options.nnodes,
+            "rate": self._options.rate,
+            "one_way_us": self._one_way_s * 1e6 if self._hosts else None,
             "cores": len(os.sched_getaffinity(0)),
             "torch": self._torch,
             "dtype": "float32",
@@ -191,10 +241,12 @@ class Run:
         }
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the launcher, which ends its ranks, if it still runs."""
-    if process.poll() is None:
+def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the launchers that still run; they end their ranks."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.terminate()
+    for process in running:
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -212,11 +264,18 @@ def refuse_what_cannot_work(options: argparse.Namespace) -> None:
     if "nccl" in backends and (gpus := gpu_count()) < options.nproc:
         hint = f"--nproc {gpus}, or leave nccl out of --backends" if gpus >= 2 else "leave nccl out of --backends"
         raise Refusal(f"nccl needs a GPU for every rank: {options.nproc} ranks, this machine shows {gpus} GPUs", hint)
+    if options.nproc * (options.hosts or options.nnodes) < 2:
+        raise Refusal("a single rank has nobody to exchange anything with", "--nproc 2, or several hosts")
+    if options.hosts:
+        hosts.refuse_where_there_can_be_none(options.hosts)
+    if "mpi" in backends and (options.hosts or options.nnodes > 1):
+        raise Refusal("mpi takes part on one host only", "leave mpi out of --backends")
     largest = max(map(int, options.sizes.split(",")))
-    needed = largest * BUFFERS * options.nproc
+    ranks = options.nproc * max(options.hosts, 1)
+    needed = largest * BUFFERS * ranks
     if (free := available_memory()) is not None and needed > free:
         raise Refusal(
-            f"{options.nproc} ranks with buffers of {spell_size(largest)} need about {needed >> 20} MiB of memory, "
+            f"{ranks} ranks with buffers of {spell_size(largest)} need about {needed >> 20} MiB of memory, "
             f"{free >> 20} MiB are free",
             "a smaller --sizes, or fewer ranks with --nproc",
         )
@@ -252,6 +311,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--sizes", required=True)
     parser.add_argument("--ops", required=True)
     parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--hosts", type=int, default=0)
+    parser.add_argument("--rate")
+    parser.add_argument("--delay-us", type=float, default=0.0)
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--master-addr")
+    parser.add_argument("--master-port", type=int)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

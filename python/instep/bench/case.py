@@ -16,7 +16,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+OPERATIONS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+)
 ITEM_BYTES = 4  # float32
 ROOT = 0
 # Input, output, the pattern they are filled from, what is expected, and what comparing them takes.
@@ -42,7 +52,9 @@ class Case:
 
     @classmethod
     def of(cls, operation: str, asked_bytes: int, world_size: int) -> Case:
-        """Round a size down to what can be shared out evenly; at least one element for each rank."""
+        """Round a size down to what can be shared out evenly; at least one element a rank, and none for a barrier."""
+        if operation == "barrier":
+            return cls(operation, world_size, 0)
         whole = operation in ("all_reduce", "broadcast", "reduce")
         step = 1 if whole else world_size
         return cls(operation, world_size, max(asked_bytes // ITEM_BYTES // step, 1) * step)
@@ -75,6 +87,8 @@ class Case:
         others = (self.world_size - 1) / self.world_size
         if self.operation == "all_reduce":
             return 2 * others
+        if self.operation == "barrier":
+            return 0.0
         return 1.0 if self.operation in ("broadcast", "reduce") else others
 
     def result_parts(self, rank: int) -> list[Part]:
@@ -101,6 +115,8 @@ class Case:
                 return [Part(other * self.share, self.share, 0, 1, other + 1) for other in ranks]
             case "gather":
                 return [Part(other * self.share, self.share, 0, 1, other + 1) for other in ranks if rank == ROOT]
+            case "barrier":
+                return []
             case "all_to_all":
                 return [Part(other * self.share, self.share, mine, 1, other + 1) for other in ranks]
         raise ValueError(f"unknown operation {self.operation!r}")

@@ -105,6 +105,8 @@ class TorchContender:
         source, result = buffers.source, buffers.result
         at_root = buffers.rank == ROOT
         match case.operation:
+            case "barrier":
+                return partial(dist.barrier, group=group)
             case "all_reduce":
                 return partial(dist.all_reduce, source, group=group)
             case "broadcast":

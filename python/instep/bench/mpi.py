@@ -66,6 +66,8 @@ class OpenMpi:
         put, get, nowhere = ctypes.c_void_p(source), ctypes.c_void_p(result), ctypes.c_void_p(0)
         arguments: tuple[object, ...]
         match case.operation:
+            case "barrier":
+                name, arguments = "MPI_Barrier", (world,)
             case "all_reduce":
                 name, arguments = "MPI_Allreduce", (IN_PLACE, put, count, item, plus, world)
             case "broadcast":

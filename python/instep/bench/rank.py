@@ -53,7 +53,9 @@ class Bench:
         if self.rank == 0:
             self._reports.send("start", torch=torch.__version__, world_size=self.world_size)
         for operation in self._options.ops.split(","):
-            for size in map(int, self._options.sizes.split(",")):
+            # A barrier has no size.
+            sizes = ["0"] if operation == "barrier" else self._options.sizes.split(",")
+            for size in map(int, sizes):
                 self._measure(Case.of(operation, size, self.world_size), contenders)
         dist.barrier()
         for contender in contenders:

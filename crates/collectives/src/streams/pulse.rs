@@ -40,8 +40,6 @@ const UNACKNOWLEDGED: Duration = Duration::from_millis(450);
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 /// How long a last word may take to go out.
 const GRACE: Duration = Duration::from_millis(200);
-/// How long a verdict about a later operation waits for this host to end the one before: its ranks have all they need for it.
-const CATCH_UP: Duration = Duration::from_millis(300);
 /// What a host that does not read is kept for, in bytes: more is not said to it.
 const MOST_UNSENT: usize = 4096;
 
@@ -91,7 +89,6 @@ impl Pulse {
             shared_memory,
             seen: None,
             said: None,
-            early: None,
         };
         let thread = std::thread::Builder::new()
             .name("instep-pulse".to_owned())
@@ -165,8 +162,6 @@ struct Watch {
     /// Who of this host had not come at the last beat, and what other hosts know of that.
     seen: Option<Absent>,
     said: Option<Absent>,
-    /// A verdict about an operation that this host has not come to yet, and since when.
-    early: Option<(Box<Verdict>, Instant)>,
 }
 
 impl Watch {
@@ -186,7 +181,6 @@ impl Watch {
             }
             self.sleep(next);
             self.listen();
-            self.decide();
         }
     }
 
@@ -255,8 +249,7 @@ impl Watch {
             }
         }
         if let Some(verdict) = verdict {
-            self.early.get_or_insert((verdict, Instant::now()));
-            self.decide();
+            self.fate.abort(&verdict);
         }
         if news {
             self.note_absent();
@@ -267,21 +260,6 @@ impl Watch {
             self.tell();
         }
         self.hosts.retain(|host| !gone.contains(&host.rank));
-    }
-
-    /// Aborts the group if another host has said why, once the ranks of this one are done with what came before.
-    fn decide(&mut self) {
-        let Some((verdict, since)) = &self.early else { return };
-        let later = match **verdict {
-            Verdict::Mismatch { sequence, call, .. } | Verdict::Timeout { sequence, call, .. } => {
-                !call.kind.is_message() && sequence > self.alarm.position().operation
-            }
-            Verdict::Lost { .. } | Verdict::Aborted { .. } => false,
-        };
-        if !(self.shared_memory && later && since.elapsed() < CATCH_UP) {
-            self.fate.abort(verdict);
-            self.early = None;
-        }
     }
 
     /// Tells the other hosts who of this one has not come to the operation that the others are in.

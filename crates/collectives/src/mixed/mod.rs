@@ -18,6 +18,7 @@
 
 mod stages;
 
+use std::cell::Cell;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +38,10 @@ use crate::{Address, DataType, Error, Rank, Secret, engine, streams};
 
 /// The longest time an operation can be given: far, but where instants do not overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// By how much the deadlines of stages lie apart. Whoever waits nearest to a rank that does not come knows who it is, also
+/// when that is the one who would tell other hosts; the others must not be the first to say that they waited long enough.
+const LATER: Duration = Duration::from_millis(150);
 
 /// What ranks need to open further connections.
 pub(crate) struct Outside {
@@ -81,11 +86,25 @@ pub(crate) struct Engine {
 struct Watch {
     whole: Whole,
     deadline: Instant,
+    /// All ranks of this host have come.
+    met: Cell<bool>,
+}
+
+/// What a rank waits for, from where a delay comes to where it only arrives.
+#[derive(Clone, Copy)]
+enum WaitsFor {
+    /// The ranks of its own host to call the operation.
+    Host = 0,
+    /// Other hosts, whose ranks may wait for one of theirs.
+    Hosts = 1,
+    /// The ranks of its own host again, which may wait for other hosts.
+    HostAgain = 2,
 }
 
 impl Watch {
-    fn left(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
+    fn left(&self, waiting: WaitsFor) -> Duration {
+        let deadline = self.deadline + LATER * waiting as u32;
+        deadline.saturating_duration_since(Instant::now())
     }
 }
 
@@ -205,7 +224,7 @@ impl Engine {
         let call = operation.check(self.rank, self.world())?;
         let timeout = timeout.min(LONGEST);
         let whole = Whole { call, sequence: self.completed, ranks: self.world(), timeout };
-        let watch = Watch { whole, deadline: Instant::now() + timeout };
+        let watch = Watch { whole, deadline: Instant::now() + timeout, met: Cell::new(false) };
         self.alarm.begin(call, self.completed);
         let result = if self.fate().is_aborted() { Err(self.why_aborted()) } else { self.perform(operation, &watch) };
         match result {
@@ -243,7 +262,10 @@ impl Engine {
 
     /// A part of the operation among the ranks of this host.
     fn inside(&mut self, work: &Work<'_>, watch: &Watch) -> Result<(), Error> {
-        self.local.run_part(work, &watch.whole, watch.left())
+        let waiting = if watch.met.get() { WaitsFor::HostAgain } else { WaitsFor::Host };
+        self.local.run_part(work, &watch.whole, watch.left(waiting))?;
+        watch.met.set(true);
+        Ok(())
     }
 
     /// Nobody of this host goes on before all have come.
@@ -254,7 +276,7 @@ impl Engine {
     /// A part of the operation among the hosts, for ranks that have a rail.
     fn between(&mut self, operation: &Operation, watch: &Watch) -> Result<(), Error> {
         match &mut self.rail {
-            Some(rail) => rail.run_part(operation, &watch.whole, watch.left()),
+            Some(rail) => rail.run_part(operation, &watch.whole, watch.left(WaitsFor::Hosts)),
             None => Ok(()),
         }
     }
@@ -270,7 +292,7 @@ impl Engine {
         let Some(work) = work else { return self.between(&operation, watch) };
         let Some(mut rail) = self.rail.take() else { return work(self) };
         let results = std::thread::scope(|scope| {
-            let (rail, whole, left) = (&mut rail, watch.whole, watch.left());
+            let (rail, whole, left) = (&mut rail, watch.whole, watch.left(WaitsFor::Hosts));
             let travel = move || rail.run_part(&operation, &whole, left);
             let thread = std::thread::Builder::new().name("instep-rail".to_owned()).spawn_scoped(scope, travel);
             let thread = thread.map_err(|error| Error::system("start a thread", error))?;
@@ -294,14 +316,14 @@ impl Engine {
             let wanted: Vec<Wanted> =
                 (0..world).filter(|peer| *peer != rank).map(|peer| Wanted { peer, purpose }).collect();
             let (listener, members) = (&self.outside.listener, self.outside.members(rank));
-            let (timeout, deadline) = (watch.left(), watch.deadline);
+            let (timeout, deadline) = (watch.whole.timeout, watch.deadline);
             let meeting = Meeting { listener, members, wanted: &wanted, timeout, deadline };
             let connections = meeting.hold()?.take(purpose, world);
             let seat = self.seat(rank, (0..world).collect());
-            self.flat = Some(streams::Engine::new(connections, seat, None, watch.left())?);
+            self.flat = Some(streams::Engine::new(connections, seat, None, watch.left(WaitsFor::Hosts))?);
         }
         let Some(flat) = &mut self.flat else { return Ok(()) };
-        let result = flat.run_part(operation, &watch.whole, watch.left());
+        let result = flat.run_part(operation, &watch.whole, watch.left(WaitsFor::Hosts));
         self.touched |= flat.output() == Output::Undefined;
         result
     }

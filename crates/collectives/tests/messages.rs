@@ -204,7 +204,7 @@ fn a_time_out_says_who_did_not_send() {
 #[test]
 fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
     for options in every_path() {
-        let left = Barrier::new(3);
+        let (left, heard) = (Barrier::new(3), Barrier::new(2));
         threads(3, &options, |group| {
             match group.rank().0 {
                 2 => {
@@ -218,6 +218,7 @@ fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
                     // Others still talk, and a receive from anybody still waits for them.
                     send(&group, b"hello", 0, 8).wait(PATIENCE).unwrap();
                     assert!(group.failure().is_none());
+                    heard.wait();
                     let mut bytes = [0; 5];
                     let error = receive(&group, &mut bytes, Some(0), 8).wait(PATIENCE).unwrap_err();
                     assert!(matches!(error, Error::PeerLost { rank: Rank(2), .. }), "{error}");
@@ -231,6 +232,7 @@ fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
                     let ticket = receive(&group, &mut bytes, None, 8);
                     ticket.wait(PATIENCE).unwrap();
                     assert_eq!((ticket.source(), &bytes), (Some(Rank(1)), b"hello"));
+                    heard.wait();
                     let mut nothing = [0; 5];
                     let error = receive(&group, &mut nothing, Some(2), 7).wait(PATIENCE).unwrap_err();
                     let Error::PeerLost { rank: Rank(2), .. } = error else { panic!("{error}") };

@@ -35,18 +35,19 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
             }
         }
         Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, step_bytes),
-        Operation::AllGather { input, outputs, .. } => gather(*input, outputs.clone(), Needs::All, step_bytes),
+        Operation::AllGather { input, outputs, .. } => {
+            collect(*input, vec![input.bytes; view.world], outputs.clone(), step_bytes)
+        }
         Operation::Gather { input, outputs, root, .. } => {
-            let is_root = root.0 == view.rank;
-            let outputs = if is_root { outputs.clone() } else { Vec::new() };
-            gather(*input, outputs, if is_root { Needs::All } else { Needs::Nobody }, step_bytes)
+            let outputs = if root.0 == view.rank { outputs.clone() } else { Vec::new() };
+            collect(*input, vec![input.bytes; view.world], outputs, step_bytes)
         }
         Operation::Scatter { inputs, output, root, .. } => {
             let inputs = if root.0 == view.rank { inputs.clone() } else { Vec::new() };
             scatter(inputs, *output, root.0, compartment(step_bytes, view.world))
         }
         Operation::ReduceScatter { inputs, output, dtype, reduction } => {
-            reduce_scatter(inputs.clone(), *output, *dtype, *reduction, compartment(step_bytes, view.world))
+            spread(inputs.clone(), *output, *dtype, *reduction, view)
         }
         Operation::Barrier => Flow::new(1),
         Operation::AllToAll { .. } => unreachable!("the engine exchanges sizes first"),
@@ -184,34 +185,6 @@ fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) ->
     flow
 }
 
-/// all_gather, and gather with outputs on the root only.
-fn gather<'f>(input: Source, outputs: Vec<Target>, needs: Needs, step_bytes: usize) -> Flow<'f> {
-    let cut = Cut::new(input.bytes, 1, step_bytes);
-    let fill: Move<'f> = Box::new(move |view, step| {
-        let range = cut.range(step);
-        // SAFETY: see the top of this file.
-        unsafe { copy(input.pointer.wrapping_add(range.start), view.slot(view.rank, step), range.len()) };
-        Ok(())
-    });
-    let take = (!outputs.is_empty()).then(|| {
-        let copy = copy_of(outputs.iter().map(|output| output.bytes).sum());
-        let take: Move<'f> = Box::new(move |view, step| {
-            let range = cut.range(step);
-            let to = |rank: usize| outputs[rank].pointer.wrapping_add(range.start);
-            // SAFETY: see the top of this file.
-            unsafe {
-                copy(input.pointer.wrapping_add(range.start), to(view.rank), range.len());
-                for peer in view.peers() {
-                    copy(view.slot(peer, step), to(peer), range.len());
-                }
-            }
-            Ok(())
-        });
-        take
-    });
-    Flow { fill: Some(fill), needs, take, ..Flow::new(cut.steps()) }
-}
-
 fn scatter<'f>(inputs: Vec<Source>, output: Target, root: usize, compartment: usize) -> Flow<'f> {
     let cut = Cut::new(output.bytes, 1, compartment);
     let own = inputs.get(root).copied();
@@ -238,45 +211,6 @@ fn scatter<'f>(inputs: Vec<Source>, output: Target, root: usize, compartment: us
         Ok(())
     });
     Flow { fill, needs: Needs::Only(root), take: Some(take), ..Flow::new(cut.steps()) }
-}
-
-fn reduce_scatter<'f>(
-    inputs: Vec<Source>,
-    output: Target,
-    dtype: DataType,
-    reduction: Reduction,
-    compartment: usize,
-) -> Flow<'f> {
-    let size = dtype.size();
-    let cut = Cut::new(output.bytes / size, size, compartment);
-    let sources = inputs.clone();
-    let fill: Move<'f> = Box::new(move |view, step| {
-        let range = cut.range(step);
-        for peer in view.peers() {
-            let from = sources[peer].pointer.wrapping_add(range.start * size);
-            let to = view.slot(view.rank, step).wrapping_add(peer * compartment);
-            // SAFETY: see the top of this file.
-            unsafe { copy(from, to, range.len() * size) };
-        }
-        Ok(())
-    });
-    let take: Move<'f> = Box::new(move |view, step| {
-        let range = cut.range(step);
-        let pointer = |rank: usize| {
-            if rank == view.rank {
-                inputs[rank].pointer.wrapping_add(range.start * size)
-            } else {
-                view.slot(rank, step).wrapping_add(view.rank * compartment).cast_const()
-            }
-        };
-        with_pointers(ptr::null(), (0..view.world).map(pointer), |pointers| {
-            let to = output.pointer.wrapping_add(range.start * size);
-            // SAFETY: see the top of this file.
-            unsafe { kernel::reduce(dtype, reduction, pointers, &[to], range.len()) };
-        });
-        Ok(())
-    });
-    Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(cut.steps()) }
 }
 
 /// `largest` is the most that any pair of ranks exchanges: it gives the number of steps.
@@ -312,7 +246,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
     Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(steps) }
 }
 
-/// As reduce_scatter, of parts that differ in length.
+/// reduce_scatter; parts may differ in length.
 pub(super) fn spread<'f>(
     parts: Vec<Source>,
     output: Target,
@@ -354,7 +288,7 @@ pub(super) fn spread<'f>(
     Flow { fill: Some(fill), needs: Needs::All, take: Some(take), ..Flow::new(steps) }
 }
 
-/// As all_gather, of inputs that differ in length; who has no outputs takes nothing.
+/// all_gather and gather; inputs may differ in length, and who has no outputs takes nothing.
 pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Target>, step_bytes: usize) -> Flow<'f> {
     let cut = move |bytes: usize| Cut::new(bytes, 1, step_bytes);
     let steps = lengths.iter().map(|bytes| cut(*bytes).steps()).max().unwrap_or(1);
@@ -366,6 +300,7 @@ pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Targe
     });
     let needs = if outputs.is_empty() { Needs::Nobody } else { Needs::All };
     let take = (!outputs.is_empty()).then(|| {
+        let copy = copy_of(outputs.iter().map(|output| output.bytes).sum());
         let take: Move<'f> = Box::new(move |view, step| {
             for (rank, output) in outputs.iter().enumerate() {
                 let range = cut(output.bytes).range(step);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::{Carrier, DEAF_FOR, End};
+use super::{Carrier, DEAF_FOR, End, Ending};
 use crate::Noticed;
 use crate::mail::link::Link;
 use crate::mail::wire::Purpose;
@@ -24,6 +24,9 @@ use crate::streams::introduction::{Heard, Incoming, MOST_STRANGERS, Members, Out
 const EARLY_PAUSE: Duration = Duration::from_millis(20);
 /// How long nothing may come from the other endpoints of a rank after one has refused, until the rank counts as gone.
 const NOBODY: Duration = Duration::from_secs(3);
+
+/// A rank that goes may have told others why, and they this one: so long that is waited for.
+const REASON: Duration = Duration::from_millis(300);
 
 /// What became of calling a rank.
 enum Outcome {
@@ -127,7 +130,7 @@ impl Carrier {
         match members.endpoints(peer, Purpose::Mail) {
             Ok(endpoints) => self.routes[peer].calling = Some(Calling::new(endpoints, Instant::now())),
             // Every rank had some when the group met.
-            Err(_) => self.routes[peer].ending = Some(Noticed::ConnectionClosed),
+            Err(_) => self.routes[peer].ending = Ending::now(Noticed::ConnectionClosed),
         }
         self.go_on_calling(peer);
     }
@@ -149,7 +152,7 @@ impl Carrier {
             Outcome::Left => Noticed::LeftGroup,
         };
         self.routes[peer].calling = None;
-        self.routes[peer].ending = Some(ending);
+        self.routes[peer].ending = Ending::now(ending);
     }
 
     /// There is a connection to a peer, whoever called.
@@ -243,14 +246,16 @@ impl Carrier {
     pub(super) fn bury_of_other_hosts(&mut self) -> Result<(), End> {
         self.receive_callers();
         for peer in 0..self.routes.len() {
-            let route = &self.routes[peer];
-            if route.ending.is_none() || self.is_called_by(peer) {
+            let Some(Ending { noticed, since }) = self.routes[peer].ending else { continue };
+            if self.is_called_by(peer) {
                 continue;
             }
             let linked = self.links.values().any(|link| link.peer == Some(peer));
-            if let Some(noticed) = self.routes[peer].ending.take()
-                && !linked
-            {
+            if !linked && noticed != Noticed::LeftGroup && since.elapsed() < REASON {
+                continue;
+            }
+            self.routes[peer].ending = None;
+            if !linked {
                 self.lose(peer, noticed)?;
             }
         }

@@ -59,7 +59,20 @@ struct Route {
     /// It is on another host and has not answered yet.
     calling: Option<Calling>,
     /// Its last connection ended, or it does not answer; what it sent before may still wait to be accepted.
-    ending: Option<Noticed>,
+    ending: Option<Ending>,
+}
+
+/// How and when it was noticed that a peer may be gone.
+#[derive(Clone, Copy)]
+struct Ending {
+    noticed: Noticed,
+    since: Instant,
+}
+
+impl Ending {
+    fn now(noticed: Noticed) -> Option<Ending> {
+        Some(Ending { noticed, since: Instant::now() })
+    }
 }
 
 /// Why the thread stops.
@@ -385,7 +398,7 @@ impl Carrier {
             }
             (Received::Closed(error), Some(peer)) => {
                 self.links.remove(&key);
-                self.routes[peer].ending = Some(Noticed::from_connection(&error));
+                self.routes[peer].ending = Ending::now(Noticed::from_connection(&error));
                 Ok(())
             }
             (Received::Verdict(bytes), Some(peer)) => match verdict_from_bytes(&bytes) {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 
-use super::{Carrier, DEAF_FOR, End};
+use super::{Carrier, DEAF_FOR, End, Ending};
 use crate::Noticed;
 use crate::mail::link::Link;
 use crate::mail::wire::{Hello, Purpose};
@@ -40,7 +40,7 @@ impl Carrier {
                 Ok(())
             }
             Err(_) => {
-                self.routes[peer].ending = Some(Noticed::ConnectionClosed);
+                self.routes[peer].ending = Ending::now(Noticed::ConnectionClosed);
                 Ok(())
             }
         }
@@ -129,7 +129,7 @@ impl Carrier {
             return Ok(());
         }
         for peer in 0..self.routes.len() {
-            if let Some(noticed) = self.routes[peer].ending.take()
+            if let Some(Ending { noticed, .. }) = self.routes[peer].ending.take()
                 && self.links.values().all(|link| link.peer != Some(peer))
             {
                 self.lose(peer, noticed)?;

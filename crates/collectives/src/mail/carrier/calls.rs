@@ -103,6 +103,8 @@ impl Calling {
         if says_no && !self.refused.contains(&endpoint) {
             self.refused.push(endpoint);
             self.refused_since.get_or_insert(now);
+            // The next one need not wait for its turn.
+            self.next_at = now;
         }
     }
 

@@ -272,6 +272,51 @@ fn a_rank_that_has_gone_on_to_another_generation_has_left() {
     });
 }
 
+/// Descriptors and threads of this process.
+fn holdings() -> (usize, usize) {
+    let count = |folder: &str| fs::read_dir(folder).unwrap().count();
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+#[test]
+fn hundreds_of_generations_on_two_hosts_leave_nothing_open() {
+    if !alone("hundreds_of_generations_on_two_hosts_leave_nothing_open") {
+        return;
+    }
+    const GENERATIONS: u64 = 300;
+    let addresses = Mutex::new(vec![None::<Address>; 4]);
+    let (step, early) = (Barrier::new(4), Mutex::new((0, 0)));
+    threads_on("aabb", &options(false), |group| {
+        let rank = group.rank().0;
+        addresses.lock().unwrap()[rank] = Some(group.address().clone());
+        step.wait();
+        let all: Vec<Address> = addresses.lock().unwrap().iter().flatten().cloned().collect();
+        for generation in 1..=GENERATIONS {
+            group.reconfigure(Rank(rank), &all, generation, PATIENCE).unwrap();
+            // With each of the others in turn, also those of the same host.
+            let distance = 1 + generation as usize % 3;
+            let (sent, mut received) = ([rank as u8], [9u8]);
+            let ticket = receive(&group, &mut received, Some((rank + 4 - distance) % 4));
+            send(&group, &sent, (rank + distance) % 4).wait(PATIENCE).unwrap();
+            ticket.wait(PATIENCE).unwrap();
+            assert_eq!(usize::from(received[0]), (rank + 4 - distance) % 4);
+            group.barrier().unwrap();
+            step.wait();
+            if rank == 0 && generation == 30 {
+                *early.lock().unwrap() = holdings();
+            }
+            step.wait();
+        }
+        if rank == 0 {
+            let ((handles, tasks), (handles_then, tasks_then)) = (holdings(), *early.lock().unwrap());
+            assert_eq!(tasks, tasks_then);
+            // Some pairs have two connections because they called each other at the same moment.
+            assert!(handles.abs_diff(handles_then) <= 16, "{handles} descriptors, {handles_then} before");
+        }
+        step.wait();
+    });
+}
+
 /// Every port that an address speaks of, at loopback: those of its endpoints, and that for messages.
 fn ports(address: &Address) -> Vec<SocketAddr> {
     let table = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default());

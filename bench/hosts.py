@@ -61,8 +61,8 @@ def show(found: dict[str, Any], *, delays: bool) -> list[str]:
         cells = "".join(f"{row['time_us']:>12.1f} ({min(row['rounds_us']):>10.1f}) µs" for row in rows)
         line = f"{operation:<15}{size:>12}{cells}{gloo['time_us'] / ours['time_us']:>8.2f}x"
         if delays:
-            counts = [row["time_us"] / one_way for row in rows]
-            line += f"   one-way delays: {counts[0]:.2f} of {PROMISED}, gloo {counts[1]:.2f}"
+            counts = [f"{row['time_us'] / one_way:.2f} ({min(row['rounds_us']) / one_way:.2f})" for row in rows]
+            line += f"   one-way delays: {counts[0]} of {PROMISED}, gloo {counts[1]}"
         print(line)
         if gloo["time_us"] < ours["time_us"]:
             slower.append(f"{operation} of {size}")

@@ -2,7 +2,7 @@
 //!
 //! An operation is done in stages: ranks of a host do their part in their arena, ranks of a *rail* (of the same number in
 //! their hosts, see [`Topology`]) theirs over TCP, then those of a host again. A rank has as many connections for collectives
-//! as there are other hosts. What has no stages (see `stages`) goes straight from rank to rank; the connections for that are
+//! as there are other hosts. What has no stages (see `stages` and `parts`) goes straight from rank to rank; the connections for that are
 //! opened when it is called first.
 //!
 //! The order of summation: the values of a host in the order of its ranks, then the sums of the hosts in the order of hosts.
@@ -16,6 +16,7 @@
 //! connections. Who finds it in one puts it into the other ([`Engine::tell`]); waiting on the network looks at the
 //! arena now and then.
 
+mod parts;
 mod stages;
 
 use std::cell::Cell;

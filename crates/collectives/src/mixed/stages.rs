@@ -7,6 +7,7 @@
 //! | broadcast | meet, or broadcast if the root is on no rail | broadcast on the root's rail | broadcast from it |
 //! | all_gather of even hosts | all_gather | all_gather of one's own part | all_gather of what came, host by host |
 //! | reduce_scatter of even hosts | reduce_scatter of the parts of each host | reduce_scatter | meet |
+//! | gather, scatter of small parts | through one rank of each host | its parts together | see `parts` |
 //! | barrier | meet | barrier | meet |
 //!
 //! A rank returns after it has met its host again: by then every rail has heard from every host that all its ranks came.
@@ -15,6 +16,7 @@
 
 use std::ops::Range;
 
+use super::parts::SMALL_PART;
 use super::{Engine, Watch};
 use crate::engine::Work;
 use crate::operation::{Operation, Source, Target};
@@ -22,7 +24,7 @@ use crate::plan::{Cut, segment};
 use crate::{DataType, Error, Rank, Reduction};
 
 /// Bytes of a buffer that go through the stages at once; the sums of two such chunks lie beside the buffers.
-const CHUNK_BYTES: usize = 4 << 20;
+pub(super) const CHUNK_BYTES: usize = 4 << 20;
 
 /// What ranks of a host do for a reduction of all ranks.
 fn inside_of(reduction: Reduction) -> Reduction {
@@ -41,11 +43,11 @@ fn between_of(reduction: Reduction) -> Reduction {
 }
 
 /// The bytes of a buffer from `start` on.
-fn source(buffer: Source, start: usize, bytes: usize) -> Source {
+pub(super) fn source(buffer: Source, start: usize, bytes: usize) -> Source {
     Source::new(buffer.pointer.wrapping_add(start), bytes)
 }
 
-fn target(buffer: Target, start: usize, bytes: usize) -> Target {
+pub(super) fn target(buffer: Target, start: usize, bytes: usize) -> Target {
     Target::new(buffer.pointer.wrapping_add(start), bytes)
 }
 
@@ -89,6 +91,12 @@ impl Engine {
                 self.between(&Operation::Barrier, watch)?;
                 self.meet_inside(watch)
             }
+            Operation::Gather { input, outputs, dtype, root } if input.bytes <= SMALL_PART => {
+                self.gather(*input, outputs, *dtype, root.0, watch)
+            }
+            Operation::Scatter { inputs, output, dtype, root } if output.bytes <= SMALL_PART => {
+                self.scatter(inputs, *output, *dtype, root.0, watch)
+            }
             Operation::AllGather { .. }
             | Operation::ReduceScatter { .. }
             | Operation::Gather { .. }
@@ -98,12 +106,12 @@ impl Engine {
     }
 
     /// This rank's number in its host, and how many ranks there are.
-    fn place(&self) -> (usize, usize) {
+    pub(super) fn place(&self) -> (usize, usize) {
         let host = self.topology.host(self.rank);
         (self.topology.local(self.rank), self.topology.hosts[host].len())
     }
 
-    fn scratch(&mut self, bytes: usize) -> Target {
+    pub(super) fn scratch(&mut self, bytes: usize) -> Target {
         if self.scratch.len() < bytes {
             self.scratch = vec![0; bytes];
         }

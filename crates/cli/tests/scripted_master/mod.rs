@@ -113,7 +113,10 @@ fn serve(
         let refusal = refuses.lock().unwrap().clone();
         if let Some(why) = refusal {
             let body = json!({"error": {"code": 16, "reason": "x", "error": why}}).to_string();
-            let _ = write!(&stream, "HTTP/1.1 401 x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            let answer = format!("HTTP/1.1 401 x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            // Closing with something unread would take the answer back; and it goes as one, as a real master's does.
+            request(&mut BufReader::new(&stream));
+            let _ = (&stream).write_all(answer.as_bytes());
             return;
         }
         let mut socket = tungstenite::accept(stream).unwrap();

@@ -1,7 +1,7 @@
 """Adds ones up over and over on the instep backend: adder.py FOLDER RANK WORLD.
 
 The ranks meet through a file. After the first sum a rank writes FOLDER/<rank>.ready; what ends it, and when, goes to
-FOLDER/<rank>.error. While FOLDER/rest exists it calls nothing; when FOLDER/stop exists all ranks end together.
+FOLDER/<rank>.error. While FOLDER/rest exists no rank calls anything; when FOLDER/stop exists all ranks end together.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ def main() -> None:
     try:
         going_on = True
         while going_on:
-            if (folder / "rest").exists():
-                (folder / f"{rank}.resting").touch()
-                time.sleep(PAUSE_S)
-                continue
             values = torch.ones(ELEMENTS)
             dist.all_reduce(values)
             assert values.eq(world).all(), values
             (folder / f"{rank}.ready").touch()
             # Rank 0 decides for all.
-            word = torch.tensor([float((folder / "stop").exists())])
-            dist.broadcast(word, src=0)
-            going_on = not word.item()
+            words = torch.tensor([float((folder / name).exists()) for name in ("stop", "rest")])
+            dist.broadcast(words, src=0)
+            going_on = not words[0]
+            while words[1] and (folder / "rest").exists():
+                (folder / f"{rank}.resting").touch()
+                time.sleep(PAUSE_S)
     except dist.DistBackendError as error:
         unfinished = folder / f"{rank}.partial"
         unfinished.write_text(json.dumps({"at": time.monotonic(), "text": str(error)}))

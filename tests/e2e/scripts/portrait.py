@@ -83,7 +83,7 @@ def portrait() -> dict:
             *(stream.isatty(), stream.seekable(), stream is getattr(sys, f"__{name}__"), type(raw).__name__),
             *(str(getattr(raw, key, None)) for key in ("name", "mode", "closefd")),
         ]
-    own = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "INSTEP_TEST_MARK")
+    own = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "INSTEP_SECRET", "INSTEP_TEST_MARK")
     return {
         "argv": [sys.argv, sys.orig_argv, Path("/proc/self/cmdline").read_text()],
         "path": sys.path,

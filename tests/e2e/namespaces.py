@@ -143,9 +143,12 @@ def ip(*words: str) -> str:
 
 
 @pytest.fixture
-def network(run: Runner) -> Iterator[Network]:
-    """Two machines. Asks for `run` so that whatever runs in them has ended when they are taken down."""
-    made = Network(nodes=2)
+def network(request: pytest.FixtureRequest, run: Runner) -> Iterator[Network]:
+    """Two machines, or as many as the test says.
+
+    Asks for `run` so that whatever runs in them has ended when they are taken down.
+    """
+    made = Network(nodes=getattr(request, "param", 2))
     try:
         made.create()
         yield made

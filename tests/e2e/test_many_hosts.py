@@ -6,13 +6,14 @@ The ranks do without torch: hundreds of processes with it do not fit into a smal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import Network
+from namespaces import Network, network
 
 from conftest import Runner
+
+__all__ = ["network"]
 
 RANK = Path(__file__).resolve().parent / "scripts" / "counted.py"
 PORT = 29604
@@ -20,18 +21,6 @@ PORT = 29604
 OWN_KB = (12 + 8 + 4) * 1024
 # Two slots of 1 MiB for each rank of the host, and who is where.
 SHARED_KB_PER_RANK = 2 * 1024 + 64
-
-
-@pytest.fixture
-def many(request: pytest.FixtureRequest, run: Runner) -> Iterator[Network]:
-    """As many machines as the test says."""
-    made = Network(nodes=request.param)
-    try:
-        made.create()
-        yield made
-    finally:
-        run.kill_all()
-        made.remove()
 
 
 def reports(
@@ -77,11 +66,11 @@ def check(found: list[dict[str, float]], hosts: int, each: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("many", [4], indirect=True)
+@pytest.mark.parametrize("network", [4], indirect=True)
 def test_sixteen_ranks_on_four_hosts_have_the_links_they_use(
-    many: Network, instep: Path, python: Path, run: Runner, tmp_path: Path
+    network: Network, instep: Path, python: Path, run: Runner, tmp_path: Path
 ) -> None:
-    found = reports(many, instep, python, run, tmp_path, 4, "all_to_all")
+    found = reports(network, instep, python, run, tmp_path, 4, "all_to_all")
     check(found, hosts=4, each=4)
     for rank, report in enumerate(found):
         # Straight from rank to rank: one more with each of the others.
@@ -90,12 +79,12 @@ def test_sixteen_ranks_on_four_hosts_have_the_links_they_use(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("many", [16], indirect=True)
+@pytest.mark.parametrize("network", [16], indirect=True)
 @pytest.mark.parametrize(("each", "steps"), [(4, ["all_to_all"]), (16, [])])
 def test_hundreds_of_ranks_on_sixteen_hosts(
-    many: Network, instep: Path, python: Path, run: Runner, tmp_path: Path, each: int, steps: list[str]
+    network: Network, instep: Path, python: Path, run: Runner, tmp_path: Path, each: int, steps: list[str]
 ) -> None:
-    found = reports(many, instep, python, run, tmp_path, each, *steps)
+    found = reports(network, instep, python, run, tmp_path, each, *steps)
     check(found, hosts=16, each=each)
     slowest = max(report["seconds"] for report in found)
     # Nothing here grows with the square of the ranks: seconds on two cores.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use instep_collectives::{
     Address, Bound, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
-use ranks::{PATIENCE, options, streams, threads};
+use ranks::{PATIENCE, alone, options, streams, threads};
 
 /// A call that one rank makes otherwise than the rest.
 type Call = fn(&Group) -> Result<(), Error>;
@@ -223,18 +223,6 @@ fn resident_kilobytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("/proc is there");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("the kernel says so");
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-/// Runs one test of this file alone in a process: other tests make groups, too. Whether this is that process.
-fn alone(name: &str) -> bool {
-    if std::env::var_os("ALONE").is_some() {
-        return true;
-    }
-    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = again.args(["--exact", name]).env("ALONE", "1").output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{text}");
-    false
 }
 
 fn reconfigure(options: &Options, times: u64) {

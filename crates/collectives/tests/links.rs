@@ -12,7 +12,7 @@ use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{Address, Error, Group, Noticed, Rank, Reduction, Source, Target, Ticket};
-use ranks::{PATIENCE, options, threads_on};
+use ranks::{PATIENCE, alone, options, threads_on};
 
 /// One rank in each host, several in some, and hosts of different sizes.
 const HOSTS: [&str; 4] = ["abc", "aabb", "abab", "aaabc"];
@@ -40,18 +40,6 @@ fn connections() -> usize {
     let inode =
         |target: std::path::PathBuf| target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned);
     handles.filter_map(inode).filter(|inode| inodes.contains(inode)).count()
-}
-
-/// Runs one test of this file alone in a process: other tests have connections, too. Whether this is that process.
-fn alone(name: &str) -> bool {
-    if std::env::var_os("ALONE").is_some() {
-        return true;
-    }
-    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = again.args(["--exact", name]).env("ALONE", "1").output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{text}");
-    false
 }
 
 /// Waits for what happens on other threads.

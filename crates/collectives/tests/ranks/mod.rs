@@ -13,6 +13,18 @@ use instep_collectives::{
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Runs one test of a file alone in a process: other tests have groups and connections, too. Whether this is that process.
+pub fn alone(name: &str) -> bool {
+    if std::env::var_os("ALONE").is_some() {
+        return true;
+    }
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = again.args(["--exact", name]).env("ALONE", "1").output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}");
+    false
+}
+
 /// Small slots and a low threshold: a few thousand elements already take many steps, or the other path.
 pub fn options(single_copy: bool) -> Options {
     Options {

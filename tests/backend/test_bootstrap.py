@@ -65,6 +65,22 @@ def test_any_store_will_do(kind: str, tmp_path: Path) -> None:
     threads(3, body)
 
 
+def pairs_of_one_name(rank: int, world: int) -> None:
+    """Ranks 0 and 1 make a group while 2 and 3 make another: torch gives both one name and one store."""
+    assert world == 4
+    pair = [0, 1] if rank < 2 else [2, 3]
+    for _ in range(3):
+        group = dist.new_group(pair)
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == sum(pair)
+        dist.barrier()
+
+
+def test_groups_of_one_name_do_not_meet() -> None:
+    run_ranks(4, pairs_of_one_name)
+
+
 def test_a_group_is_rebuilt_in_place() -> None:
     store = dist.HashStore()
 

@@ -161,7 +161,7 @@ pub struct Group {
     /// Its place in the file.
     pub index: usize,
     pub(crate) epoch: u16,
-    /// The same on all of its ranks.
+    /// The same on all of its ranks; groups of other ranks may have it, too.
     pub name: String,
     /// This process's number in it.
     pub rank: u32,
@@ -183,6 +183,11 @@ impl Group {
     /// The job's rank of a rank of the group; none when they were too many to list.
     pub fn job_rank(&self, rank: u32) -> Option<u32> {
         if self.members.is_empty() { Some(rank) } else { self.members.get(rank as usize).copied() }
+    }
+
+    /// Whether another rank's record is of the same group.
+    pub fn is(&self, other: &Self) -> bool {
+        (&self.name, self.generation, &self.members) == (&other.name, other.generation, &other.members)
     }
 }
 

@@ -5,11 +5,15 @@ that name the attempt and the generation, so that what a dead attempt left behin
 
     instep/<restarts>/<generation>/host/<rank>         where to meet a rank inside its host
     instep/<restarts>/<generation>/network/<rank>      and on the network: only if they do not all share memory
+
+Torch numbers groups as each rank counts them, so ranks that make different groups at the same time give them one name
+and one store (`new_subgroups(group=...)` does). What a group writes there is therefore below its members' digest.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import time
 import weakref
@@ -42,7 +46,7 @@ class Link:
         global_ranks: Sequence[int],
         recorded: bool = True,
     ) -> None:
-        self.store = store
+        self.store = PrefixStore(_digest(global_ranks), store) if global_ranks else store
         self.rank = rank
         self.size = size
         # Which ranks of the job these are; empty for the default group, which has all.
@@ -125,6 +129,11 @@ class Link:
         self._leave_devices()
         self.native.shutdown()
         _open.discard(self)
+
+
+def _digest(ranks: Sequence[int]) -> str:
+    """What tells groups of other ranks from this one, and is short however many there are."""
+    return hashlib.sha256(" ".join(map(str, ranks)).encode()).hexdigest()[:16]
 
 
 def _transport() -> str:

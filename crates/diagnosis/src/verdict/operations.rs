@@ -53,7 +53,8 @@ impl Stuck {
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) stuck: Stuck,
-    generation: u64,
+    /// The group, as the first to come has it.
+    group: Group,
     members: Vec<u32>,
     /// Ranks that are in it now, or were when it failed, and what they called.
     inside: BTreeMap<u32, String>,
@@ -81,7 +82,7 @@ impl Key {
 
     /// Whether a rank gave up the group, or went on with it at another generation.
     pub(super) fn was_left_by(&self, one: &Evidence) -> bool {
-        let group = one.records.as_ref().and_then(|records| named(records, &self.stuck.group, self.generation));
+        let group = one.records.as_ref().and_then(|records| own(records, &self.group));
         group.is_some_and(|group| group.left)
     }
 
@@ -106,8 +107,9 @@ impl Key {
     }
 }
 
-fn named<'a>(records: &'a Snapshot, name: &str, generation: u64) -> Option<&'a Group> {
-    let here = || records.groups.iter().filter(|group| group.name == name && group.generation == generation);
+/// What a rank has of a group.
+fn own<'a>(records: &'a Snapshot, wanted: &Group) -> Option<&'a Group> {
+    let here = || records.groups.iter().filter(|group| group.is(wanted));
     here().find(|group| !group.left).or_else(|| here().next_back())
 }
 
@@ -162,8 +164,8 @@ fn together(seen: &[Seen<'_>], evidence: &[Evidence], now: u64) -> Vec<Key> {
         let key = keys.iter_mut().find(|key| {
             key.stuck.message.is_none()
                 && one.operation.class == Shape::Collective
-                && (&key.stuck.group, key.generation, key.stuck.sequence)
-                    == (&one.group.name, one.group.generation, one.operation.sequence)
+                && key.stuck.sequence == one.operation.sequence
+                && key.group.is(one.group)
         });
         match key {
             Some(key) => {
@@ -177,7 +179,7 @@ fn together(seen: &[Seen<'_>], evidence: &[Evidence], now: u64) -> Vec<Key> {
         if key.stuck.message.is_none() {
             let been_through = |one: &Evidence| {
                 let records = one.records.as_ref()?;
-                let group = named(records, &key.stuck.group, key.generation)?;
+                let group = own(records, &key.group)?;
                 let rank = one.rank.filter(|rank| !key.inside.contains_key(rank))?;
                 // Of a group that failed, what was queued counts as ended, too: there only what was started tells.
                 let counted = group.ended > key.stuck.sequence && !key.stuck.failed;
@@ -234,7 +236,7 @@ fn begin(one: &Seen<'_>, evidence: &[Evidence], now: u64) -> Key {
         waited: end.saturating_sub(operation.started) as f64 / 1e9,
         message,
     };
-    Key { stuck, generation: group.generation, members, inside, passed: BTreeSet::new() }
+    Key { stuck, group: group.clone(), members, inside, passed: BTreeSet::new() }
 }
 
 /// Ranks that are at the other end of a message, with the same tag.
@@ -246,7 +248,7 @@ fn counterparts<'a>(one: &'a Seen<'a>, evidence: &'a [Evidence]) -> impl Iterato
             let Some(group) = records.group(operation) else { return false };
             operation.class == wanted
                 && operation.tag == one.operation.tag
-                && (&group.name, group.generation) == (&one.group.name, one.group.generation)
+                && group.is(one.group)
                 && operation.peer.is_none_or(|peer| peer == one.group.rank)
                 && one.operation.peer.is_none_or(|peer| peer == group.rank)
         };

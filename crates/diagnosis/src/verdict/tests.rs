@@ -136,6 +136,21 @@ fn two_groups_in_different_order_are_a_deadlock() {
 }
 
 #[test]
+fn groups_of_one_name_and_other_ranks_are_two() {
+    let mut world = World::of(4);
+    let (first, second) = (world.group("3", &[0, 1]), world.group("3", &[2, 3]));
+    begin(&first[0], "all_reduce", 8);
+    begin(&second[1], "all_reduce", 8);
+    for absent in [1, 2] {
+        world.evidence[absent].stacks = at(&["/w/train.py"]);
+    }
+    let diagnosis = world.diagnose();
+    let causes: Vec<Vec<u32>> =
+        diagnosis.findings.iter().map(|one| one.causes.iter().map(|cause| cause.rank).collect()).collect();
+    assert_eq!(causes, [[1], [2]], "{diagnosis:?}");
+}
+
+#[test]
 fn the_beginning_of_a_chain_comes_first() {
     let mut world = World::of(3);
     let (first, second) = (world.group("a", &[0, 1]), world.group("b", &[1, 2]));

@@ -169,6 +169,8 @@ class CollectiveGroup:
         timeout: float,
         label: str = "",
         single_copy: bool = True,
+        lanes: int | None = None,
+        local_world: int | None = None,
         streams: bool = False,
         interface: str | None = None,
         secret: str | None = None,

@@ -417,6 +417,19 @@ def bookkeeping(rank: int, world: int) -> None:
         group.allreduce([torch.ones(1), torch.ones(1)])
 
 
+def large_tensors(rank: int, world: int) -> None:
+    """Of megabytes: where a rank has several threads, each takes a share."""
+    numbers = torch.arange(1_000_003, dtype=torch.float32)
+    tensor = numbers + rank
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, numbers * world + sum(range(world)))
+    parts = [torch.empty_like(numbers) for _ in range(world)]
+    dist.all_gather(parts, numbers + rank)
+    assert all(torch.equal(part, numbers + peer) for peer, part in enumerate(parts))
+    dist.all_to_all(parts, [numbers + 10 * rank + peer for peer in range(world)])
+    assert all(torch.equal(part, numbers + 10 * peer + rank) for peer, part in enumerate(parts))
+
+
 CHECKS = (
     reductions,
     element_types,
@@ -431,6 +444,7 @@ CHECKS = (
     objects,
     subgroups,
     groups_at_once,
+    large_tensors,
     waiting_releases_the_interpreter,
     monitored,
     bookkeeping,
@@ -447,7 +461,7 @@ def test_every_collective_in_debug_mode() -> None:
 
 @pytest.mark.parametrize(
     "variables",
-    ["INSTEP_TRANSPORT=tcp INSTEP_SECRET=of-the-job INSTEP_ORDER=canonical", "INSTEP_SINGLE_COPY=0"],
+    ["INSTEP_TRANSPORT=tcp INSTEP_SECRET=of-the-job INSTEP_ORDER=canonical", "INSTEP_SINGLE_COPY=0", "INSTEP_LANES=3"],
 )
 def test_every_collective_another_way(variables: str) -> None:
     run_ranks(3, *CHECKS, environment=dict(variable.split("=") for variable in variables.split()))

@@ -4,7 +4,7 @@
 //! cargo build --release -p instep-collectives --example all_reduce
 //! instep run --nproc-per-node 2 --no-python target/release/examples/all_reduce [BYTES ...]
 //! ```
-//! `INSTEP_SINGLE_COPY=0` keeps the processes out of each other's memory. Times are medians over the calls of the rank
+//! `INSTEP_SINGLE_COPY=0` keeps the processes out of each other's memory, `INSTEP_LANES` says how many threads of each work. Times are medians over the calls of the rank
 //! that was slowest; the algorithm's bandwidth is bytes / time, the bus's that × 2 (n - 1) / n.
 #![expect(clippy::print_stdout, reason = "a program")]
 
@@ -49,6 +49,7 @@ fn connect(rank: usize, world: usize) -> Fallible<Group> {
     if env::var("INSTEP_SINGLE_COPY").is_ok_and(|value| value == "0") {
         options.single_copy_bytes = None;
     }
+    options.lanes = env::var("INSTEP_LANES").ok().map(|lanes| lanes.parse()).transpose()?;
     let bound = Group::bind(options)?;
     let mut store = Client::connect(&env::var("MASTER_ADDR")?, env::var("MASTER_PORT")?.parse()?, PATIENCE)?;
     let key = |rank: usize| format!("all_reduce/{}/{rank}", env::var("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use instep_recorder::GroupRecorder;
 
-use crate::arena::handshake;
+use crate::arena::{MOST_LANES, handshake};
+use crate::engine::Wishes;
 use crate::group::Group;
 use crate::mail::{self, Setup, Ways};
 use crate::mixed::{self, Outside};
@@ -21,7 +22,7 @@ use crate::streams::network::{self, Network};
 use crate::streams::wire::Purpose;
 use crate::streams::{self, Alarm, Seat, meeting};
 use crate::transport::Engine;
-use crate::{Address, Error, Rank, Secret, engine};
+use crate::{Address, Error, Rank, Secret, engine, plan};
 
 const SMALLEST_SLOT: usize = 64 << 10;
 
@@ -37,6 +38,13 @@ pub struct Options {
     /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
     /// cache, or all of it when there are more ranks than cores.
     pub slot_bytes: usize,
+    /// How many threads of a rank share the work of a large operation inside a host, up to eight; unless given, as many as
+    /// there are cores for, up to four. All ranks do as the most modest of them.
+    pub lanes: Option<usize>,
+    /// What each of them moves at least. All ranks do as the most modest of them.
+    pub lane_bytes: usize,
+    /// How many ranks of the job share the cores of this host; those of the group unless given.
+    pub local_world: Option<usize>,
     /// What the bytes travel through.
     pub transport: Transport,
     /// The network interfaces to be reached at (`"eth0"`, or several with commas between), all unless given.
@@ -69,6 +77,9 @@ impl Default for Options {
             timeout: Duration::from_secs(30 * 60),
             single_copy_bytes: Some(32 << 20),
             slot_bytes: 1 << 20,
+            lanes: None,
+            lane_bytes: 512 << 10,
+            local_world: None,
             transport: Transport::Automatic,
             interface: None,
             recorder: None,
@@ -228,13 +239,17 @@ impl Bound {
         history: Option<u64>,
         (timeout, deadline): (Duration, Instant),
     ) -> Result<engine::Engine, Error> {
-        let (listener, slot_bytes) = (&self.listener, self.options.slot_bytes);
-        let names = &members[..];
+        let &Options { slot_bytes, single_copy_bytes, lanes, lane_bytes, local_world, .. } = &self.options;
+        let ranks = addresses.len().max(local_world.unwrap_or(1));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let lanes = lanes.unwrap_or_else(|| if addresses.len() == 1 { 1 } else { plan::lanes(ranks, cores) });
+        let wishes = Wishes { single_copy_bytes, lanes: lanes.clamp(1, MOST_LANES), lane_bytes };
+        let (listener, names, lanes) = (&self.listener, &members[..], wishes.lanes);
         let meeting =
-            handshake::Meeting { listener, rank, names, addresses, generation, slot_bytes, timeout, deadline };
+            handshake::Meeting { listener, rank, names, addresses, generation, slot_bytes, lanes, timeout, deadline };
         let met = meeting.hold()?;
         let left = deadline.saturating_duration_since(Instant::now());
-        engine::Engine::new(met, rank, members, hosts, self.options.single_copy_bytes, history, left)
+        engine::Engine::new(met, rank, members, hosts, &wishes, history, left)
     }
 
     /// Meets ranks of which not all are in this host.

@@ -5,10 +5,12 @@
 //! `reduce_scatter` and `scatter`, all of `all_to_all`); otherwise they must not overlap.
 #![expect(unsafe_code, reason = "describes memory that others own")]
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::call::{Call, Kind};
 use crate::dtype::{DataType, Element, Reduction};
+use crate::plan::share;
 use crate::{Error, Rank};
 
 /// Memory an operation reads.
@@ -41,6 +43,10 @@ impl Source {
         Source { pointer: slice.as_ptr().cast(), bytes: size_of_val(slice) }
     }
 
+    pub(crate) fn part(&self, range: Range<usize>) -> Source {
+        Source { pointer: self.pointer.wrapping_add(range.start), bytes: range.len() }
+    }
+
     /// Equal parts, one per rank.
     pub fn split(self, parts: usize) -> Vec<Source> {
         let bytes = self.bytes / parts;
@@ -62,6 +68,10 @@ impl Target {
     /// No memory, where a rank gets nothing.
     pub const fn none() -> Target {
         Target { pointer: std::ptr::null_mut(), bytes: 0 }
+    }
+
+    pub(crate) fn part(&self, range: Range<usize>) -> Target {
+        Target { pointer: self.pointer.wrapping_add(range.start), bytes: range.len() }
     }
 
     /// Equal parts, one per rank.
@@ -123,6 +133,35 @@ impl Operation {
             Operation::Barrier => {}
         }
         moved
+    }
+
+    /// What one of so many lanes does of it.
+    pub(crate) fn moved_to_lane(&self, lane: usize, lanes: usize) -> Operation {
+        let element = self.dtype().size();
+        let range = |bytes: usize| share(bytes, element, lanes, lane);
+        self.moved(|source| source.part(range(source.bytes)), |target| target.part(range(target.bytes)))
+    }
+
+    fn dtype(&self) -> DataType {
+        match self {
+            Operation::AllReduce { dtype, .. }
+            | Operation::Reduce { dtype, .. }
+            | Operation::Broadcast { dtype, .. }
+            | Operation::AllGather { dtype, .. }
+            | Operation::Gather { dtype, .. }
+            | Operation::Scatter { dtype, .. }
+            | Operation::ReduceScatter { dtype, .. }
+            | Operation::AllToAll { dtype, .. } => *dtype,
+            Operation::Barrier => DataType::Bytes,
+        }
+    }
+
+    /// Bytes that a rank has of all ranks' parts; 0 where parts may differ.
+    pub(crate) fn bytes_of_all(&self, world: usize) -> usize {
+        match self {
+            Operation::AllReduce { .. } | Operation::Reduce { .. } | Operation::Broadcast { .. } => self.bytes(),
+            _ => self.bytes() * world,
+        }
     }
 
     /// Bytes of one rank's part; 0 where parts may differ.

@@ -12,6 +12,9 @@ use std::ops::Range;
 /// A segment starts on a cache line, so that two ranks never write to the same one.
 const LINE_BYTES: usize = 64;
 
+/// Lanes unless somebody asks for more: cores are there to compute, too.
+const USUAL_LANES: usize = 4;
+
 /// A part of a buffer, cut into steps. Never empty: an operation on nothing has one step that moves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
@@ -43,6 +46,17 @@ pub(crate) fn segment(count: usize, element: usize, world: usize, rank: usize) -
     let line = (LINE_BYTES / element).max(1);
     let length = count.div_ceil(world).next_multiple_of(line);
     (length * rank).min(count)..(length * (rank + 1)).min(count)
+}
+
+/// The bytes that one of several lanes takes of a buffer.
+pub(crate) fn share(bytes: usize, element: usize, lanes: usize, lane: usize) -> Range<usize> {
+    let range = segment(bytes / element, element, lanes, lane);
+    range.start * element..range.end * element
+}
+
+/// How many threads of each of so many ranks may work on one operation: as many as have a core.
+pub(crate) fn lanes(ranks: usize, cores: usize) -> usize {
+    (cores / ranks).clamp(1, USUAL_LANES)
 }
 
 /// How much of a slot a step uses: what fits the private cache beside the tensors, or twice as much when ranks outnumber
@@ -151,6 +165,20 @@ mod tests {
         assert_eq!((step_bytes(1 << 20, 2, 2), small_bytes(2, 2)), (256 << 10, 8 << 10));
         assert_eq!((step_bytes(1 << 20, 4, 2), small_bytes(4, 2)), (512 << 10, 32 << 10));
         assert_eq!(small_bytes(64, 2), 4 << 10);
+    }
+
+    #[test]
+    fn lanes_have_a_core_each() {
+        let found = [(2, 2), (2, 7), (2, 16), (8, 16), (16, 8), (1, 64)].map(|(ranks, cores)| lanes(ranks, cores));
+        assert_eq!(found, [1, 3, 4, 2, 1, 4]);
+    }
+
+    #[test]
+    fn the_first_lane_has_the_largest_share_of_all_that_is_not_larger() {
+        for largest in 0..2000 {
+            let first = share(largest, 4, 3, 0).len();
+            assert!((0..=largest).all(|bytes| (0..3).all(|lane| share(bytes, 4, 3, lane).len() <= first)));
+        }
     }
 
     #[test]

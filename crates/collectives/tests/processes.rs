@@ -19,6 +19,8 @@ use ranks::{PATIENCE, check_operations, every_path, introduce};
 const ARENA: usize = 0;
 const SINGLE_COPY: usize = 1;
 const STREAMS: usize = 2;
+const LANES: usize = 3;
+const LANES_SINGLE_COPY: usize = 4;
 
 /// Processes of this test program, each a rank; they speak in lines of capitals.
 struct Ranks {
@@ -192,12 +194,12 @@ fn where_the_kernel_forbids_reading_peers_the_results_are_the_same() {
 #[test]
 fn processes_get_the_same_results_on_every_path() {
     for world in [2, 3, 5] {
-        for path in [ARENA, SINGLE_COPY, STREAMS] {
+        for path in [ARENA, SINGLE_COPY, STREAMS, LANES, LANES_SINGLE_COPY] {
             let mut ranks = Ranks::start(world, "table", path);
             let used: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "DONE ")).collect();
             // Whether the kernel permits it is not ours to say, but the ranks must agree.
             assert!(used.iter().all(|answer| *answer == used[0]));
-            assert!(path == SINGLE_COPY || used[0] == "false");
+            assert!([SINGLE_COPY, LANES_SINGLE_COPY].contains(&path) || used[0] == "false");
             ranks.finish();
         }
     }
@@ -213,8 +215,16 @@ fn leftovers() -> Vec<String> {
 
 #[test]
 fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
-    let cases =
-        [(2, 1, SINGLE_COPY), (3, 0, ARENA), (4, 2, SINGLE_COPY), (4, 3, ARENA), (2, 0, STREAMS), (4, 1, STREAMS)];
+    let cases = [
+        (2, 1, SINGLE_COPY),
+        (3, 0, ARENA),
+        (4, 2, SINGLE_COPY),
+        (4, 3, ARENA),
+        (2, 0, STREAMS),
+        (4, 1, STREAMS),
+        (2, 1, LANES),
+        (3, 0, LANES_SINGLE_COPY),
+    ];
     for (world, killed, path) in cases {
         let mut ranks = Ranks::start(world, "reduce", path);
         for rank in 0..world {

@@ -310,12 +310,13 @@ impl CollectiveGroup {
 
 #[pymethods]
 impl CollectiveGroup {
-    /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `streams`:
-    /// TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
+    /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `lanes`:
+    /// how many threads share the work of a large operation, and `local_world`, how many ranks of the job share the cores if
+    /// that is not given; `streams`: TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
     /// know; `canonical`: sums in the order of ranks whatever the hosts; `recorder`: where operations are
     /// written down, as those of the group `name` with these ranks of the job, none for all.
     #[new]
-    #[pyo3(signature = (*, timeout, label="", single_copy=true, streams=false, interface=None, secret=None,
+    #[pyo3(signature = (*, timeout, label="", single_copy=true, lanes=None, local_world=None, streams=false, interface=None, secret=None,
         canonical=false, recorder=None, name="", ranks=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -323,6 +324,8 @@ impl CollectiveGroup {
         timeout: f64,
         label: &str,
         single_copy: bool,
+        lanes: Option<usize>,
+        local_world: Option<usize>,
         streams: bool,
         interface: Option<String>,
         secret: Option<&str>,
@@ -333,7 +336,8 @@ impl CollectiveGroup {
     ) -> PyResult<CollectiveGroup> {
         let recorder = recorder.map(|recorder| recorder.group(name, &ranks));
         let (timeout, secret) = (errors::duration(timeout)?, secret.map(Secret::new));
-        let mut options = Options { timeout, interface, secret, canonical, recorder, ..Options::default() };
+        let mut options =
+            Options { timeout, lanes, local_world, interface, secret, canonical, recorder, ..Options::default() };
         if !single_copy {
             options.single_copy_bytes = None;
         }

@@ -67,6 +67,8 @@ class Link:
             timeout=self.seconds,
             label=label,
             single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
+            lanes=_lanes(),
+            local_world=_number("LOCAL_WORLD_SIZE"),
             streams=_transport() == "tcp",
             interface=os.environ.get("INSTEP_SOCKET_IFNAME") or None,
             secret=os.environ.get("INSTEP_SECRET") or None,
@@ -134,6 +136,20 @@ class Link:
 def _digest(ranks: Sequence[int]) -> str:
     """What tells groups of other ranks from this one, and is short however many there are."""
     return hashlib.sha256(" ".join(map(str, ranks)).encode()).hexdigest()[:16]
+
+
+def _lanes() -> int | None:
+    """How many threads the user wants to share the work of a large operation."""
+    lanes = _number("INSTEP_LANES")
+    if lanes is None and os.environ.get("INSTEP_LANES"):
+        raise InvalidCall(f"INSTEP_LANES is {os.environ['INSTEP_LANES']!r}\nhint: a number of threads, 1 to 8")
+    return lanes
+
+
+def _number(variable: str) -> int | None:
+    """A variable that says how many; None if it is not set, or says something else."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
 def _transport() -> str:

@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn who_is_absent_is_known_for_one_operation_at_a_time() {
-        let (arena, _file) = Arena::create(2, 4096).unwrap();
+        let (arena, _file) = Arena::create(2, 4096, 1).unwrap();
         assert_eq!(arena.absent_elsewhere(0), None);
         arena.set_absent_elsewhere(0, &[3, 9]);
         assert_eq!((arena.absent_elsewhere(0), arena.absent_elsewhere(1)), (Some(vec![3, 9]), None));
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_reader_never_sees_half_of_it() {
-        let (arena, _file) = Arena::create(2, 4096).unwrap();
+        let (arena, _file) = Arena::create(2, 4096, 1).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..20_000usize {

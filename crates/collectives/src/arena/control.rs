@@ -58,6 +58,8 @@ struct Identity {
     probe: AtomicU64,
     can_read: AtomicU64,
     cores: AtomicU64,
+    lanes: AtomicU64,
+    lane_bytes: AtomicU64,
     /// Operations finished in the generation before, plus one; 0 for a newcomer.
     history: AtomicU64,
 }
@@ -169,8 +171,17 @@ impl Control {
     }
 
     /// Says who this rank is; read by peers after the first barrier.
-    pub(crate) fn introduce(&self, process: u32, probe: u64, cores: usize, history: Option<u64>) {
+    pub(crate) fn introduce(
+        &self,
+        process: u32,
+        probe: u64,
+        cores: usize,
+        (lanes, lane_bytes): (usize, usize),
+        history: Option<u64>,
+    ) {
         self.identity.cores.store(cores as u64, Ordering::Relaxed);
+        self.identity.lanes.store(lanes as u64, Ordering::Relaxed);
+        self.identity.lane_bytes.store(lane_bytes as u64, Ordering::Relaxed);
         self.identity.process.store(u64::from(process), Ordering::Relaxed);
         self.identity.probe.store(probe, Ordering::Relaxed);
         self.identity.history.store(history.map_or(0, |completed| completed + 1), Ordering::Relaxed);
@@ -182,6 +193,16 @@ impl Control {
 
     pub(crate) fn cores(&self) -> usize {
         self.identity.cores.load(Ordering::Relaxed) as usize
+    }
+
+    /// How many lanes it has cores for.
+    pub(crate) fn lanes(&self) -> usize {
+        self.identity.lanes.load(Ordering::Relaxed) as usize
+    }
+
+    /// What it wants each of them to move at least.
+    pub(crate) fn lane_bytes(&self) -> usize {
+        self.identity.lane_bytes.load(Ordering::Relaxed) as usize
     }
 
     pub(crate) fn probe(&self) -> u64 {

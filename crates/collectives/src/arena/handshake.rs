@@ -105,6 +105,8 @@ pub(crate) struct Meeting<'a> {
     pub(crate) addresses: &'a [Address],
     pub(crate) generation: u64,
     pub(crate) slot_bytes: usize,
+    /// What rank 0 makes.
+    pub(crate) lanes: usize,
     pub(crate) timeout: Duration,
     pub(crate) deadline: Instant,
 }
@@ -135,7 +137,7 @@ impl Meeting<'_> {
     /// Rank 0: makes the arena, waits for all, gives it to them.
     fn invite(&self) -> Result<Met, Error> {
         let world = self.addresses.len();
-        let (arena, file) = Arena::create(world, self.slot_bytes)?;
+        let (arena, file) = Arena::create(world, self.slot_bytes, self.lanes)?;
         let mut guests: Vec<Option<(UnixStream, OwnedFd)>> = (0..world).map(|_| None).collect();
         let missing =
             |guests: &[Option<_>]| -> Vec<usize> { (1..world).filter(|rank| guests[*rank].is_none()).collect() };

@@ -1,11 +1,13 @@
 //! The memory that the ranks of a group share.
 //!
 //! ```text
-//! header    magic, world, slot size, verdict (why the group is aborted, written once)
+//! header    magic, world, slot size, lanes, verdict (why the group is aborted, written once)
 //! controls  one per rank: counters, fingerprints, futex
 //! rows      one per rank and buffer: sizes and pointers for each peer
 //! slots     two per rank, each a step's worth of data
 //! ```
+//! Controls, rows and slots are there once per *lane*: what one thread of every rank works with (see `engine::lanes`).
+//!
 //! An operation is a number of *steps*, the same on every rank; steps are counted through the life of the arena. A rank
 //! moves its counters forward with release stores and waits for those of others with acquire loads:
 //!
@@ -33,6 +35,7 @@ use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
@@ -47,8 +50,10 @@ use verdict::VERDICT_WORDS;
 
 /// Buffers per rank: one is filled while the other is read.
 pub(crate) const DEPTH: u64 = 2;
+/// More threads of a rank than this are not worth their memory.
+pub(crate) const MOST_LANES: usize = 8;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"instepA1");
+const MAGIC: u64 = u64::from_le_bytes(*b"instepA2");
 const PAGE: usize = 4096;
 
 #[cfg_attr(loom, derive(Default))]
@@ -57,22 +62,50 @@ struct Header {
     magic: u64,
     world: u64,
     slot_bytes: u64,
+    lanes: u64,
     verdict_state: AtomicU32,
     verdict: [AtomicU64; VERDICT_WORDS],
     /// Who of other hosts has not come, see `absent`.
     absent: Absent,
 }
 
-/// Where everything lies, from the number of ranks and the size of a slot.
+/// Where everything lies, from the number of ranks, the size of a slot and the number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     world: usize,
     slot_bytes: usize,
+    lanes: usize,
 }
 
 impl Layout {
+    /// The first lane has slots of all their bytes. The others have what a step uses of one when there is a core for every
+    /// rank: where there is none, there are no other lanes.
+    fn lane(self, number: usize) -> Lane {
+        let Layout { world, slot_bytes, .. } = self;
+        let first = Lane { start: size_of::<Header>().next_multiple_of(PAGE), world, slot_bytes };
+        let other = Lane { start: 0, slot_bytes: (slot_bytes / 4).next_multiple_of(PAGE), ..first };
+        match number.checked_sub(1) {
+            None => first,
+            Some(before) => Lane { start: first.end() + before * other.end(), ..other },
+        }
+    }
+
+    fn total(self) -> usize {
+        self.lane(self.lanes).start
+    }
+}
+
+/// Where a lane's part of the memory lies.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    start: usize,
+    world: usize,
+    slot_bytes: usize,
+}
+
+impl Lane {
     const fn controls(self) -> usize {
-        size_of::<Header>().next_multiple_of(PAGE)
+        self.start
     }
     const fn rows(self) -> usize {
         (self.controls() + self.world * size_of::<Control>()).next_multiple_of(PAGE)
@@ -83,27 +116,34 @@ impl Layout {
     const fn slots(self) -> usize {
         (self.rows() + self.world * DEPTH as usize * self.row_words() * size_of::<AtomicU64>()).next_multiple_of(PAGE)
     }
-    const fn total(self) -> usize {
+    const fn end(self) -> usize {
         self.slots() + self.world * DEPTH as usize * self.slot_bytes
     }
 }
 
-/// A mapping of the shared memory of one group.
+/// A mapping of the shared memory of one group, and the part of it that is one lane's.
 pub(crate) struct Arena {
-    base: NonNull<u8>,
+    memory: Arc<Memory>,
     layout: Layout,
+    lane: Lane,
 }
 
-// SAFETY: the mapping lives as long as the arena. Headers, controls and rows are only touched through atomics (the plain
+/// Mapped until nobody has it.
+struct Memory {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping lives as long as this. Headers, controls and rows are only touched through atomics (the plain
 // words of the header are written before the file is shared); slots only through raw pointers under the protocol above.
-unsafe impl Send for Arena {}
+unsafe impl Send for Memory {}
 // SAFETY: as above.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for Memory {}
 
 impl Arena {
     /// Makes the memory; the file is what the other ranks need in order to map it too.
-    pub(crate) fn create(world: usize, slot_bytes: usize) -> Result<(Arena, OwnedFd), Error> {
-        let layout = Layout { world, slot_bytes };
+    pub(crate) fn create(world: usize, slot_bytes: usize, lanes: usize) -> Result<(Arena, OwnedFd), Error> {
+        let layout = Layout { world, slot_bytes, lanes };
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file =
             memfd_create("instep-collectives", flags).map_err(|error| Error::system("create shared memory", error))?;
@@ -113,32 +153,51 @@ impl Arena {
             .map_err(|error| Error::system("allocate shared memory", error))?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| Error::system("seal shared memory", error))?;
-        let arena = Arena { base: map(&file, layout.total())?, layout };
+        let memory = Memory::map(&file, layout.total())?;
         // SAFETY: the mapping is at least a header long, page-aligned, zeroed, and nobody else has it yet.
         unsafe {
-            let header = arena.base.cast::<Header>().as_ptr();
+            let header = memory.base.cast::<Header>().as_ptr();
             (*header).magic = MAGIC;
             (*header).world = world as u64;
             (*header).slot_bytes = slot_bytes as u64;
+            (*header).lanes = lanes as u64;
         }
-        Ok((arena, file))
+        Ok((Arena::new(memory, layout), file))
     }
 
-    /// Maps what another rank made.
+    /// Maps what another rank made, with as many lanes as that one found right.
     pub(crate) fn open(file: &OwnedFd, world: usize, slot_bytes: usize) -> Result<Arena, Error> {
-        let layout = Layout { world, slot_bytes };
         let size = nix::sys::stat::fstat(file).map_err(|error| Error::system("look at shared memory", error))?.st_size;
-        if size != layout.total() as i64 {
-            return Err(Error::invalid(format!("the shared memory has {size} bytes, {} expected", layout.total())));
+        let size = usize::try_from(size).unwrap_or(0);
+        let different =
+            || Error::invalid("the shared memory is laid out differently: all ranks must run the same version");
+        if size < (Layout { world, slot_bytes, lanes: 1 }).total() {
+            return Err(different());
         }
-        let arena = Arena { base: map(file, layout.total())?, layout };
-        let header = arena.header();
-        if (header.magic, header.world, header.slot_bytes) != (MAGIC, world as u64, slot_bytes as u64) {
-            return Err(Error::invalid(
-                "the shared memory is laid out differently: all ranks must run the same version",
-            ));
+        let memory = Memory::map(file, size)?;
+        let header = memory.header();
+        let layout = Layout { world, slot_bytes, lanes: header.lanes as usize };
+        let found = (header.magic, header.world, header.slot_bytes);
+        // So many lanes that their size overflows are none of ours.
+        let lanes_fit = (1..=MOST_LANES).contains(&layout.lanes);
+        if found != (MAGIC, world as u64, slot_bytes as u64) || !lanes_fit || layout.total() != size {
+            return Err(different());
         }
-        Ok(arena)
+        Ok(Arena::new(memory, layout))
+    }
+
+    fn new(memory: Memory, layout: Layout) -> Arena {
+        Arena { memory: Arc::new(memory), layout, lane: layout.lane(0) }
+    }
+
+    pub(crate) fn lanes(&self) -> usize {
+        self.layout.lanes
+    }
+
+    /// The same group's memory, with the controls, rows and slots of another lane.
+    pub(crate) fn lane(&self, number: usize) -> Arena {
+        assert!(number < self.layout.lanes);
+        Arena { memory: Arc::clone(&self.memory), layout: self.layout, lane: self.layout.lane(number) }
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -146,28 +205,38 @@ impl Arena {
     }
 
     pub(crate) fn slot_bytes(&self) -> usize {
-        self.layout.slot_bytes
+        self.lane.slot_bytes
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping starts with a header; its plain words do not change once it is shared.
-        unsafe { self.base.cast::<Header>().as_ref() }
+        self.memory.header()
     }
 
     pub(crate) fn control(&self, rank: usize) -> &Control {
+        self.control_of(self.lane, rank)
+    }
+
+    fn control_of(&self, lane: Lane, rank: usize) -> &Control {
         assert!(rank < self.layout.world);
-        // SAFETY: the controls of all ranks lie inside the mapping, aligned, and consist of atomics.
-        unsafe { self.base.add(self.layout.controls()).cast::<Control>().add(rank).as_ref() }
+        // SAFETY: the controls of all lanes and ranks lie inside the mapping, aligned, and consist of atomics.
+        unsafe { self.memory.base.add(lane.controls()).cast::<Control>().add(rank).as_ref() }
+    }
+
+    /// Wakes who sleeps, in every lane.
+    fn wake_all(&self) {
+        for lane in 0..self.layout.lanes {
+            (0..self.layout.world).for_each(|rank| self.control_of(self.layout.lane(lane), rank).wake());
+        }
     }
 
     /// Sizes and pointers that `rank` publishes for the step.
     pub(crate) fn row(&self, rank: usize, step: u64) -> Row<'_> {
         assert!(rank < self.layout.world);
-        let words = self.layout.row_words();
+        let words = self.lane.row_words();
         let index = rank * DEPTH as usize + (step % DEPTH) as usize;
         // SAFETY: rows of all ranks and buffers lie inside the mapping, aligned, and consist of atomics.
         let words = unsafe {
-            let start = self.base.add(self.layout.rows()).cast::<AtomicU64>().add(index * words);
+            let start = self.memory.base.add(self.lane.rows()).cast::<AtomicU64>().add(index * words);
             std::slice::from_raw_parts(start.as_ptr(), words)
         };
         Row { words, world: self.layout.world }
@@ -178,25 +247,33 @@ impl Arena {
         assert!(rank < self.layout.world);
         let index = rank * DEPTH as usize + (step % DEPTH) as usize;
         // SAFETY: slots of all ranks and buffers lie inside the mapping.
-        unsafe { self.base.add(self.layout.slots() + index * self.layout.slot_bytes).as_ptr() }
+        unsafe { self.memory.base.add(self.lane.slots() + index * self.lane.slot_bytes).as_ptr() }
     }
 }
 
-impl Drop for Arena {
+impl Memory {
+    fn map(file: &OwnedFd, length: usize) -> Result<Memory, Error> {
+        let size = NonZeroUsize::new(length).expect("an arena has a header");
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe { mmap(None, size, protection, flags, file.as_fd(), 0) };
+        let base = mapped.map(NonNull::cast).map_err(|error| Error::system("map shared memory", error))?;
+        Ok(Memory { base, length })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping starts with a header; its plain words do not change once it is shared.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+}
+
+impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length by `map`, and no reference outlives the arena.
-        let unmapped = unsafe { munmap(self.base.cast::<c_void>(), self.layout.total()) };
+        // SAFETY: mapped with this length, and no reference outlives this.
+        let unmapped = unsafe { munmap(self.base.cast::<c_void>(), self.length) };
         debug_assert!(unmapped.is_ok());
     }
-}
-
-fn map(file: &OwnedFd, length: usize) -> Result<NonNull<u8>, Error> {
-    let length = NonZeroUsize::new(length).expect("an arena has a header");
-    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let mapped = unsafe { mmap(None, length, protection, flags, file.as_fd(), 0) };
-    mapped.map(NonNull::cast).map_err(|error| Error::system("map shared memory", error))
 }
 
 /// What a rank tells every peer about a step, besides its slot.
@@ -239,24 +316,32 @@ mod tests {
 
     #[test]
     fn two_mappings_are_one_memory_and_a_foreign_file_is_refused() {
-        let (one, file) = Arena::create(3, PAGE).unwrap();
+        let (one, file) = Arena::create(3, PAGE, 2).unwrap();
         let other = Arena::open(&file, 3, PAGE).unwrap();
+        assert_eq!(other.lanes(), 2);
         store(one.row(2, 1).pointer(0), 77);
+        store(one.lane(1).row(2, 1).pointer(0), 78);
         assert_eq!(load(other.row(2, 1).pointer(0)), 77);
         assert_eq!(load(other.row(2, 0).pointer(0)), 0);
+        assert_eq!(load(other.lane(1).row(2, 1).pointer(0)), 78);
         assert!(Arena::open(&file, 4, PAGE).is_err());
         let foreign = memfd_create("foreign", MFdFlags::MFD_CLOEXEC).unwrap();
-        nix::unistd::ftruncate(&foreign, Layout { world: 3, slot_bytes: PAGE }.total() as i64).unwrap();
+        nix::unistd::ftruncate(&foreign, Layout { world: 3, slot_bytes: PAGE, lanes: 1 }.total() as i64).unwrap();
         assert!(Arena::open(&foreign, 3, PAGE).is_err());
     }
 
     #[test]
     fn parts_do_not_overlap() {
         for world in [1, 2, 9, 100] {
-            let layout = Layout { world, slot_bytes: PAGE };
-            assert!(size_of::<Header>() <= layout.controls());
-            assert!(layout.controls() + world * size_of::<Control>() <= layout.rows());
-            assert!(layout.rows() + world * 2 * layout.row_words() * 8 <= layout.slots());
+            let layout = Layout { world, slot_bytes: 4 * PAGE, lanes: 3 };
+            assert!(size_of::<Header>() <= layout.lane(0).controls());
+            for number in 0..layout.lanes {
+                let lane = layout.lane(number);
+                assert!(lane.controls() + world * size_of::<Control>() <= lane.rows());
+                assert!(lane.rows() + world * 2 * lane.row_words() * 8 <= lane.slots());
+                assert_eq!(lane.end(), layout.lane(number + 1).start);
+            }
+            assert_eq!(layout.lane(2).end(), layout.total());
         }
     }
 }

@@ -19,7 +19,7 @@ use super::control::{Control, Counter};
 use super::event::AtomicU64;
 use super::verdict::Verdict;
 use super::wait::{Interrupted, Waiter};
-use super::{Arena, DEPTH, Header, Layout};
+use super::{Arena, DEPTH, Header, Layout, Memory};
 use crate::call::Call;
 use crate::{DataType, Kind, Noticed};
 
@@ -39,7 +39,8 @@ pub(crate) fn never() -> Instant {
 impl Arena {
     /// An arena of loom's atomics.
     pub(crate) fn model(world: usize) -> Arc<Arena> {
-        let layout = Layout { world, slot_bytes: SLOT_BYTES };
+        let layout = Layout { world, slot_bytes: SLOT_BYTES, lanes: 1 };
+        let lane = layout.lane(0);
         let length = NonZeroUsize::new(layout.total()).expect("an arena has a header");
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -50,13 +51,13 @@ impl Arena {
         unsafe {
             base.cast::<Header>().write(Header { world: world as u64, ..Header::default() });
             for rank in 0..world {
-                base.add(layout.controls()).cast::<Control>().add(rank).write(Control::default());
+                base.add(lane.controls()).cast::<Control>().add(rank).write(Control::default());
             }
-            for word in 0..world * DEPTH as usize * layout.row_words() {
-                base.add(layout.rows()).cast::<AtomicU64>().add(word).write(AtomicU64::default());
+            for word in 0..world * DEPTH as usize * lane.row_words() {
+                base.add(lane.rows()).cast::<AtomicU64>().add(word).write(AtomicU64::default());
             }
         }
-        let arena = Arena { base, layout };
+        let arena = Arena::new(Memory { base, length: length.get() }, layout);
         for rank in 0..world {
             let control = arena.control(rank);
             control.publish(Counter::Ready, 0);
@@ -69,7 +70,7 @@ impl Arena {
 
     /// Waits as `rank` until rank 0 has reached the first step.
     fn wait_for_first(&self, rank: usize, counter: Counter) -> Result<(), Interrupted> {
-        Waiter::new(Vec::new(), rank, self.world()).wait(self, 0, counter, 1, 0, never())
+        Waiter::new(Arc::new([]), rank, self.world()).wait(self, 0, counter, 1, 0, never())
     }
 }
 

@@ -127,9 +127,7 @@ impl Arena {
             store(word, value);
         }
         state.store(WRITTEN, Ordering::SeqCst);
-        for rank in 0..self.world() {
-            self.control(rank).wake();
-        }
+        self.wake_all();
     }
 
     /// Whether the group is aborted for a reason that ends this operation of it.
@@ -167,7 +165,7 @@ mod tests {
             Verdict::Aborted { by: 3 },
         ];
         for verdict in verdicts {
-            let (arena, _file) = Arena::create(2, 4096).unwrap();
+            let (arena, _file) = Arena::create(2, 4096, 1).unwrap();
             assert!(!arena.is_aborted() && arena.verdict().is_none());
             arena.abort(&verdict);
             arena.abort(&Verdict::Aborted { by: 77 });

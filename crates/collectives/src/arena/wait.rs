@@ -4,6 +4,7 @@
 //! A sleeper wakes up every [`LOOK_AROUND`] to see who is still alive, so nobody needs a thread for that.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -34,9 +35,10 @@ pub(crate) enum Interrupted {
 }
 
 /// What a wait has to know.
+#[derive(Clone)]
 pub(crate) struct Waiter {
     /// This process's handle on every rank's process, in the order of ranks.
-    pub(crate) processes: Vec<OwnedFd>,
+    pub(crate) processes: Arc<[OwnedFd]>,
     pub(crate) rank: usize,
     /// The cores this process may use.
     pub(crate) cores: usize,
@@ -47,7 +49,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn new(processes: Vec<OwnedFd>, rank: usize, world: usize) -> Waiter {
+    pub(crate) fn new(processes: Arc<[OwnedFd]>, rank: usize, world: usize) -> Waiter {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (spins, yield_for) = if cfg!(loom) {
             // A model tries every order anyway, and shows nothing outdated to who has yielded.

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "copies between tensors and shared memory")]
 
 mod flow;
+mod lanes;
 #[cfg(all(test, loom))]
 mod model;
 mod single_copy;
@@ -23,9 +24,10 @@ use crate::arena::wait::{Interrupted, Waiter};
 use crate::arena::{Arena, DEPTH, load, remote, store};
 use crate::call::Call;
 use crate::operation::{Operation, Source, Target, Whole, hold_apart};
-use crate::plan::{self, Path, Thresholds};
+use crate::plan::{self, Path, Thresholds, share};
 use crate::ticket::Output;
 use crate::{DataType, Error, Noticed, Rank, Reduction};
+use lanes::{Job, Lanes};
 
 /// Barriers of the engine itself before the caller's first operation.
 const OWN_OPERATIONS: u64 = 2;
@@ -47,6 +49,8 @@ enum Stop {
     /// A peer's memory could not be read.
     Unreadable(usize, io::Error),
     Verdict(Verdict),
+    /// Another lane stopped, or could not be started.
+    Failed(Error),
 }
 
 impl Needs {
@@ -131,6 +135,19 @@ pub(crate) enum Work<'a> {
         lengths: Vec<usize>,
         outputs: Vec<Target>,
     },
+    /// The bytes of an all_to_all, when the sizes are known.
+    Exchange(Exchange),
+}
+
+/// What ranks have for each other: parts of different lengths.
+#[derive(Clone, Debug)]
+pub(crate) struct Exchange {
+    inputs: Vec<Source>,
+    outputs: Vec<Target>,
+    /// Where in each peer's memory lies what it has for this rank.
+    pointers: Vec<u64>,
+    /// The most bytes any two ranks exchange.
+    largest: usize,
 }
 
 /// What every wait of an operation needs to know.
@@ -142,6 +159,39 @@ struct Watch {
     shown: u64,
     timeout: Duration,
     deadline: Instant,
+}
+
+impl Watch {
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// What lanes do a share of.
+    fn whole(&self, ranks: usize) -> Whole {
+        Whole { call: self.call, sequence: self.shown, ranks, timeout: self.timeout }
+    }
+}
+
+impl Exchange {
+    /// What one of so many lanes moves.
+    fn share(&self, lane: usize, lanes: usize, element: usize) -> Exchange {
+        let range = |bytes: usize| share(bytes, element, lanes, lane);
+        let pointer = |(pointer, output): (&u64, &Target)| pointer + range(output.bytes).start as u64;
+        Exchange {
+            inputs: self.inputs.iter().map(|input| input.part(range(input.bytes))).collect(),
+            outputs: self.outputs.iter().map(|output| output.part(range(output.bytes))).collect(),
+            pointers: self.pointers.iter().zip(&self.outputs).map(pointer).collect(),
+            // That of the first lane: no other has more of anything.
+            largest: share(self.largest, element, lanes, 0).len(),
+        }
+    }
+}
+
+/// What a rank would like; all do as the most modest.
+pub(crate) struct Wishes {
+    pub(crate) single_copy_bytes: Option<usize>,
+    pub(crate) lanes: usize,
+    pub(crate) lane_bytes: usize,
 }
 
 /// A rank's place in an arena.
@@ -161,6 +211,7 @@ pub(crate) struct Engine {
     sequence: u64,
     scratch: Vec<u8>,
     touched: bool,
+    lanes: Lanes,
     /// Who made it: a forked child has a copy, which must not speak for its parent.
     process: u32,
     /// What survivors of the generation before agree to have completed.
@@ -174,13 +225,13 @@ impl Engine {
         rank: usize,
         members: Vec<usize>,
         hosts: Vec<String>,
-        single_copy_bytes: Option<usize>,
+        wishes: &Wishes,
         history: Option<u64>,
         timeout: Duration,
     ) -> Result<Engine, Error> {
         let world = arena.world();
         let mut engine = Engine {
-            waiter: Waiter::new(processes, rank, world),
+            waiter: Waiter::new(processes.into(), rank, world),
             members,
             hosts,
             thresholds: Thresholds { small_bytes: 0, single_copy_bytes: None },
@@ -190,6 +241,7 @@ impl Engine {
             sequence: 0,
             scratch: Vec::new(),
             touched: false,
+            lanes: Lanes::first(),
             process: std::process::id(),
             agreed: None,
             arena: Arc::new(arena),
@@ -201,10 +253,11 @@ impl Engine {
             std::process::id(),
             (&raw const *probe) as u64,
             engine.waiter.cores,
+            (wishes.lanes, wishes.lane_bytes),
             history,
         );
         engine.run(&Operation::Barrier, timeout)?;
-        let readable = single_copy_bytes.filter(|_| (0..world).all(|peer| engine.can_read(peer)));
+        let readable = wishes.single_copy_bytes.filter(|_| (0..world).all(|peer| engine.can_read(peer)));
         engine.arena.control(rank).set_can_read(readable);
         engine.run(&Operation::Barrier, timeout)?;
         drop(probe);
@@ -213,8 +266,36 @@ impl Engine {
         let cores = (0..world).map(|peer| engine.arena.control(peer).cores()).min().unwrap_or(1);
         engine.step_bytes = plan::step_bytes(engine.arena.slot_bytes(), world, cores);
         engine.thresholds.small_bytes = plan::small_bytes(world, cores).min(engine.arena.slot_bytes());
+        let lanes = (0..world).map(|peer| engine.arena.control(peer).lanes()).min().unwrap_or(1);
+        engine.lanes.count = lanes.min(engine.arena.lanes());
+        engine.lanes.least_bytes = (0..world).map(|peer| engine.arena.control(peer).lane_bytes()).max().unwrap_or(0);
         engine.agreed = (0..world).filter_map(|peer| engine.arena.control(peer).history()).min();
         Ok(engine)
+    }
+
+    /// This rank's place in another lane.
+    fn sibling(&self, lane: usize) -> Engine {
+        let arena = Arc::new(self.arena.lane(lane));
+        arena.control(self.rank()).introduce(self.process, 0, self.waiter.cores, (1, 0), None);
+        Engine {
+            waiter: self.waiter.clone(),
+            members: self.members.clone(),
+            hosts: self.hosts.clone(),
+            thresholds: Thresholds {
+                small_bytes: self.thresholds.small_bytes.min(arena.slot_bytes()),
+                ..self.thresholds
+            },
+            step_bytes: arena.slot_bytes(),
+            step: 0,
+            freed: 0,
+            sequence: 0,
+            scratch: Vec::new(),
+            touched: false,
+            lanes: Lanes::first(),
+            process: self.process,
+            agreed: None,
+            arena,
+        }
     }
 
     fn can_read(&self, peer: usize) -> bool {
@@ -287,6 +368,10 @@ impl Engine {
         let &Watch { call, shown: sequence, timeout, .. } = watch;
         let verdict = match stop {
             Stop::Verdict(verdict) => Some(verdict),
+            Stop::Failed(error) => {
+                self.arena.abort(&Verdict::Aborted { by });
+                return error;
+            }
             Stop::Interrupted(Interrupted::Verdict) => None,
             Stop::Interrupted(Interrupted::Lost(rank, noticed)) => {
                 Some(Verdict::Lost { rank: self.members[rank], call, sequence, noticed, by })
@@ -349,24 +434,38 @@ impl Engine {
         let control = self.arena.control(self.rank());
         let fingerprint = watch.call.fingerprint(watch.sequence);
         control.enter(watch.sequence, self.step, &watch.call, fingerprint);
-        let operation = match work {
-            Work::Operation(operation) => operation,
+        match work {
+            Work::Operation(operation @ Operation::AllToAll { .. }) => self.perform_all_to_all(operation, watch),
+            Work::Operation(operation) => {
+                let lanes = self.lanes.worth(operation.bytes_of_all(self.arena.world()));
+                let share = |lane: usize| operation.moved_to_lane(lane, lanes);
+                let job = |lane: usize| -> Job {
+                    let (share, whole, left) = (share(lane), watch.whole(self.arena.world()), watch.left());
+                    Box::new(move |engine| engine.run_part(&Work::Operation(&share), &whole, left))
+                };
+                if lanes == 1 {
+                    return self.perform_here(operation, fingerprint, watch);
+                }
+                let jobs = (1..lanes).map(job).collect();
+                self.in_lanes(jobs, |engine| engine.perform_here(&share(0), fingerprint, watch))
+            }
             Work::Spread { parts, output, dtype, reduction } => {
                 // Whole slots: the network between the stages costs more than what stays in a cache.
                 let view = View { step_bytes: self.arena.slot_bytes(), ..self.view() };
                 let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &view);
-                return self.run_flow(flow, Some(fingerprint), watch);
+                self.run_flow(flow, Some(fingerprint), watch)
             }
             Work::Collect { input, lengths, outputs } => {
                 let flow = flow::collect(*input, lengths.clone(), outputs.clone(), self.arena.slot_bytes());
-                return self.run_flow(flow, Some(fingerprint), watch);
+                self.run_flow(flow, Some(fingerprint), watch)
             }
-        };
-        if let Operation::AllToAll { .. } = operation {
-            return self.perform_all_to_all(operation, watch);
+            Work::Exchange(exchange) => self.exchange(exchange, Some(fingerprint), watch),
         }
-        let own = operation.bytes();
-        let path = self.thresholds.path(own);
+    }
+
+    /// An operation, or this lane's share of one.
+    fn perform_here(&mut self, operation: &Operation, fingerprint: u64, watch: &Watch) -> Progress {
+        let path = self.thresholds.path(operation.bytes());
         if let (Path::Small, Operation::AllReduce { input, output, dtype, reduction }) = (path, operation) {
             return self.all_reduce_small(*input, *output, (*dtype, *reduction), fingerprint, watch);
         }
@@ -416,12 +515,28 @@ impl Engine {
             (0..self.arena.world()).map(|peer| load(self.arena.row(peer, first).pointer(self.rank()))).collect();
         self.step += 1;
         self.arena.control(self.rank()).publish(Counter::Done, self.step);
-        let flow = if self.thresholds.path(largest) == Path::SingleCopy {
-            single_copy::all_to_all(inputs, outputs, pointers)
-        } else {
-            flow::all_to_all(inputs, outputs, &self.view(), largest)
+        let exchange = Exchange { inputs: inputs.to_vec(), outputs: outputs.clone(), pointers, largest };
+        let lanes = self.lanes.worth(largest * self.arena.world());
+        if lanes == 1 {
+            return self.exchange(&exchange, None, watch);
+        }
+        let job = |lane: usize| -> Job {
+            let share = exchange.share(lane, lanes, dtype.size());
+            let (whole, left) = (watch.whole(self.arena.world()), watch.left());
+            Box::new(move |engine| engine.run_part(&Work::Exchange(share), &whole, left))
         };
-        self.run_flow(flow, None, watch)
+        let jobs = (1..lanes).map(job).collect();
+        self.in_lanes(jobs, |engine| engine.exchange(&exchange.share(0, lanes, dtype.size()), None, watch))
+    }
+
+    fn exchange(&mut self, exchange: &Exchange, fingerprint: Option<u64>, watch: &Watch) -> Progress {
+        let Exchange { inputs, outputs, pointers, largest } = exchange;
+        let flow = if self.thresholds.path(*largest) == Path::SingleCopy {
+            single_copy::all_to_all(inputs, outputs, pointers.clone())
+        } else {
+            flow::all_to_all(inputs, outputs, &self.view(), *largest)
+        };
+        self.run_flow(flow, fingerprint, watch)
     }
 
     /// Checks that every pair agrees; returns the most bytes any pair exchanges.

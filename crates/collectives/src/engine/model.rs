@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use loom::thread;
 
+use super::lanes::Lanes;
 use super::{Engine, Flow, Move, Needs, View, Watch};
 use crate::arena::model::{Data, explore, never};
 use crate::arena::wait::Waiter;
@@ -36,7 +37,7 @@ impl Engine {
     /// A place in an arena without the operations that usually come first.
     fn model(arena: Arc<Arena>, rank: usize) -> Engine {
         Engine {
-            waiter: Waiter::new(Vec::new(), rank, arena.world()),
+            waiter: Waiter::new(Arc::new([]), rank, arena.world()),
             members: (0..arena.world()).collect(),
             hosts: Vec::new(),
             thresholds: Thresholds { small_bytes: arena.slot_bytes(), single_copy_bytes: None },
@@ -46,6 +47,7 @@ impl Engine {
             sequence: 0,
             scratch: Vec::new(),
             touched: false,
+            lanes: Lanes::first(),
             process: std::process::id(),
             agreed: None,
             arena,

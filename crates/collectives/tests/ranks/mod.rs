@@ -40,9 +40,14 @@ pub fn streams() -> Options {
     Options { timeout: PATIENCE, transport: Transport::Streams, ..Options::default() }
 }
 
+/// With several threads for what has a few kilobytes.
+pub fn lanes(single_copy: bool) -> Options {
+    Options { lanes: Some(3), lane_bytes: 4 << 10, ..options(single_copy) }
+}
+
 /// Everything that bytes can travel through.
-pub fn every_path() -> [Options; 3] {
-    [options(false), options(true), streams()]
+pub fn every_path() -> [Options; 5] {
+    [options(false), options(true), streams(), lanes(false), lanes(true)]
 }
 
 /// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.

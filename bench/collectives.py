@@ -1,10 +1,9 @@
-"""Collectives through torch: instep against gloo, with single copy and without, 2 and 4 ranks, in the same runs.
+"""Collectives through torch: instep against gloo, 2 and 4 ranks, in the same runs.
 
     .venv/bin/python bench/collectives.py [--rounds 15] [--json FILE] [--markdown]
 
 Everything is measured by `instep bench collectives`, which lets the backends take turns; this script asks for what the
-project promises, and says of each promise whether it holds here. `instep-arena` is instep where ranks may not read each
-other's memory. A speed-up is gloo's time over instep's.
+project promises, and says of each promise whether it holds here. A speed-up is gloo's time over instep's.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ SMALL = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20)
 LARGE = (4 << 20, 25 << 20, 100 << 20)
 OTHERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 OTHERS_BYTES = 25 << 20
-OURS, FALLBACK, GLOO = "instep", "instep-arena", "gloo"
+OURS, GLOO = "instep", "gloo"
 
-Speedups = dict[tuple[int, str, int, str], float]
+Speedups = dict[tuple[int, str, int], float]
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,11 @@ class Promise:
     world_size: int
     operation: str
     sizes: tuple[int, ...]
-    backend: str = OURS
     mean: bool = False
 
     def value(self, speedups: Speedups) -> float:
         """What was measured."""
-        values = [speedups[self.world_size, self.operation, size, self.backend] for size in self.sizes]
+        values = [speedups[self.world_size, self.operation, size] for size in self.sizes]
         return statistics.geometric_mean(values) if self.mean else min(values)
 
 
@@ -55,16 +53,13 @@ def promises() -> list[Promise]:
     found = []
     for world in WORLDS:
         ranks = f"{world} ranks, all_reduce"
-        for backend in (OURS, FALLBACK):
-            words = f"{ranks}: {backend} never slower than gloo"
-            found.append(Promise(words, 1.0, world, "all_reduce", everything, backend))
+        found.append(Promise(f"{ranks}: never slower than gloo", 1.0, world, "all_reduce", everything))
         least = {2: 15.0, 4: 25.0}[world]
         found.append(Promise(f"{ranks}: geometric mean up to 1 MB", least, world, "all_reduce", SMALL, mean=True))
         found.append(Promise(f"{ranks}: 25 MB", 4.0, world, "all_reduce", (25 << 20,)))
     hundred = (100 << 20,)
     found += [
         Promise("2 ranks, all_reduce: 100 MB", 4.0, 2, "all_reduce", hundred),
-        Promise("2 ranks, all_reduce: 100 MB without single copy", 2.5, 2, "all_reduce", hundred, FALLBACK),
         Promise("4 ranks, all_reduce: 100 MB", 3.0, 4, "all_reduce", hundred),
     ]
     for world in WORLDS:
@@ -76,7 +71,7 @@ def promises() -> list[Promise]:
 
 def measure(world: int, operations: tuple[str, ...], sizes: tuple[int, ...], rounds: int) -> dict[str, Any]:
     """One run of `instep bench collectives`; where it is, it says on stderr."""
-    words = ["--nproc", str(world), "--backends", f"{OURS},{FALLBACK},{GLOO}", "--rounds", str(rounds), "--json"]
+    words = ["--nproc", str(world), "--backends", f"{OURS},{GLOO}", "--rounds", str(rounds), "--json"]
     words += ["--ops", ",".join(operations), "--sizes", ",".join(map(str, sizes))]
     command = [str(VENV / "instep"), "bench", "collectives", *words]
     print(f"measuring {', '.join(operations)} on {world} ranks", file=sys.stderr, flush=True)
@@ -137,17 +132,14 @@ def main() -> int:
         reports.append(measure(world, OTHERS, (OTHERS_BYTES,), options.rounds))
     times = times_of(reports)
 
-    print(f"{'ranks':>5} {'operation':<15}{'bytes':>12}{OURS:>14}{FALLBACK:>14}{GLOO:>14}{'speed-up':>10}{'arena':>8}")
+    print(f"{'ranks':>5} {'operation':<15}{'bytes':>12}{OURS:>14}{GLOO:>14}{'speed-up':>10}")
     speedups: Speedups = {}
     for (world, operation, size, backend), time_us in times.items():
         if backend != OURS:
             continue
-        three = [times[world, operation, size, name] for name in (OURS, FALLBACK, GLOO)]
-        for name, own in zip((OURS, FALLBACK), three, strict=False):
-            speedups[world, operation, size, name] = three[2] / own
-        cells = "".join(f"{value:>11.1f} µs" for value in three)
-        ratios = f"{three[2] / time_us:>9.1f}x{three[2] / three[1]:>7.1f}x"
-        print(f"{world:>5} {operation:<15}{size:>12}{cells}{ratios}")
+        gloo_us = times[world, operation, size, GLOO]
+        speedups[world, operation, size] = gloo_us / time_us
+        print(f"{world:>5} {operation:<15}{size:>12}{time_us:>11.1f} µs{gloo_us:>11.1f} µs{gloo_us / time_us:>9.1f}x")
 
     if options.markdown:
         print(f"\n{markdown(times)}")

@@ -216,7 +216,7 @@ class CollectiveGroup:
         """The generation it was last connected at."""
 
     def uses_single_copy(self) -> bool:
-        """Whether large buffers are read straight out of the peers' memory."""
+        """Whether long messages are read straight out of the peers' memory."""
 
     def shutdown(self) -> None:
         """Leave the group. What is under way fails; does nothing the second time."""

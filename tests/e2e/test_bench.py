@@ -126,10 +126,10 @@ def check_figures(text: str, backends: Sequence[str], operations: Sequence[str],
 
 
 def test_every_operation_of_ours_and_of_gloo(instep: Path, venv: dict[str, str | None], run: Runner) -> None:
-    words = ["--backends", "instep,instep-arena,gloo", "--sizes", "8,256K", "--ops", ALL, "--rounds", "2", "--json"]
+    words = ["--backends", "instep,gloo", "--sizes", "8,256K", "--ops", ALL, "--rounds", "2", "--json"]
     shown = run(instep, *COLLECTIVES, *words, env=venv).expect(0)
     assert shown.stderr == ""
-    check_figures(shown.stdout, ["instep", "instep-arena", "gloo"], OPERATIONS, [8, 262144])
+    check_figures(shown.stdout, ["instep", "gloo"], OPERATIONS, [8, 262144])
     assert json.loads(shown.stdout)["world_size"] == 2
 
 

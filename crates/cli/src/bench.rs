@@ -91,8 +91,6 @@ struct CollectivesArguments {
 enum Backend {
     /// Ours
     Instep,
-    /// Ours, as it is where ranks may not read each other's memory
-    InstepArena,
     /// torch's, for CPUs
     Gloo,
     /// NVIDIA's, for GPUs
@@ -275,10 +273,8 @@ mod tests {
             "--nproc 2 --backends instep,gloo --sizes 8,4096,262144,1048576,26214400,104857600 --ops all_reduce --rounds 9"
         );
         assert_eq!(
-            words(
-                "--nproc 4 --backends gloo,instep-arena,gloo --sizes 1M,1024K --ops all_to_all,reduce --rounds 2 --json"
-            ),
-            "--nproc 4 --backends gloo,instep-arena --sizes 1048576 --ops all_to_all,reduce --rounds 2 --json"
+            words("--nproc 4 --backends gloo,instep,gloo --sizes 1M,1024K --ops all_to_all,reduce --rounds 2 --json"),
+            "--nproc 4 --backends gloo,instep --sizes 1048576 --ops all_to_all,reduce --rounds 2 --json"
         );
     }
 }

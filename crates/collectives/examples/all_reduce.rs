@@ -4,7 +4,7 @@
 //! cargo build --release -p instep-collectives --example all_reduce
 //! instep run --nproc-per-node 2 --no-python target/release/examples/all_reduce [BYTES ...]
 //! ```
-//! `INSTEP_SINGLE_COPY=0` keeps the processes out of each other's memory, `INSTEP_LANES` says how many threads of each work. Times are medians over the calls of the rank
+//! `INSTEP_LANES` says how many threads of each work. Times are medians over the calls of the rank
 //! that was slowest; the algorithm's bandwidth is bytes / time, the bus's that × 2 (n - 1) / n.
 #![expect(clippy::print_stdout, reason = "a program")]
 
@@ -29,7 +29,7 @@ fn main() -> Fallible<()> {
     let sizes: Vec<usize> = env::args().skip(1).map(|size| size.parse()).collect::<Result<_, _>>()?;
     let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
     if rank == 0 {
-        println!("# {world} ranks, f32, sum, single copy: {}", group.uses_single_copy());
+        println!("# {world} ranks, f32, sum");
         println!("{:>12} {:>8} {:>12} {:>10} {:>10}", "bytes", "calls", "time (us)", "alg GB/s", "bus GB/s");
     }
     for bytes in sizes {
@@ -45,12 +45,8 @@ fn main() -> Fallible<()> {
 
 /// Exchanges addresses through the launcher's store.
 fn connect(rank: usize, world: usize) -> Fallible<Group> {
-    let mut options = Options::default();
-    if env::var("INSTEP_SINGLE_COPY").is_ok_and(|value| value == "0") {
-        options.single_copy_bytes = None;
-    }
-    options.lanes = env::var("INSTEP_LANES").ok().map(|lanes| lanes.parse()).transpose()?;
-    let bound = Group::bind(options)?;
+    let lanes = env::var("INSTEP_LANES").ok().map(|lanes| lanes.parse()).transpose()?;
+    let bound = Group::bind(Options { lanes, ..Options::default() })?;
     let mut store = Client::connect(&env::var("MASTER_ADDR")?, env::var("MASTER_PORT")?.parse()?, PATIENCE)?;
     let key = |rank: usize| format!("all_reduce/{}/{rank}", env::var("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());
     store.set(&key(rank), &bound.address().to_bytes())?;

@@ -33,8 +33,8 @@ pub struct Options {
     pub host: Option<String>,
     /// How long an operation may take that does not say so itself.
     pub timeout: Duration,
-    /// From how many bytes on peers read each other's memory, if the kernel permits it; `None`: never.
-    pub single_copy_bytes: Option<usize>,
+    /// Whether peers read long messages straight out of each other's memory, if the kernel permits it.
+    pub single_copy: bool,
     /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
     /// cache, or all of it when there are more ranks than cores.
     pub slot_bytes: usize,
@@ -75,7 +75,7 @@ impl Default for Options {
         Options {
             host: None,
             timeout: Duration::from_secs(30 * 60),
-            single_copy_bytes: Some(32 << 20),
+            single_copy: true,
             slot_bytes: 1 << 20,
             lanes: None,
             lane_bytes: 512 << 10,
@@ -239,11 +239,11 @@ impl Bound {
         history: Option<u64>,
         (timeout, deadline): (Duration, Instant),
     ) -> Result<engine::Engine, Error> {
-        let &Options { slot_bytes, single_copy_bytes, lanes, lane_bytes, local_world, .. } = &self.options;
+        let &Options { slot_bytes, single_copy, lanes, lane_bytes, local_world, .. } = &self.options;
         let ranks = addresses.len().max(local_world.unwrap_or(1));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = lanes.unwrap_or_else(|| if addresses.len() == 1 { 1 } else { plan::lanes(ranks, cores) });
-        let wishes = Wishes { single_copy_bytes, lanes: lanes.clamp(1, MOST_LANES), lane_bytes };
+        let wishes = Wishes { single_copy, lanes: lanes.clamp(1, MOST_LANES), lane_bytes };
         let (listener, names, lanes) = (&self.listener, &members[..], wishes.lanes);
         let meeting =
             handshake::Meeting { listener, rank, names, addresses, generation, slot_bytes, lanes, timeout, deadline };

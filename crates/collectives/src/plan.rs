@@ -3,9 +3,9 @@
 //! Pure data. All of it is a function of what the ranks agree on (world size, length, element size, slot size), so every
 //! rank cuts alike without a word.
 //!
-//! The order of summation is part of the plan: element by element in the order of ranks, whatever the path and wherever
-//! the cuts fall. That is what the design calls `canonical`, a function of world size and length alone. Cuts, paths and
-//! thresholds may therefore be tuned without changing a bit of any result.
+//! The order of summation is part of the plan: element by element in the order of ranks, wherever
+//! the cuts fall. That is what the design calls `canonical`, a function of world size and length alone. Cuts and thresholds
+//! may therefore be tuned without changing a bit of any result.
 
 use std::ops::Range;
 
@@ -77,38 +77,6 @@ pub(crate) fn compartment(slot_bytes: usize, world: usize) -> usize {
     share - share % LINE_BYTES
 }
 
-/// How the bytes of an operation travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
-    /// Everybody writes all of its input into its slot and reads everybody's: one exchange of flags.
-    Small,
-    /// Through the slots, step by step.
-    Arena,
-    /// Out of the peers' memory.
-    SingleCopy,
-}
-
-/// Which sizes take which path.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Thresholds {
-    /// At most so many bytes are small.
-    pub(crate) small_bytes: usize,
-    /// At least so many are read out of the peers' memory, where the kernel permits it.
-    pub(crate) single_copy_bytes: Option<usize>,
-}
-
-impl Thresholds {
-    pub(crate) fn path(&self, bytes: usize) -> Path {
-        if bytes <= self.small_bytes {
-            Path::Small
-        } else if self.single_copy_bytes.is_some_and(|least| bytes >= least) {
-            Path::SingleCopy
-        } else {
-            Path::Arena
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,14 +118,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn sizes_choose_their_path() {
-        let thresholds = Thresholds { small_bytes: 8, single_copy_bytes: Some(100) };
-        let found: Vec<Path> = [0, 8, 9, 99, 100].map(|bytes| thresholds.path(bytes)).to_vec();
-        assert_eq!(found, [Path::Small, Path::Small, Path::Arena, Path::Arena, Path::SingleCopy]);
-        assert_eq!(Thresholds { single_copy_bytes: None, ..thresholds }.path(1 << 40), Path::Arena);
     }
 
     #[test]

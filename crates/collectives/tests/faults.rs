@@ -492,36 +492,32 @@ fn a_rank_without_a_network_is_told_to_open_it() {
 
 #[test]
 fn threads_of_a_rank_speak_of_the_whole_call() {
-    for options in [lanes(false), lanes(true)] {
-        let errors = threads(3, &options, |group| {
-            let mut values = vec![1f32; 30_000 + group.rank().0 / 2];
-            group.all_reduce(&mut [1f32; 30_000], Reduction::Sum).unwrap();
-            group.all_reduce(&mut values, Reduction::Sum).unwrap_err().to_string()
-        });
-        assert!(
-            errors.iter().all(|error| error.contains("30000 × f32") && error.contains("30001 × f32")),
-            "{errors:?}"
-        );
-        let errors = threads(3, &options, |group| all_to_all(&group, 9000, 9000 + group.rank().0 / 2).unwrap_err());
-        let sizes = |error: &Error| {
-            ["9000 × bytes to rank 2", "9001 × bytes from rank"].iter().all(|size| error.to_string().contains(size))
-        };
-        assert!(errors.iter().all(sizes), "{errors:?}");
-        let late = Barrier::new(3);
-        let errors = threads(3, &options, |group| {
-            if group.rank().0 == 1 {
-                late.wait();
-                return String::new();
-            }
-            let mut values = vec![1f32; 30_000];
-            let (input, output) = (Source::of(&values), Target::of(&mut values));
-            let operation = Operation::AllReduce { input, output, dtype: DataType::F32, reduction: Reduction::Sum };
-            // SAFETY: the values outlive the call.
-            let error = unsafe { group.run_within(operation, Duration::from_millis(200)) }.unwrap_err();
+    let options = lanes();
+    let errors = threads(3, &options, |group| {
+        let mut values = vec![1f32; 30_000 + group.rank().0 / 2];
+        group.all_reduce(&mut [1f32; 30_000], Reduction::Sum).unwrap();
+        group.all_reduce(&mut values, Reduction::Sum).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("30000 × f32") && error.contains("30001 × f32")), "{errors:?}");
+    let errors = threads(3, &options, |group| all_to_all(&group, 9000, 9000 + group.rank().0 / 2).unwrap_err());
+    let sizes = |error: &Error| {
+        ["9000 × bytes to rank 2", "9001 × bytes from rank"].iter().all(|size| error.to_string().contains(size))
+    };
+    assert!(errors.iter().all(sizes), "{errors:?}");
+    let late = Barrier::new(3);
+    let errors = threads(3, &options, |group| {
+        if group.rank().0 == 1 {
             late.wait();
-            error.to_string()
-        });
-        let named = |error: &String| error.contains("30000 × f32") && error.contains("rank 1 had not started it");
-        assert!(errors.iter().filter(|error| !error.is_empty()).all(named), "{errors:?}");
-    }
+            return String::new();
+        }
+        let mut values = vec![1f32; 30_000];
+        let (input, output) = (Source::of(&values), Target::of(&mut values));
+        let operation = Operation::AllReduce { input, output, dtype: DataType::F32, reduction: Reduction::Sum };
+        // SAFETY: the values outlive the call.
+        let error = unsafe { group.run_within(operation, Duration::from_millis(200)) }.unwrap_err();
+        late.wait();
+        error.to_string()
+    });
+    let named = |error: &String| error.contains("30000 × f32") && error.contains("rank 1 had not started it");
+    assert!(errors.iter().filter(|error| !error.is_empty()).all(named), "{errors:?}");
 }

@@ -336,11 +336,17 @@ impl CollectiveGroup {
     ) -> PyResult<CollectiveGroup> {
         let recorder = recorder.map(|recorder| recorder.group(name, &ranks));
         let (timeout, secret) = (errors::duration(timeout)?, secret.map(Secret::new));
-        let mut options =
-            Options { timeout, lanes, local_world, interface, secret, canonical, recorder, ..Options::default() };
-        if !single_copy {
-            options.single_copy_bytes = None;
-        }
+        let mut options = Options {
+            timeout,
+            single_copy,
+            lanes,
+            local_world,
+            interface,
+            secret,
+            canonical,
+            recorder,
+            ..Options::default()
+        };
         if streams {
             options.transport = Transport::Streams;
         }
@@ -488,7 +494,7 @@ impl CollectiveGroup {
         Ok(self.connected(py)?.generation())
     }
 
-    /// Whether large buffers are read straight out of the peers' memory.
+    /// Whether long messages are read straight out of the peers' memory.
     fn uses_single_copy(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.connected(py)?.uses_single_copy())
     }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,8 +17,6 @@ from instep.bench.mpi import OpenMpi
 
 # For a call that never comes back: far beyond what any size takes.
 TIMEOUT = timedelta(seconds=120)
-# instep as it is where the kernel does not let ranks read each other's memory.
-WITHOUT_SINGLE_COPY = "instep-arena"
 
 
 @dataclass
@@ -87,17 +84,15 @@ class TorchContender:
         self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if name == "nccl" else torch.device("cpu")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        backend = "instep" if name == WITHOUT_SINGLE_COPY else name
-        if backend == "instep":
+        if name == "instep":
             from instep.backend import register
 
             register()  # older versions of torch do not find it by themselves
-        with single_copy(allowed=name != WITHOUT_SINGLE_COPY):
-            group = dist.new_group(backend=backend, timeout=TIMEOUT)
-            assert isinstance(group, dist.ProcessGroup), "every rank is a member"
-            self._group = group
-            # Some backends connect at the first use: here, where nobody holds a watch.
-            dist.all_reduce(torch.zeros(1, device=self.device), group=self._group)
+        group = dist.new_group(backend=name, timeout=TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+        self._group = group
+        # Some backends connect at the first use: here, where nobody holds a watch.
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self._group)
 
     def prepare(self, buffers: Buffers) -> Callable[[], object]:
         """Give what makes one call on these buffers."""
@@ -156,19 +151,3 @@ class MpiContender:
 
     def close(self) -> None:
         """Left to the owner of the library: it must be the last thing a process does with it."""
-
-
-@contextlib.contextmanager
-def single_copy(*, allowed: bool) -> Iterator[None]:
-    """Groups made in this block may read peers' memory, or must not."""
-    name = "INSTEP_SINGLE_COPY"
-    before = os.environ.get(name)
-    if not allowed:
-        os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before

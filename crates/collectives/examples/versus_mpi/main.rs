@@ -3,7 +3,7 @@
 //! ```text
 //! cargo build --release -p instep-collectives --example versus_mpi
 //! mpirun --oversubscribe --bind-to none -n 2 target/release/examples/versus_mpi \
-//!     [--operation all_reduce|all_gather|reduce_scatter|broadcast|all_to_all] [--single-copy BYTES|never]
+//!     [--operation all_reduce|all_gather|reduce_scatter|broadcast|all_to_all]
 //!     [--slot BYTES] [--rounds N] [--json] [BYTES ...]
 //! ```
 //! The two take turns in rounds of a few calls. A round's figure is the mean over its calls on the slowest rank; shown are
@@ -79,10 +79,6 @@ impl Request {
                     let wanted = value()?;
                     let found = Compared::ALL.into_iter().find(|(name, _)| *name == wanted);
                     request.compared = found.ok_or_else(|| format!("no operation {wanted}"))?.1;
-                }
-                "--single-copy" => {
-                    let from = value()?;
-                    request.options.single_copy_bytes = if from == "never" { None } else { Some(from.parse()?) };
                 }
                 "--slot" => request.options.slot_bytes = value()?.parse()?,
                 "--rounds" => request.rounds = value()?.parse::<usize>()?.max(1),
@@ -221,9 +217,8 @@ fn main() -> Fallible<()> {
     let (rank, world) = mpi.place()?;
     let group = connect(&mpi, rank, world, request.options.clone())?;
     if rank == 0 {
-        let single_copy = if group.uses_single_copy() { "possible" } else { "never" };
         let name = request.compared.name();
-        println!("# {name}, f32, {world} ranks, single copy: {single_copy}, {}", mpi.version()?);
+        println!("# {name}, f32, {world} ranks, {}", mpi.version()?);
         println!("{:>12} {:>12} {:>12} {:>8}", "bytes", "instep (us)", "OpenMPI (us)", "ratio");
     }
     for bytes in &request.sizes {

@@ -213,13 +213,12 @@ impl Control {
         self.identity.history.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Whether this rank can read everybody's memory, and from how many bytes on it wants to.
-    pub(crate) fn set_can_read(&self, from_bytes: Option<usize>) {
-        let word = from_bytes.map_or(0, |bytes| (bytes as u64).saturating_add(1));
-        self.identity.can_read.store(word, Ordering::Relaxed);
+    /// Whether this rank can read everybody's memory.
+    pub(crate) fn set_can_read(&self, can_read: bool) {
+        self.identity.can_read.store(u64::from(can_read), Ordering::Relaxed);
     }
 
-    pub(crate) fn can_read(&self) -> Option<usize> {
-        self.identity.can_read.load(Ordering::Relaxed).checked_sub(1).map(|bytes| bytes as usize)
+    pub(crate) fn can_read(&self) -> bool {
+        self.identity.can_read.load(Ordering::Relaxed) != 0
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! header    magic, world, slot size, lanes, verdict (why the group is aborted, written once)
 //! controls  one per rank: counters, fingerprints, futex
-//! rows      one per rank and buffer: sizes and pointers for each peer
+//! rows      one per rank and buffer: sizes for each peer
 //! slots     two per rank, each a step's worth of data
 //! ```
 //! Controls, rows and slots are there once per *lane*: what one thread of every rank works with (see `engine::lanes`).
@@ -14,7 +14,7 @@
 //! 1. `ready > s`: its slot for step `s` is filled (and at the first step of an operation: its fingerprint is written).
 //! 2. Between a rank's `ready > s` and its own `done > s` a peer may read that rank's slot for step `s`, and write to the
 //!    part of it that the operation gives to this peer alone.
-//! 3. `done > s`: it touches no other rank's slot or memory for step `s` any more.
+//! 3. `done > s`: it touches no other rank's slot for step `s` any more.
 //! 4. A rank reads what others put into its slot for step `s` when every rank's `done > s`, and writes it for step `s`
 //!    itself only when every rank's `done > s - 2`.
 //!
@@ -111,7 +111,7 @@ impl Lane {
         (self.controls() + self.world * size_of::<Control>()).next_multiple_of(PAGE)
     }
     const fn row_words(self) -> usize {
-        3 * self.world
+        2 * self.world
     }
     const fn slots(self) -> usize {
         (self.rows() + self.world * DEPTH as usize * self.row_words() * size_of::<AtomicU64>()).next_multiple_of(PAGE)
@@ -229,7 +229,7 @@ impl Arena {
         }
     }
 
-    /// Sizes and pointers that `rank` publishes for the step.
+    /// Sizes that `rank` publishes for the step.
     pub(crate) fn row(&self, rank: usize, step: u64) -> Row<'_> {
         assert!(rank < self.layout.world);
         let words = self.lane.row_words();
@@ -294,10 +294,6 @@ impl Row<'_> {
     pub(crate) fn expects(&self, peer: usize) -> &AtomicU64 {
         self.at(1, peer)
     }
-    /// Where in this rank's memory lies what it has for `peer`.
-    pub(crate) fn pointer(&self, peer: usize) -> &AtomicU64 {
-        self.at(2, peer)
-    }
 }
 
 pub(crate) fn load(word: &AtomicU64) -> u64 {
@@ -319,11 +315,11 @@ mod tests {
         let (one, file) = Arena::create(3, PAGE, 2).unwrap();
         let other = Arena::open(&file, 3, PAGE).unwrap();
         assert_eq!(other.lanes(), 2);
-        store(one.row(2, 1).pointer(0), 77);
-        store(one.lane(1).row(2, 1).pointer(0), 78);
-        assert_eq!(load(other.row(2, 1).pointer(0)), 77);
-        assert_eq!(load(other.row(2, 0).pointer(0)), 0);
-        assert_eq!(load(other.lane(1).row(2, 1).pointer(0)), 78);
+        store(one.row(2, 1).sends(0), 77);
+        store(one.lane(1).row(2, 1).sends(0), 78);
+        assert_eq!(load(other.row(2, 1).sends(0)), 77);
+        assert_eq!(load(other.row(2, 0).sends(0)), 0);
+        assert_eq!(load(other.lane(1).row(2, 1).sends(0)), 78);
         assert!(Arena::open(&file, 4, PAGE).is_err());
         let foreign = memfd_create("foreign", MFdFlags::MFD_CLOEXEC).unwrap();
         nix::unistd::ftruncate(&foreign, Layout { world: 3, slot_bytes: PAGE, lanes: 1 }.total() as i64).unwrap();

@@ -10,14 +10,14 @@ use super::{Flow, Move, Needs, View};
 use crate::dtype::{DataType, Reduction};
 use crate::kernel::{self, copy, copy_of};
 use crate::operation::{Operation, Source, Target};
-use crate::plan::{Cut, Path, compartment, segment};
+use crate::plan::{Cut, compartment, segment};
 
 // SAFETY (of every block below): source and target ranges come from cuts of the sizes that `Operation::check` compared,
 // whose memory the caller of `Engine::run` vouches for. Slots hold `step_bytes`: a step or `world` compartments fit,
 // and the counters keep writers and readers of a slot apart (rules 1 to 4 of the arena).
 
 /// The flow of every operation but all_to_all.
-pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Flow<'f> {
+pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, small: bool) -> Flow<'f> {
     let step_bytes = view.step_bytes;
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {
@@ -28,11 +28,7 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, path: Path) -> Fl
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
             let is_root = root.0 == view.rank;
             let output = is_root.then_some(*output);
-            if path == Path::Small {
-                reducing.at_once(output)
-            } else {
-                reducing.by_segments(output, Needs::Only(root.0), step_bytes)
-            }
+            if small { reducing.at_once(output) } else { reducing.by_segments(output, Needs::Only(root.0), step_bytes) }
         }
         Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, step_bytes),
         Operation::AllGather { input, outputs, .. } => {

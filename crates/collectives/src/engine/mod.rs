@@ -10,10 +10,8 @@ mod flow;
 mod lanes;
 #[cfg(all(test, loom))]
 mod model;
-mod single_copy;
 mod small;
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +22,7 @@ use crate::arena::wait::{Interrupted, Waiter};
 use crate::arena::{Arena, DEPTH, load, remote, store};
 use crate::call::Call;
 use crate::operation::{Operation, Source, Target, Whole, hold_apart};
-use crate::plan::{self, Path, Thresholds, share};
+use crate::plan::{self, share};
 use crate::ticket::Output;
 use crate::{DataType, Error, Noticed, Rank, Reduction};
 use lanes::{Job, Lanes};
@@ -46,8 +44,6 @@ enum Needs {
 #[derive(Debug)]
 enum Stop {
     Interrupted(Interrupted),
-    /// A peer's memory could not be read.
-    Unreadable(usize, io::Error),
     Verdict(Verdict),
     /// Another lane stopped, or could not be started.
     Failed(Error),
@@ -103,18 +99,16 @@ struct Flow<'f> {
     fill: Option<Move<'f>>,
     /// Whose slots must be filled before `take`.
     needs: Needs,
-    /// Works on the others' slots or memory; after it this rank is done with them.
+    /// Works on the others' slots; after it this rank is done with them.
     take: Option<Move<'f>>,
     /// Reads what the others have put into the own slot, when all are done.
     collect: Option<Move<'f>>,
-    /// Peers read this rank's memory: it must not return before they are done.
-    lends_memory: bool,
 }
 
 impl Flow<'_> {
     /// Meets and moves nothing.
     fn new(steps: usize) -> Self {
-        Flow { steps, fill: None, needs: Needs::Nobody, take: None, collect: None, lends_memory: false }
+        Flow { steps, fill: None, needs: Needs::Nobody, take: None, collect: None }
     }
 }
 
@@ -144,8 +138,6 @@ pub(crate) enum Work<'a> {
 pub(crate) struct Exchange {
     inputs: Vec<Source>,
     outputs: Vec<Target>,
-    /// Where in each peer's memory lies what it has for this rank.
-    pointers: Vec<u64>,
     /// The most bytes any two ranks exchange.
     largest: usize,
 }
@@ -176,11 +168,9 @@ impl Exchange {
     /// What one of so many lanes moves.
     fn share(&self, lane: usize, lanes: usize, element: usize) -> Exchange {
         let range = |bytes: usize| share(bytes, element, lanes, lane);
-        let pointer = |(pointer, output): (&u64, &Target)| pointer + range(output.bytes).start as u64;
         Exchange {
             inputs: self.inputs.iter().map(|input| input.part(range(input.bytes))).collect(),
             outputs: self.outputs.iter().map(|output| output.part(range(output.bytes))).collect(),
-            pointers: self.pointers.iter().zip(&self.outputs).map(pointer).collect(),
             // That of the first lane: no other has more of anything.
             largest: share(self.largest, element, lanes, 0).len(),
         }
@@ -189,7 +179,8 @@ impl Exchange {
 
 /// What a rank would like; all do as the most modest.
 pub(crate) struct Wishes {
-    pub(crate) single_copy_bytes: Option<usize>,
+    /// Whether peers may read its memory.
+    pub(crate) single_copy: bool,
     pub(crate) lanes: usize,
     pub(crate) lane_bytes: usize,
 }
@@ -202,14 +193,16 @@ pub(crate) struct Engine {
     members: Vec<usize>,
     /// In the order of the group's ranks.
     hosts: Vec<String>,
-    thresholds: Thresholds,
+    /// Whether all ranks can read each other's memory, for messages.
+    single_copy: bool,
+    /// An all_reduce of at most so many bytes is done at once.
+    small_bytes: usize,
     /// The most a step puts into a slot, the same on every rank.
     step_bytes: usize,
     step: u64,
     /// Every rank is known to be done with the steps before this one.
     freed: u64,
     sequence: u64,
-    scratch: Vec<u8>,
     touched: bool,
     lanes: Lanes,
     /// Who made it: a forked child has a copy, which must not speak for its parent.
@@ -234,12 +227,12 @@ impl Engine {
             waiter: Waiter::new(processes.into(), rank, world),
             members,
             hosts,
-            thresholds: Thresholds { small_bytes: 0, single_copy_bytes: None },
+            single_copy: false,
+            small_bytes: 0,
             step_bytes: arena.slot_bytes(),
             step: 0,
             freed: 0,
             sequence: 0,
-            scratch: Vec::new(),
             touched: false,
             lanes: Lanes::first(),
             process: std::process::id(),
@@ -257,15 +250,14 @@ impl Engine {
             history,
         );
         engine.run(&Operation::Barrier, timeout)?;
-        let readable = wishes.single_copy_bytes.filter(|_| (0..world).all(|peer| engine.can_read(peer)));
-        engine.arena.control(rank).set_can_read(readable);
+        let can_read = wishes.single_copy && (0..world).all(|peer| engine.can_read(peer));
+        engine.arena.control(rank).set_can_read(can_read);
         engine.run(&Operation::Barrier, timeout)?;
         drop(probe);
-        let thresholds: Option<Vec<usize>> = (0..world).map(|peer| engine.arena.control(peer).can_read()).collect();
-        engine.thresholds.single_copy_bytes = thresholds.and_then(|thresholds| thresholds.into_iter().max());
+        engine.single_copy = (0..world).all(|peer| engine.arena.control(peer).can_read());
         let cores = (0..world).map(|peer| engine.arena.control(peer).cores()).min().unwrap_or(1);
         engine.step_bytes = plan::step_bytes(engine.arena.slot_bytes(), world, cores);
-        engine.thresholds.small_bytes = plan::small_bytes(world, cores).min(engine.arena.slot_bytes());
+        engine.small_bytes = plan::small_bytes(world, cores).min(engine.arena.slot_bytes());
         let lanes = (0..world).map(|peer| engine.arena.control(peer).lanes()).min().unwrap_or(1);
         engine.lanes.count = lanes.min(engine.arena.lanes());
         engine.lanes.least_bytes = (0..world).map(|peer| engine.arena.control(peer).lane_bytes()).max().unwrap_or(0);
@@ -276,20 +268,16 @@ impl Engine {
     /// This rank's place in another lane.
     fn sibling(&self, lane: usize) -> Engine {
         let arena = Arc::new(self.arena.lane(lane));
-        arena.control(self.rank()).introduce(self.process, 0, self.waiter.cores, (1, 0), None);
         Engine {
             waiter: self.waiter.clone(),
             members: self.members.clone(),
             hosts: self.hosts.clone(),
-            thresholds: Thresholds {
-                small_bytes: self.thresholds.small_bytes.min(arena.slot_bytes()),
-                ..self.thresholds
-            },
+            single_copy: false,
+            small_bytes: self.small_bytes.min(arena.slot_bytes()),
             step_bytes: arena.slot_bytes(),
             step: 0,
             freed: 0,
             sequence: 0,
-            scratch: Vec::new(),
             touched: false,
             lanes: Lanes::first(),
             process: self.process,
@@ -325,7 +313,7 @@ impl Engine {
     }
 
     pub(crate) fn uses_single_copy(&self) -> bool {
-        self.thresholds.single_copy_bytes.is_some()
+        self.single_copy
     }
 
     /// What the last operation that failed did to its output.
@@ -383,15 +371,6 @@ impl Engine {
                 let elsewhere = || self.arena.absent_elsewhere(sequence).unwrap_or_default();
                 let missing = if here.is_empty() { elsewhere() } else { here };
                 Some(Verdict::Timeout { call, sequence, timeout, missing, by })
-            }
-            // A rank that heard of a verdict first may have freed its memory already.
-            Stop::Unreadable(..) if self.arena.is_aborted() => None,
-            Stop::Unreadable(rank, error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                Some(Verdict::Lost { rank: self.members[rank], call, sequence, noticed: Noticed::ProcessEnded, by })
-            }
-            Stop::Unreadable(_, error) => {
-                self.arena.abort(&Verdict::Aborted { by });
-                return Error::system("read the memory of a peer", error);
             }
         };
         if let Some(verdict) = verdict {
@@ -465,21 +444,13 @@ impl Engine {
 
     /// An operation, or this lane's share of one.
     fn perform_here(&mut self, operation: &Operation, fingerprint: u64, watch: &Watch) -> Progress {
-        let path = self.thresholds.path(operation.bytes());
-        if let (Path::Small, Operation::AllReduce { input, output, dtype, reduction }) = (path, operation) {
-            return self.all_reduce_small(*input, *output, (*dtype, *reduction), fingerprint, watch);
+        let small = operation.bytes() <= self.small_bytes;
+        match operation {
+            Operation::AllReduce { input, output, dtype, reduction } if small => {
+                self.all_reduce_small(*input, *output, (*dtype, *reduction), fingerprint, watch)
+            }
+            _ => self.run_flow(flow::flow(operation, &self.view(), small), Some(fingerprint), watch),
         }
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let result = {
-            let flow = if path == Path::SingleCopy && single_copy::knows(operation) {
-                single_copy::flow(operation, &self.view(), &mut scratch)
-            } else {
-                flow::flow(operation, &self.view(), path)
-            };
-            self.run_flow(flow, Some(fingerprint), watch)
-        };
-        self.scratch = scratch;
-        result
     }
 
     fn view(&self) -> View<'_> {
@@ -504,18 +475,15 @@ impl Engine {
         for peer in 0..self.arena.world() {
             store(row.sends(peer), inputs[peer].bytes as u64);
             store(row.expects(peer), outputs[peer].bytes as u64);
-            store(row.pointer(peer), inputs[peer].pointer as u64);
         }
         let first = self.step;
         let fingerprint = watch.call.fingerprint(watch.sequence);
         // The sizes are read between ready and done of that step.
         self.start(Some(fingerprint), watch)?;
         let largest = self.compare_sizes(first, *dtype, watch)?;
-        let pointers: Vec<u64> =
-            (0..self.arena.world()).map(|peer| load(self.arena.row(peer, first).pointer(self.rank()))).collect();
         self.step += 1;
         self.arena.control(self.rank()).publish(Counter::Done, self.step);
-        let exchange = Exchange { inputs: inputs.to_vec(), outputs: outputs.clone(), pointers, largest };
+        let exchange = Exchange { inputs: inputs.to_vec(), outputs: outputs.clone(), largest };
         let lanes = self.lanes.worth(largest * self.arena.world());
         if lanes == 1 {
             return self.exchange(&exchange, None, watch);
@@ -530,13 +498,8 @@ impl Engine {
     }
 
     fn exchange(&mut self, exchange: &Exchange, fingerprint: Option<u64>, watch: &Watch) -> Progress {
-        let Exchange { inputs, outputs, pointers, largest } = exchange;
-        let flow = if self.thresholds.path(*largest) == Path::SingleCopy {
-            single_copy::all_to_all(inputs, outputs, pointers.clone())
-        } else {
-            flow::all_to_all(inputs, outputs, &self.view(), *largest)
-        };
-        self.run_flow(flow, fingerprint, watch)
+        let Exchange { inputs, outputs, largest } = exchange;
+        self.run_flow(flow::all_to_all(inputs, outputs, &self.view(), *largest), fingerprint, watch)
     }
 
     /// Checks that every pair agrees; returns the most bytes any pair exchanges.
@@ -622,9 +585,6 @@ impl Engine {
             }
         }
         let end = base + flow.steps as u64;
-        if flow.lends_memory {
-            self.wait_all(Counter::Done, end, watch)?;
-        }
         self.step = end;
         Ok(())
     }

@@ -16,7 +16,6 @@ use crate::arena::wait::Waiter;
 use crate::arena::{Arena, DEPTH};
 use crate::call::Call;
 use crate::operation::{Operation, Source, Target};
-use crate::plan::Thresholds;
 use crate::{DataType, Kind, Reduction};
 
 const WORLD: usize = 2;
@@ -40,12 +39,12 @@ impl Engine {
             waiter: Waiter::new(Arc::new([]), rank, arena.world()),
             members: (0..arena.world()).collect(),
             hosts: Vec::new(),
-            thresholds: Thresholds { small_bytes: arena.slot_bytes(), single_copy_bytes: None },
+            single_copy: false,
+            small_bytes: arena.slot_bytes(),
             step_bytes: arena.slot_bytes(),
             step: 0,
             freed: 0,
             sequence: 0,
-            scratch: Vec::new(),
             touched: false,
             lanes: Lanes::first(),
             process: std::process::id(),

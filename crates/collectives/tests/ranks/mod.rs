@@ -25,14 +25,9 @@ pub fn alone(name: &str) -> bool {
     false
 }
 
-/// Small slots and a low threshold: a few thousand elements already take many steps, or the other path.
+/// Small slots: a few thousand elements already take many steps.
 pub fn options(single_copy: bool) -> Options {
-    Options {
-        timeout: PATIENCE,
-        single_copy_bytes: single_copy.then_some(16 << 10),
-        slot_bytes: 64 << 10,
-        ..Options::default()
-    }
+    Options { timeout: PATIENCE, single_copy, slot_bytes: 64 << 10, ..Options::default() }
 }
 
 /// Over TCP, also here.
@@ -41,13 +36,13 @@ pub fn streams() -> Options {
 }
 
 /// With several threads for what has a few kilobytes.
-pub fn lanes(single_copy: bool) -> Options {
-    Options { lanes: Some(3), lane_bytes: 4 << 10, ..options(single_copy) }
+pub fn lanes() -> Options {
+    Options { lanes: Some(3), lane_bytes: 4 << 10, ..options(true) }
 }
 
 /// Everything that bytes can travel through.
-pub fn every_path() -> [Options; 5] {
-    [options(false), options(true), streams(), lanes(false), lanes(true)]
+pub fn every_path() -> [Options; 4] {
+    [options(false), options(true), streams(), lanes()]
 }
 
 /// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.

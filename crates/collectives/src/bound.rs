@@ -38,8 +38,8 @@ pub struct Options {
     /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
     /// cache, or all of it when there are more ranks than cores.
     pub slot_bytes: usize,
-    /// How many threads of a rank share the work of a large operation inside a host, up to eight; unless given, as many as
-    /// there are cores for, up to four. All ranks do as the most modest of them.
+    /// How many threads of a rank share the work of a large operation inside a host, up to eight; unless given, one
+    /// less than there are cores for each rank, up to four. All ranks do as the most modest of them.
     pub lanes: Option<usize>,
     /// What each of them moves at least. All ranks do as the most modest of them.
     pub lane_bytes: usize,

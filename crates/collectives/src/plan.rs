@@ -12,7 +12,7 @@ use std::ops::Range;
 /// A segment starts on a cache line, so that two ranks never write to the same one.
 const LINE_BYTES: usize = 64;
 
-/// Lanes unless somebody asks for more: cores are there to compute, too.
+/// Lanes unless somebody asks for more.
 const USUAL_LANES: usize = 4;
 
 /// A part of a buffer, cut into steps. Never empty: an operation on nothing has one step that moves nothing.
@@ -54,9 +54,10 @@ pub(crate) fn share(bytes: usize, element: usize, lanes: usize, lane: usize) -> 
     range.start * element..range.end * element
 }
 
-/// How many threads of each of so many ranks may work on one operation: as many as have a core.
+/// How many threads of each of so many ranks may work on one operation: as many as have a core while the rank computes on
+/// another.
 pub(crate) fn lanes(ranks: usize, cores: usize) -> usize {
-    (cores / ranks).clamp(1, USUAL_LANES)
+    (cores / ranks).saturating_sub(1).clamp(1, USUAL_LANES)
 }
 
 /// How much of a slot a step uses: what fits the private cache beside the tensors, or twice as much when ranks outnumber
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn lanes_have_a_core_each() {
         let found = [(2, 2), (2, 7), (2, 16), (8, 16), (16, 8), (1, 64)].map(|(ranks, cores)| lanes(ranks, cores));
-        assert_eq!(found, [1, 3, 4, 2, 1, 4]);
+        assert_eq!(found, [1, 2, 4, 1, 1, 4]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Several threads for one operation on much memory, where a host has more cores than ranks.
+//! Several threads for one operation on much memory, where a host has cores to spare.
 //!
 //! However a core asks for lines that another core has written, it gets a few gigabytes of them a second; two cores get
 //! twice as much. A *lane* is one thread of every rank, with counters and slots of its own (see [`crate::arena`]). It takes

@@ -120,7 +120,7 @@ impl Group {
         self.bound.open_to_network()
     }
 
-    /// Whether large buffers are read straight out of the peers' memory.
+    /// Whether long messages are read straight out of the peers' memory.
     pub fn uses_single_copy(&self) -> bool {
         lock(&self.shared.queue).single_copy
     }

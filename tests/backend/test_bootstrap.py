@@ -65,6 +65,13 @@ def test_any_store_will_do(kind: str, tmp_path: Path) -> None:
     threads(3, body)
 
 
+@pytest.mark.parametrize("lanes", ["9", "0", "many"])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(lanes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSTEP_LANES", lanes)
+    with pytest.raises(errors.InvalidCall, match=f"INSTEP_LANES is '{lanes}'\nhint: a number of threads, 1 to 8"):
+        made(dist.HashStore(), 0, 1)
+
+
 def pairs_of_one_name(rank: int, world: int) -> None:
     """Ranks 0 and 1 make a group while 2 and 3 make another: torch gives both one name and one store."""
     assert world == 4

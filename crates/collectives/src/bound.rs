@@ -242,7 +242,9 @@ impl Bound {
         let &Options { slot_bytes, single_copy, lanes, lane_bytes, local_world, .. } = &self.options;
         let ranks = addresses.len().max(local_world.unwrap_or(1));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = lanes.unwrap_or_else(|| if addresses.len() == 1 { 1 } else { plan::lanes(ranks, cores) });
+        // One rank has nobody to exchange with, and where some are elsewhere the network is the limit.
+        let of_use = addresses.len() > 1 && addresses.len() == hosts.len();
+        let lanes = if of_use { lanes.unwrap_or_else(|| plan::lanes(ranks, cores)) } else { 1 };
         let wishes = Wishes { single_copy, lanes: lanes.clamp(1, MOST_LANES), lane_bytes };
         let (listener, names, lanes) = (&self.listener, &members[..], wishes.lanes);
         let meeting =

@@ -28,6 +28,9 @@ from instep.backend import recorder
 from instep.backend.device import Device, connect
 from instep.errors import ConnectFailed, InvalidCall
 
+# What a group's memory is laid out for.
+MOST_LANES = 8
+
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
 _open: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -140,9 +143,9 @@ def _digest(ranks: Sequence[int]) -> str:
 
 def _lanes() -> int | None:
     """How many threads the user wants to share the work of a large operation."""
-    lanes = _number("INSTEP_LANES")
-    if lanes is None and os.environ.get("INSTEP_LANES"):
-        raise InvalidCall(f"INSTEP_LANES is {os.environ['INSTEP_LANES']!r}\nhint: a number of threads, 1 to 8")
+    lanes, given = _number("INSTEP_LANES"), os.environ.get("INSTEP_LANES")
+    if given and (lanes is None or lanes > MOST_LANES):
+        raise InvalidCall(f"INSTEP_LANES is {given!r}\nhint: a number of threads, 1 to {MOST_LANES}")
     return lanes
 
 

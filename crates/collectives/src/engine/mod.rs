@@ -202,22 +202,8 @@ impl Engine {
         timeout: Duration,
     ) -> Result<Engine, Error> {
         let world = arena.world();
-        let mut engine = Engine {
-            waiter: Waiter::new(processes.into(), rank, world),
-            members,
-            hosts,
-            single_copy: false,
-            small_bytes: 0,
-            step_bytes: arena.slot_bytes(),
-            step: 0,
-            freed: 0,
-            sequence: 0,
-            touched: false,
-            lanes: Lanes::first(),
-            process: std::process::id(),
-            agreed: None,
-            arena: Arc::new(arena),
-        };
+        let waiter = Waiter::new(processes.into(), rank, world);
+        let mut engine = Engine::at_first_step(Arc::new(arena), waiter, members, hosts);
         // A word on the heap: threads of other ranks read it, too.
         let probe = Box::new(0x696e_7374_6570_0000_u64 | rank as u64);
         remote::permit();
@@ -244,25 +230,32 @@ impl Engine {
         Ok(engine)
     }
 
-    /// This rank's place in another lane.
-    fn sibling(&self, lane: usize) -> Engine {
-        let arena = Arc::new(self.arena.lane(lane));
+    /// A place in an arena that nobody has used yet.
+    fn at_first_step(arena: Arc<Arena>, waiter: Waiter, members: Vec<usize>, hosts: Vec<String>) -> Engine {
         Engine {
-            waiter: self.waiter.clone(),
-            members: self.members.clone(),
-            hosts: self.hosts.clone(),
+            waiter,
+            members,
+            hosts,
             single_copy: false,
-            small_bytes: self.small_bytes.min(arena.slot_bytes()),
+            small_bytes: 0,
             step_bytes: arena.slot_bytes(),
             step: 0,
             freed: 0,
             sequence: 0,
             touched: false,
             lanes: Lanes::first(),
-            process: self.process,
+            process: std::process::id(),
             agreed: None,
             arena,
         }
+    }
+
+    /// This rank's place in another lane.
+    fn sibling(&self, lane: usize) -> Engine {
+        let arena = Arc::new(self.arena.lane(lane));
+        let mut engine = Engine::at_first_step(arena, self.waiter.clone(), self.members.clone(), self.hosts.clone());
+        engine.small_bytes = self.small_bytes.min(engine.arena.slot_bytes());
+        engine
     }
 
     fn can_read(&self, peer: usize) -> bool {
@@ -502,8 +495,7 @@ impl Engine {
                 collect(&self.view(), step)?;
             }
         }
-        let end = base + flow.steps as u64;
-        self.step = end;
+        self.step = base + flow.steps as u64;
         Ok(())
     }
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::lanes::Lanes;
 use super::{Engine, Flow, Move, Needs, View, Watch};
 use crate::arena::model::{Data, explore, never};
 use crate::arena::wait::Waiter;
@@ -35,22 +34,10 @@ fn on_every_rank(rank_does: impl Fn(Engine, &Slots) + Copy + Send + 'static) {
 impl Engine {
     /// A place in an arena without the operations that usually come first.
     fn model(arena: Arc<Arena>, rank: usize) -> Engine {
-        Engine {
-            waiter: Waiter::new(Arc::new([]), rank, arena.world()),
-            members: (0..arena.world()).collect(),
-            hosts: Vec::new(),
-            single_copy: false,
-            small_bytes: arena.slot_bytes(),
-            step_bytes: arena.slot_bytes(),
-            step: 0,
-            freed: 0,
-            sequence: 0,
-            touched: false,
-            lanes: Lanes::first(),
-            process: std::process::id(),
-            agreed: None,
-            arena,
-        }
+        let (waiter, members) = (Waiter::new(Arc::new([]), rank, arena.world()), (0..arena.world()).collect());
+        let mut engine = Engine::at_first_step(arena, waiter, members, Vec::new());
+        engine.small_bytes = engine.arena.slot_bytes();
+        engine
     }
 
     /// What [`Engine::run`] and [`Engine::perform`] do, with a flow of the model.

@@ -41,7 +41,33 @@ impl Cut {
     }
 }
 
-/// The elements that `rank` reduces out of a step of `count`.
+/// A buffer that ranks reduce by segments: steps as long as each other but for the last, and in each a segment for every
+/// rank, at the same place of every step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segments {
+    pub(crate) cut: Cut,
+    /// Elements of a full segment: whole cache lines.
+    length: usize,
+}
+
+impl Segments {
+    /// For `count` elements of `element` bytes, over steps of at most `capacity` bytes.
+    pub(crate) fn new(count: usize, element: usize, capacity: usize, world: usize) -> Segments {
+        let line = (LINE_BYTES / element).max(1);
+        let longest = (capacity / element / world / line).max(1) * line;
+        let steps = count.div_ceil(longest * world).max(1);
+        let length = count.div_ceil(steps).div_ceil(world).next_multiple_of(line).clamp(line, longest);
+        Segments { cut: Cut { count, step: length * world }, length }
+    }
+
+    /// The elements that `rank` reduces, within the step.
+    pub(crate) fn of(&self, step: usize, rank: usize) -> Range<usize> {
+        let count = self.cut.range(step).len();
+        (self.length * rank).min(count)..(self.length * (rank + 1)).min(count)
+    }
+}
+
+/// The elements that `rank` takes out of `count`.
 pub(crate) fn segment(count: usize, element: usize, world: usize, rank: usize) -> Range<usize> {
     let line = (LINE_BYTES / element).max(1);
     let length = count.div_ceil(world).next_multiple_of(line);
@@ -54,16 +80,21 @@ pub(crate) fn share(bytes: usize, element: usize, lanes: usize, lane: usize) -> 
     range.start * element..range.end * element
 }
 
-/// How many threads of each of so many ranks may work on one operation: as many as have a core while the rank computes on
-/// another.
+/// How many threads of each of so many ranks may work on one operation: as many as each has cores.
 pub(crate) fn lanes(ranks: usize, cores: usize) -> usize {
-    (cores / ranks).saturating_sub(1).clamp(1, USUAL_LANES)
+    (cores / ranks).clamp(1, USUAL_LANES)
 }
 
-/// How much of a slot a step uses: what fits the private cache beside the tensors, or twice as much when ranks outnumber
-/// cores. Those wait for a core at every meeting, so they better meet seldom.
+/// How much of a slot a step uses: what stays in the private caches until the others have read it, or four times as much
+/// when ranks outnumber cores. Those wait for a core at every meeting, so they better meet seldom.
 pub(crate) fn step_bytes(slot_bytes: usize, world: usize, cores: usize) -> usize {
-    if world > cores { slot_bytes / 2 } else { slot_bytes / 4 }
+    if world > cores { slot_bytes / 2 } else { slot_bytes / 8 }
+}
+
+/// Whether the result of a segment stays in the slot of who reduced it. Few ranks better get it back in the slots of their
+/// own, where it costs no trip of its own from core to core; but whoever reduces writes it once for each of them.
+pub(crate) fn results_stay(world: usize) -> bool {
+    world >= 8
 }
 
 /// Up to how many bytes one meeting with everybody reducing everything beats two with a segment each. When ranks outnumber
@@ -104,6 +135,32 @@ mod tests {
     }
 
     #[test]
+    fn segments_of_all_steps_cover_every_element_once_and_fit_the_slot() {
+        for count in [0, 1, 15, 16, 17, 100, 1000, 65536, 65537] {
+            for element in [1, 2, 4, 8, 16] {
+                for (world, capacity) in (1..10).flat_map(|world| [1024, 4096, 5000].map(|capacity| (world, capacity)))
+                {
+                    let segments = Segments::new(count, element, capacity, world);
+                    let mut next = 0;
+                    for step in 0..segments.cut.steps() {
+                        let range = segments.cut.range(step);
+                        assert!(range.len() * element <= capacity);
+                        for rank in 0..world {
+                            let segment = segments.of(step, rank);
+                            assert_eq!(range.start + segment.start, next, "{count} × {element} over {world}");
+                            let place = rank * segments.length;
+                            assert!(segment.is_empty() || segment.start == place, "the same in every step");
+                            assert!((place * element).is_multiple_of(LINE_BYTES));
+                            next = range.start + segment.end;
+                        }
+                    }
+                    assert_eq!(next, count);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn segments_cover_every_element_once_and_start_on_cache_lines() {
         for count in [0, 1, 15, 16, 17, 100, 1000, 65536] {
             for element in [1, 2, 4, 8, 16] {
@@ -123,7 +180,7 @@ mod tests {
 
     #[test]
     fn ranks_without_a_core_each_meet_less_often() {
-        assert_eq!((step_bytes(1 << 20, 2, 2), small_bytes(2, 2)), (256 << 10, 8 << 10));
+        assert_eq!((step_bytes(1 << 20, 2, 2), small_bytes(2, 2)), (128 << 10, 8 << 10));
         assert_eq!((step_bytes(1 << 20, 4, 2), small_bytes(4, 2)), (512 << 10, 32 << 10));
         assert_eq!(small_bytes(64, 2), 4 << 10);
     }
@@ -131,7 +188,7 @@ mod tests {
     #[test]
     fn lanes_have_a_core_each() {
         let found = [(2, 2), (2, 7), (2, 16), (8, 16), (16, 8), (1, 64)].map(|(ranks, cores)| lanes(ranks, cores));
-        assert_eq!(found, [1, 2, 4, 1, 1, 4]);
+        assert_eq!(found, [1, 3, 4, 2, 1, 4]);
     }
 
     #[test]

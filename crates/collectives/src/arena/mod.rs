@@ -17,6 +17,8 @@
 //! 3. `done > s`: it touches no other rank's slot for step `s` any more.
 //! 4. A rank reads what others put into its slot for step `s` when every rank's `done > s`, and writes it for step `s`
 //!    itself only when every rank's `done > s - 2`.
+//! 5. Or the operation gives every rank a part of its own slot, the same in every step, for what it makes of the others': it
+//!    writes there when every rank's `ready > s`, and all others read it, from its `done > s` until their `ready > s + 2`.
 //!
 //! The file is anonymous (memfd), sealed against resizing, and gone with the last process that maps it.
 #![expect(unsafe_code, reason = "maps memory that other processes write to")]
@@ -83,7 +85,7 @@ impl Layout {
     fn lane(self, number: usize) -> Lane {
         let Layout { world, slot_bytes, .. } = self;
         let first = Lane { start: size_of::<Header>().next_multiple_of(PAGE), world, slot_bytes };
-        let other = Lane { start: 0, slot_bytes: (slot_bytes / 4).next_multiple_of(PAGE), ..first };
+        let other = Lane { start: 0, slot_bytes: (slot_bytes / 8).next_multiple_of(PAGE), ..first };
         match number.checked_sub(1) {
             None => first,
             Some(before) => Lane { start: first.end() + before * other.end(), ..other },

@@ -10,11 +10,11 @@ use super::{Flow, Move, Needs, View};
 use crate::dtype::{DataType, Reduction};
 use crate::kernel::{self, copy, copy_of};
 use crate::operation::{Operation, Source, Target};
-use crate::plan::{Cut, compartment, segment};
+use crate::plan::{Cut, Segments, compartment, results_stay};
 
 // SAFETY (of every block below): source and target ranges come from cuts of the sizes that `Operation::check` compared,
 // whose memory the caller of `Engine::run` vouches for. Slots hold `step_bytes`: a step or `world` compartments fit,
-// and the counters keep writers and readers of a slot apart (rules 1 to 4 of the arena).
+// and the counters keep writers and readers of a slot apart (rules 1 to 5 of the arena).
 
 /// The flow of every operation but all_to_all.
 pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, small: bool) -> Flow<'f> {
@@ -22,13 +22,13 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, small: bool) -> F
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
-            reducing.by_segments(Some(*output), Needs::All, step_bytes)
+            reducing.by_segments(Some(*output), Needs::All, view)
         }
         Operation::Reduce { input, output, dtype, reduction, root } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
             let is_root = root.0 == view.rank;
             let output = is_root.then_some(*output);
-            if small { reducing.at_once(output) } else { reducing.by_segments(output, Needs::Only(root.0), step_bytes) }
+            if small { reducing.at_once(output) } else { reducing.by_segments(output, Needs::Only(root.0), view) }
         }
         Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, step_bytes),
         Operation::AllGather { input, outputs, .. } => {
@@ -83,23 +83,24 @@ impl Reducing {
         Flow { fill: Some(fill), take, needs, ..Flow::new(1) }
     }
 
-    /// Each rank reduces its segment of a step, and puts the result back into the slots of those who want it: their lines
-    /// are in its cache, and come back to their owner in one trip. A result in a slot of its own would cost everybody
-    /// another trip for every line, and its writer one more to call the lines back.
-    fn by_segments<'f>(self, output: Option<Target>, wanted_by: Needs, step_bytes: usize) -> Flow<'f> {
+    /// Each rank reduces its segment of a step. Few ranks get the result back in their own slots: the lines are in the cache
+    /// of who reduced, and come back to their owner in one trip. Of many, each finds it in the slot of who reduced: to
+    /// write it for each of them would be more work than the trips it spares.
+    fn by_segments<'f>(self, output: Option<Target>, wanted_by: Needs, view: &View<'_>) -> Flow<'f> {
         let Reducing { input, dtype, reduction } = self;
         let size = dtype.size();
-        let cut = Cut::new(input.bytes / size, size, step_bytes);
-        // Segments of a step in bytes, within the step.
-        let piece = move |view: &View<'_>, step: usize, rank: usize| -> Range<usize> {
-            let range = segment(cut.range(step).len(), size, view.world, rank);
+        let segments = Segments::new(input.bytes / size, size, view.step_bytes, view.world);
+        let stays = wanted_by == Needs::All && results_stay(view.world);
+        // Bytes of a segment, within the step.
+        let piece = move |step: usize, rank: usize| -> Range<usize> {
+            let range = segments.of(step, rank);
             range.start * size..range.end * size
         };
-        let start = move |step: usize| cut.range(step).start * size;
+        let start = move |step: usize| segments.cut.range(step).start * size;
         // What lies before and after the own segment of a step.
         let others = move |view: &View<'_>, step: usize| -> [Range<usize>; 2] {
-            let own = piece(view, step, view.rank);
-            [0..own.start, own.end..cut.range(step).len() * size]
+            let own = piece(step, view.rank);
+            [0..own.start, own.end..segments.cut.range(step).len() * size]
         };
         let fill: Move<'f> = Box::new(move |view, step| {
             // The own segment is read where it is.
@@ -111,14 +112,15 @@ impl Reducing {
             Ok(())
         });
         let take: Move<'f> = Box::new(move |view, step| {
-            let piece = piece(view, step, view.rank);
+            let piece = piece(step, view.rank);
             let at = start(step) + piece.start;
             let slot = |rank: usize| view.slot(rank, step).wrapping_add(piece.start);
             let pointer =
                 |rank: usize| if rank == view.rank { input.pointer.wrapping_add(at) } else { slot(rank).cast_const() };
             let own = output.map(|output| output.pointer.wrapping_add(at));
-            let wanted = view.peers().filter(|peer| wanted_by.includes(*peer)).map(slot);
-            with_pointers(ptr::null_mut(), own.into_iter().chain(wanted), |outputs| {
+            let given = view.peers().filter(|peer| !stays && wanted_by.includes(*peer));
+            let kept = stays.then_some(view.rank);
+            with_pointers(ptr::null_mut(), own.into_iter().chain(given.chain(kept).map(slot)), |outputs| {
                 with_pointers(ptr::null(), (0..view.world).map(pointer), |inputs| {
                     // SAFETY: see the top of this file; nobody but this rank touches its segment of any slot until it
                     // says that it is done.
@@ -129,16 +131,21 @@ impl Reducing {
         });
         let collect = output.map(|output| {
             let collect: Move<'f> = Box::new(move |view, step| {
-                for part in others(view, step) {
+                let take = |rank: usize, part: Range<usize>| {
                     let to = output.pointer.wrapping_add(start(step) + part.start);
                     // SAFETY: see the top of this file.
-                    unsafe { copy(view.slot(view.rank, step).add(part.start), to, part.len()) };
+                    unsafe { copy(view.slot(rank, step).add(part.start), to, part.len()) };
+                };
+                if stays {
+                    view.peers().for_each(|peer| take(peer, piece(step, peer)));
+                } else {
+                    others(view, step).into_iter().for_each(|part| take(view.rank, part));
                 }
                 Ok(())
             });
             collect
         });
-        Flow { fill: Some(fill), needs: Needs::All, take: Some(take), collect, ..Flow::new(cut.steps()) }
+        Flow { fill: Some(fill), needs: Needs::All, take: Some(take), collect, ..Flow::new(segments.cut.steps()) }
     }
 }
 

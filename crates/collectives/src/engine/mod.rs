@@ -1,7 +1,7 @@
 //! One operation after the other on an arena.
 //!
 //! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it takes out of the others' (and may put
-//! back), what it then finds in its own. The engine runs the steps, one ahead: a slot is filled while the peers still work
+//! back), what it then finds. The engine runs the steps, one ahead: a slot is filled while the peers still work
 //! on the step before. See [`crate::arena`] for the counters. All ranks derive the same flow from the fingerprint, which
 //! they compare at the first step.
 #![expect(unsafe_code, reason = "copies between tensors and shared memory")]
@@ -102,7 +102,7 @@ struct Flow<'f> {
     needs: Needs,
     /// Works on the others' slots; after it this rank is done with them.
     take: Option<Move<'f>>,
-    /// Reads what the others have put into the own slot, when all are done.
+    /// Reads what the others have put into the own slot or kept in theirs, when all are done.
     collect: Option<Move<'f>>,
 }
 

@@ -76,8 +76,8 @@ fn sum(number: u64, segment: usize) -> u64 {
     (0..WORLD).map(|rank| input(rank, number, segment)).sum()
 }
 
-/// As all_reduce: everybody reduces its segment and puts the result back into the slots of the others.
-fn reduce_by_segments(slots: &Slots, steps: usize) -> Flow<'_> {
+/// As all_reduce: everybody reduces its segment, and keeps the result in its own slot or puts it back into those of the others.
+fn reduce_by_segments(slots: &Slots, steps: usize, stays: bool) -> Flow<'_> {
     let number = |view: &View<'_>, step: usize| view.base + step as u64;
     let fill: Move<'_> = Box::new(move |view, step| {
         for peer in view.peers() {
@@ -90,12 +90,16 @@ fn reduce_by_segments(slots: &Slots, steps: usize) -> Flow<'_> {
         let own = input(view.rank, number(view, step), view.rank);
         let result = own + view.peers().map(|peer| given(peer).read()).sum::<u64>();
         assert_eq!(result, sum(number(view, step), view.rank));
-        view.peers().for_each(|peer| given(peer).write(result));
+        if stays {
+            given(view.rank).write(result);
+        } else {
+            view.peers().for_each(|peer| given(peer).write(result));
+        }
         Ok(())
     });
     let collect: Move<'_> = Box::new(move |view, step| {
         for peer in view.peers() {
-            let result = slots.segment(view, view.rank, step, peer).read();
+            let result = slots.segment(view, if stays { peer } else { view.rank }, step, peer).read();
             assert_eq!(result, sum(number(view, step), peer));
         }
         Ok(())
@@ -118,13 +122,14 @@ fn give_from_first(slots: &Slots, rank: usize, steps: usize) -> Flow<'_> {
     Flow { fill, needs: Needs::Only(0), take, ..Flow::new(steps) }
 }
 
-#[test]
-fn segments_are_reduced_and_handed_back_over_reused_slots() {
+/// Operations of so many steps one after the other.
+fn explore_operations(flow: for<'s> fn(&'s Slots, usize, usize, usize) -> Flow<'s>) {
     for (operations, steps, preemptions) in [(1, 4, 2), (3, 1, 2), (2, 2, 2), (1, 2, 3)] {
         explore(Some(preemptions), move || {
             on_every_rank(move |mut engine, slots| {
-                for _ in 0..operations {
-                    engine.run_modelled(reduce_by_segments(slots, steps));
+                for operation in 0..operations {
+                    let flow = flow(slots, engine.rank(), operation, steps);
+                    engine.run_modelled(flow);
                 }
             });
         });
@@ -132,17 +137,26 @@ fn segments_are_reduced_and_handed_back_over_reused_slots() {
 }
 
 #[test]
+fn segments_are_reduced_and_handed_back_over_reused_slots() {
+    explore_operations(|slots, _, _, steps| reduce_by_segments(slots, steps, false));
+}
+
+#[test]
+fn segments_are_reduced_and_kept_over_reused_slots() {
+    explore_operations(|slots, _, _, steps| reduce_by_segments(slots, steps, true));
+}
+
+#[test]
+fn what_a_rank_kept_is_read_before_it_gives_something_else() {
+    explore_operations(|slots, rank, operation, steps| match operation % 2 {
+        0 => reduce_by_segments(slots, steps, true),
+        _ => give_from_first(slots, rank, steps),
+    });
+}
+
+#[test]
 fn a_root_runs_ahead_only_as_far_as_there_are_slots() {
-    for (operations, steps, preemptions) in [(1, 4, 2), (3, 1, 2), (2, 2, 2), (1, 3, 3)] {
-        explore(Some(preemptions), move || {
-            on_every_rank(move |mut engine, slots| {
-                for _ in 0..operations {
-                    let flow = give_from_first(slots, engine.rank(), steps);
-                    engine.run_modelled(flow);
-                }
-            });
-        });
-    }
+    explore_operations(|slots, rank, _, steps| give_from_first(slots, rank, steps));
 }
 
 #[test]

@@ -18,7 +18,6 @@ use crate::plan::{Cut, Segments, compartment, results_stay};
 
 /// The flow of every operation but all_to_all.
 pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, small: bool) -> Flow<'f> {
-    let step_bytes = view.step_bytes;
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {
             let reducing = Reducing { input: *input, dtype: *dtype, reduction: *reduction };
@@ -30,17 +29,17 @@ pub(super) fn flow<'f>(operation: &Operation, view: &View<'_>, small: bool) -> F
             let output = is_root.then_some(*output);
             if small { reducing.at_once(output) } else { reducing.by_segments(output, Needs::Only(root.0), view) }
         }
-        Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view.rank, step_bytes),
+        Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, root.0, view),
         Operation::AllGather { input, outputs, .. } => {
-            collect(*input, vec![input.bytes; view.world], outputs.clone(), step_bytes)
+            collect(*input, vec![input.bytes; view.world], outputs.clone(), view)
         }
         Operation::Gather { input, outputs, root, .. } => {
             let outputs = if root.0 == view.rank { outputs.clone() } else { Vec::new() };
-            collect(*input, vec![input.bytes; view.world], outputs, step_bytes)
+            collect(*input, vec![input.bytes; view.world], outputs, view)
         }
         Operation::Scatter { inputs, output, root, .. } => {
             let inputs = if root.0 == view.rank { inputs.clone() } else { Vec::new() };
-            scatter(inputs, *output, root.0, compartment(step_bytes, view.world))
+            scatter(inputs, *output, root.0, compartment(view.step_bytes, view.world))
         }
         Operation::ReduceScatter { inputs, output, dtype, reduction } => {
             spread(inputs.clone(), *output, *dtype, *reduction, view)
@@ -166,10 +165,10 @@ pub(super) fn with_pointers<P: Copy>(none: P, pointers: impl Iterator<Item = P>,
     then(if many.is_empty() { &few[..count] } else { &many });
 }
 
-fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) -> Flow<'f> {
-    let cut = Cut::new(buffer.bytes, 1, step_bytes);
+fn broadcast<'f>(buffer: Target, root: usize, view: &View<'_>) -> Flow<'f> {
+    let cut = Cut::new(buffer.bytes, 1, view.step_bytes);
     let mut flow = Flow { needs: Needs::Only(root), ..Flow::new(cut.steps()) };
-    if rank == root {
+    if view.rank == root {
         flow.fill = Some(Box::new(move |view, step| {
             let range = cut.range(step);
             // SAFETY: see the top of this file.
@@ -177,7 +176,7 @@ fn broadcast<'f>(buffer: Target, root: usize, rank: usize, step_bytes: usize) ->
             Ok(())
         }));
     } else {
-        let copy = copy_of(buffer.bytes);
+        let copy = copy_of(buffer.bytes, view.cores);
         flow.take = Some(Box::new(move |view, step| {
             let range = cut.range(step);
             // SAFETY: see the top of this file.
@@ -222,7 +221,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
     let part = move |bytes: usize, step: usize| Cut::new(bytes, 1, compartment).range(step);
     let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
     let own = inputs[view.rank];
-    let copy_out = copy_of(outputs.iter().map(|output| output.bytes).sum());
+    let copy_out = copy_of(outputs.iter().map(|output| output.bytes).sum(), view.cores);
     let fill: Move<'f> = Box::new(move |view, step| {
         for peer in view.peers() {
             let range = part(inputs[peer].bytes, step);
@@ -292,7 +291,8 @@ pub(super) fn spread<'f>(
 }
 
 /// all_gather and gather; inputs may differ in length, and who has no outputs takes nothing.
-pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Target>, step_bytes: usize) -> Flow<'f> {
+pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Target>, view: &View<'_>) -> Flow<'f> {
+    let step_bytes = view.step_bytes;
     let cut = move |bytes: usize| Cut::new(bytes, 1, step_bytes);
     let steps = lengths.iter().map(|bytes| cut(*bytes).steps()).max().unwrap_or(1);
     let fill: Move<'f> = Box::new(move |view, step| {
@@ -303,7 +303,7 @@ pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Targe
     });
     let needs = if outputs.is_empty() { Needs::Nobody } else { Needs::All };
     let take = (!outputs.is_empty()).then(|| {
-        let copy = copy_of(outputs.iter().map(|output| output.bytes).sum());
+        let copy = copy_of(outputs.iter().map(|output| output.bytes).sum(), view.cores);
         let take: Move<'f> = Box::new(move |view, step| {
             for (rank, output) in outputs.iter().enumerate() {
                 let range = cut(output.bytes).range(step);

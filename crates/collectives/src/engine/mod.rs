@@ -77,6 +77,8 @@ struct View<'a> {
     base: u64,
     /// The most a step puts into a slot.
     step_bytes: usize,
+    /// What the ranks may compute on.
+    cores: usize,
 }
 
 impl View<'_> {
@@ -403,13 +405,11 @@ impl Engine {
                 self.in_lanes(jobs, |engine| engine.perform_here(&share(0), fingerprint, watch))
             }
             Work::Spread { parts, output, dtype, reduction } => {
-                // Whole slots: the network between the stages costs more than what stays in a cache.
-                let view = View { step_bytes: self.arena.slot_bytes(), ..self.view() };
-                let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &view);
+                let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &self.whole_slots());
                 self.run_flow(flow, Some(fingerprint), watch)
             }
             Work::Collect { input, lengths, outputs } => {
-                let flow = flow::collect(*input, lengths.clone(), outputs.clone(), self.arena.slot_bytes());
+                let flow = flow::collect(*input, lengths.clone(), outputs.clone(), &self.whole_slots());
                 self.run_flow(flow, Some(fingerprint), watch)
             }
             Work::Exchange(exchange) => self.exchange(exchange, Some(fingerprint), watch),
@@ -434,7 +434,13 @@ impl Engine {
             world: self.arena.world(),
             base: self.step,
             step_bytes: self.step_bytes,
+            cores: self.waiter.cores,
         }
+    }
+
+    /// For stages with a network between them, which costs more than what stays in a cache.
+    fn whole_slots(&self) -> View<'_> {
+        View { step_bytes: self.arena.slot_bytes(), ..self.view() }
     }
 
     /// Says that the first slot is filled, and with a fingerprint meets the peers and compares.

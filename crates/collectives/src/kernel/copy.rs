@@ -11,10 +11,12 @@ const BLOCK: usize = 128;
 const LEAST: usize = 16 << 10;
 /// Results of so many bytes are not in the private cache when they are next used: not even when they were.
 const STREAMED: usize = 4 << 20;
+/// So many cores wait for their own memory more than for each other's.
+const FEW_CORES: usize = 2;
 
-/// How to write a result that has so many bytes in all.
-pub(crate) fn copy_of(result_bytes: usize) -> unsafe fn(*const u8, *mut u8, usize) {
-    if result_bytes >= STREAMED { stream } else { copy }
+/// How to write a result that has so many bytes in all, where so many cores may do so at once.
+pub(crate) fn copy_of(result_bytes: usize, cores: usize) -> unsafe fn(*const u8, *mut u8, usize) {
+    if result_bytes >= STREAMED && cores > FEW_CORES { stream } else { copy }
 }
 
 /// Copies unless both are the same memory.
@@ -103,7 +105,7 @@ mod tests {
         let from: Vec<u8> = (0..70_000u32).map(|number| (number * 7 + number / 256) as u8).collect();
         for bytes in [0, 1, 127, 4096, LEAST - 1, LEAST, LEAST + 129, 65_536, 69_000] {
             for skip in [0, 1, 33] {
-                for copy in [copy_of(0), copy_of(STREAMED)] {
+                for copy in [copy_of(0, 16), copy_of(STREAMED, 16)] {
                     let mut to = vec![0xee; bytes + 64];
                     // SAFETY: both vectors are longer than what is copied, and distinct.
                     unsafe { copy(from.as_ptr().add(skip), to.as_mut_ptr().add(skip), bytes) };

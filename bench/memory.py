@@ -3,8 +3,8 @@
     .venv/bin/python bench/memory.py [--ranks 2,4] [--megabytes 25] [--rounds 15] [--json FILE]
 
 Whatever a backend does, every rank's input has to be read and its output written. Here each rank does that with its own
-tensors and exchanges nothing, all ranks at once, in turns with the same operation on gloo. The quotient is the most
-that any backend can be faster than gloo on this machine, as long as the tensors do not fit its caches.
+tensors on its share of the cores, exchanging nothing, all ranks at once, in turns with the same operation on gloo. The
+quotient is about the most that any backend can be faster than gloo on this machine, unless the tensors fit its caches.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def rank_main(size_bytes: int, rounds: int, result: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     world = dist.get_world_size()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
     whole = torch.zeros(size_bytes // 4 // world * world)
     other = torch.zeros_like(whole)
     part = torch.zeros(whole.numel() // world)

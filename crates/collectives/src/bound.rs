@@ -245,7 +245,7 @@ impl Bound {
         // One rank has nobody to exchange with, and where some are elsewhere the network is the limit.
         let of_use = addresses.len() > 1 && addresses.len() == hosts.len();
         let lanes = if of_use { lanes.unwrap_or_else(|| plan::lanes(ranks, cores)) } else { 1 };
-        let wishes = Wishes { single_copy, lanes: lanes.clamp(1, MOST_LANES), lane_bytes };
+        let wishes = Wishes { cores, single_copy, lanes: lanes.clamp(1, MOST_LANES), lane_bytes };
         let (listener, names, lanes) = (&self.listener, &members[..], wishes.lanes);
         let meeting =
             handshake::Meeting { listener, rank, names, addresses, generation, slot_bytes, lanes, timeout, deadline };

@@ -70,7 +70,7 @@ impl Arena {
 
     /// Waits as `rank` until rank 0 has reached the first step.
     fn wait_for_first(&self, rank: usize, counter: Counter) -> Result<(), Interrupted> {
-        Waiter::new(Arc::new([]), rank, self.world()).wait(self, 0, counter, 1, 0, never())
+        Waiter::new(Arc::new([]), rank, self.world(), 1).wait(self, 0, counter, 1, 0, never())
     }
 }
 

@@ -49,8 +49,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn new(processes: Arc<[OwnedFd]>, rank: usize, world: usize) -> Waiter {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    pub(crate) fn new(processes: Arc<[OwnedFd]>, rank: usize, world: usize, cores: usize) -> Waiter {
         let (spins, yield_for) = if cfg!(loom) {
             // A model tries every order anyway, and shows nothing outdated to who has yielded.
             (0, Duration::ZERO)

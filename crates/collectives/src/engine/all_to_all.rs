@@ -1,6 +1,5 @@
 //! all_to_all: first the sizes, which only pairs of ranks know, then the data.
 
-use super::lanes::Job;
 use super::{Engine, Progress, Stop, Watch, Work, flow};
 use crate::arena::control::Counter;
 use crate::arena::verdict::Verdict;
@@ -59,13 +58,9 @@ impl Engine {
         if lanes == 1 {
             return self.exchange(&exchange, None, watch);
         }
-        let job = |lane: usize| -> Job {
-            let share = exchange.share(lane, lanes, dtype.size());
-            let (whole, left) = (watch.whole(self.arena.world()), watch.left());
-            Box::new(move |engine| engine.run_part(&Work::Exchange(share), &whole, left))
-        };
-        let jobs = (1..lanes).map(job).collect();
-        self.in_lanes(jobs, |engine| engine.exchange(&exchange.share(0, lanes, dtype.size()), None, watch))
+        let share = |lane: usize| exchange.share(lane, lanes, dtype.size());
+        let own = |engine: &mut Engine, share: &Exchange| engine.exchange(share, None, watch);
+        self.in_lanes(lanes, watch, share, |share| Work::Exchange(share), own)
     }
 
     pub(super) fn exchange(&mut self, exchange: &Exchange, fingerprint: Option<u64>, watch: &Watch) -> Progress {

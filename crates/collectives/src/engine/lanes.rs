@@ -10,11 +10,11 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::{Engine, Progress, Stop};
+use super::{Engine, Progress, Stop, Watch, Work};
 use crate::Error;
 
 /// What a lane is asked to do, with its own place in the arena.
-pub(super) type Job = Box<dyn FnOnce(&mut Engine) -> Result<(), Error> + Send>;
+type Job = Box<dyn FnOnce(&mut Engine) -> Result<(), Error> + Send>;
 
 /// The lanes of a rank beside the first.
 pub(super) struct Lanes {
@@ -92,8 +92,20 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Engine {
-    /// Runs the jobs in the lanes beside the first, and meanwhile the first one's part in this thread.
-    pub(super) fn in_lanes(&mut self, jobs: Vec<Job>, own: impl FnOnce(&mut Engine) -> Progress) -> Progress {
+    /// Has each of so many lanes do its share, the first one in this thread.
+    pub(super) fn in_lanes<S: Send + 'static>(
+        &mut self,
+        lanes: usize,
+        watch: &Watch,
+        share: impl Fn(usize) -> S,
+        as_work: fn(&S) -> Work<'_>,
+        own: impl FnOnce(&mut Engine, &S) -> Progress,
+    ) -> Progress {
+        let job = |lane: usize| -> Job {
+            let (share, whole, left) = (share(lane), watch.whole(self.arena.world()), watch.left());
+            Box::new(move |engine| engine.run_part(&as_work(&share), &whole, left))
+        };
+        let jobs: Vec<Job> = (1..lanes).map(job).collect();
         while self.lanes.threads.len() < jobs.len() {
             let number = self.lanes.threads.len() + 1;
             let lane = Lane::start(self.sibling(number)).map_err(Stop::Failed)?;
@@ -104,7 +116,7 @@ impl Engine {
         for (lane, job) in threads.iter().zip(jobs) {
             lane.jobs.send(job).expect("a lane takes jobs until it is dropped");
         }
-        let own = own(self);
+        let own = own(self, &share(0));
         let others = under_way.end();
         self.touched |= under_way.touched;
         drop(under_way);

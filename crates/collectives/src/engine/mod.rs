@@ -26,7 +26,7 @@ use crate::operation::{Operation, Source, Target, Whole};
 use crate::ticket::Output;
 use crate::{DataType, Error, Noticed, Rank, Reduction, plan};
 use all_to_all::Exchange;
-use lanes::{Job, Lanes};
+use lanes::Lanes;
 
 /// Barriers of the engine itself before the caller's first operation.
 const OWN_OPERATIONS: u64 = 2;
@@ -133,7 +133,7 @@ pub(crate) enum Work<'a> {
         outputs: Vec<Target>,
     },
     /// The bytes of an all_to_all, when the sizes are known.
-    Exchange(Exchange),
+    Exchange(&'a Exchange),
 }
 
 /// What every wait of an operation needs to know.
@@ -158,8 +158,10 @@ impl Watch {
     }
 }
 
-/// What a rank would like; all do as the most modest.
+/// What a rank has and would like; all do as the most modest.
 pub(crate) struct Wishes {
+    /// The cores this process may use.
+    pub(crate) cores: usize,
     /// Whether peers may read its memory.
     pub(crate) single_copy: bool,
     pub(crate) lanes: usize,
@@ -204,7 +206,7 @@ impl Engine {
         timeout: Duration,
     ) -> Result<Engine, Error> {
         let world = arena.world();
-        let waiter = Waiter::new(processes.into(), rank, world);
+        let waiter = Waiter::new(processes.into(), rank, world, wishes.cores);
         let mut engine = Engine::at_first_step(Arc::new(arena), waiter, members, hosts);
         // A word on the heap: threads of other ranks read it, too.
         let probe = Box::new(0x696e_7374_6570_0000_u64 | rank as u64);
@@ -393,16 +395,12 @@ impl Engine {
             }
             Work::Operation(operation) => {
                 let lanes = self.lanes.worth(operation.bytes_of_all(self.arena.world()));
-                let share = |lane: usize| operation.moved_to_lane(lane, lanes);
-                let job = |lane: usize| -> Job {
-                    let (share, whole, left) = (share(lane), watch.whole(self.arena.world()), watch.left());
-                    Box::new(move |engine| engine.run_part(&Work::Operation(&share), &whole, left))
-                };
                 if lanes == 1 {
                     return self.perform_here(operation, fingerprint, watch);
                 }
-                let jobs = (1..lanes).map(job).collect();
-                self.in_lanes(jobs, |engine| engine.perform_here(&share(0), fingerprint, watch))
+                let share = |lane: usize| operation.moved_to_lane(lane, lanes);
+                let own = |engine: &mut Engine, share: &Operation| engine.perform_here(share, fingerprint, watch);
+                self.in_lanes(lanes, watch, share, |share| Work::Operation(share), own)
             }
             Work::Spread { parts, output, dtype, reduction } => {
                 let flow = flow::spread(parts.clone(), *output, *dtype, *reduction, &self.whole_slots());

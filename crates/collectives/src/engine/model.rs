@@ -34,7 +34,7 @@ fn on_every_rank(rank_does: impl Fn(Engine, &Slots) + Copy + Send + 'static) {
 impl Engine {
     /// A place in an arena without the operations that usually come first.
     fn model(arena: Arc<Arena>, rank: usize) -> Engine {
-        let (waiter, members) = (Waiter::new(Arc::new([]), rank, arena.world()), (0..arena.world()).collect());
+        let (waiter, members) = (Waiter::new(Arc::new([]), rank, arena.world(), 1), (0..arena.world()).collect());
         let mut engine = Engine::at_first_step(arena, waiter, members, Vec::new());
         engine.small_bytes = engine.arena.slot_bytes();
         engine

@@ -123,10 +123,11 @@ class Work:
         return next((task for task in self._tasks(agent) if "--supervise-for" in task.cmdline()), None)
 
     def worker(self, agent: str = "one") -> psutil.Process | None:
-        """What runs the script, or is about to."""
+        """What runs the script, or is about to; not what was killed and has yet to be buried."""
         with contextlib.suppress(psutil.Error):
             if supervisor := self.supervisor(agent):
-                return next(iter(supervisor.children()), None)
+                living = (child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE)
+                return next(living, None)
         return None
 
     def _tasks(self, agent: str) -> Iterator[psutil.Process]:

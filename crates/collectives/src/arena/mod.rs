@@ -45,6 +45,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::Error;
+use crate::plan::step_bytes;
 use absent::Absent;
 use control::Control;
 use event::{AtomicU32, AtomicU64};
@@ -85,7 +86,7 @@ impl Layout {
     fn lane(self, number: usize) -> Lane {
         let Layout { world, slot_bytes, .. } = self;
         let first = Lane { start: size_of::<Header>().next_multiple_of(PAGE), world, slot_bytes };
-        let other = Lane { start: 0, slot_bytes: (slot_bytes / 8).next_multiple_of(PAGE), ..first };
+        let other = Lane { start: 0, slot_bytes: step_bytes(slot_bytes, world, world).next_multiple_of(PAGE), ..first };
         match number.checked_sub(1) {
             None => first,
             Some(before) => Lane { start: first.end() + before * other.end(), ..other },

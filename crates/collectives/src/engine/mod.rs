@@ -1,8 +1,8 @@
 //! One operation after the other on an arena.
 //!
 //! Every operation is a [`Flow`]: what a rank puts into its slot for a step, what it takes out of the others' (and may put
-//! back), what it then finds. The engine runs the steps, one ahead: a slot is filled while the peers still work
-//! on the step before. See [`crate::arena`] for the counters. All ranks derive the same flow from the fingerprint, which
+//! back), what it then finds. The engine runs the steps, one ahead: a slot is filled while the peers still work on the step
+//! before. See [`crate::arena`] for the counters. All ranks derive the same flow from the fingerprint, which
 //! they compare at the first step.
 #![expect(unsafe_code, reason = "copies between tensors and shared memory")]
 
@@ -77,7 +77,7 @@ struct View<'a> {
     base: u64,
     /// The most a step puts into a slot.
     step_bytes: usize,
-    /// What the ranks may compute on.
+    /// The cores this process may use.
     cores: usize,
 }
 

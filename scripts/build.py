@@ -1,20 +1,21 @@
-"""Builds what users get: the `instep` binary, the wheel, and a `.venv` in which both can be tried with torch.
+"""Builds the `instep` binary, the wheel, and a `.venv` in which both can be tried with torch.
 
-    python3 scripts/build.py             target/release/instep, dist/*.whl, .venv   (`make build`)
-    python3 scripts/build.py wheel       target/release/instep, dist/*.whl          (`make wheel`)
+    python3 scripts/build.py             target/quick/instep, build/quick/*.whl, .venv   (`make build`)
+    python3 scripts/build.py wheel       target/release/instep, dist/*.whl               (`make wheel`)
     python3 scripts/build.py venv        .venv with torch and the test tools, without instep
     python3 scripts/build.py pages       web/dist, the pages that the binary embeds
     python3 scripts/build.py check-pages the same, then their types and tests
     python3 scripts/build.py determined  build/determined, where the detached tests find Determined's client
     python3 scripts/build.py lock        requirements/lock.txt from the other requirements (`make lock`)
 
-How: a private environment with uv, maturin and zig is made once per machine. Cargo compiles with zig as C compiler and
-linker against glibc 2.28, so that the one binary also runs on older clusters; maturin compiles the extension module the
-same way and packs it with the binary into one manylinux_2_28 wheel. Meanwhile uv installs torch. Each step is skipped
-when its inputs have not changed.
+There are two builds. The quick one, for this machine, is what `make demo` and `make test` use: cargo's profile `quick`,
+which the Rust tests share, so that everything is compiled once. The portable one is what users install: whole-program
+optimisation, with zig as C compiler and linker against glibc 2.28, so that one wheel (manylinux_2_28) also runs on older
+clusters. In both, maturin packs the extension module and the binary into one wheel. Meanwhile uv installs torch. Each
+step is skipped when its inputs have not changed.
 
-Shared by all clones on a machine, in ~/.cache/instep: the private environment, and cargo's target folder (choose
-another with INSTEP_TARGET_DIR or CARGO_TARGET_DIR).
+A private environment with uv, maturin and zig is made once per machine, in ~/.cache/instep. There lies cargo's target
+folder too, shared by all clones (choose another with INSTEP_TARGET_DIR or CARGO_TARGET_DIR).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import audit
@@ -40,6 +42,7 @@ from project import (
     ROOT,
     VENV,
     VENV_PYTHON,
+    cargo_environment,
     colour,
     digest,
     fail,
@@ -53,7 +56,6 @@ from project import (
 # The oldest glibc the release runs on: RHEL 8, Debian 10, Ubuntu 18.10 and later. The wheel's tag says the same.
 GLIBC = audit.OLDEST_GLIBC
 TARGET = "x86_64-unknown-linux-gnu"
-BINARY = ROOT / "target" / "release" / "instep"
 WHEEL_DATA = ROOT / "python" / "instep.data"
 # Lies beside the package in site-packages and puts one of its folders behind site-packages on Python's path: there is
 # `smdistributed`, found only where SageMaker's own is not installed. A path alone: no code runs when Python starts.
@@ -63,6 +65,29 @@ LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "buil
 WHEEL_INPUTS = [
     ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")
 ]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to build: cargo's profile, and where the wheel goes."""
+
+    profile: str
+    wheels: Path
+    # Runs on other machines, old ones too.
+    portable: bool
+
+    @property
+    def binary(self) -> Path:
+        """The native binary."""
+        return ROOT / "target" / self.profile / "instep"
+
+    def built(self) -> list[Path]:
+        """List the wheels that were built this way."""
+        return sorted(self.wheels.glob("instep-*.whl"))
+
+
+QUICK = Kind("quick", BUILD / "quick", portable=False)
+PORTABLE = Kind("release", DIST, portable=True)
 
 
 def step(name: str, text: str) -> None:
@@ -124,6 +149,11 @@ def write_zig_wrappers(folder: Path) -> None:
         wrapper.chmod(0o755)
 
 
+def quick_environment(bin_folder: Path) -> dict[str, str]:
+    """Give the environment for a build on this machine alone."""
+    return {**cargo_environment(), "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+
+
 def release_environment(bin_folder: Path) -> dict[str, str]:
     """Give the environment for cargo and maturin: zig against the oldest glibc, target folder shared by clones."""
     suffix = TARGET.replace("-", "_")
@@ -139,48 +169,47 @@ def release_environment(bin_folder: Path) -> dict[str, str]:
     }
 
 
-def wheels() -> list[Path]:
-    """List the wheels in dist/."""
-    return sorted(DIST.glob("instep-*.whl"))
-
-
-def build_wheel(bin_folder: Path) -> Path:
+def build_wheel(bin_folder: Path, kind: Kind) -> Path:
     """Compile the binary and the extension and pack the wheel; do nothing when no input has changed."""
-    stamp = BUILD / "wheel.stamp"
+    stamp = BUILD / f"wheel-{kind.profile}.stamp"
     inputs = digest([*WHEEL_INPUTS, *pages.INPUTS, ROOT / "scripts" / "build.py"], str(bin_folder))
-    if stamped(stamp, inputs) and BINARY.is_file() and len(wheels()) == 1:
-        return wheels()[0]
+    if stamped(stamp, inputs) and kind.binary.is_file() and len(kind.built()) == 1:
+        return kind.built()[0]
     pages.build(bin_folder, step, uv_environment())
-    environment = release_environment(bin_folder)
+    environment = release_environment(bin_folder) if kind.portable else quick_environment(bin_folder)
+    target = ["--target", TARGET] if kind.portable else []
+    # The same packages as the tests, with the same features, so that nothing is compiled twice.
+    packages = ["--package", "instep"] if kind.portable else ["--workspace"]
+    compatibility = f"manylinux_{GLIBC.replace('.', '_')}" if kind.portable else "linux"
     first_error = "start with cargo's first error above"
     # The target folder is shared: nobody else may build between compiling and copying.
     with locked(target_dir() / "instep.lock", "another clone is building in the same target folder"):
-        step("binary", "cargo build --release")
+        step("binary", f"cargo build --profile {kind.profile}")
         run(
-            ["cargo", "build", "--release", "--target", TARGET, "--package", "instep"],
+            ["cargo", "build", "--profile", kind.profile, *target, *packages],
             what="build the binary",
             hint=first_error,
             env=environment,
         )
-        built = target_dir() / TARGET / "release" / "instep"
-        replace(built, BINARY)
+        built = target_dir() / (TARGET if kind.portable else "") / kind.profile / "instep"
+        replace(built, kind.binary)
         shutil.rmtree(WHEEL_DATA, ignore_errors=True)
         replace(built, WHEEL_DATA / "scripts" / "instep")
         write_path_file()
-        step("wheel", "maturin build --release")
+        step("wheel", f"maturin build --profile {kind.profile}")
         fresh = BUILD / "wheel"
         shutil.rmtree(fresh, ignore_errors=True)
         run(
             [
                 bin_folder / "maturin",
                 "build",
-                "--release",
-                "--target",
-                TARGET,
+                "--profile",
+                kind.profile,
+                *target,
                 "--compatibility",
-                f"manylinux_{GLIBC.replace('.', '_')}",
+                compatibility,
                 "--auditwheel",
-                "check",
+                "check" if kind.portable else "skip",
                 "--out",
                 fresh,
             ],
@@ -189,12 +218,13 @@ def build_wheel(bin_folder: Path) -> Path:
             env=environment,
         )
     [wheel] = fresh.glob("*.whl")
-    audit.check_wheel(wheel)
-    for old in wheels():
+    if kind.portable:
+        audit.check_wheel(wheel)
+    for old in kind.built():
         old.unlink()
-    replace(wheel, DIST / wheel.name)
+    replace(wheel, kind.wheels / wheel.name)
     stamp.write_text(inputs)
-    return DIST / wheel.name
+    return kind.wheels / wheel.name
 
 
 def write_path_file() -> None:
@@ -317,7 +347,7 @@ def build_all(bin_folder: Path) -> None:
     side = threading.Thread(target=environment, name="environment", daemon=True)
     side.start()
     try:
-        wheel = build_wheel(bin_folder)
+        wheel = build_wheel(bin_folder, QUICK)
     finally:
         side.join(timeout=0.5)
         if side.is_alive():
@@ -370,9 +400,9 @@ def main(arguments: list[str]) -> None:
         match command:
             case "build":
                 build_all(bin_folder)
-                made = "target/release/instep, dist, .venv"
+                made = "target/quick/instep, build/quick, .venv"
             case "wheel":
-                made = str(build_wheel(bin_folder).relative_to(ROOT))
+                made = str(build_wheel(bin_folder, PORTABLE).relative_to(ROOT))
             case "pages":
                 pages.build(bin_folder, step, uv_environment())
                 made = "web/dist"

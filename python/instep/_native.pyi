@@ -135,6 +135,9 @@ class DeviceGroup:
     def submit(self, operations: Sequence[Operation], stream: int, timeout: float, keep: object) -> DeviceTicket:
         """Begin operations on device memory, behind what `stream` has been given."""
 
+    def run(self, operations: Sequence[Operation], stream: int, timeout: float) -> None:
+        """Do operations on device memory, behind what `stream` has been given, and have `stream` wait for their end."""
+
     def close(self) -> None:
         """Wait for what is under way, and give the memory back."""
 

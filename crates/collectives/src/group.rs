@@ -15,10 +15,12 @@
 //! rank notice. A copy of the group in a forked child is dropped without any of that: it does not speak for its parent.
 #![expect(unsafe_code, reason = "callers vouch for buffers")]
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::arena::Arena;
 use crate::bound::{Bound, Met};
 use crate::call::{Call, Kind};
 use crate::diary::Diary;
@@ -128,6 +130,14 @@ impl Group {
     /// Why the group is aborted, if it is as far as this rank knows.
     pub fn failure(&self) -> Option<Error> {
         lock(&self.shared.queue).failure.clone()
+    }
+
+    /// The memory that the ranks share and a handle on every rank's process, in a group whose ranks all share memory.
+    pub(crate) fn shared_memory(&self) -> Option<(Arc<Arena>, Arc<[OwnedFd]>)> {
+        match lock(&self.shared.engine).as_ref()? {
+            Engine::Arena(engine) => Some((Arc::clone(engine.arena()), engine.processes())),
+            Engine::Streams(_) | Engine::Mixed(_) => None,
+        }
     }
 
     /// Queues an operation for the group's worker. What contradicts itself is refused at once.

@@ -13,7 +13,7 @@ use crate::errors;
 /// The ranks of a group, on the GPU they share.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct DeviceGroup {
-    engine: Mutex<Option<Engine>>,
+    engine: Mutex<Option<Arc<Engine>>>,
     stream: usize,
     is_shared: bool,
     label: Arc<str>,
@@ -60,7 +60,7 @@ impl DeviceGroup {
         match connected.map_err(|error| errors::collectives(py, &error, &label))? {
             Ok(engine) => {
                 let (stream, is_shared) = (engine.stream(), engine.is_shared());
-                Ok((Some(DeviceGroup { engine: Mutex::new(Some(engine)), stream, is_shared, label }), None))
+                Ok((Some(DeviceGroup { engine: Mutex::new(Some(Arc::new(engine))), stream, is_shared, label }), None))
             }
             Err(reason) => Ok((None, Some(reason))),
         }
@@ -95,18 +95,35 @@ impl DeviceGroup {
     ) -> PyResult<DeviceTicket> {
         let timeout = errors::duration(timeout)?;
         let operations = operations.iter().map(|operation| operation.get()).collect();
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        let engine = engine.as_ref().ok_or_else(|| errors::closed_group(py, &self.label))?;
+        let engine = self.engine(py)?;
+        // Somebody else's operation may be under way, so not with the interpreter's lock.
         // SAFETY: the caller's promise: see the documentation of the module.
-        let begun = unsafe { engine.submit(operations, stream, timeout) };
+        let begun = py.detach(|| unsafe { engine.submit(operations, stream, timeout) });
         let ticket = begun.map_err(|error| errors::collectives(py, &error, &self.label))?;
         ticket.ticket.when_finished(move |_| drop(keep));
         Ok(DeviceTicket { ticket, label: Arc::clone(&self.label) })
+    }
+
+    /// Do operations on device memory, behind what `stream` has been given, and have `stream` wait for their end.
+    fn run(&self, py: Python<'_>, operations: Vec<PyRef<'_, Operation>>, stream: usize, timeout: f64) -> PyResult<()> {
+        let timeout = errors::duration(timeout)?;
+        let operations = operations.iter().map(|operation| operation.get()).collect();
+        let engine = self.engine(py)?;
+        // SAFETY: the caller's promise: see the documentation of the module.
+        let done = py.detach(|| unsafe { engine.run(operations, stream, timeout) });
+        done.map_err(|error| errors::collectives(py, &error, &self.label))
     }
 
     /// Wait for what is under way, and give the memory back.
     fn close(&self, py: Python<'_>) {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(engine));
+    }
+}
+
+impl DeviceGroup {
+    fn engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        engine.ok_or_else(|| errors::closed_group(py, &self.label))
     }
 }

@@ -38,12 +38,20 @@ class Device:
         self, operations: list[Operation], staging: DeviceStaging, outputs: list[torch.Tensor], seconds: float
     ) -> DeviceWork:
         """Have the operations done, one after the other."""
+        ticket = self.native.submit(operations, self._lent(staging), seconds, staging.keep)
+        return DeviceWork(ticket, outputs, self)
+
+    def run(self, operations: list[Operation], staging: DeviceStaging, seconds: float) -> None:
+        """Do the operations, one after the other, and put the current stream behind them."""
+        self.native.run(operations, self._lent(staging), seconds)
+
+    def _lent(self, staging: DeviceStaging) -> int:
+        """Let our stream have the memory of an operation; give the current stream, which that is behind."""
         for tensor in staging.keep:
             # Their memory is not given to others before our stream is done with it.
             tensor.record_stream(self._stream)
-        current = torch.cuda.current_stream(self.device).cuda_stream
-        ticket = self.native.submit(operations, current, seconds, staging.keep)
-        return DeviceWork(ticket, outputs, self)
+        current: int = torch.cuda.current_stream(self.device).cuda_stream
+        return current
 
     def order(self, ticket: DeviceTicket) -> None:
         """Put the current stream behind an operation."""
@@ -52,6 +60,10 @@ class Device:
     def aside(self) -> torch.cuda.StreamContext:
         """Be on a stream that nobody else uses."""
         return torch.cuda.stream(self._side)
+
+    def abort(self) -> None:
+        """Fail everything under way, here and on the peers."""
+        self._signals.native.abort()
 
     def close(self) -> None:
         """Give everything back."""
@@ -104,10 +116,9 @@ class DeviceStaging(Staging):
         self, operations: list[Operation], outputs: list[torch.Tensor], seconds: float, *, wait: bool
     ) -> Work | None:
         """Have the operations done; None if the caller waits for them."""
-        work = self._device.begin(operations, self, outputs, seconds)
         if not wait and not self._back:
-            return work
-        work.wait()
+            return self._device.begin(operations, self, outputs, seconds)
+        self._device.run(operations, self, seconds)
         for tensor, copy in self._back:
             tensor.detach().copy_(copy)
         self._back.clear()

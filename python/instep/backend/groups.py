@@ -83,7 +83,7 @@ class _Member(Operations):
 
     def abort(self) -> None:
         """Fail everything under way, here and on the peers. Returns at once."""
-        self._link.native.abort()
+        self._link.abort()
 
     def get_error(self) -> c10d.ErrorType:
         """Whether the group is aborted, in torch's terms."""

@@ -102,7 +102,7 @@ class Link:
 
     def reconfigure(self, store: Store, rank: int, size: int, generation: int, seconds: float) -> int | None:
         """Give the group other peers; see `instep.backend.reconfigure`."""
-        self.native.abort()
+        self.abort()
         self._leave_devices()
         self.store, self.rank, self.size, self.generation = store, rank, size, generation
         self.sequence = 0
@@ -128,6 +128,13 @@ class Link:
             if device is not None:
                 device.close()
         self._devices.clear()
+
+    def abort(self) -> None:
+        """Fail everything under way, here and on the peers, and return at once."""
+        self.native.abort()
+        for device in self._devices.values():
+            if device is not None:
+                device.abort()
 
     def close(self) -> None:
         """Leave the group."""

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! header    magic, world, slot size, lanes, verdict (why the group is aborted, written once)
+//! flags     one line per rank: what streams of GPUs wait for (see `device::flags`), on pages of their own
 //! controls  one per rank: counters, fingerprints, futex
 //! rows      one per rank and buffer: sizes for each peer
 //! slots     two per rank, each a step's worth of data
@@ -56,8 +57,13 @@ pub(crate) const DEPTH: u64 = 2;
 /// More threads of a rank than this are not worth their memory.
 pub(crate) const MOST_LANES: usize = 8;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"instepA2");
+/// Bytes of a rank's line of flags.
+pub(crate) const FLAG_LINE: usize = 128;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"instepA3");
 const PAGE: usize = 4096;
+/// Where the flags lie: behind the header.
+const FLAGS: usize = size_of::<Header>().next_multiple_of(PAGE);
 
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
@@ -85,7 +91,7 @@ impl Layout {
     /// rank: where there is none, there are no other lanes.
     fn lane(self, number: usize) -> Lane {
         let Layout { world, slot_bytes, .. } = self;
-        let first = Lane { start: size_of::<Header>().next_multiple_of(PAGE), world, slot_bytes };
+        let first = Lane { start: FLAGS + self.flag_bytes(), world, slot_bytes };
         let other = Lane { start: 0, slot_bytes: step_bytes(slot_bytes, world, world).next_multiple_of(PAGE), ..first };
         match number.checked_sub(1) {
             None => first,
@@ -95,6 +101,10 @@ impl Layout {
 
     fn total(self) -> usize {
         self.lane(self.lanes).start
+    }
+
+    fn flag_bytes(self) -> usize {
+        (self.world * FLAG_LINE).next_multiple_of(PAGE)
     }
 }
 
@@ -243,6 +253,12 @@ impl Arena {
             std::slice::from_raw_parts(start.as_ptr(), words)
         };
         Row { words, world: self.layout.world }
+    }
+
+    /// Whole pages with a line of flags for each rank, zero at first; nobody here reads or writes them.
+    pub(crate) fn flags(&self) -> (*mut u8, usize) {
+        // SAFETY: the flags lie inside the mapping.
+        (unsafe { self.memory.base.add(FLAGS).as_ptr() }, self.layout.flag_bytes())
     }
 
     /// The slot of `rank` for the step: `slot_bytes` bytes, to be used under the protocol of this module.

@@ -15,7 +15,7 @@ type FunctionHandle = *mut c_void;
 type Device = c_int;
 type Status = c_int;
 
-/// How memory and events of another process are named.
+/// How memory of another process is named.
 pub(super) const HANDLE_BYTES: usize = 64;
 /// The device, whichever number it has in a process.
 pub(super) const UUID_BYTES: usize = 16;
@@ -27,10 +27,43 @@ struct Handle([u8; HANDLE_BYTES]);
 #[repr(C)]
 struct Uuid([u8; UUID_BYTES]);
 
+/// A copy of rows (CUDA_MEMCPY2D): where from, where to, and what.
+#[repr(C)]
+struct Rows {
+    from: Side,
+    to: Side,
+    row_bytes: usize,
+    rows: usize,
+}
+
+/// One side of it: memory of the host or of the device.
+#[repr(C)]
+struct Side {
+    x_bytes: usize,
+    y: usize,
+    kind: c_int,
+    host: *const c_void,
+    device: Address,
+    array: *mut c_void,
+    pitch: usize,
+}
+
+const MEMORY_OF_HOST: c_int = 1;
+const MEMORY_OF_DEVICE: c_int = 2;
+
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
-const EVENT_INTERPROCESS: c_uint = 4;
+const HOST_REGISTER_DEVICE_MAP: c_uint = 2;
+/// Compared as distances, so that counters may wrap around.
+const WAIT_UNTIL_AT_LEAST: c_uint = 0;
+/// Whatever the stream did before is visible to everybody who sees the value.
+const WRITE_WITH_BARRIER: c_uint = 0;
+const NOT_READY: Status = 600;
 const IPC_LAZY_PEER_ACCESS: c_uint = 1;
+
+/// A plain copy to the device of fewer bytes than this is sent among the commands for the multiprocessors, where it waits
+/// for this process's time slice; copies of several rows go to a copy engine, which does not (seen with driver 580).
+const SENT_AMONG_COMMANDS: usize = 32 << 10;
 
 /// What the driver says is wrong, for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,10 +106,15 @@ functions! {
     upload = c"cuMemcpyHtoD_v2"(Address, *const c_void, usize);
     copy_out = c"cuMemcpyDtoHAsync_v2"(*mut c_void, Address, usize, StreamHandle);
     copy_in = c"cuMemcpyHtoDAsync_v2"(Address, *const c_void, usize, StreamHandle);
+    copy_rows = c"cuMemcpy2DAsync_v2"(*const Rows, StreamHandle);
+    device_pointer = c"cuMemHostGetDevicePointer_v2"(*mut Address, *mut c_void, c_uint);
     pin = c"cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
     unpin = c"cuMemHostUnregister"(*mut c_void);
     stream_create = c"cuStreamCreate"(*mut StreamHandle, c_uint);
     stream_wait = c"cuStreamWaitEvent"(StreamHandle, EventHandle, c_uint);
+    stream_query = c"cuStreamQuery"(StreamHandle);
+    stream_wait_value = c"cuStreamWaitValue32_v2"(StreamHandle, Address, u32, c_uint);
+    stream_write_value = c"cuStreamWriteValue32_v2"(StreamHandle, Address, u32, c_uint);
     stream_synchronize = c"cuStreamSynchronize"(StreamHandle);
     event_create = c"cuEventCreate"(*mut EventHandle, c_uint);
     event_destroy = c"cuEventDestroy_v2"(EventHandle);
@@ -85,8 +123,6 @@ functions! {
     memory_handle = c"cuIpcGetMemHandle"(*mut Handle, Address);
     memory_open = c"cuIpcOpenMemHandle_v2"(*mut Address, Handle, c_uint);
     memory_close = c"cuIpcCloseMemHandle"(Address);
-    event_handle = c"cuIpcGetEventHandle"(*mut Handle, EventHandle);
-    event_open = c"cuIpcOpenEventHandle"(*mut EventHandle, Handle);
     module_load = c"cuModuleLoadData"(*mut ModuleHandle, *const c_void);
     module_unload = c"cuModuleUnload"(ModuleHandle);
     function = c"cuModuleGetFunction"(*mut FunctionHandle, ModuleHandle, *const c_char);
@@ -213,7 +249,17 @@ impl Gpu {
     /// Makes memory of this process one that the GPU reads and writes by itself, until [`Gpu::unpin`].
     pub(super) fn pin(&self, address: *mut c_void, bytes: usize) -> Result<(), Trouble> {
         // SAFETY: the driver tells memory that is none, and changes nothing that is in it.
-        self.driver.check("pin memory", unsafe { (self.driver.functions.pin)(address, bytes, 0) })
+        self.driver
+            .check("pin memory", unsafe { (self.driver.functions.pin)(address, bytes, HOST_REGISTER_DEVICE_MAP) })
+    }
+
+    /// Where the GPU finds pinned memory.
+    pub(super) fn device_address(&self, pinned: *mut c_void) -> Result<Address, Trouble> {
+        let mut address = 0;
+        // SAFETY: an out-parameter that lives here; the driver tells memory that is not pinned.
+        let status = unsafe { (self.driver.functions.device_pointer)(&raw mut address, pinned, 0) };
+        self.driver.check("reach pinned memory", status)?;
+        Ok(address)
     }
 
     /// Before pinned memory is given back.
@@ -237,21 +283,22 @@ impl Gpu {
         Ok(Stream { gpu: Arc::clone(self), handle })
     }
 
-    pub(super) fn event(self: &Arc<Self>, interprocess: bool) -> Result<Event, Trouble> {
+    pub(super) fn event(self: &Arc<Self>) -> Result<Event, Trouble> {
         let mut handle = null_mut();
-        let flags = EVENT_DISABLE_TIMING | if interprocess { EVENT_INTERPROCESS } else { 0 };
         // SAFETY: as above.
-        let status = unsafe { (self.driver.functions.event_create)(&raw mut handle, flags) };
+        let status = unsafe { (self.driver.functions.event_create)(&raw mut handle, EVENT_DISABLE_TIMING) };
         self.driver.check("make an event", status)?;
         Ok(Event { gpu: Arc::clone(self), handle })
     }
 
-    pub(super) fn open_event(self: &Arc<Self>, handle: [u8; HANDLE_BYTES]) -> Result<Event, Trouble> {
-        let mut opened = null_mut();
-        // SAFETY: as above.
-        let status = unsafe { (self.driver.functions.event_open)(&raw mut opened, Handle(handle)) };
-        self.driver.check("reach an event of another rank", status)?;
-        Ok(Event { gpu: Arc::clone(self), handle: opened })
+    /// Whether a stream, ours or somebody else's, has done everything it was given.
+    pub(super) fn is_idle(&self, stream: usize) -> Result<bool, Trouble> {
+        let stream = std::ptr::with_exposed_provenance_mut(stream);
+        // SAFETY: the caller vouches for its stream.
+        match unsafe { (self.driver.functions.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            status => self.driver.check("look at a stream", status).map(|()| true),
+        }
     }
 
     /// Compiles a program with one kernel.
@@ -367,6 +414,23 @@ impl Stream {
     /// SAFETY: as for `copy_out`.
     pub(super) unsafe fn copy_in(&self, target: Address, source: *const u8, bytes: usize) -> Result<(), Trouble> {
         let driver = self.gpu.driver;
+        if (2..SENT_AMONG_COMMANDS).contains(&bytes) {
+            // Two rows; the last byte of an odd number goes in two other ones, which overlap the first.
+            for skipped in 0..=bytes % 2 {
+                let pitch = bytes / 2;
+                let side = |kind, host, device| Side { x_bytes: 0, y: 0, kind, host, device, array: null_mut(), pitch };
+                let rows = Rows {
+                    from: side(MEMORY_OF_HOST, source.wrapping_add(skipped).cast(), 0),
+                    to: side(MEMORY_OF_DEVICE, null(), target + skipped as Address),
+                    row_bytes: pitch,
+                    rows: 2,
+                };
+                // SAFETY: the caller's promise, for parts of the memory.
+                let status = unsafe { (driver.functions.copy_rows)(&raw const rows, self.handle) };
+                driver.check("copy to the GPU", status)?;
+            }
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         let status = unsafe { (driver.functions.copy_in)(target, source.cast(), bytes, self.handle) };
         driver.check("copy to the GPU", status)
@@ -378,6 +442,26 @@ impl Stream {
 
     pub(super) fn record(&self, event: &Event) -> Result<(), Trouble> {
         self.gpu.record(self.number(), event)
+    }
+
+    /// Has what follows wait until a word, in pinned memory that the GPU reaches at this address, is at least `value`.
+    pub(super) fn wait_value(&self, word: Address, value: u32) -> Result<(), Trouble> {
+        let driver = self.gpu.driver;
+        // SAFETY: a stream that lives; the driver tells addresses that are none.
+        let status = unsafe { (driver.functions.stream_wait_value)(self.handle, word, value, WAIT_UNTIL_AT_LEAST) };
+        driver.check("have a stream wait for a flag", status)
+    }
+
+    /// Writes such a word when everything before is done.
+    pub(super) fn write_value(&self, word: Address, value: u32) -> Result<(), Trouble> {
+        let driver = self.gpu.driver;
+        // SAFETY: as above.
+        let status = unsafe { (driver.functions.stream_write_value)(self.handle, word, value, WRITE_WITH_BARRIER) };
+        driver.check("have a stream write a flag", status)
+    }
+
+    pub(super) fn is_idle(&self) -> Result<bool, Trouble> {
+        self.gpu.is_idle(self.number())
     }
 
     /// Waits on the host for everything.
@@ -412,15 +496,6 @@ impl Event {
         let driver = self.gpu.driver;
         // SAFETY: an event that lives.
         driver.check("wait for the GPU", unsafe { (driver.functions.event_synchronize)(self.handle) })
-    }
-
-    pub(super) fn shared(&self) -> Result<[u8; HANDLE_BYTES], Trouble> {
-        let mut handle = Handle([0; HANDLE_BYTES]);
-        let driver = self.gpu.driver;
-        // SAFETY: an out-parameter that lives here.
-        let status = unsafe { (driver.functions.event_handle)(&raw mut handle, self.handle) };
-        driver.check("share an event between processes", status)?;
-        Ok(handle.0)
     }
 }
 

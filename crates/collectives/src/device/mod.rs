@@ -5,44 +5,58 @@
 //! | `shared` | ranks that share one GPU, which NCCL refuses: exchanged on the device |
 //! | `staged` | all others, and what is so small that GPUs take longer: through memory of the host, pinned |
 //! | `layout` | an operation as what a rank lays out and takes: pure |
+//! | `flags` | what the GPU waits for: counters of all ranks, which the host can move too |
+//! | `watch` | lets streams pass that wait for a rank which is gone |
 //! | `signal` | what the hosts tell each other meanwhile |
 //! | `kernel` | reductions as programs of the GPU |
 //! | `driver` | the part of the CUDA driver that is used |
 //!
-//! Everything happens behind what the caller's stream has been given, and callers' streams wait for its end, on a stream
-//! and a thread of the group. The host side goes through a [`Group`] that serves for nothing else, so that operations on the
-//! GPU and on the host do not wait for each other. A rank that dies or does not come is noticed there, and named.
+//! Everything happens on a stream of the group, behind what the caller's stream has been given, and callers' streams wait
+//! for its end. [`DeviceGroup::submit`] has it ordered by a thread of the group, [`DeviceGroup::run`] by the caller's. The
+//! host side goes through a [`Group`] that serves for nothing else, so that operations on the GPU and on the host do not
+//! wait for each other. A rank that dies or does not come is noticed there, and named; what the GPU waits for is then
+//! released, so that nobody hangs in it.
+//!
+//! Shutdown, when a [`DeviceGroup`] is dropped: the thread does what is queued and waits for the stream, then the watch
+//! ends, then the memory goes.
 
 #![expect(unsafe_code, reason = "device memory of tensors comes as addresses")]
 
 mod driver;
+mod flags;
 mod kernel;
 mod layout;
 mod shared;
 mod signal;
 mod staged;
+mod watch;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use driver::{Event, Gpu, Stream, Trouble, UUID_BYTES};
+use flags::Flags;
 use instep_recorder::Entry;
 use shared::{Arena, Prepared};
 use signal::all_of;
-use staged::Stage;
+use staged::{Stage, Until};
+use watch::Watch;
 
 use crate::call::Call;
 use crate::diary::Diary;
 use crate::dtype::{DataType, Reduction};
 use crate::operation::Operation;
+use crate::queue::lock;
 use crate::ticket::{Output, Ticket};
 use crate::{Error, Group};
 
-/// Up to so many bytes of a rank tensors go through the host also where ranks share a GPU: it changes between their processes
-/// only at the end of its time slices.
-const SMALL: usize = 1 << 20;
+/// Up to so many bytes for each rank of the group, tensors go through the host also where ranks share a GPU. It runs their
+/// kernels in time slices, one process after the other, so that the more there are, the longer the smallest kernel takes;
+/// copies to and from the host do not wait for a slice. Measured on an H200, for 2, 4 and 8 ranks.
+const SMALL: usize = 512 << 10;
 
 /// What a rank can do; what all can do is done.
 const NOTHING: u8 = 0;
@@ -57,7 +71,11 @@ pub struct DeviceGroup {
     diary: Diary,
     /// Of this rank, and how many there are.
     place: (usize, usize),
+    /// Held by whoever gives the group something to do, so that everything has an order.
     jobs: Mutex<Option<Sender<Job>>>,
+    /// Jobs that the thread has not done yet.
+    queued: Arc<AtomicUsize>,
+    worker: Arc<Mutex<Worker>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,13 +88,19 @@ pub struct DeviceTicket {
 }
 
 struct Job {
+    task: Task,
+    done: Arc<Event>,
+    ticket: Ticket,
+}
+
+/// What is to be done.
+struct Task {
     operations: Vec<Operation>,
     /// What the flight recorder has of them.
     entries: Vec<Entry>,
-    ready: Event,
-    done: Arc<Event>,
+    /// What the caller's stream had been given, unless that was done already.
+    ready: Option<Event>,
     timeout: Duration,
-    ticket: Ticket,
 }
 
 impl DeviceTicket {
@@ -105,14 +129,18 @@ impl DeviceGroup {
         pin: bool,
         timeout: Duration,
     ) -> Result<Result<DeviceGroup, String>, Error> {
+        let rank = group.rank().0;
         let opened = Gpu::open(ordinal).and_then(|gpu| {
             gpu.enter()?;
             let stream = Arc::new(gpu.stream()?);
             let stage = Stage::new(&gpu, Arc::clone(&stream), pin)?;
             Ok((gpu, stream, stage))
         });
-        let prepared = match &opened {
-            Ok((gpu, ..)) if share => Prepared::new(gpu).ok(),
+        let prepared = match (&opened, group.shared_memory()) {
+            (Ok((gpu, stream, _)), Some((memory, processes))) if share => Flags::new(gpu, memory, rank, stream)
+                .map(Arc::new)
+                .and_then(|flags| Ok((Prepared::new(gpu, Arc::clone(&flags))?, flags, processes)))
+                .ok(),
             _ => None,
         };
         let able = match (&opened, &prepared) {
@@ -121,7 +149,8 @@ impl DeviceGroup {
             (Ok(_), Some(_)) => SHARED,
         };
         let mut greeting = vec![able];
-        greeting.extend(prepared.as_ref().map_or(vec![0; shared::GREETING], |prepared| prepared.greeting.clone()));
+        greeting
+            .extend(prepared.as_ref().map_or(vec![0; shared::GREETING], |(prepared, ..)| prepared.greeting.clone()));
         let greetings = all_of(&group, &greeting, timeout)?;
         let (gpu, stream, stage) = match opened {
             Ok(opened) if greetings.iter().all(|other| other[0] != NOTHING) => opened,
@@ -130,23 +159,26 @@ impl DeviceGroup {
         };
         let alike = |other: &Vec<u8>| other[..=UUID_BYTES] == greeting[..=UUID_BYTES];
         // What is prepared must not go before all have decided, because others may be opening it.
-        let arena = prepared.filter(|_| greetings.iter().all(alike)).map(|prepared| {
+        let shared = prepared.filter(|_| greetings.iter().all(alike)).and_then(|(prepared, flags, processes)| {
             let greetings: Vec<Vec<u8>> = greetings.iter().map(|other| other[1..].to_vec()).collect();
-            prepared.open(&greetings, group.rank().0, Arc::clone(&stream))
+            let arena = prepared.open(&greetings, rank, Arc::clone(&stream)).ok()?;
+            let watch = Watch::new(Arc::clone(&gpu), Arc::clone(&stream), flags, processes).ok()?;
+            Some(Shared { arena, watch })
         });
-        let arena = arena.and_then(Result::ok);
-        let verdicts = all_of(&group, &[u8::from(arena.is_some())], timeout)?;
-        let arena = arena.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
-        let place = (group.rank().0, group.world_size());
-        let (number, is_shared, diary) = (stream.number(), arena.is_some(), home.diary());
+        let verdicts = all_of(&group, &[u8::from(shared.is_some())], timeout)?;
+        let shared = shared.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
+        let place = (rank, group.world_size());
+        let (number, is_shared, diary) = (stream.number(), shared.is_some(), home.diary());
         let (jobs, queue) = channel();
-        let worker = Worker { gpu: Arc::clone(&gpu), stream, arena, stage, diary: diary.clone(), sequence: 0 };
+        let worker = Worker { gpu: Arc::clone(&gpu), group, stream, shared, stage, diary: diary.clone(), sequence: 0 };
+        let (worker, queued) = (Arc::new(Mutex::new(worker)), Arc::new(AtomicUsize::new(0)));
+        let (works, counts) = (Arc::clone(&worker), Arc::clone(&queued));
         let thread = std::thread::Builder::new()
             .name("instep-device".to_owned())
-            .spawn(move || worker.run(&group, &queue))
+            .spawn(move || work(&works, &queue, &counts))
             .map_err(|cause| Error::system("start a thread", cause))?;
         let (jobs, thread) = (Mutex::new(Some(jobs)), Some(thread));
-        Ok(Ok(DeviceGroup { gpu, stream: number, is_shared, diary, place, jobs, thread }))
+        Ok(Ok(DeviceGroup { gpu, stream: number, is_shared, diary, place, jobs, queued, worker, thread }))
     }
 
     /// Whether a reduction can be done on the GPU: all that the host can do.
@@ -174,30 +206,89 @@ impl DeviceGroup {
         stream: usize,
         timeout: Duration,
     ) -> Result<DeviceTicket, Error> {
+        let task = self.task(operations, stream, timeout)?;
+        self.queue(lock(&self.jobs).as_ref(), task)
+    }
+
+    /// Does operations on device memory, behind what `stream` has been given so far, and has `stream` wait for their end.
+    /// Returns when the GPU has been given everything; small ones are done by then.
+    ///
+    /// # Safety
+    /// As for [`DeviceGroup::submit`].
+    pub unsafe fn run(&self, operations: Vec<Operation>, stream: usize, timeout: Duration) -> Result<(), Error> {
+        let mut task = self.task(operations, stream, timeout)?;
+        let jobs = lock(&self.jobs);
+        if self.queued.load(Ordering::Acquire) > 0 || jobs.is_none() {
+            let ticket = self.queue(jobs.as_ref(), task)?;
+            drop(jobs);
+            ticket.ticket.join()?;
+            return ticket.order(stream);
+        }
+        // Nothing is queued, and nothing can be: no thread need be woken for this.
+        let mut worker = lock(&self.worker);
+        if worker.perform_all(&mut task, Until::HostKnows)? {
+            return Ok(());
+        }
+        let done = self.gpu.event()?;
+        worker.stream.record(&done)?;
+        Ok(self.gpu.order(stream, &done)?)
+    }
+
+    fn task(&self, operations: Vec<Operation>, stream: usize, timeout: Duration) -> Result<Task, Error> {
         let (rank, world) = self.place;
         let calls =
             operations.iter().map(|operation| operation.check(rank, world)).collect::<Result<Vec<Call>, Error>>()?;
         self.gpu.enter()?;
-        let ready = self.gpu.event(false)?;
-        self.gpu.record(stream, &ready)?;
-        let done = Arc::new(self.gpu.event(false)?);
-        let ticket = Ticket::new();
+        // A mark in a stream that has nothing to do would still have the GPU change to this process.
+        let ready = match self.gpu.is_idle(stream)? {
+            true => None,
+            false => {
+                let ready = self.gpu.event()?;
+                self.gpu.record(stream, &ready)?;
+                Some(ready)
+            }
+        };
         let entries = calls.iter().filter_map(|call| self.diary.submitted(call)).collect();
-        let job = Job { operations, entries, ready, done: Arc::clone(&done), timeout, ticket: ticket.clone() };
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        if !sent {
-            return Err(Error::NotConnected);
-        }
+        Ok(Task { operations, entries, ready, timeout })
+    }
+
+    fn queue(&self, jobs: Option<&Sender<Job>>, task: Task) -> Result<DeviceTicket, Error> {
+        let done = Arc::new(self.gpu.event()?);
+        let ticket = Ticket::new();
+        let jobs = jobs.ok_or(Error::NotConnected)?;
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        let job = Job { task, done: Arc::clone(&done), ticket: ticket.clone() };
+        jobs.send(job).map_err(|_| Error::NotConnected)?;
         Ok(DeviceTicket { ticket, gpu: Arc::clone(&self.gpu), done })
     }
 }
 
 impl Drop for DeviceGroup {
     fn drop(&mut self) {
-        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.jobs) = None;
         self.thread.take().into_iter().for_each(crate::group::join);
     }
+}
+
+/// What the thread of a group does.
+fn work(worker: &Mutex<Worker>, queue: &Receiver<Job>, queued: &AtomicUsize) {
+    let entered = lock(worker).gpu.enter();
+    while let Ok(Job { mut task, done, ticket }) = queue.recv() {
+        let result = entered.clone().map_err(Error::from).and_then(|()| {
+            let mut worker = lock(worker);
+            worker.perform_all(&mut task, Until::StreamKnows)?;
+            Ok(worker.stream.record(&done)?)
+        });
+        queued.fetch_sub(1, Ordering::AcqRel);
+        let output = if result.is_ok() { Output::Complete } else { Output::Undefined };
+        ticket.finish(result, output);
+    }
+    let worker = lock(worker);
+    if let Some(shared) = &worker.shared {
+        shared.arena.retire();
+    }
+    // Whatever is wrong now, nobody is there to be told.
+    let _ = worker.stream.synchronize();
 }
 
 /// One operation while it is done.
@@ -208,55 +299,57 @@ struct Turn<'a> {
     timeout: Duration,
 }
 
-/// What the thread of a group works with.
+/// Where the ranks share their GPU. The watch goes last: what the arena's memory waits for may need it.
+struct Shared {
+    arena: Arena,
+    watch: Watch,
+}
+
+/// What orders a group's operations.
 struct Worker {
     gpu: Arc<Gpu>,
+    group: Arc<Group>,
     stream: Arc<Stream>,
-    /// Where the ranks share their GPU.
-    arena: Option<Arena>,
+    shared: Option<Shared>,
     stage: Stage,
     diary: Diary,
     sequence: u64,
 }
 
 impl Worker {
-    fn run(mut self, group: &Group, queue: &Receiver<Job>) {
-        let entered = self.gpu.enter();
-        while let Ok(job) = queue.recv() {
-            let result = entered.clone().map_err(Error::from).and_then(|()| self.perform_all(&job, group));
-            let output = if result.is_ok() { Output::Complete } else { Output::Undefined };
-            job.ticket.finish(result, output);
-        }
-        if let Some(arena) = &self.arena {
-            arena.retire();
-        }
-        // Whatever is wrong now, nobody is there to be told.
-        let _ = self.stream.synchronize();
-    }
-
-    fn perform_all(&mut self, job: &Job, group: &Group) -> Result<(), Error> {
-        let mut entries = job.entries.clone();
-        let mut result = self.stream.wait(&job.ready).map_err(Error::from);
-        for (index, operation) in job.operations.iter().enumerate() {
+    /// Does everything, one after the other: whether the host knows that it is done.
+    fn perform_all(&mut self, task: &mut Task, until: Until) -> Result<bool, Error> {
+        let mut result = task.ready.as_ref().map_or(Ok(()), |ready| self.stream.wait(ready)).map_err(Error::from);
+        let mut is_done = false;
+        for (index, operation) in task.operations.iter().enumerate() {
             if result.is_ok() {
-                self.diary.started(entries.get_mut(index));
-                result = self.perform(operation, group, job.timeout);
+                self.diary.started(task.entries.get_mut(index));
+                // What comes before is done when the last one is.
+                let until = if index + 1 == task.operations.len() { until } else { Until::StreamKnows };
+                match self.perform(operation, task.timeout, until) {
+                    Ok(known) => is_done = known,
+                    Err(error) => result = Err(error),
+                }
             }
-            self.diary.ended(entries.get(index), result.is_ok());
+            self.diary.ended(task.entries.get(index), result.is_ok());
         }
-        result?;
-        Ok(self.stream.record(&job.done)?)
+        if result.is_err() {
+            // Also when only our GPU is at fault: the others must not wait for us.
+            self.group.abort();
+            self.shared.iter_mut().for_each(|shared| shared.watch.abort());
+        }
+        result.map(|()| is_done)
     }
 
-    fn perform(&mut self, operation: &Operation, group: &Group, timeout: Duration) -> Result<(), Error> {
-        let call = operation.check(group.rank().0, group.world_size())?;
-        let turn = Turn { call, group, sequence: self.sequence, timeout };
+    fn perform(&mut self, operation: &Operation, timeout: Duration, until: Until) -> Result<bool, Error> {
+        let call = operation.check(self.group.rank().0, self.group.world_size())?;
+        let turn = Turn { call, group: &self.group, sequence: self.sequence, timeout };
         self.sequence += 1;
         // Where parts may differ, all_to_all, not every rank would come to the same conclusion.
-        let small = (1..=SMALL).contains(&operation.bytes());
-        match &mut self.arena {
-            Some(arena) if !small => arena.perform(operation, &turn),
-            _ => self.stage.perform(operation, &turn),
+        let small = (1..=SMALL * self.group.world_size()).contains(&operation.bytes_of_all(self.group.world_size()));
+        match &mut self.shared {
+            Some(shared) if !small => shared.arena.perform(operation, &turn).map(|()| false),
+            _ => self.stage.perform(operation, &turn, until),
         }
     }
 }

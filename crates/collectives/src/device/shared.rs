@@ -1,21 +1,23 @@
 //! Ranks that share one GPU: arenas in device memory that all of them open through the driver (CUDA IPC).
 //!
 //! What they lay out and take is [`layout`](super::layout)'s. The host only passes signals: that everybody has *ordered*
-//! its part. That the parts are *done* is for the GPU to wait for, by events that all processes share, so that no thread
-//! waits for the GPU and a caller's stream goes on as with NCCL.
+//! its part. That the parts are *done* is for the GPU to wait for, by counters that all processes and their GPU reach
+//! ([`flags`](super::flags)), so that no thread waits for the GPU and a caller's stream runs on as with NCCL. They are not
+//! events, because nobody could let a stream pass that waits for an event of a process that was killed.
 //!
-//! In a chunk, with the two halves of the arena in turns:
+//! A *turn* is a chunk; the two halves of the arena are used in turns:
 //!
-//! 1. The stream waits until nobody reads this half of the arena any more, copies the input into it, marks *written*.
-//! 2. The signal: calls are compared, and everybody knows that the marks of all are set.
-//! 3. The stream waits for *written* of all, folds or copies what is wanted into the output, marks *read*.
+//! 1. The stream waits until nobody reads this half of the arena any more, copies the input into it, counts *written*.
+//! 2. The signal: calls are compared, and everybody knows that the counts of all are ordered.
+//! 3. The stream waits for *written* of all, folds or copies what is wanted into the output, counts *read*.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::Turn;
-use super::driver::{Event, Gpu, HANDLE_BYTES, Kernel, Memory, Stream, Trouble, UUID_BYTES};
+use super::driver::{Gpu, HANDLE_BYTES, Kernel, Memory, Stream, Trouble, UUID_BYTES};
+use super::flags::{Flags, Phase};
 use super::kernel;
 use super::layout::{Layout, Range, Take};
 use super::signal::{agree, signal};
@@ -25,132 +27,117 @@ use crate::operation::Operation;
 
 /// Bytes of one half of a rank's arena: what goes at once. Costs twice this of device memory for each rank and group.
 const HALF: usize = 32 << 20;
-const HALVES: usize = 2;
+const HALVES: u32 = 2;
 
-/// What a rank tells of itself: its device, its arena, its two marks for each half.
-pub(super) const GREETING: usize = UUID_BYTES + HANDLE_BYTES * (1 + 2 * HALVES);
+/// What a rank tells of itself: its device and its arena.
+pub(super) const GREETING: usize = UUID_BYTES + HANDLE_BYTES;
 
 /// What a rank has before it knows the others.
 pub(super) struct Prepared {
     gpu: Arc<Gpu>,
+    flags: Arc<Flags>,
     memory: Memory,
-    written: Vec<Event>,
-    read: Vec<Event>,
     pub(super) greeting: Vec<u8>,
 }
 
 impl Prepared {
-    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Prepared, Trouble> {
-        let memory = gpu.allocate(HALF * HALVES)?;
-        let marks = || (0..HALVES).map(|_| gpu.event(true)).collect::<Result<Vec<Event>, Trouble>>();
-        let (written, read) = (marks()?, marks()?);
+    pub(super) fn new(gpu: &Arc<Gpu>, flags: Arc<Flags>) -> Result<Prepared, Trouble> {
+        let memory = gpu.allocate(HALF * HALVES as usize)?;
         let mut greeting = gpu.uuid()?.to_vec();
         greeting.extend(memory.handle()?);
-        for event in written.iter().chain(&read) {
-            greeting.extend(event.shared()?);
-        }
-        Ok(Prepared { gpu: Arc::clone(gpu), memory, written, read, greeting })
+        Ok(Prepared { gpu: Arc::clone(gpu), flags, memory, greeting })
     }
 
     pub(super) fn open(self, greetings: &[Vec<u8>], rank: usize, stream: Arc<Stream>) -> Result<Arena, Trouble> {
-        let Prepared { gpu, memory, written, read, .. } = self;
-        let open = |greeting: &Vec<u8>| Peer::open(&gpu, greeting);
-        let mut peers = greetings[..rank].iter().map(open).collect::<Result<Vec<Peer>, Trouble>>()?;
-        peers.push(Peer { memory, written, read });
+        let Prepared { gpu, flags, memory, .. } = self;
+        let open = |greeting: &Vec<u8>| {
+            let mut handle = [0; HANDLE_BYTES];
+            handle.copy_from_slice(&greeting[UUID_BYTES..GREETING]);
+            gpu.open_memory(handle)
+        };
+        let mut halves = greetings[..rank].iter().map(open).collect::<Result<Vec<Memory>, Trouble>>()?;
+        halves.push(memory);
         for greeting in &greetings[rank + 1..] {
-            peers.push(open(greeting)?);
+            halves.push(open(greeting)?);
         }
-        let table = gpu.allocate(peers.len() * HALVES * size_of::<u64>())?;
+        let table = gpu.allocate(halves.len() * HALVES as usize * size_of::<u64>())?;
         let sources =
-            (0..HALVES).flat_map(|half| peers.iter().map(move |peer| peer.memory.address() + (half * HALF) as u64));
+            (0..HALVES as usize).flat_map(|half| halves.iter().map(move |own| own.address() + (half * HALF) as u64));
         let bytes: Vec<u8> = sources.flat_map(u64::to_ne_bytes).collect();
         gpu.upload(table.address(), &bytes)?;
-        Ok(Arena { gpu, rank, peers, table, stream, kernels: BTreeMap::new(), turn: 0 })
-    }
-}
-
-/// One rank's arena and marks, our own or another's.
-struct Peer {
-    memory: Memory,
-    written: Vec<Event>,
-    read: Vec<Event>,
-}
-
-impl Peer {
-    fn open(gpu: &Arc<Gpu>, greeting: &[u8]) -> Result<Peer, Trouble> {
-        let mut handles = greeting[UUID_BYTES..].chunks_exact(HANDLE_BYTES).map(|bytes| {
-            let mut handle = [0; HANDLE_BYTES];
-            handle.copy_from_slice(bytes);
-            handle
-        });
-        let mut next = || handles.next().unwrap_or([0; HANDLE_BYTES]);
-        let memory = gpu.open_memory(next())?;
-        let mut marks = || (0..HALVES).map(|_| gpu.open_event(next())).collect::<Result<Vec<Event>, Trouble>>();
-        let (written, read) = (marks()?, marks()?);
-        Ok(Peer { memory, written, read })
+        Ok(Arena { gpu, flags, rank, halves, table, stream, kernels: BTreeMap::new(), turn: 0 })
     }
 }
 
 /// The arenas of all ranks.
 pub(super) struct Arena {
     gpu: Arc<Gpu>,
+    flags: Arc<Flags>,
     rank: usize,
-    peers: Vec<Peer>,
+    /// Both halves of every rank, one behind the other: our own, and the others'.
+    halves: Vec<Memory>,
     /// The addresses of all ranks' halves, for the kernels.
     table: Memory,
     stream: Arc<Stream>,
     kernels: BTreeMap<(u8, u8), Kernel>,
-    turn: usize,
+    /// Turns so far.
+    turn: u32,
 }
 
 impl Arena {
     pub(super) fn perform(&mut self, operation: &Operation, turn: &Turn<'_>) -> Result<(), Error> {
-        let layout = Layout::of(operation, self.rank, self.peers.len());
+        let layout = Layout::of(operation, self.rank, self.halves.len());
         let step = layout.step(HALF);
         let mut chunks = layout.chunks(HALF);
         let mut chunk = 0;
         while chunk < chunks {
-            let half = self.turn % HALVES;
-            self.turn += 1;
-            self.lay_out(&layout, chunk, step, half)?;
+            self.flags.begin(self.turn);
+            self.lay_out(&layout, chunk, step)?;
             chunks = agree(turn, &signal(turn, chunks)?)?.max(chunks);
-            self.take(&layout, chunk, step, half)?;
+            self.take(&layout, chunk, step)?;
+            self.turn = self.turn.wrapping_add(1);
             chunk += 1;
         }
         Ok(())
     }
 
-    fn lay_out(&self, layout: &Layout, chunk: usize, step: usize, half: usize) -> Result<(), Trouble> {
-        for peer in &self.peers {
-            self.stream.wait(&peer.read[half])?;
-        }
-        let own = &self.peers[self.rank];
+    fn half(&self) -> usize {
+        (self.turn % HALVES) as usize
+    }
+
+    fn lay_out(&self, layout: &Layout, chunk: usize, step: usize) -> Result<(), Trouble> {
+        // This half was last used two turns ago.
+        self.wait_for_all(Phase::Read, self.turn.wrapping_sub(HALVES - 1))?;
         for (segment, give) in layout.gives.iter().enumerate() {
             if let Some(part) = give.chunk(chunk, step) {
-                let target = own.memory.address() + (half * HALF + segment * step) as u64;
+                let target = self.halves[self.rank].address() + (self.half() * HALF + segment * step) as u64;
                 self.copy(target, part.address, part.bytes)?;
             }
         }
-        self.stream.record(&own.written[half])
+        self.flags.write(&self.stream, self.rank, Phase::Written, self.turn.wrapping_add(1))
     }
 
-    fn take(&mut self, layout: &Layout, chunk: usize, step: usize, half: usize) -> Result<(), Trouble> {
-        for peer in &self.peers {
-            self.stream.wait(&peer.written[half])?;
-        }
+    fn take(&mut self, layout: &Layout, chunk: usize, step: usize) -> Result<(), Trouble> {
+        self.wait_for_all(Phase::Written, self.turn.wrapping_add(1))?;
         for take in &layout.takes {
             let Some(part) = take.target().chunk(chunk, step) else { continue };
             match take {
                 Take::Copy { rank, segment, .. } => {
-                    let source = self.peers[*rank].memory.address() + (half * HALF + segment * step) as u64;
+                    let source = self.halves[*rank].address() + (self.half() * HALF + segment * step) as u64;
                     self.copy(part.address, source, part.bytes)?;
                 }
                 Take::Fold { segment, dtype, reduction, .. } => {
-                    self.fold(part, (segment * step) as u64, half, *dtype, *reduction)?;
+                    self.fold(part, (segment * step) as u64, *dtype, *reduction)?;
                 }
             }
         }
-        self.stream.record(&self.peers[self.rank].read[half])
+        self.flags.write(&self.stream, self.rank, Phase::Read, self.turn.wrapping_add(1))
+    }
+
+    /// Has the stream wait until every other rank has counted so far.
+    fn wait_for_all(&self, phase: Phase, count: u32) -> Result<(), Trouble> {
+        let others = (0..self.halves.len()).filter(|rank| *rank != self.rank);
+        others.into_iter().try_for_each(|rank| self.flags.wait(&self.stream, rank, phase, count))
     }
 
     fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<(), Trouble> {
@@ -158,14 +145,7 @@ impl Arena {
         unsafe { self.stream.copy(target, source, bytes) }
     }
 
-    fn fold(
-        &mut self,
-        target: Range,
-        offset: u64,
-        half: usize,
-        dtype: DataType,
-        reduction: Reduction,
-    ) -> Result<(), Trouble> {
+    fn fold(&mut self, target: Range, offset: u64, dtype: DataType, reduction: Reduction) -> Result<(), Trouble> {
         let key = (dtype as u8, reduction.code());
         if !self.kernels.contains_key(&key) {
             let program = kernel::program(dtype, reduction).unwrap_or_default();
@@ -176,8 +156,8 @@ impl Arena {
             Reduction::PremultipliedSum(factor) => factor,
             _ => 1.0,
         };
-        let mut sources = self.table.address() + (half * self.peers.len() * size_of::<u64>()) as u64;
-        let (mut ranks, mut offset, mut to) = (self.peers.len() as u32, offset, target.address);
+        let mut sources = self.table.address() + (self.half() * self.halves.len() * size_of::<u64>()) as u64;
+        let (mut ranks, mut offset, mut to) = (self.halves.len() as u32, offset, target.address);
         let mut count = (target.bytes / kernel::element_size(dtype)) as u64;
         let mut factor = factor;
         let mut arguments: [*mut c_void; 6] = [
@@ -195,10 +175,7 @@ impl Arena {
 
     /// Has the stream wait until nobody reads our arena any more.
     pub(super) fn retire(&self) {
-        for event in self.peers.iter().flat_map(|peer| &peer.read) {
-            if self.stream.wait(event).is_err() {
-                return;
-            }
-        }
+        // A GPU that takes no orders does nothing to wait for.
+        let _ = self.wait_for_all(Phase::Read, self.turn);
     }
 }

@@ -50,17 +50,27 @@ struct Chunk {
     takes: Vec<(*mut u8, Range)>,
 }
 
+/// When an operation counts as done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The group's stream waits for its end.
+    StreamKnows,
+    /// The host has waited for its end, if it is so short that waiting on the GPU would take longer.
+    HostKnows,
+}
+
 impl Stage {
     pub(super) fn new(gpu: &Arc<Gpu>, stream: Arc<Stream>, pin: bool) -> Result<Stage, Trouble> {
         Ok(Stage { gpu: Arc::clone(gpu), stream, back: gpu.stream()?, pin, pieces: None })
     }
 
-    pub(super) fn perform(&mut self, operation: &Operation, turn: &Turn<'_>) -> Result<(), Error> {
+    /// Does an operation: whether the host has waited for its end.
+    pub(super) fn perform(&mut self, operation: &Operation, turn: &Turn<'_>, until: Until) -> Result<bool, Error> {
         let (rank, step) = (turn.group.rank().0, step(operation, turn.group.world_size()));
         if self.pieces.is_none() {
             self.pieces = Some([self.piece()?, self.piece()?]);
         }
-        let Some(pieces) = &self.pieces else { return Ok(()) };
+        let Some(pieces) = &self.pieces else { return Ok(false) };
         let fetch = |number: usize| {
             let piece = &pieces[number % pieces.len()];
             let chunk = Chunk::of(operation, rank, number, step, piece.memory.start.as_ptr());
@@ -87,15 +97,19 @@ impl Stage {
             self.back.record(&piece.gone)?;
             match after {
                 Some(after) => next = after,
+                None if until == Until::HostKnows => {
+                    piece.gone.synchronize()?;
+                    return Ok(true);
+                }
                 None => self.stream.wait(&piece.gone)?,
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn piece(&self) -> Result<Piece, Error> {
         let memory = HostMemory::new(&self.gpu, self.pin)?;
-        Ok(Piece { memory, here: self.gpu.event(false)?, gone: self.gpu.event(false)? })
+        Ok(Piece { memory, here: self.gpu.event()?, gone: self.gpu.event()? })
     }
 }
 

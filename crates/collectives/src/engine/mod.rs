@@ -13,6 +13,7 @@ mod lanes;
 mod model;
 mod small;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -272,6 +273,11 @@ impl Engine {
 
     pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.arena
+    }
+
+    /// A handle on every rank's process.
+    pub(crate) fn processes(&self) -> Arc<[OwnedFd]> {
+        Arc::clone(&self.waiter.processes)
     }
 
     /// The arena's number of the part that comes next, the same on every rank between two operations.

@@ -17,10 +17,10 @@ demo: build ## build, then train something distributed and show where to look
 test: ## everything CI runs, fastest first
 	@$(PYTHON) scripts/test.py all
 
-build: ## target/release/instep, the wheel in dist/, and a .venv with torch and instep
+build: ## target/quick/instep, and a .venv with torch and instep
 	@$(PYTHON) scripts/build.py build
 
-wheel: ## only the binary and the manylinux wheel
+wheel: ## the wheel that users install, in dist/: optimised, for old systems too
 	@$(PYTHON) scripts/build.py wheel
 
 check: ## lint and unit: the quick part of `make test`

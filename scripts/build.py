@@ -11,8 +11,7 @@
 There are two builds. The quick one, for this machine, is what `make demo` and `make test` use: cargo's profile `quick`,
 which the Rust tests share, so that everything is compiled once. The portable one is what users install: whole-program
 optimisation, with zig as C compiler and linker against glibc 2.28, so that one wheel (manylinux_2_28) also runs on older
-clusters. In both, maturin packs the extension module and the binary into one wheel. Meanwhile uv installs torch. Each
-step is skipped when its inputs have not changed.
+clusters; maturin packs it. Meanwhile uv installs torch. Each step is skipped when its inputs have not changed.
 
 A private environment with uv, maturin and zig is made once per machine, in ~/.cache/instep. There lies cargo's target
 folder too, shared by all clones (choose another with INSTEP_TARGET_DIR or CARGO_TARGET_DIR).
@@ -32,6 +31,7 @@ from pathlib import Path
 import audit
 import pages
 import system
+from pack import pack
 from project import (
     BOLD,
     BUILD,
@@ -149,11 +149,6 @@ def write_zig_wrappers(folder: Path) -> None:
         wrapper.chmod(0o755)
 
 
-def quick_environment(bin_folder: Path) -> dict[str, str]:
-    """Give the environment for a build on this machine alone."""
-    return {**cargo_environment(), "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-
-
 def release_environment(bin_folder: Path) -> dict[str, str]:
     """Give the environment for cargo and maturin: zig against the oldest glibc, target folder shared by clones."""
     suffix = TARGET.replace("-", "_")
@@ -172,59 +167,82 @@ def release_environment(bin_folder: Path) -> dict[str, str]:
 def build_wheel(bin_folder: Path, kind: Kind) -> Path:
     """Compile the binary and the extension and pack the wheel; do nothing when no input has changed."""
     stamp = BUILD / f"wheel-{kind.profile}.stamp"
-    inputs = digest([*WHEEL_INPUTS, *pages.INPUTS, ROOT / "scripts" / "build.py"], str(bin_folder))
+    own = [ROOT / "scripts" / name for name in ("build.py", "pack.py")]
+    inputs = digest([*WHEEL_INPUTS, *pages.INPUTS, *own], str(bin_folder))
     if stamped(stamp, inputs) and kind.binary.is_file() and len(kind.built()) == 1:
         return kind.built()[0]
     pages.build(bin_folder, step, uv_environment())
-    environment = release_environment(bin_folder) if kind.portable else quick_environment(bin_folder)
-    target = ["--target", TARGET] if kind.portable else []
-    # The same packages as the tests, with the same features, so that nothing is compiled twice.
-    packages = ["--package", "instep"] if kind.portable else ["--workspace"]
-    compatibility = f"manylinux_{GLIBC.replace('.', '_')}" if kind.portable else "linux"
-    first_error = "start with cargo's first error above"
     # The target folder is shared: nobody else may build between compiling and copying.
     with locked(target_dir() / "instep.lock", "another clone is building in the same target folder"):
-        step("binary", f"cargo build --profile {kind.profile}")
-        run(
-            ["cargo", "build", "--profile", kind.profile, *target, *packages],
-            what="build the binary",
-            hint=first_error,
-            env=environment,
-        )
-        built = target_dir() / (TARGET if kind.portable else "") / kind.profile / "instep"
-        replace(built, kind.binary)
-        shutil.rmtree(WHEEL_DATA, ignore_errors=True)
-        replace(built, WHEEL_DATA / "scripts" / "instep")
-        write_path_file()
-        step("wheel", f"maturin build --profile {kind.profile}")
         fresh = BUILD / "wheel"
         shutil.rmtree(fresh, ignore_errors=True)
-        run(
-            [
-                bin_folder / "maturin",
-                "build",
-                "--profile",
-                kind.profile,
-                *target,
-                "--compatibility",
-                compatibility,
-                "--auditwheel",
-                "check" if kind.portable else "skip",
-                "--out",
-                fresh,
-            ],
-            what="build the wheel",
-            hint=first_error,
-            env=environment,
-        )
-    [wheel] = fresh.glob("*.whl")
-    if kind.portable:
-        audit.check_wheel(wheel)
+        wheel = (portable_wheel if kind.portable else quick_wheel)(bin_folder, kind, fresh)
     for old in kind.built():
         old.unlink()
     replace(wheel, kind.wheels / wheel.name)
     stamp.write_text(inputs)
     return kind.wheels / wheel.name
+
+
+FIRST_ERROR = "start with cargo's first error above"
+
+
+def quick_wheel(_bin_folder: Path, kind: Kind, folder: Path) -> Path:
+    """Build for this machine: the packages and features of the tests, so that nothing is compiled twice."""
+    step("binary", f"cargo build --profile {kind.profile}")
+    run(
+        ["cargo", "build", "--profile", kind.profile, "--workspace"],
+        what="build the binary",
+        hint=FIRST_ERROR,
+        env=cargo_environment(),
+    )
+    built = target_dir() / kind.profile
+    collect_data(built / "instep", kind)
+    return pack(built / "lib_native.so", WHEEL_DATA, folder)
+
+
+def portable_wheel(bin_folder: Path, kind: Kind, folder: Path) -> Path:
+    """Build what users install, for this machine and older ones."""
+    environment = release_environment(bin_folder)
+    step("binary", f"cargo build --profile {kind.profile}")
+    run(
+        ["cargo", "build", "--profile", kind.profile, "--target", TARGET, "--package", "instep"],
+        what="build the binary",
+        hint=FIRST_ERROR,
+        env=environment,
+    )
+    collect_data(target_dir() / TARGET / kind.profile / "instep", kind)
+    step("wheel", f"maturin build --profile {kind.profile}")
+    run(
+        [
+            bin_folder / "maturin",
+            "build",
+            "--profile",
+            kind.profile,
+            "--target",
+            TARGET,
+            "--compatibility",
+            f"manylinux_{GLIBC.replace('.', '_')}",
+            "--auditwheel",
+            "check",
+            "--out",
+            folder,
+        ],
+        what="build the wheel",
+        hint=FIRST_ERROR,
+        env=environment,
+    )
+    [wheel] = folder.glob("*.whl")
+    audit.check_wheel(wheel)
+    return wheel
+
+
+def collect_data(binary: Path, kind: Kind) -> None:
+    """Put the binary where people find it, and with the `.pth` file into what the wheel carries beside the package."""
+    replace(binary, kind.binary)
+    shutil.rmtree(WHEEL_DATA, ignore_errors=True)
+    replace(binary, WHEEL_DATA / "scripts" / "instep")
+    write_path_file()
 
 
 def write_path_file() -> None:

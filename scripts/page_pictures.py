@@ -80,7 +80,7 @@ def main() -> None:
     if browser_path is None:
         fail("there is no chromium", hint="python3 scripts/system.py test")
     with tempfile.TemporaryDirectory() as folder:
-        command = [ROOT / "target/release/instep", "master", "--port", "0", "--db", Path(folder) / "a.db"]
+        command = [ROOT / "target/quick/instep", "master", "--port", "0", "--db", Path(folder) / "a.db"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as master, sync_playwright() as playwright:
             assert master.stdout is not None
             found = re.search(r"http://\S+", master.stdout.readline())

@@ -3,7 +3,7 @@
     python3 scripts/reference.py              write it
     python3 scripts/reference.py --check      only say whether it is fresh: exit status 1 if not
 
-The binary is target/release/instep, as `make build` leaves it; `--instep PATH` names another. The help of `instep demo`
+The binary is target/quick/instep, as `make build` leaves it; `--instep PATH` names another. The help of `instep demo`
 comes from the wheel in .venv, the same target's other product.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from project import ROOT, VENV, fail, say
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"
-BINARY = ROOT / "target" / "release" / "instep"
+BINARY = ROOT / "target" / "quick" / "instep"
 COLUMNS = 100
 
 HEADER = """\

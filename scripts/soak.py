@@ -50,7 +50,7 @@ def simulations(seeds: int) -> None:
     """Run every simulation of the decisions with schedules that nobody has seen before."""
     say(f"simulations, {seeds} fresh schedules each")
     run(
-        ["cargo", "test", "--quiet", "-p", "instep-policy"],
+        ["cargo", "test", "--profile", "quick", "--quiet", "-p", "instep-policy"],
         what="run the simulations",
         hint="SEED=... replays the schedule that failed",
         env={**cargo_environment(), "FRESH_SEEDS": str(seeds)},
@@ -61,7 +61,19 @@ def every_combination() -> None:
     """Compare every collective, type, reduction, number of ranks and way with a plain reference; CI takes a sample."""
     say("every combination of the collectives")
     run(
-        ["cargo", "test", "--quiet", "-p", "instep-collectives", "--test", "operations", "--", "--ignored"],
+        [
+            "cargo",
+            "test",
+            "--profile",
+            "quick",
+            "--quiet",
+            "-p",
+            "instep-collectives",
+            "--test",
+            "operations",
+            "--",
+            "--ignored",
+        ],
         what="run every combination",
         env=cargo_environment(),
     )
@@ -104,6 +116,7 @@ def main(arguments: list[str]) -> None:
     """Build, model, soak, fuzz."""
     system.require("soak")
     run([sys.executable, "scripts/build.py", "build"], what="build")
+    run([sys.executable, "scripts/build.py", "wheel"], what="build the wheel that users install")
     run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
     models()
     simulations(int(os.environ.get("SOAK_SEEDS", "20000")))

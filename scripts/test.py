@@ -25,6 +25,8 @@ import system
 from project import BOLD, DIM, GREEN, RED, ROOT, VENV, cargo_environment, colour, fail, run, say
 
 PYTHON_SOURCES = [name for name in ("python", "scripts", "tests", "bench", "examples") if (ROOT / name).is_dir()]
+# One profile for everything that cargo compiles here, the binary and the extension of the end-to-end tests included.
+QUICK = ["--profile", "quick"]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # The line of a tool's output that tells most: nextest's, pytest's and cargo test's totals.
 TOTALS = re.compile(r"^\s*Summary \[[^]]*\] (.+)$|^=+ (\d.* in .+?) =+$|^test result: (.+)$")
@@ -87,12 +89,12 @@ def rust_stages() -> list[Stage]:
         ),
         Stage(
             "clippy",
-            ["cargo", "clippy", "--quiet", *everything, "--", "-D", "warnings"],
+            ["cargo", "clippy", "--quiet", *QUICK, *everything, "--", "-D", "warnings"],
             'an exception is `#[expect(lint, reason = "...")]` on the item',
         ),
         Stage(
             "cargo doc",
-            ["cargo", "doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"],
+            ["cargo", "doc", "--quiet", *QUICK, "--workspace", "--no-deps", "--document-private-items"],
             "links in doc comments must resolve",
             {"RUSTDOCFLAGS": "-D warnings"},
         ),
@@ -122,15 +124,20 @@ def unit_stages(arguments: list[str], *, second_try: bool = False) -> list[Stage
     environment = {"NEXTEST_RETRIES": "1"} if second_try else {}
     return [
         Stage("rust tests", [*cargo_test(), *arguments], hint, environment, show_totals=True),
-        *([] if arguments else [Stage("doc tests", ["cargo", "test", "--workspace", "--doc", "--quiet"], hint)]),
+        *(
+            []
+            if arguments
+            else [Stage("doc tests", ["cargo", "test", *QUICK, "--workspace", "--doc", "--quiet"], hint)]
+        ),
     ]
 
 
 def cargo_test() -> list[str]:
     """Give the command for Rust tests: nextest where it is installed, else cargo's own."""
     if shutil.which("cargo-nextest"):
-        return ["cargo", "nextest", "run", "--config-file", "scripts/nextest.toml", "--no-tests", "pass", "--workspace"]
-    return ["cargo", "test", "--workspace", "--lib", "--bins", "--tests"]
+        nextest = ["cargo", "nextest", "run", "--config-file", "scripts/nextest.toml", "--no-tests", "pass"]
+        return [*nextest, "--cargo-profile", "quick", "--workspace"]
+    return ["cargo", "test", *QUICK, "--workspace", "--lib", "--bins", "--tests"]
 
 
 def simulation_stages(arguments: list[str]) -> list[Stage]:

@@ -39,7 +39,7 @@ def built(path: Path) -> Path:
 @pytest.fixture(scope="session")
 def instep() -> Path:
     """The native binary."""
-    return built(ROOT / "target" / "release" / "instep")
+    return built(ROOT / "target" / "quick" / "instep")
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +56,21 @@ def uv() -> Path:
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
+    """The wheel of this build."""
+    return only_wheel(ROOT / "build" / "quick", "make build")
+
+
+@pytest.fixture(scope="session")
+def portable_wheel() -> Path:
     """The wheel that users install."""
-    found = sorted((ROOT / "dist").glob("instep-*.whl"))
+    return only_wheel(ROOT / "dist", "make wheel")
+
+
+def only_wheel(folder: Path, made_by: str) -> Path:
+    """Give the one wheel in a folder, or fail the test saying how to make it."""
+    found = sorted(folder.glob("instep-*.whl"))
     if len(found) != 1:
-        pytest.fail(f"expected one wheel in dist/, found {len(found)}\nhint: run `make build` first", pytrace=False)
+        pytest.fail(f"expected one wheel in {folder}, found {len(found)}\nhint: run `{made_by}` first", pytrace=False)
     return found[0]
 
 

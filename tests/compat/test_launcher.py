@@ -53,7 +53,7 @@ def launcher(request: pytest.FixtureRequest) -> Launcher:
     venv = python.absolute().parent.parent
     if os.environ.get("INSTEP_COMPAT_LAUNCHER") == "torchrun":
         return Launcher.torchrun(venv)
-    binary = find_path(request, "instep", os.environ.get("INSTEP_COMPAT_BINARY"), ROOT / "target/release/instep")
+    binary = find_path(request, "instep", os.environ.get("INSTEP_COMPAT_BINARY"), ROOT / "target/quick/instep")
     return Launcher.instep(binary, venv)
 
 

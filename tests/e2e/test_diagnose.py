@@ -148,3 +148,44 @@ def test_a_cut_cable_is_told_from_ranks_that_do_not_come(
     answer = run(instep, "diagnose", "cut", "--json", env=environment).expect(3)
     (found,) = json.loads(answer.stdout)["jobs"]
     assert blamed(found["diagnosis"]["findings"]) == {(0, "network_cut"), (1, "network_cut")}, answer
+
+
+@pytest.mark.parametrize(("way", "expected"), [("sleeps", "in_user_code"), ("broadcasts", "in_another_collective")])
+def test_a_job_on_gloo_is_explained_by_its_stacks(
+    way: str, expected: str, instep: Path, python: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil
+) -> None:
+    environment = {"INSTEP_RUN_DIR": str(tmp_path / "run"), "PATH": "/usr/bin:/bin"}  # without py-spy
+    front = [str(instep), "run", "--standalone", "--python", str(python), "--nproc-per-node", "3"]
+    job = run.start(*front, str(SCRIPTS / "unrecorded.py"), str(tmp_path), way, env=environment)
+    wait_until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)), 90, lambda: job.stderr)
+
+    def diagnosed() -> list[dict[str, Any]]:
+        answer = run(instep, "diagnose", str(job.pid), "--json", env=environment)
+        findings: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"][0]["diagnosis"]["findings"]
+        assert answer.status == (3 if findings else 0), answer
+        return findings
+
+    # The others may not have come to the collective yet.
+    wait_until(lambda: blamed(diagnosed()) == {(LATE, expected)}, 30, lambda: str(diagnosed()))
+    answer = run(instep, "diagnose", str(job.pid), env=environment).expect(3)
+    assert answer.stdout.startswith("ranks 0 and 2 wait inside all_reduce at "), answer
+    assert "unrecorded.py" in answer.stdout and "no stacks" not in answer.stdout, answer
+    assert job.poll() is None, "a job that is diagnosed goes on"
+
+
+def test_a_script_that_handles_the_signal_itself_is_not_disturbed(
+    instep: Path, python: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil
+) -> None:
+    environment = {"INSTEP_RUN_DIR": str(tmp_path / "run"), "PATH": "/usr/bin:/bin"}
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, sys, time\nfrom pathlib import Path\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "signal.signal(49, lambda *_: (folder / 'disturbed').touch())\n"
+        "import torch\n(folder / 'ready').touch()\ntime.sleep(600)\n"
+    )
+    front = [str(instep), "run", "--standalone", "--python", str(python), "--nproc-per-node", "1"]
+    job = run.start(*front, str(script), env=environment)
+    wait_until((tmp_path / "ready").exists, 90, lambda: job.stderr)
+    run(instep, "diagnose", str(job.pid), env=environment).expect(0)
+    assert job.poll() is None and not (tmp_path / "disturbed").exists()

@@ -48,6 +48,7 @@ export interface Summary {
 export interface Trial {
   id: number;
   state: string;
+  taskId: string;
   startTime: string;
   endTime: string | null;
   hparams: Record<string, unknown> | null;

@@ -263,7 +263,7 @@ mod tests {
         assert!(share.claim().unwrap());
         assert!(!share.claim().unwrap());
         share.say_exit(&Exit::Killed).unwrap();
-        share.say_exit(&Exit::Code { code: 0 }).unwrap();
+        share.say_exit(&Exit::code(0)).unwrap();
         assert_eq!(share.exit(), Some(Exit::Killed));
     }
 

@@ -150,6 +150,9 @@ pub enum Exit {
     Code {
         /// What it returned; 128 + n after signal n.
         code: i32,
+        /// What went wrong, as far as the agent knows it: "rank 1: ValueError: bad shape".
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
     /// It never ran: the context, the folders or the program could not be prepared. Not the script's fault.
     Failed {
@@ -163,6 +166,13 @@ pub enum Exit {
         /// For people.
         why: String,
     },
+}
+
+impl Exit {
+    /// By itself with this code, of which nothing else is known.
+    pub fn code(code: i32) -> Exit {
+        Exit::Code { code, why: None }
+    }
 }
 
 /// From the master.
@@ -294,7 +304,7 @@ mod tests {
     #[test]
     fn messages_say_what_they_are() {
         let share = Share { allocation: "7.u.1".to_owned(), resources: "r".to_owned() };
-        let exited = Report::Exited { share: share.clone(), exit: Exit::Code { code: 1 } };
+        let exited = Report::Exited { share: share.clone(), exit: Exit::code(1) };
         let text = serde_json::to_string(&exited).unwrap();
         assert_eq!(
             text,

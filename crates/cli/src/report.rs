@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::fmt::{self, Write};
 
+use instep_launch::Outcome;
 use instep_launch::Plan;
+use instep_launch::cause::Cause;
 use instep_launch::failure::Failure;
 use instep_launch::fold::describe_ranks;
-use instep_launch::supervisor::Outcome;
 
 use crate::console::{self, paint};
 
@@ -92,18 +93,33 @@ fn render(program: &str, outcome: &Outcome) -> String {
     let mut text = format!("{}\n{}\n", rule("="), paint("31;1", &format!("{program} {end}")));
     text.extend(reason.map(|reason| format!("{reason}\n")));
     let root = outcome.root_cause().filter(|failure| outcome.signal.is_none() || !failure.stopped);
-    if let Some(root) = root {
-        text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Root cause (first failure):")));
-        text.push_str(&details(root));
+    match (&outcome.cause, root) {
+        (Some(Cause::Failed { .. }), Some(root)) => {
+            text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Root cause (first failure):")));
+            text.push_str(&details(root));
+        }
+        (Some(Cause::Failed { .. }) | None, _) => {}
+        (Some(_), _) => {
+            let sentence = outcome.explanation().unwrap_or_default();
+            text.push_str(&format!("{}\n{}\n  {sentence}\n", rule("-"), paint("1", "Root cause:")));
+            text.push_str(&root.map(details).unwrap_or_default());
+        }
     }
-    let others: Vec<&Failure> = outcome.failures.iter().filter(|failure| Some(*failure) != root).collect();
+    // Where the cause itself is not to be seen, what was seen first comes with all that is known of it.
+    let first = outcome.first_failure().filter(|_| root.is_none() && outcome.signal.is_none());
+    if let Some(first) = first {
+        text.push_str(&format!("{}\n{}\n{}", rule("-"), paint("1", "First failure seen:"), details(first)));
+    }
+    let shown = root.or(first);
+    let others: Vec<&Failure> = outcome.failures.iter().filter(|failure| Some(*failure) != shown).collect();
     if !others.is_empty() {
-        let title = if root.is_some() { "Then:" } else { "Workers:" };
+        let title = if shown.is_some() { "Then:" } else { "Workers:" };
         text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", title)));
         text.push_str(&grouped(&others));
     }
-    let logs = outcome.log_directory.as_ref().map(|directory| format!("logs: {}\n", directory.display()));
-    let hint = root.and_then(hint).map(|hint| format!("{} {hint}\n", paint("36", "hint:")));
+    let folder = outcome.log_directory.as_ref().map(|directory| directory.display().to_string());
+    let logs = instep_launch::environment::command_for_logs().or(folder).map(|logs| format!("logs: {logs}\n"));
+    let hint = shown.and_then(hint).map(|hint| format!("{} {hint}\n", paint("36", "hint:")));
     if logs.is_some() || hint.is_some() {
         text.push_str(&format!("{}\n{}{}", rule("-"), logs.unwrap_or_default(), hint.unwrap_or_default()));
     }
@@ -121,7 +137,8 @@ fn details(failure: &Failure) -> String {
         ("exitcode", format!("{} ({process}){signal}", failure.exit.0)),
         ("time", time.with_timezone(&chrono::Local).format("%Y-%m-%d_%H:%M:%S").to_string()),
     ];
-    rows.extend(failure.error_file.clone().map(|path| ("error_file", path)));
+    let error_file = failure.error_file.clone().filter(|_| instep_launch::environment::command_for_logs().is_none());
+    rows.extend(error_file.map(|path| ("error_file", path)));
     rows.extend(failure.message.clone().map(|message| ("error", message.replace('\n', "\n    "))));
     let mut text: String = rows.iter().map(|(name, value)| format!("  {name:<10}: {value}\n")).collect();
     let (title, lines): (&str, Vec<&str>) = match &failure.traceback {
@@ -165,7 +182,7 @@ fn hint(failure: &Failure) -> Option<&'static str> {
         (Some("SIGABRT"), _) => Some("the process aborted itself; the last lines above usually say why"),
         (_, 127) => Some("check the name of the program, and PATH"),
         (_, 126) => Some("make the program executable: chmod +x"),
-        (None, _) if failure.message.is_none() && failure.last_lines.is_empty() => Some(
+        (None, code) if code != 0 && failure.message.is_none() && failure.last_lines.is_empty() => Some(
             "the worker left no output; wrap its main function with torch's elastic `record` to see the exception here",
         ),
         _ => None,
@@ -175,8 +192,10 @@ fn hint(failure: &Failure) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::render;
-    use instep_launch::failure::{ExitStatus, Failure};
-    use instep_launch::supervisor::Outcome;
+    use instep_launch::Outcome;
+    use instep_launch::blame::{Blame, Kind};
+    use instep_launch::cause::Round;
+    use instep_launch::failure::{ExitStatus, Failure, root_cause};
     use std::time::{Duration, SystemTime};
 
     fn failure(rank: usize, exit: i32, stopped: bool) -> Failure {
@@ -188,6 +207,9 @@ mod tests {
             exit: ExitStatus(exit),
             time: 1_700_000_000.0 + rank as f64,
             stopped,
+            after_stop: stopped,
+            blame: None,
+            sentence: None,
             error_file: None,
             message: None,
             traceback: None,
@@ -197,6 +219,7 @@ mod tests {
 
     fn outcome(failures: Vec<Failure>) -> Outcome {
         Outcome {
+            cause: root_cause(&failures, Round { world_size: 4, last_word: true }),
             success: false,
             reason: Some("rank 1 on node-a exited with code 3; restarts are off (--max-restarts 0)".to_owned()),
             signal: None,
@@ -234,6 +257,28 @@ mod tests {
             let at = rest.find(part).unwrap_or_else(|| panic!("{part} is missing or out of order in\n{text}"));
             rest = &rest[at + part.len()..];
         }
+    }
+
+    #[test]
+    fn a_rank_that_left_is_named_before_those_that_waited_for_it() {
+        let blame = Blame { kind: Kind::Lost, ranks: vec![2], operation: Some("all_reduce".to_owned()) };
+        let lost = |rank: usize| Failure { blame: Some(blame.clone()), ..failure(rank, 1, false) };
+        let text = render("train.py", &outcome(vec![lost(0), lost(1), failure(2, 0, false), lost(3)]));
+        let expected =
+            "Root cause:\n  rank 2 on node-a ended with exit code 0 while rank 0 waited in all_reduce\n  rank      : 2";
+        assert!(text.contains(expected) && text.contains("ranks 0-1,3 exited with code 1"), "{text}");
+    }
+
+    #[test]
+    fn without_a_known_cause_the_first_failure_is_shown_with_all_that_is_known() {
+        let blame = Blame { kind: Kind::Lost, ranks: Vec::new(), operation: None };
+        let mut lost = Failure { blame: Some(blame), ..failure(0, 1, false) };
+        lost.last_lines = vec!["RuntimeError: Connection closed by peer".to_owned()];
+        let text = render("train.py", &outcome(vec![lost, failure(1, -15, true)]));
+        let (cause, seen) = text.split_once("First failure seen:").expect("both");
+        assert!(cause.contains("Root cause:\n  not known: rank 0 lost"), "{text}");
+        assert!(seen.contains("rank      : 0") && seen.contains("    | RuntimeError: Connection closed"), "{text}");
+        assert!(seen.contains("rank 1 stopped by instep"), "{text}");
     }
 
     #[test]

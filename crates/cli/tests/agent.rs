@@ -108,15 +108,15 @@ fn orders_are_done_once_and_ends_are_told_until_thanked_for() {
     connection.order(&order);
     connection.order(&order);
     assert_eq!(connection.report(PATIENCE), Some(Report::Started { share: share("one") }));
-    assert_eq!(exit_of(&mut connection, "one"), Exit::Code { code: 4 });
+    assert_eq!(exit_of(&mut connection, "one"), Exit::code(4));
     // The order comes again, after a lost message; the share is not run again.
     connection.order(&order);
-    assert_eq!(exit_of(&mut connection, "one"), Exit::Code { code: 4 });
+    assert_eq!(exit_of(&mut connection, "one"), Exit::code(4));
     assert_eq!(fs::read_to_string(&mark).unwrap(), "x\n");
     drop(connection);
     let mut connection = master.agent(600);
     assert_eq!(connection.hello.shares.len(), 1);
-    assert_eq!(connection.hello.shares[0].exit, Some(Exit::Code { code: 4 }));
+    assert_eq!(connection.hello.shares[0].exit, Some(Exit::code(4)));
     connection.order(&Order::Forget { share: share("one") });
     connection.order(&stop("one"));
     assert!(matches!(exit_of(&mut connection, "one"), Exit::Lost { why } if why.contains("does not know")));

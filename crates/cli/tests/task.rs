@@ -167,7 +167,7 @@ fn a_task_finds_everything_and_its_output_arrives() {
         ]);
         let (share, exit) = case.run(options);
         let output = case.master.output();
-        assert_eq!(exit, Exit::Code { code: 3 }, "{output}");
+        assert_eq!(exit, Exit::code(3), "{output}");
         for expected in [
             "a note of the master",
             "New trial runner in (container share-1) on agent agent-0: {",
@@ -197,12 +197,12 @@ fn a_task_finds_everything_and_its_output_arrives() {
 fn programs_and_modules_that_are_missing_are_explained() {
     let case = Case::of("python3 -m no_such_module_anywhere");
     let (_, exit) = case.run(&[]);
-    assert_eq!(exit, Exit::Code { code: 1 });
+    assert_eq!(exit, Exit::code(1));
     assert!(case.master.output().contains("which has no `no_such_module_anywhere`"), "{}", case.master.output());
     let mut case = Case::of("");
     case.order.start.entrypoint = Entrypoint::Arguments(vec!["no-such-program".to_owned()]);
     let (_, exit) = case.run(&[]);
-    assert_eq!(exit, Exit::Code { code: 127 });
+    assert_eq!(exit, Exit::code(127));
     assert!(case.master.output().contains("`no-such-program` is not there"), "{}", case.master.output());
 }
 
@@ -229,7 +229,7 @@ fn storage_that_cannot_be_used_ends_the_trial() {
     let config = json!({"checkpoint_storage": {"type": "directory", "container_path": file}});
     case.order.start.environment.insert("DET_EXPERIMENT_CONFIG".to_owned(), config.to_string());
     let (_, exit) = case.run(&[]);
-    assert_eq!(exit, Exit::Code { code: 1 });
+    assert_eq!(exit, Exit::code(1));
     assert!(case.master.output().contains("Checkpoint storage validation failed"), "{}", case.master.output());
 }
 
@@ -302,7 +302,7 @@ fn a_task_that_hears_nothing_ends_by_itself() {
 fn a_share_is_run_once() {
     let case = Case::of("echo ran");
     let (share, exit) = case.run(&[]);
-    assert_eq!(exit, Exit::Code { code: 0 });
+    assert_eq!(exit, Exit::code(0));
     let again = Command::new(env!("CARGO_BIN_EXE_instep")).arg("task").arg(share.path()).status().unwrap();
     assert!(again.success());
     assert_eq!(case.master.output().matches("ran\n").count(), 1);
@@ -320,7 +320,7 @@ fn root_runs_tasks_as_the_user_they_belong_to() {
     for options in [&[][..], &["--plain"][..]] {
         let (share, exit) = case.run(options);
         let output = case.master.output();
-        assert_eq!(exit, Exit::Code { code: 0 }, "{output}");
+        assert_eq!(exit, Exit::code(0), "{output}");
         assert!(output.contains("65534\n65534\n65534\n"), "{output}");
         share.remove().unwrap();
     }
@@ -342,7 +342,7 @@ fn host_folders_are_seen_where_they_are_wanted() {
         case.order.start.mounts = vec![mount];
         let (_, exit) = case.run(options);
         let output = case.master.output();
-        assert_eq!(exit, Exit::Code { code: 0 }, "{output}");
+        assert_eq!(exit, Exit::code(0), "{output}");
         assert!(output.contains("found\n"), "{output}");
         // Without a namespace it is a link, which cannot forbid anything.
         assert_eq!(output.contains("read only\n"), options.is_empty(), "{output}");
@@ -361,7 +361,7 @@ fn host_folders_are_seen_where_they_are_wanted() {
 fn a_flood_arrives_whole_and_in_order() {
     let case = Case::of("seq 1 200000");
     let (_, exit) = case.run(&[]);
-    assert_eq!(exit, Exit::Code { code: 0 });
+    assert_eq!(exit, Exit::code(0));
     let output = case.master.output();
     let numbers: Vec<u32> = output.lines().filter_map(|line| line.parse().ok()).collect();
     assert_eq!(numbers, (1..=200_000).collect::<Vec<_>>());

@@ -21,6 +21,8 @@ pub struct Evidence {
     pub records: Option<Snapshot>,
     /// What its threads do.
     pub stacks: Stacks,
+    /// Its main thread was at the same place whenever it was looked at.
+    pub still: bool,
 }
 
 /// What the kernel says of a process.

@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 
 use instep_recorder::{Snapshot, ask, folder, process};
 
+use crate::dump;
 use crate::evidence::{Condition, Evidence, Stacks};
 use crate::job::Job;
 use crate::stacks;
 
 /// How long a process may take to say what it does: a second to get the interpreter, and then some.
 const ANSWER_WITHIN: Duration = Duration::from_millis(2500);
+/// How often those without records are looked at, and the time between: ranks that wait for each other do so all the time.
+const LOOKS: usize = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// A script that is longer is not looked into.
 const LONGEST_SCRIPT: u64 = 4 << 20;
 /// Characters of a line that are shown.
@@ -26,6 +30,8 @@ struct Found {
     records: Option<PathBuf>,
     /// The launcher started this process itself.
     listed: bool,
+    /// Of its job.
+    folder: PathBuf,
 }
 
 /// What is known of all ranks in these folders; without stacks nobody is asked anything.
@@ -60,9 +66,9 @@ fn in_folder(folder: &Path) -> Vec<Found> {
             let stacks = Stacks::Unknown("nobody asked".to_owned());
             let records = Some(snapshot);
             let waits_in = process::waits_in(process);
-            let evidence = Evidence { rank, host, process, condition, waits_in, records, stacks };
+            let evidence = Evidence { rank, host, process, condition, waits_in, records, stacks, still: false };
             let listed = job.workers.iter().any(|worker| worker.process == process);
-            Found { evidence, records: Some(path), listed }
+            Found { evidence, records: Some(path), listed, folder: folder.to_owned() }
         })
         .collect();
     for worker in &job.workers {
@@ -77,8 +83,9 @@ fn in_folder(folder: &Path) -> Vec<Found> {
                 waits_in: process::waits_in(worker.process),
                 records: None,
                 stacks: Stacks::Unknown("nobody asked".to_owned()),
+                still: false,
             };
-            found.push(Found { evidence, records: None, listed: true });
+            found.push(Found { evidence, records: None, listed: true, folder: folder.to_owned() });
         }
     }
     found
@@ -117,7 +124,11 @@ fn ask_all(found: &mut [Found]) {
         })
         .collect();
     let outside_by = deadline + ANSWER_WITHIN;
+    ask_unrecorded(found);
     for (one, request) in found.iter_mut().zip(requests) {
+        if one.evidence.records.is_none() && one.evidence.stacks.main().is_some() {
+            continue;
+        }
         let answer = one.records.as_ref().zip(request).map(|(path, number)| ask::answer(path, number, deadline));
         one.evidence.stacks = match (one.evidence.condition, answer) {
             (Condition::Alive(_), Some(Some(text))) => understood(&text),
@@ -125,6 +136,33 @@ fn ask_all(found: &mut [Found]) {
             (Condition::Alive(_), None) => outside(one.evidence.process, "it cannot be asked", outside_by),
             (condition, _) => Stacks::Unknown(format!("its process is {}", condition.name())),
         };
+    }
+}
+
+/// Asks those without records, by the signal that they are ready for: several times, to see who does not move.
+fn ask_unrecorded(found: &mut [Found]) {
+    let unrecorded = |one: &&mut Found| one.records.is_none() && matches!(one.evidence.condition, Condition::Alive(_));
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        let asked: Vec<(&mut Found, dump::Dump)> = found
+            .iter_mut()
+            .filter(unrecorded)
+            .filter_map(|one| dump::request(&one.folder, one.evidence.process).map(|dump| (one, dump)))
+            .collect();
+        if asked.is_empty() {
+            return;
+        }
+        let deadline = Instant::now() + ANSWER_WITHIN;
+        for (one, asked) in asked {
+            let threads = dump::answer(&asked, deadline).map(|text| stacks::from_dump(&text)).unwrap_or_default();
+            let unmoved = threads.first() == one.evidence.stacks.main();
+            one.evidence.still = unmoved && (look == 1 || one.evidence.still) && !threads.is_empty();
+            if !threads.is_empty() {
+                one.evidence.stacks = Stacks::Known { threads, held: false };
+            }
+        }
     }
 }
 

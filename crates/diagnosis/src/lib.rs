@@ -10,6 +10,7 @@
 //!
 //! What is said is what was seen. Where something could not be seen, that is said, too.
 
+mod dump;
 pub mod evidence;
 pub mod gather;
 pub mod job;

@@ -97,8 +97,10 @@ pub fn render(diagnosis: &Diagnosis, evidence: &[Evidence], now: u64, line: Sour
             text.extend(found.map(|one| stack(one, line)));
         }
     }
-    // Without records nobody is blamed, and everybody may be.
-    let silent = evidence.iter().filter(|one| one.records.is_none() && one.stacks.main().is_some());
+    // Without records one may be blamed wrongly: all are shown.
+    let causes = || diagnosis.findings.iter().flat_map(|finding| &finding.causes);
+    let is_shown = |one: &Evidence| causes().any(|cause| Some(cause.rank) == one.rank);
+    let silent = evidence.iter().filter(|one| one.records.is_none() && one.stacks.main().is_some() && !is_shown(one));
     text.extend(silent.take(MOST_RANKS).map(|one| stack(one, line)));
     for remark in &diagnosis.remarks {
         // Infallible, as all writing to a string.
@@ -118,6 +120,9 @@ pub fn verdict(diagnosis: &Diagnosis, evidence: &[Evidence]) -> String {
         text = match (evidence.is_empty(), evidence.iter().any(|one| one.records.is_some())) {
             (true, _) => "no rank has left a trace yet\n".to_owned(),
             (_, true) => "nothing is stuck: no operation is overdue\n".to_owned(),
+            (_, false) if evidence.iter().any(|one| one.stacks.main().is_some()) => {
+                "no rank is dead or stopped, and their stacks show none that keeps others waiting\n".to_owned()
+            }
             (_, false) => {
                 "no rank is dead or stopped; whether one is stuck cannot be told without records\n".to_owned()
             }

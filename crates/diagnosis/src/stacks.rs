@@ -169,7 +169,7 @@ pub fn activity(thread: &Thread) -> Activity<'_> {
 }
 
 /// Whether a file is Python's or a package's, and not the script's.
-fn is_library(file: &str) -> bool {
+pub(crate) fn is_library(file: &str) -> bool {
     file.contains("/site-packages/")
         || file.contains("/dist-packages/")
         || file.contains("/lib/python3")

@@ -6,13 +6,14 @@
 
 mod chain;
 mod operations;
+mod unrecorded;
 
 use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::evidence::{Condition, Evidence, Stacks};
-use crate::stacks::{Activity, activity, reads};
+use crate::stacks::{Activity, Frame, Thread, activity, is_library, reads};
 pub use operations::Stuck;
 use operations::{Key, stuck_operations};
 
@@ -105,8 +106,9 @@ pub fn diagnose(evidence: &[Evidence], now: u64, patience: Duration, line: Sourc
     let keys = stuck_operations(evidence, now, patience);
     let mut findings: Vec<Finding> = keys.iter().map(|key| examine(key, &keys, evidence, line)).collect();
     chain::resolve(&mut findings);
+    findings.extend(unrecorded::examine(evidence, line));
     findings.extend(lone_processes(evidence, &findings));
-    for finding in &mut findings {
+    for finding in findings.iter_mut().filter(|finding| finding.sentence.is_empty()) {
         finding.sentence = crate::report::sentence(finding);
     }
     Diagnosis { findings, remarks: remarks(evidence) }
@@ -172,32 +174,40 @@ fn absence(rank: u32, one: &Evidence, key: &Key, keys: &[Key], line: SourceLine<
             return other.map_or_else(|| cause(Class::Unknown, format!("what it does is not known: {reason}")), waits);
         }
     };
-    let place = |frame: &crate::stacks::Frame| match line(&frame.file, frame.line) {
-        Some(text) => format!("{frame}: `{text}`"),
-        None => frame.to_string(),
-    };
-    let holds = if held { ", and holds the interpreter in native code" } else { "" };
-    match threads.first().map_or(Activity::Nothing, activity) {
-        Activity::Communicates => other.map_or_else(|| elsewhere_in_torch(rank, one), waits),
-        Activity::Data(frame) => cause(Class::WaitingForData, format!("it waits for data at {}{holds}", place(frame))),
-        Activity::Own(frame) if line(&frame.file, frame.line).is_some_and(|text| reads(&text)) => {
-            cause(Class::WaitingForData, format!("it waits for data at {}{holds}", place(frame)))
-        }
-        Activity::Own(frame) => cause(Class::InUserCode, format!("it is in user code at {}{holds}", place(frame))),
-        Activity::Nothing => {
-            other.map_or_else(|| cause(Class::Unknown, "it has no Python frames: it starts or ends".to_owned()), waits)
-        }
-    }
+    let nothing = || cause(Class::Unknown, "it has no Python frames: it starts or ends".to_owned());
+    let Some(thread) = threads.first() else { return other.map_or_else(nothing, waits) };
+    busy_with(rank, thread, held, line).unwrap_or_else(|| match (other, activity(thread)) {
+        (Some(other), _) => waits(other),
+        // In torch.distributed, but in nothing that is recorded as stuck.
+        (None, Activity::Communicates) => cause(Class::InAnotherCollective, format!("it is inside {}", called(thread))),
+        (None, _) => nothing(),
+    })
 }
 
-/// In torch.distributed, but in nothing that is recorded as stuck.
-fn elsewhere_in_torch(rank: u32, one: &Evidence) -> Cause {
-    let frames = one.stacks.main().map(|thread| thread.frames.as_slice()).unwrap_or_default();
-    let called = frames.iter().rev().find(|frame| frame.file.contains("/torch/")).map(|frame| frame.function.as_str());
-    let script = frames.iter().rev().find(|frame| !frame.file.contains("/lib/python3"));
+/// What a rank does instead of waiting for others; none if that is what it does.
+fn busy_with(rank: u32, thread: &Thread, held: bool, line: SourceLine<'_>) -> Option<Cause> {
+    let holds = if held { ", and holds the interpreter in native code" } else { "" };
+    let text = |frame: &Frame| line(&frame.file, frame.line);
+    let (class, what, frame) = match activity(thread) {
+        Activity::Communicates | Activity::Nothing => return None,
+        Activity::Data(frame) => (Class::WaitingForData, "it waits for data", frame),
+        Activity::Own(frame) if text(frame).is_some_and(|text| reads(&text)) => {
+            (Class::WaitingForData, "it waits for data", frame)
+        }
+        Activity::Own(frame) => (Class::InUserCode, "it is in user code", frame),
+    };
+    let place = text(frame).map_or_else(|| frame.to_string(), |text| format!("{frame}: `{text}`"));
+    Some(Cause { rank, class, why: format!("{what} at {place}{holds}") })
+}
+
+/// The function of torch that a script is in, and where it called it: "all_reduce at train.py:88 in main".
+fn called(thread: &Thread) -> String {
+    // torch wraps its functions to log their calls.
+    let of_torch = |frame: &&Frame| frame.file.contains("/torch/") && frame.function != "wrapper";
+    let called = thread.frames.iter().rev().find(of_torch).map(|frame| frame.function.as_str());
+    let script = thread.frames.iter().find(|frame| !is_library(&frame.file));
     let at = script.map(|frame| format!(" at {frame}")).unwrap_or_default();
-    let why = format!("it is inside {}{at}", called.unwrap_or("torch.distributed"));
-    Cause { rank, class: Class::InAnotherCollective, why }
+    format!("{}{at}", called.unwrap_or("torch.distributed"))
 }
 
 fn gone(rank: u32, one: &Evidence) -> Option<Cause> {

@@ -26,6 +26,8 @@ use crate::worker::{FileLimit, Spawn, Worker};
 /// The shell's exit codes for a command that is not there, or cannot be run.
 const EXIT_NOT_FOUND: i32 = 127;
 const EXIT_NOT_EXECUTABLE: i32 = 126;
+/// How many last lines a report shows.
+const SHOWN_LINES: usize = 20;
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -35,8 +37,8 @@ pub(crate) struct Attempt {
     workers: Vec<Worker>,
     files: Vec<WorkerFiles>,
     host: String,
-    /// What the launcher has told the workers to end with.
-    sent: Option<Signal>,
+    /// What the launcher has told the workers to end with, and when, in seconds since 1970.
+    sent: Option<(Signal, f64)>,
 }
 
 /// Where workers come from.
@@ -154,24 +156,21 @@ impl Attempt {
         })
     }
 
-    /// The workers that have ended since the last call and did not end well.
+    /// The workers that have ended since the last call, well or not.
     pub(crate) fn ended(&mut self, console: &mut dyn Console) -> Vec<Failure> {
-        let mut failures = Vec::new();
+        let mut ends = Vec::new();
         for index in 0..self.workers.len() {
             if !self.workers[index].has_ended() {
                 continue;
             }
             let (rank, local_rank) = (self.workers[index].rank, self.workers[index].local_rank);
             self.output.drain(local_rank, console);
-            match self.workers[index].exit {
-                Some(exit) if !exit.success() => {
-                    let pid = self.workers[index].pid.as_raw();
-                    failures.push(self.describe(rank, local_rank, pid, exit, None));
-                }
-                _ => {}
+            if let Some(exit) = self.workers[index].exit {
+                let pid = self.workers[index].pid.as_raw();
+                ends.push(self.describe(rank, local_rank, pid, exit, None));
             }
         }
-        failures
+        ends
     }
 
     /// Workers alive.
@@ -191,7 +190,7 @@ impl Attempt {
 
     /// Signals every worker that is alive, with its children.
     pub(crate) fn signal(&mut self, signal: Signal) {
-        self.sent = Some(signal);
+        self.sent = Some((signal, self.sent.map_or_else(seconds_since_1970, |(_, since)| since)));
         for worker in self.workers.iter().filter(|worker| worker.exit.is_none()) {
             worker.signal(signal);
         }
@@ -228,19 +227,26 @@ impl Attempt {
         let files = self.files.get(local_rank);
         let error_path: Option<PathBuf> = files.and_then(|files| files.error_file.clone()).filter(|path| path.exists());
         let error = error_path.as_deref().and_then(failure::read_error_file);
-        let ended_by_us = self.sent.is_some_and(|sent| exit.0 == -(sent as i32));
+        let mut lines = files.map(|files| self.output.last_lines(local_rank, files)).unwrap_or_default();
+        let (found, blame) = failure::last_words(rank, exit, error.as_ref(), &lines);
+        lines.drain(..lines.len().saturating_sub(SHOWN_LINES));
+        let written = error.as_ref().and_then(|error| error.time);
         Failure {
             rank,
             local_rank,
             host: self.host.clone(),
             pid,
             exit,
-            time: error.as_ref().and_then(|error| error.time).unwrap_or_else(seconds_since_1970),
-            stopped: ended_by_us,
+            time: written.unwrap_or_else(seconds_since_1970),
+            stopped: self.sent.is_some_and(|(sent, _)| exit.0 == -(sent as i32)),
+            // Error files count in whole seconds.
+            after_stop: self.sent.is_some_and(|(_, since)| written.is_none_or(|time| time >= since.floor())),
+            blame,
+            sentence: None,
             error_file: error_path.map(|path| path.to_string_lossy().into_owned()),
-            message: message.or_else(|| error.as_ref().map(|error| error.message.clone())),
+            message: message.or(found),
             traceback: error.and_then(|error| error.traceback),
-            last_lines: files.map(|files| self.output.last_lines(local_rank, files)).unwrap_or_default(),
+            last_lines: lines,
         }
     }
 }

@@ -11,6 +11,8 @@ use crate::control::Start;
 pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 /// Where a worker writes its exception; also read from our own environment when we are somebody's worker.
 pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+/// Set by an agent for its tasks: the command that shows what ranks wrote, since folders here go with the task.
+const SHOW_LOGS: &str = "INSTEP_SHOW_LOGS";
 /// Prefix of tee'd lines, where the option was not given.
 pub const LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// Seconds before SIGKILL at shutdown, where the option was not given.
@@ -56,6 +58,11 @@ pub enum EnvironmentError {
         /// What it holds.
         devices: String,
     },
+}
+
+/// The command that people are to use in place of the folder with logs, if there is one.
+pub fn command_for_logs() -> Option<String> {
+    std::env::var(SHOW_LOGS).ok().filter(|command| !command.is_empty())
 }
 
 /// The variables one worker gets on top of the launcher's own environment (`inherited`).

@@ -13,6 +13,10 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::blame::{self, Blame, Kind};
+use crate::cause::{self, Cause, Round, WorkerEnd};
+use crate::fold::describe_ranks;
+
 /// An error file larger than this is cut when read: it is shown to people.
 const MAX_ERROR_FILE_BYTES: u64 = 1 << 20;
 
@@ -49,7 +53,7 @@ impl ExitStatus {
     }
 }
 
-/// One worker that did not end well.
+/// One worker that has ended; mostly one that did not end well.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
     /// Rank in the world.
@@ -66,6 +70,15 @@ pub struct Failure {
     pub time: f64,
     /// The launcher ended it because another worker had failed.
     pub stopped: bool,
+    /// It ended, in whatever way, after the launcher had told it to.
+    #[serde(default)]
+    pub after_stop: bool,
+    /// Whom its last words blame, if it failed because of another rank.
+    #[serde(default)]
+    pub blame: Option<Blame>,
+    /// What to say of it where its exit alone would mislead.
+    #[serde(default)]
+    pub sentence: Option<String>,
     /// Where the worker wrote its exception.
     pub error_file: Option<String>,
     /// The exception: type and text.
@@ -79,6 +92,9 @@ pub struct Failure {
 impl Failure {
     /// "rank 1 on node-b exited with code 3 (ValueError: no)".
     pub fn describe(&self) -> String {
+        if let Some(sentence) = &self.sentence {
+            return sentence.clone();
+        }
         let because = match &self.message {
             Some(message) => format!(" ({})", shortened(message.lines().next().unwrap_or_default())),
             None => String::new(),
@@ -96,11 +112,81 @@ fn shortened(line: &str) -> String {
     }
 }
 
-/// The failure that came first: workers the launcher ended itself are never the cause if there is another.
-pub fn root_cause(failures: &[Failure]) -> Option<&Failure> {
-    failures
+/// Who caused the end of a round, from those that have ended, well or not; see [`cause::root_cause`].
+pub fn root_cause(ends: &[Failure], round: Round) -> Option<Cause> {
+    let known: Vec<WorkerEnd> = ends
         .iter()
-        .min_by(|a, b| (a.stopped, a.time).partial_cmp(&(b.stopped, b.time)).unwrap_or(std::cmp::Ordering::Equal))
+        .map(|end| WorkerEnd {
+            rank: end.rank,
+            success: end.exit.success(),
+            time: end.time,
+            stopped: end.stopped,
+            after_stop: end.after_stop,
+            blame: end.blame.clone(),
+        })
+        .collect();
+    cause::root_cause(&known, round)
+}
+
+/// The cause as people read it.
+pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
+    let of = |rank: usize| ends.iter().find(|end| end.rank == rank);
+    match cause {
+        Cause::Failed { rank } => of(*rank).map_or_else(|| format!("rank {rank} failed"), Failure::describe),
+        Cause::Absent { ranks, waiting, kind, operation } => {
+            let first = ranks.first().and_then(|rank| of(*rank));
+            let who = match (ranks.as_slice(), first) {
+                ([rank], Some(end)) => format!("rank {rank} on {}", end.host),
+                (ranks, _) => describe_ranks(ranks),
+            };
+            let place = operation.as_ref().map_or_else(|| " for it".to_owned(), |name| format!(" in {name}"));
+            match (first.filter(|end| !end.after_stop), kind) {
+                (Some(end), _) if end.exit.success() => {
+                    format!("{who} ended with exit code 0 while rank {waiting} waited{place}")
+                }
+                (_, Kind::Lost) => format!("{who} left, while rank {waiting} waited{place}"),
+                (_, Kind::Late | Kind::Disagreement) => {
+                    format!("{who} did not come, and rank {waiting} waited{place} until its time-out")
+                }
+            }
+        }
+        Cause::Disagreement { ranks, noticed_by } => {
+            let who = if ranks.is_empty() { "ranks".to_owned() } else { describe_ranks(ranks) };
+            let text = of(*noticed_by).and_then(|end| end.message.as_ref()).and_then(|message| message.lines().next());
+            format!("{who} do not call the same operations with the same sizes: {}", text.unwrap_or_default())
+        }
+        Cause::Unknown { consequences } => format!(
+            "not known: {} lost other ranks or waited for them in vain, and none is known to have failed by itself",
+            describe_ranks(consequences)
+        ),
+    }
+}
+
+/// What a worker's exception is, and whom it blames: from its error file, or else from its last lines.
+pub(crate) fn last_words(
+    rank: usize,
+    exit: ExitStatus,
+    error: Option<&ErrorFile>,
+    lines: &[String],
+) -> (Option<String>, Option<Blame>) {
+    let aborted = exit.0 == -(Signal::SIGABRT as i32);
+    if exit.success() || exit.0 < 0 && !aborted {
+        return (error.map(|error| error.message.clone()), None);
+    }
+    let chain = match error {
+        Some(ErrorFile { traceback: Some(traceback), .. }) => blame::exceptions(traceback.lines()),
+        Some(error) => vec![blame::Exception::bare(&error.message)],
+        None => blame::exceptions(lines.iter().map(String::as_str)),
+    };
+    let blame = blame::of_exceptions(&chain, rank).or_else(|| blame::of_abort(lines, rank).filter(|_| aborted));
+    // The last one is what Python shows, unless it only came of the first.
+    let told = if blame.is_none() && chain.last().is_some_and(|last| last.blames_others(rank)) {
+        chain.first()
+    } else {
+        chain.last()
+    };
+    let message = error.map(|error| error.message.clone()).or_else(|| told.map(|exception| exception.line.clone()));
+    (message, blame)
 }
 
 /// What an error file says.
@@ -169,7 +255,9 @@ pub fn write_error_file(to: &Path, message: &str, seconds_since_1970: u64) -> st
 
 #[cfg(test)]
 mod tests {
-    use super::{ErrorFile, ExitStatus, Failure, parse_error_file, root_cause};
+    use super::{ErrorFile, ExitStatus, Failure, explain, last_words, parse_error_file, root_cause};
+    use crate::blame::{Blame, Kind};
+    use crate::cause::Round;
     use proptest::prelude::{any, proptest};
 
     fn failure(rank: usize, time: f64, stopped: bool) -> Failure {
@@ -181,6 +269,9 @@ mod tests {
             exit: ExitStatus(1),
             time,
             stopped,
+            after_stop: stopped,
+            blame: None,
+            sentence: None,
             error_file: None,
             message: None,
             traceback: None,
@@ -188,12 +279,59 @@ mod tests {
         }
     }
 
+    fn explained(ends: &[Failure], world_size: usize) -> String {
+        let cause = root_cause(ends, Round { world_size, last_word: true }).expect("somebody failed");
+        explain(&cause, ends)
+    }
+
     #[test]
-    fn the_first_failure_is_the_cause_unless_we_caused_it() {
-        let failures = [failure(0, 5.0, true), failure(1, 7.0, false), failure(2, 6.0, false), failure(3, 6.0, false)];
-        assert_eq!(root_cause(&failures).map(|failure| failure.rank), Some(2));
-        assert_eq!(root_cause(&failures[..1]).map(|failure| failure.rank), Some(0));
-        assert_eq!(root_cause(&[]), None);
+    fn the_cause_is_explained_in_a_sentence() {
+        let blames = |rank: usize, kind: Kind, ranks: &[usize], operation: Option<&str>| {
+            let blame = Blame { kind, ranks: ranks.to_vec(), operation: operation.map(str::to_owned) };
+            Failure { blame: Some(blame), ..failure(rank, 2.0, false) }
+        };
+        let own = Failure { message: Some("ValueError: no\nhint".to_owned()), ..failure(1, 3.0, false) };
+        let left = Failure { exit: ExitStatus(0), ..failure(1, 1.0, false) };
+        let stopped = failure(1, 9.0, true);
+        let lost = blames(0, Kind::Lost, &[1], Some("all_reduce"));
+        let unnamed = |rank: usize| blames(rank, Kind::Lost, &[], None);
+        let mut differ = blames(0, Kind::Disagreement, &[0, 1], None);
+        differ.message = Some("Mismatch: rank 0 called a but rank 1 called b".to_owned());
+        let cases: [(Vec<Failure>, &str); 7] = [
+            (vec![lost.clone(), own], "rank 1 on a exited with code 1 (ValueError: no)"),
+            (vec![lost.clone(), left.clone()], "rank 1 on a ended with exit code 0 while rank 0 waited in all_reduce"),
+            (vec![unnamed(0), left], "rank 1 on a ended with exit code 0 while rank 0 waited for it"),
+            (vec![lost, stopped.clone()], "rank 1 on a left, while rank 0 waited in all_reduce"),
+            (
+                vec![blames(0, Kind::Late, &[1], Some("barrier")), stopped],
+                "rank 1 on a did not come, and rank 0 waited in barrier until its time-out",
+            ),
+            (
+                vec![unnamed(0), unnamed(1)],
+                "not known: ranks 0-1 lost other ranks or waited for them in vain, and none",
+            ),
+            (
+                vec![differ],
+                "ranks 0-1 do not call the same operations with the same sizes: Mismatch: rank 0 called a but",
+            ),
+        ];
+        for (ends, expected) in cases {
+            let sentence = explained(&ends, 2);
+            assert!(sentence.starts_with(expected), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn the_exception_is_found_in_the_last_lines_if_there_is_no_error_file() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let raised = lines("step 3\nTraceback (most recent call last):\n  File \"t.py\", line 1, in f\nValueError: no");
+        assert_eq!(last_words(0, ExitStatus(1), None, &raised), (Some("ValueError: no".to_owned()), None));
+        assert_eq!(last_words(0, ExitStatus(-9), None, &raised), (None, None), "it was killed: that is history");
+        let lost = "PeerLost: lost rank 1 on a during barrier (operation 2): its process ended, noticed by rank 0";
+        let blame = Blame { kind: Kind::Lost, ranks: vec![1], operation: Some("barrier".to_owned()) };
+        let error = ErrorFile { message: lost.to_owned(), ..ErrorFile::default() };
+        let found = last_words(0, ExitStatus(1), Some(&error), &raised);
+        assert_eq!(found, (Some(lost.to_owned()), Some(blame)), "the error file knows better");
     }
 
     #[test]

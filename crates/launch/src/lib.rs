@@ -18,12 +18,15 @@
 //! | `hang` | where ranks write down what they do, and who looks at it when nothing moves |
 //! | [`events`] | what happened, for programs |
 //! | [`failure`] | what is known about a worker that failed |
+//! | [`blame`], [`cause`] | whom its last words blame; which rank caused the end of a round |
 //! | `torchrun` | one static job together with Python's torchrun |
 //!
 //! The crate prints nothing: what people see goes through [`Console`].
 
 mod archive;
 mod attempt;
+pub mod blame;
+pub mod cause;
 pub mod console;
 mod contact;
 pub mod control;
@@ -43,6 +46,7 @@ pub mod logs;
 mod meeting;
 pub mod numa;
 pub mod nvidia;
+pub mod outcome;
 mod output;
 pub mod plan;
 pub mod post;
@@ -62,6 +66,7 @@ mod worker;
 
 pub use console::{Console, Note, Status};
 pub use meeting::MeetingError;
+pub use outcome::Outcome;
 pub use plan::{Plan, PlanError, Request};
-pub use supervisor::{LaunchError, Outcome};
+pub use supervisor::LaunchError;
 pub use terminal::console_size;

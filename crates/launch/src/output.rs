@@ -27,8 +27,8 @@ const PATIENCE: Duration = Duration::from_millis(30);
 const FOLD_WINDOW: Duration = Duration::from_millis(200);
 /// An incomplete line longer than this is shown at once.
 const MAX_HELD_BYTES: usize = 64 << 10;
-/// How many last lines are kept of each stream for a failure report, and how much of each.
-const KEPT_LINES: usize = 20;
+/// How many last lines are kept of each stream, and how much of each: enough for a traceback with what it was caused by.
+const KEPT_LINES: usize = 120;
 const KEPT_LINE_BYTES: usize = 2 << 10;
 /// How many first lines tell one beginning from another.
 const OPENING_LINES: usize = 4;

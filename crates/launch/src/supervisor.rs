@@ -32,17 +32,20 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::attempt::{Attempt, Source};
+use crate::cause::{Cause, Round};
 use crate::console::{Console, Note, Status};
 use crate::control::{FromCoordinator, Start, ToCoordinator};
-use crate::drill::{self, Drill};
+use crate::drill::Drill;
+use crate::environment;
 use crate::events::{EventLog, EventWriter};
-use crate::failure::{Failure, root_cause};
+use crate::failure::{self, Failure};
 use crate::fold::describe_ranks;
 use crate::guardian::Guardian;
 use crate::hang::{self, HangWatch};
 use crate::link::Link;
 use crate::logs::{AttemptDirectory, RunDirectory};
 use crate::meeting::{self, Identity, MeetingError, Reports, Service};
+use crate::outcome::Outcome;
 use crate::plan::Plan;
 use crate::seek::Seek;
 use crate::signals::Signals;
@@ -53,6 +56,8 @@ use crate::worker::FileLimit;
 const ABANDON_AFTER: Duration = Duration::from_secs(30);
 /// How long the coordinator may take to hear that this node leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How long workers that failed because of another rank are not taken for the cause: that rank's own end may still come.
+const CAUSE_PATIENCE: Duration = Duration::from_secs(10);
 /// How often the status line is renewed, and the longest the loop sleeps.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -94,43 +99,6 @@ impl LaunchError {
             LaunchError::Meeting(error) => error.hint(),
             LaunchError::System(_) => "instep doctor shows what this machine allows",
         }
-    }
-}
-
-/// How a run ended.
-#[derive(Debug, Clone)]
-pub struct Outcome {
-    /// All ranks on all nodes ended with 0.
-    pub success: bool,
-    /// Why not.
-    pub reason: Option<String>,
-    /// The signal that ended it.
-    pub signal: Option<Signal>,
-    /// Workers of the last round that did not end well, in order of observation; those of other nodes only if they
-    /// caused the end.
-    pub failures: Vec<Failure>,
-    /// Rounds started.
-    pub rounds: u64,
-    /// Restarts spent.
-    pub restarts: u32,
-    /// Workers in the last round, over all nodes.
-    pub world_size: usize,
-    /// Rank of this node in the last round.
-    pub group_rank: Option<usize>,
-    /// When the launcher started.
-    pub started: SystemTime,
-    /// How long it ran.
-    pub duration: Duration,
-    /// Where the logs are.
-    pub log_directory: Option<PathBuf>,
-    /// What a drill found, if there was one.
-    pub drill: Option<drill::Report>,
-}
-
-impl Outcome {
-    /// The failure to show first.
-    pub fn root_cause(&self) -> Option<&Failure> {
-        root_cause(&self.failures)
     }
 }
 
@@ -181,7 +149,10 @@ struct Supervisor<'a> {
     attempt: Option<Attempt>,
     spares: Spares,
     drill: Option<Drill>,
-    failures: Vec<Failure>,
+    /// Workers of this round that have ended, well or not.
+    ends: Vec<Failure>,
+    /// Workers have failed because of others, and until then the cause is waited for.
+    cause_due: Option<Instant>,
     rounds: u64,
     restarts: u32,
     last_start: Option<Start>,
@@ -277,7 +248,8 @@ fn carry_out(
         attempt: None,
         spares: Spares::new(plan),
         drill: plan.drill.as_ref().map(|settings| Drill::new(settings, plan.terms.max_restarts, began)),
-        failures: Vec::new(),
+        ends: Vec::new(),
+        cause_due: None,
         rounds: 0,
         restarts: 0,
         last_start: None,
@@ -344,6 +316,7 @@ impl Supervisor<'_> {
         if let Phase::Stopping { kill_at, .. } = self.phase {
             due = due.min(kill_at);
         }
+        due = self.cause_due.map_or(due, |patience| due.min(patience));
         let others = [self.spares.wake_at(), self.drill.as_ref().and_then(Drill::wake_at)];
         due = others.into_iter().flatten().fold(due, Instant::min);
         let output = self.attempt.as_ref().map(|attempt| &attempt.output);
@@ -439,14 +412,14 @@ impl Supervisor<'_> {
             FromCoordinator::Dropped { reason } => return Ok(self.dropped(&reason)),
             FromCoordinator::Moved(place) => return Ok(self.moved(place)),
             FromCoordinator::Fail { reason, failures } => {
-                let (host, known) = (&self.plan.address, &self.failures);
+                let (host, known) = (&self.plan.address, &self.ends);
                 let elsewhere = |failure: &Failure| {
                     !known
                         .iter()
                         .any(|ours| ours.pid == failure.pid && ours.rank == failure.rank && failure.host == *host)
                 };
                 let news: Vec<Failure> = failures.into_iter().filter(elsewhere).collect();
-                self.failures.splice(0..0, news);
+                self.ends.splice(0..0, news);
                 return Ok(self.order(failed(reason)));
             }
             FromCoordinator::Complete {} => return Ok(Some(Next::End { success: true, reason: None, signal: None })),
@@ -457,7 +430,8 @@ impl Supervisor<'_> {
     fn start(&mut self, start: Start) -> Result<(), LaunchError> {
         self.rounds += 1;
         self.restarts = start.restarts;
-        self.failures.clear();
+        self.ends.clear();
+        self.cause_due = None;
         self.phase = Phase::Running;
         self.round_began = Instant::now();
         if let Some(lineage) = &start.lineage {
@@ -491,9 +465,8 @@ impl Supervisor<'_> {
         self.hang.started(self.plan, attempt.processes(), &self.speaker, &self.events);
         self.attempt = Some(attempt);
         self.link.send(&ToCoordinator::Started {});
-        if let Some(failure) = failure {
-            self.failed(vec![failure]);
-        }
+        self.ends.extend(failure);
+        self.look_for_the_cause();
         Ok(())
     }
 
@@ -556,14 +529,12 @@ impl Supervisor<'_> {
     /// Looks for workers that have ended, and takes the next step when the last one has.
     fn check_workers(&mut self) -> Option<Next> {
         let attempt = self.attempt.as_mut()?;
-        let failures = attempt.ended(self.console);
-        if !failures.is_empty() {
-            self.failed(failures);
-        }
+        self.ends.extend(attempt.ended(self.console));
+        self.look_for_the_cause();
         let alive = self.attempt.as_ref().map_or(0, Attempt::alive);
         let now = Instant::now();
         match &mut self.phase {
-            Phase::Running if alive == 0 => {
+            Phase::Running if alive == 0 && self.cause_due.is_none() => {
                 self.end_attempt();
                 self.phase = Phase::Finished;
                 self.events.note("node_finished", json!({"ran_seconds": self.round_began.elapsed().as_secs_f64()}));
@@ -613,23 +584,32 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Workers failed: their peers here are stopped at once, and the coordinator decides what follows.
-    fn failed(&mut self, failures: Vec<Failure>) {
-        let first = root_cause(&failures).cloned();
-        self.failures.extend(failures);
-        if let (Phase::Running, Some(first)) = (&self.phase, first) {
-            let cause = first.describe();
-            let (rank, exit) = (first.rank, first.exit.0);
-            self.hang.failed(rank);
-            self.events.note("worker_failed", json!({"rank": rank, "exit": exit, "cause": cause}));
-            self.note_stop(&cause);
-            self.stop(Signal::SIGTERM, self.plan.grace_period, None);
-            self.link.send(&ToCoordinator::Failed(Box::new(first)));
-        }
+    /// Where workers have failed, their peers here are stopped, and the coordinator decides what follows: at once if
+    /// one failed by itself, else when the rank is known because of which they did, or [`CAUSE_PATIENCE`] later. Until then
+    /// the coordinator may tell of a failure on another node.
+    fn look_for_the_cause(&mut self) {
+        let failed = |end: &&Failure| !end.exit.success();
+        let (Phase::Running, Some(seen)) = (&self.phase, self.ends.iter().find(failed)) else { return };
+        let now = Instant::now();
+        let due = *self.cause_due.get_or_insert(now + CAUSE_PATIENCE);
+        let world_size = self.last_start.as_ref().map_or(0, |start| start.world_size);
+        let Some(cause) = failure::root_cause(&self.ends, Round { world_size, last_word: now >= due }) else { return };
+        self.cause_due = None;
+        let known = cause.rank().and_then(|rank| self.ends.iter().find(|end| end.rank == rank));
+        let mut first = known.unwrap_or(seen).clone();
+        let sentence = failure::explain(&cause, &self.ends);
+        let (rank, exit) = (cause.rank(), known.map(|end| end.exit.0));
+        self.hang.failed(rank.unwrap_or(first.rank));
+        self.events.note("worker_failed", json!({"rank": rank, "exit": exit, "cause": sentence}));
+        self.note_stop(&sentence);
+        self.stop(Signal::SIGTERM, self.plan.grace_period, None);
+        first.sentence = (!matches!(cause, Cause::Failed { .. })).then_some(sentence);
+        self.link.send(&ToCoordinator::Failed(Box::new(first)));
     }
 
     /// Tells all workers to end.
     fn stop(&mut self, signal: Signal, patience: Duration, then: Option<Next>) {
+        self.cause_due = None;
         if let Some(attempt) = &mut self.attempt {
             attempt.signal(signal);
         }
@@ -714,19 +694,26 @@ impl Supervisor<'_> {
         if let Some(service) = self.service.take() {
             service.shutdown();
         }
-        let kept = self.hang.close(success);
+        // What is kept in a task's own folder is gone with it.
+        let kept = self.hang.close(success || environment::command_for_logs().is_some());
         for note in self.notes.try_iter().chain(kept.map(|folder| Note::Progress(hang::hint(&folder)))) {
             self.console.note(note);
         }
         self.directory.remove_if_empty();
+        let world_size = self.last_start.as_ref().map_or(0, |start| start.world_size);
+        let cause = failure::root_cause(&self.ends, Round { world_size, last_word: true }).filter(|_| !success);
+        let caused_it = |end: &Failure| cause.as_ref().and_then(Cause::rank) == Some(end.rank);
+        let mut failures = self.ends;
+        failures.retain(|end| !end.exit.success() || caused_it(end));
         Outcome {
             success,
             reason,
             signal,
-            failures: self.failures,
+            failures,
+            cause,
             rounds: self.rounds,
             restarts: self.restarts,
-            world_size: self.last_start.as_ref().map_or(0, |start| start.world_size),
+            world_size,
             group_rank: self.last_start.as_ref().map(|start| start.group_rank),
             started: self.started,
             duration: self.began.elapsed(),

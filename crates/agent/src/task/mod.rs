@@ -23,6 +23,7 @@
 pub mod context;
 pub mod entrypoint;
 pub mod environment;
+mod failure;
 pub mod guardian;
 pub mod information;
 pub mod interface;

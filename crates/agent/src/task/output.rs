@@ -25,6 +25,8 @@ use crate::order::TaskOrder;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
+/// Characters of an exception that are kept.
+const LONGEST_EXCEPTION: usize = 400;
 
 struct Stream {
     name: &'static str,
@@ -54,8 +56,35 @@ pub struct Output {
     /// What all lines of this task have in common.
     label: LogRecord,
     spool: Spool,
+    noticed: Noticed,
+}
+
+/// What lines of output tell about a failure.
+#[derive(Debug, Default)]
+struct Noticed {
     /// A module that Python did not find, if it said so.
     missing_module: Option<String>,
+    /// A traceback has begun, and its exception has not come yet.
+    in_traceback: bool,
+    /// The last exception that was not caught.
+    exception: Option<String>,
+}
+
+impl Noticed {
+    fn line(&mut self, text: &str) {
+        if self.missing_module.is_none() {
+            self.missing_module = module_not_found(text).map(str::to_owned);
+        }
+        // torch begins every line of a traceback with the rank.
+        let ranked = text.strip_prefix("[rank").and_then(|rest| rest.split_once("]: "));
+        let text = ranked.map_or(text, |(_, rest)| rest).trim_end();
+        if text.ends_with("Traceback (most recent call last):") {
+            self.in_traceback = true;
+        } else if self.in_traceback && !text.is_empty() && !text.starts_with(' ') {
+            self.in_traceback = false;
+            self.exception = Some(text.chars().take(LONGEST_EXCEPTION).collect());
+        }
+    }
 }
 
 impl Output {
@@ -70,7 +99,7 @@ impl Output {
             ..LogRecord::default()
         };
         let streams = [Stream::open(pipes, "stdout")?, Stream::open(pipes, "stderr")?];
-        Ok(Output { streams, label, spool: Spool::start(spool, client)?, missing_module: None })
+        Ok(Output { streams, label, spool: Spool::start(spool, client)?, noticed: Noticed::default() })
     }
 
     /// Where a program writes to.
@@ -99,8 +128,8 @@ impl Output {
             let mut chunk = vec![0; CHUNK];
             let Ok(count @ 1..) = stream.reader.read(&mut chunk) else { continue };
             any = true;
-            let (name, label, missing) = (stream.name, &self.label, &mut self.missing_module);
-            stream.cutter.push(&chunk[..count], |line| records.push(record(label, name, line, missing)));
+            let (name, label, noticed) = (stream.name, &self.label, &mut self.noticed);
+            stream.cutter.push(&chunk[..count], |line| records.push(record(label, name, line, noticed)));
         }
         self.append(&records);
         any
@@ -115,8 +144,8 @@ impl Output {
         }
         let mut records = Vec::new();
         for stream in &mut self.streams {
-            let (name, label, missing) = (stream.name, &self.label, &mut self.missing_module);
-            stream.cutter.close(|line| records.push(record(label, name, line, missing)));
+            let (name, label, noticed) = (stream.name, &self.label, &mut self.noticed);
+            stream.cutter.close(|line| records.push(record(label, name, line, noticed)));
         }
         self.append(&records);
     }
@@ -139,7 +168,12 @@ impl Output {
 
     /// A module that Python did not find.
     pub fn missing_module(&self) -> Option<&str> {
-        self.missing_module.as_deref()
+        self.noticed.missing_module.as_deref()
+    }
+
+    /// The last exception that a Python program ended with.
+    pub fn exception(&self) -> Option<&str> {
+        self.noticed.exception.as_deref()
     }
 
     /// Delivers what is left, for at most so long. Gives the bytes that were not.
@@ -163,11 +197,9 @@ impl Output {
     }
 }
 
-fn record(label: &LogRecord, stream: &str, bytes: &[u8], missing_module: &mut Option<String>) -> LogRecord {
+fn record(label: &LogRecord, stream: &str, bytes: &[u8], noticed: &mut Noticed) -> LogRecord {
     let line = Line::read(bytes);
-    if missing_module.is_none() {
-        *missing_module = module_not_found(&line.text).map(str::to_owned);
-    }
+    noticed.line(&line.text);
     LogRecord {
         rank_id: line.rank.map(Whole),
         level: line.level,
@@ -193,6 +225,15 @@ fn now() -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_exception_behind_a_traceback_is_noticed() {
+        let mut noticed = Noticed::default();
+        let lines =
+            "step 1\nTraceback (most recent call last):\n  File \"t.py\", line 1, in f\n    f()\nValueError: no\nbye\n";
+        lines.lines().for_each(|line| noticed.line(line));
+        assert_eq!(noticed.exception.as_deref(), Some("ValueError: no"));
+    }
 
     #[test]
     fn a_module_that_is_not_there_is_noticed() {

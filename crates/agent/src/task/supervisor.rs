@@ -31,7 +31,7 @@ use super::master::{self, Meeting};
 use super::output::Output;
 use super::service::Watch;
 use super::view::{self, View, ViewError, Wanted};
-use super::{information, interface, preparation, privileges, tree};
+use super::{failure, information, interface, preparation, privileges, tree};
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{StopOrder, TaskOrder};
 
@@ -55,6 +55,8 @@ enum Ended {
     Failed(String),
     /// It ran and ended.
     Code(i32),
+    /// It ran and failed, and this is what went wrong.
+    Because(i32, String),
 }
 
 /// Runs a share that the guardian has claimed. Gives the code to end with.
@@ -233,6 +235,10 @@ impl Supervisor {
                 all.entry(name.into()).or_insert_with(|| value.into());
             }
         }
+        // The launcher's own logs are in a folder that goes with the task: people are to look at the master's.
+        all.insert(failure::SHOW_LOGS.into(), failure::command_for_logs(&self.order).into());
+        let summary = self.view.tmp.join("instep-summary.json");
+        all.insert(failure::SUMMARY.into(), summary.clone().into());
         let Some((first, rest)) = program.words.split_first() else {
             self.output.say(LogLevel::Error, "the entrypoint is empty\nhint: name a program in `entrypoint`");
             return Err(Ended::Code(127));
@@ -249,7 +255,11 @@ impl Supervisor {
         let code = self.run_program(command, &all, place)?;
         drop(watch);
         self.explain(code);
-        Err(Ended::Code(code))
+        let why = failure::read(&summary).or_else(|| self.output.exception().map(str::to_owned));
+        Err(match why.filter(|_| code != 0) {
+            Some(why) => Ended::Because(code, why),
+            None => Ended::Code(code),
+        })
     }
 
     /// Says what to do about ends that have a usual cause.
@@ -395,7 +405,8 @@ impl Supervisor {
                 self.output.say(LogLevel::Error, &why);
                 Exit::Failed { why }
             }
-            Ended::Code(code) => Exit::Code { code },
+            Ended::Code(code) => Exit::code(code),
+            Ended::Because(code, why) => Exit::Code { code, why: Some(why) },
         };
         self.output.close(DELIVERY);
         self.folder.say_exit(&exit)

@@ -15,8 +15,8 @@ use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
 use super::{
-    Common, api, checkpoint, confirm, control, delete, logs, metrics, project, say, session, shown, submit, table,
-    tell, trial,
+    Common, api, checkpoint, confirm, control, delete, logs, metrics, outcome, project, say, session, shown, submit,
+    table, tell, trial,
 };
 use crate::report::Hinted;
 
@@ -323,7 +323,8 @@ fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
 
 fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
     loop {
-        let state = get(client, id)?.state;
+        let found = get(client, id)?;
+        let state = found.state;
         if state == State::Completed {
             return Ok(());
         }
@@ -332,7 +333,7 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
             return Err(Hinted::new(format!("experiment {id} is paused, and would be waited for in vain"), hint).into());
         }
         if state.is_terminal() {
-            anyhow::bail!("experiment {id} ended in state {}", shown::state(state));
+            return Err(outcome::not_completed(client, &found, true));
         }
         thread::sleep(LOOK_AGAIN);
     }

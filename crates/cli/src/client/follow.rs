@@ -14,9 +14,8 @@ use instep_client::Client;
 use instep_launch::Console;
 use instep_launch::logs::Stream;
 
-use super::{experiment, say, shown, table};
+use super::{experiment, outcome, say, shown, table};
 use crate::console::TerminalConsole;
-use crate::report::Hinted;
 
 /// How often somebody who waits looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -39,14 +38,13 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
     });
     console_of(&console).end_status();
     let ended = outcome?;
+    if ended.state != instep_api::states::State::Completed {
+        return Err(outcome::not_completed(client, &ended, false));
+    }
     let best = best(&ended).map(|best| format!(", best {best}")).unwrap_or_default();
     let trials = plural(ended.num_trials, "trial");
-    let sentence = format!("experiment {id} {}: {trials}{best}", shown::state(ended.state));
-    if ended.state == instep_api::states::State::Completed {
-        say(&sentence);
-        return Ok(());
-    }
-    Err(Hinted::new(sentence, format!("`instep experiment logs {id}` shows what it wrote")).into())
+    say(&format!("experiment {id} {}: {trials}{best}", shown::state(ended.state)));
+    Ok(())
 }
 
 /// Whether following is over, for the thread that draws.

@@ -22,6 +22,7 @@ mod logs;
 mod master_log;
 mod metrics;
 mod model;
+mod outcome;
 mod password;
 mod pool;
 mod preview;

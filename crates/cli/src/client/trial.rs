@@ -2,13 +2,14 @@
 
 use clap::{Args, Subcommand};
 use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::states::State;
 use instep_api::trials::{Trial, TrialResponse, TrialsResponse};
 use instep_client::Client;
 
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
-use super::{Common, checkpoint, logs, metrics, say, session, shown, table, tell};
+use super::{Common, checkpoint, logs, metrics, outcome, say, session, shown, table, tell};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -131,7 +132,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
         if index > 0 {
             crate::console::print(b"\n");
         }
-        table::facts(&[
+        let mut facts = vec![
             ("Trial", trial.id.to_string()),
             ("Experiment", trial.experiment_id.to_string()),
             ("State", shown::state(trial.state)),
@@ -144,7 +145,11 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Took", shown::duration(trial.wall_clock_time as i64)),
             ("Checkpoints", format!("{} ({})", trial.checkpoint_count, shown::size(trial.total_checkpoint_size.0))),
             ("Task", trial.task_id.clone()),
-        ]);
+        ];
+        if trial.state == State::Error {
+            facts.extend(outcome::reason(client, trial).map(|reason| ("Failed", reason)));
+        }
+        table::facts(&facts);
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use instep_launch::Outcome;
 use instep_launch::drill::{Beginning, Blow, BlowKind, Report};
 use instep_launch::fold::describe_ranks;
-use instep_launch::supervisor::Outcome;
 use serde_json::{Value, json};
 
 use crate::console::{self, paint};

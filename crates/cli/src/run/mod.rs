@@ -82,12 +82,14 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
     Ok(exit_code(&outcome, own.propagate_exit_code))
 }
 
-fn exit_code(outcome: &supervisor::Outcome, propagate: bool) -> ExitCode {
+fn exit_code(outcome: &instep_launch::Outcome, propagate: bool) -> ExitCode {
     if outcome.success {
         return ExitCode::SUCCESS;
     }
-    let own = outcome.root_cause().filter(|_| propagate).map(|failure| failure.exit.as_process_exit_code());
-    ExitCode::from(own.filter(|code| *code != 0).unwrap_or(1))
+    // A rank that left with 0 or had to be stopped has no exit code of its own: that of the first to fail counts.
+    let failed = |failure: &&instep_launch::failure::Failure| !failure.exit.success() && !failure.stopped;
+    let own = outcome.root_cause().filter(failed).or_else(|| outcome.first_failure()).filter(|_| propagate);
+    ExitCode::from(own.map(|failure| failure.exit.as_process_exit_code()).filter(|code| *code != 0).unwrap_or(1))
 }
 
 /// One clear message instead of one per worker. Where other nodes wait for this one, the workers say it themselves.

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use anyhow::Context;
-use instep_launch::supervisor::Outcome;
+use instep_launch::Outcome;
 use instep_launch::{Plan, environment, failure};
 use serde_json::{Value, json};
 
@@ -65,6 +65,7 @@ fn as_json(plan: &Plan, outcome: &Outcome) -> Value {
         "started": chrono::DateTime::<chrono::Utc>::from(outcome.started).to_rfc3339(),
         "duration_seconds": outcome.duration.as_secs_f64(),
         "log_directory": outcome.log_directory,
+        "cause": outcome.explanation(),
         "root_cause": root.map(describe),
         "failures": outcome.failures.iter().map(describe).collect::<Vec<_>>(),
     })
@@ -79,6 +80,8 @@ fn describe(failure: &failure::Failure) -> Value {
         "exit_code": failure.exit.0,
         "signal": failure.exit.signal(),
         "stopped_by_launcher": failure.stopped,
+        "because_of_others": failure.blame.is_some(),
+        "because_of_ranks": failure.blame.as_ref().map(|blame| blame.ranks.clone()).unwrap_or_default(),
         "time": failure.time,
         "error_file": failure.error_file,
         "message": failure.message,

@@ -31,6 +31,7 @@ impl World {
             waits_in: None,
             records: None,
             stacks: at(&["/v/lib/python3.11/site-packages/instep/backend/work.py", "/w/train.py"]),
+            still: false,
         });
         World { evidence: evidence.collect(), _folder: folder, recorders }
     }
@@ -293,5 +294,54 @@ proptest! {
             prop_assert!(finding.causes.iter().all(|cause| cause.rank < 3 && !cause.why.is_empty()));
         }
         prop_assert!(!crate::report::render(&diagnosis, &world.evidence, 0, &|_, _| None).is_empty());
+    }
+}
+
+#[test]
+fn without_records_the_rank_that_does_something_else_than_wait_is_named() {
+    let torch = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py";
+    let stack = |frames: &[(&str, &str)]| {
+        let frame = |(file, function): &(&str, &str)| Frame {
+            file: (*file).to_owned(),
+            line: 7,
+            function: (*function).to_owned(),
+        };
+        let threads = vec![Thread { name: String::new(), main: true, frames: frames.iter().map(frame).collect() }];
+        Stacks::Known { threads, held: false }
+    };
+    let waits = |function: &str| stack(&[(torch, function), (torch, "wrapper"), ("/w/train.py", "main")]);
+    let own = || stack(&[("/w/train.py", "evaluate")]);
+    let moves = |one: &mut Evidence| one.still = false;
+    type Case<'a> = (&'a str, [Stacks; 3], &'a dyn Fn(&mut Evidence), Option<(u32, Class)>);
+    let nothing = |_: &mut Evidence| {};
+    let reduces = || waits("all_reduce");
+    let cases: [Case<'_>; 5] = [
+        ("one is in user code", [reduces(), own(), reduces()], &nothing, Some((1, Class::InUserCode))),
+        (
+            "one is in another collective",
+            [reduces(), reduces(), waits("broadcast")],
+            &nothing,
+            Some((2, Class::InAnotherCollective)),
+        ),
+        ("all wait in the same", [reduces(), reduces(), reduces()], &nothing, None),
+        ("nobody waits", [own(), own(), own()], &nothing, None),
+        ("it goes on", [reduces(), own(), reduces()], &moves, None),
+    ];
+    for (name, stacks, change, expected) in cases {
+        let mut evidence = World::of(3).evidence;
+        for (one, stacks) in evidence.iter_mut().zip(stacks) {
+            (one.stacks, one.still) = (stacks, true);
+        }
+        change(&mut evidence[0]);
+        let found = diagnose(&evidence, 0, Duration::from_secs(1), &|_, _| None).findings;
+        let blamed = found.first().and_then(|finding| finding.causes.first()).map(|cause| (cause.rank, cause.class));
+        assert_eq!((blamed, found.len()), (expected, usize::from(expected.is_some())), "{name}");
+        if let (Some(finding), 1) = (found.first(), expected.map_or(0, |(rank, _)| rank)) {
+            assert_eq!(
+                finding.sentence,
+                "ranks 0 and 2 wait inside all_reduce at /w/train.py:7 in main; rank 1: it is in user code at \
+                 /w/train.py:7 in evaluate"
+            );
+        }
     }
 }

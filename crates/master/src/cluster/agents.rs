@@ -106,10 +106,12 @@ impl Agent {
 }
 
 /// How an allocation ended, for people.
-fn sentence(end: &End) -> String {
+fn sentence(end: &End, why: Option<&str>) -> String {
     match end {
         End::Exited { code: 0 } => "all of it ended with exit code 0".to_owned(),
-        End::Exited { code } => format!("it failed with exit code {code}"),
+        End::Exited { code } => {
+            why.map_or_else(|| format!("it failed with exit code {code}"), |why| format!("{why} (exit code {code})"))
+        }
         End::Killed => "the master ended it".to_owned(),
         End::NotStarted { why } => format!("it could not be started: {why}"),
         End::Lost { why } => format!("it was lost: {why}"),
@@ -298,6 +300,9 @@ impl Actor {
         let Some(allocation) = self.allocations.get_mut(name) else { return };
         let Some(placed) = &mut allocation.placed else { return };
         tracing::debug!(allocation = name, rank, ?exit, "a share has ended");
+        if let Exit::Code { why: Some(why), .. } = &exit {
+            allocation.why.get_or_insert_with(|| why.clone());
+        }
         let steps = placed.gang.exited(rank, exit);
         self.changed.allocations.insert(name.to_owned());
         for step in steps {
@@ -308,7 +313,7 @@ impl Actor {
                     let Some(allocation) = self.allocations.get_mut(name) else { return };
                     allocation.state = AllocationState::Terminated;
                     allocation.ended_at = Some(now());
-                    allocation.reason = sentence(&end);
+                    allocation.reason = sentence(&end, allocation.why.as_deref());
                     allocation.end = Some(end.clone());
                     self.happened(name, Happening::Ended { end });
                 }

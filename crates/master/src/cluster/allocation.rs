@@ -71,6 +71,8 @@ pub(crate) struct Allocation {
     pub end: Option<End>,
     /// Why it is in its state, for people.
     pub reason: String,
+    /// What an agent said went wrong in the first share that failed.
+    pub why: Option<String>,
     /// Where it runs; `None` while it waits for slots.
     pub placed: Option<Placed>,
     /// Why it was asked to stop, if it was.
@@ -138,6 +140,7 @@ impl Allocation {
             ready: false,
             end: None,
             reason: "waiting for slots".to_owned(),
+            why: None,
             placed: None,
             preempting: None,
             calls: Calls::default(),

@@ -225,7 +225,7 @@ fn a_trial_waits_runs_and_completes() {
     assert_eq!(meet().unwrap().addresses, ["one.example"]);
     assert_eq!(meet().unwrap().addresses, ["one.example"], "an answer that was lost is given again");
     assert_eq!(signal(&master, &allocation), Some(Signal::GoOn));
-    agent.exited(&master, &start.share, Exit::Code { code: 0 });
+    agent.exited(&master, &start.share, Exit::code(0));
     assert_eq!(master.state(id), State::Completed);
     assert!(!speaks());
     assert_eq!(signal(&master, &allocation), None);
@@ -259,13 +259,13 @@ fn shares_on_two_machines_meet_and_fail_together_and_the_next_run_counts() {
     assert_eq!(first_info.addresses, second_info.addresses);
     assert_eq!((first_info.slots.as_slice(), first_info.rank + second_info.rank), ([2, 2].as_slice(), 1));
     // One fails: the other is ended, and both start again.
-    one.exited(&master, &first.share, Exit::Code { code: 3 });
+    one.exited(&master, &first.share, Exit::code(3));
     assert!(matches!(two.next(&master), Order::Stop { share, .. } if share == second.share));
     two.exited(&master, &second.share, Exit::Killed);
     let (first, second) = (one.start(&master), two.start(&master));
     assert!(first.share.allocation.ends_with(".2"), "{}", first.share.allocation);
     assert_eq!(master.trials(id)[0].restarts, 1);
-    two.exited(&master, &second.share, Exit::Code { code: 1 });
+    two.exited(&master, &second.share, Exit::code(1));
     one.exited(&master, &first.share, Exit::Killed);
     master.until("the end", || master.state(id) == State::Error);
     assert_eq!(master.trials(id)[0].restarts, 1);
@@ -282,7 +282,7 @@ fn a_paused_trial_acknowledges_and_goes_on_in_another_run() {
     let allocation = start.share.allocation.clone();
     assert_eq!(signal(&master, &allocation), Some(Signal::Preempt));
     master.wait(master.cluster().said(allocation, Word::Acknowledged)).unwrap();
-    agent.exited(&master, &start.share, Exit::Code { code: 0 });
+    agent.exited(&master, &start.share, Exit::code(0));
     assert_eq!((master.state(id), master.trials(id)[0].state), (State::Paused, State::Paused));
     assert!(master.wait(master.cluster().control(id, Event::Activate)).unwrap());
     let start = agent.run_alone(&master);
@@ -308,7 +308,7 @@ fn a_master_that_was_killed_finds_its_work_again() {
     assert_eq!(signal(&master, &first.share.allocation), Some(Signal::GoOn));
     let stranger = Share { allocation: "9.x.1".into(), resources: "r".into() };
     let unknown = ShareState { share: stranger.clone(), devices: vec![], exit: None };
-    let gone = ShareState { exit: Some(Exit::Code { code: 0 }), ..running(&first) };
+    let gone = ShareState { exit: Some(Exit::code(0)), ..running(&first) };
     // The second is not there any more: it is lost, and that does not count.
     let mut agent = master.agent("one", 2, vec![gone, unknown]);
     let mut orders = vec![];
@@ -343,8 +343,8 @@ fn a_master_that_was_killed_finds_its_work_again() {
         .unwrap();
     let mut agent = master.agent("one", 2, vec![running(&start), running(&other)]);
     assert_eq!(master.state(waiting), State::Running);
-    agent.exited(&master, &start.share, Exit::Code { code: 0 });
-    agent.exited(&master, &start.share, Exit::Code { code: 1 });
+    agent.exited(&master, &start.share, Exit::code(0));
+    agent.exited(&master, &start.share, Exit::code(1));
     assert_eq!(master.state(waiting), State::Completed);
 }
 
@@ -372,7 +372,7 @@ fn a_silent_agent_is_given_up_and_may_not_go_on_afterwards() {
     let mut agent = master.agent("one", 1, vec![running(&start)]);
     assert!(matches!(agent.next(&master), Order::Stop { share, .. } if share == start.share));
     agent.exited(&master, &start.share, Exit::Killed);
-    other.exited(&master, &again.share, Exit::Code { code: 0 });
+    other.exited(&master, &again.share, Exit::code(0));
     assert_eq!(master.state(id), State::Completed);
 }
 
@@ -399,13 +399,13 @@ fn a_search_stops_trials_that_are_worse() {
     master.restart();
     assert_eq!(signal(&master, &start.share.allocation), Some(Signal::Preempt));
     let mut agent = master.agent("one", 1, vec![running(&start)]);
-    agent.exited(&master, &start.share, Exit::Code { code: 0 });
+    agent.exited(&master, &start.share, Exit::code(0));
     let start = agent.run_alone(&master);
     let trials = master.trials(id);
     assert_eq!((trials.len(), trials[0].state), (2, State::Completed));
     validated(&master, trials[1].id, 9.0, 2);
     assert_eq!(signal(&master, &start.share.allocation), Some(Signal::Preempt));
-    agent.exited(&master, &start.share, Exit::Code { code: 0 });
+    agent.exited(&master, &start.share, Exit::code(0));
     master.until("the end", || master.state(id) == State::Completed);
 }
 

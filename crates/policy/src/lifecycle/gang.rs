@@ -118,9 +118,9 @@ impl Gang {
 /// What is wrong with an exit, if anything.
 fn trouble(exit: &Exit, daemon: bool) -> Option<End> {
     match exit {
-        Exit::Code { code: 0 } => None,
+        Exit::Code { code: 0, .. } => None,
         Exit::Code { .. } | Exit::Killed if daemon => None,
-        Exit::Code { code } => Some(End::Exited { code: *code }),
+        Exit::Code { code, .. } => Some(End::Exited { code: *code }),
         Exit::Killed => Some(End::Killed),
         Exit::Failed { why } => Some(End::NotStarted { why: why.clone() }),
         Exit::Lost { why } => Some(End::Lost { why: why.clone() }),
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn code(code: i32) -> Exit {
-        Exit::Code { code }
+        Exit::code(code)
     }
 
     fn over(steps: &[Step]) -> Option<&End> {

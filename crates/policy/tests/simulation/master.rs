@@ -304,7 +304,7 @@ impl Master {
             self.happen(delay, Happening::Acknowledged { allocation: allocation.to_owned() });
         }
         let code = i32::from(random.once_in(12));
-        self.all_exit(allocation, delay + SECOND, &Exit::Code { code });
+        self.all_exit(allocation, delay + SECOND, &Exit::code(code));
     }
 
     fn all_exit(&mut self, allocation: &str, delay: i64, exit: &Exit) {
@@ -462,7 +462,7 @@ impl Master {
         self.happen(random.below(10) as i64 * SECOND, Happening::Ready { allocation: allocation.clone() });
         let delay = (10 + random.below(150) as i64) * SECOND;
         let code = i32::from(random.once_in(4));
-        self.all_exit(&allocation, delay, &Exit::Code { code });
+        self.all_exit(&allocation, delay, &Exit::code(code));
     }
 
     fn exited(&mut self, allocation: &str, rank: usize, exit: Exit, random: &mut Random) {

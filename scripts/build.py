@@ -10,8 +10,8 @@
 
 There are two builds. The quick one, for this machine, is what `make demo` and `make test` use: cargo's profile `quick`,
 which the Rust tests share, so that everything is compiled once. The portable one is what users install: whole-program
-optimisation, with zig as C compiler and linker against glibc 2.28, so that one wheel (manylinux_2_28) also runs on older
-clusters; maturin packs it. Meanwhile uv installs torch. Each step is skipped when its inputs have not changed.
+optimisation, with zig as C compiler and linker against glibc 2.28, so that one wheel (manylinux_2_28) runs on older
+clusters too; maturin packs it. Meanwhile uv installs torch. Each step is skipped when its inputs have not changed.
 
 A private environment with uv, maturin and zig is made once per machine, in ~/.cache/instep. There lies cargo's target
 folder too, shared by all clones (choose another with INSTEP_TARGET_DIR or CARGO_TARGET_DIR).

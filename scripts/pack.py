@@ -1,7 +1,7 @@
 """Packs the wheel of a quick build, from what cargo has compiled with the tests.
 
-maturin makes the wheel that users get, but compiles the extension by itself and with other features of its dependencies:
-minutes more, for the same module.
+maturin makes the wheel that users get, but it compiles the extension by itself, with other features of its
+dependencies: minutes more, for the same module.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import stat
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import tomllib
 
 from project import ROOT
 

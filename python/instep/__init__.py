@@ -30,6 +30,11 @@ __all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "__version__", "core", "exp
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 
+def __dir__() -> list[str]:
+    """List what is meant to be used, and not what this file happens to import."""
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "annotations", "register_when_torch_is_there"})
+
+
 def __getattr__(name: str) -> object:
     """Load what somebody asks for: reading package metadata alone costs more than importing this package."""
     if name in ("core", "experimental"):

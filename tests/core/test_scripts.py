@@ -35,6 +35,23 @@ def test_metrics_of_a_single_process(
     assert (log["rankId"], log["stdtype"]) == (0, "stdout")
 
 
+def test_init_says_where_to_look(run: Runner, python: Path, settings: Settings, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import instep\nwith instep.core.init():\n    print('training')\n")
+    said = run(python, script, env=settings).expect(0)
+    page = f"{settings['INSTEP_MASTER']}/det/experiments/1"
+    assert said.stderr == f"instep: recording trial 1 of experiment 1: {page}\n"
+    assert run(python, script, env={**settings, "INSTEP_QUIET": "1"}).expect(0).stderr == ""
+    alone = run(python, script, env={**settings, "INSTEP_MASTER": None}).expect(0)
+    assert alone.stderr.endswith("metrics and output are not recorded\n")
+
+
+def test_dir_shows_what_is_meant_to_be_used(run: Runner, python: Path) -> None:
+    code = "import instep; print([name for name in dir(instep) if not name.startswith('_')])"
+    names = ["ClusterInfo", "InvalidHP", "LOG_FORMAT", "core", "experimental", "get_cluster_info"]
+    assert run(python, "-c", code).expect(0).stdout == f"{names}\n"
+
+
 def test_checkpoints_are_resumed_by_external_ids(
     run: Runner, python: Path, ours: Callable[[str], Path], settings: Settings, api: Client, tmp_path: Path
 ) -> None:

@@ -271,7 +271,7 @@ def test_errors_say_what_to_do(shell: Shell) -> None:
         ("e list --state sleeping", 2),
         ("t logs 1 --level loud", 2),
         ("c describe x", 1),
-        ("c list", 2),
+        ("c list", 1),
         ("m describe nothing", 1),
         ("w describe nothing", 1),
         ("p describe Uncategorized nothing", 1),
@@ -279,7 +279,7 @@ def test_errors_say_what_to_do(shell: Shell) -> None:
         ("w delete Uncategorized --yes", 1),
         ("w create Uncategorized", 1),
         ("e delete 1", 1),
-        ("-m http://127.0.0.1:1 e list", 2),
+        ("-m http://127.0.0.1:1 e list", 1),
         ("e list -m http://127.0.0.1:1", 1),
         ("e list -m ftp://somewhere", 1),
     ):
@@ -300,6 +300,65 @@ def test_help(shell: Shell) -> None:
     ):
         shell(words)
     shell.matches("client-help")
+
+
+def test_the_newest_is_meant_where_nobody_says_which(shell: Shell, api: Client, tmp_path: Path) -> None:
+    for words in ("t logs", "t describe", "e describe", "c list"):
+        assert "you have no " in shell(words, 1).stderr
+    trials = [make_trial(api, name, tmp_path / "storage") for name in ("older", "newer")]
+    for made in trials:
+        finish(api, made)
+    said = shell("trial logs -f")
+    assert said.stderr == "trial 2 of experiment 2 (newer), your newest\n"
+    assert "Trial:       2\n" in shell("t describe").stdout
+    assert "newer" in shell("e describe").stdout
+    for words in ("e config", "e lt", "e logs", "e wait", "e metrics", "t metrics", "t list", "t list-checkpoints"):
+        assert "your newest" in shell(words).stderr, words
+    assert "your newest" not in shell("t describe 1").stderr
+
+
+def test_checkpoints_that_are_gone_are_not_listed(shell: Shell, api: Client, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    made = make_trial(api, "first", storage)
+    first, second = (save(api, made, storage, step, {"state": "weights"}) for step in (1, 2))
+    shell(f"c delete {first} --yes")
+    for words in ("c list", "e lc 1", "t list-checkpoints 1", "c list --best 5"):
+        listed = shell(words)
+        assert second in listed.stdout and first not in listed.stdout, words
+        assert "1 deleted or incomplete checkpoint not shown: -a shows them too" in listed.stderr
+        assert first in shell(f"{words} -a").stdout
+    shell(f"c delete {second} --yes")
+    nothing = shell("c list 1")
+    assert (nothing.stdout, nothing.stderr.count("\n")) == ("", 1), nothing.stderr
+
+
+def test_what_fingers_know_from_det_works(shell: Shell) -> None:
+    master, shell.environment["INSTEP_MASTER"] = shell.master, None
+    for words in ("e ls", "whoami", "user whoami", "task ls", "a ls", "j ls"):
+        shell(f"-m {master} {words}")
+    assert "determined" in shell(f"--master={master} u whoami").stdout
+    shell(f"-m {master} user logout")
+    assert "unknown option -m" in shell(f"-m {master} run x.py", 2).stderr
+    for words in ("e unpause --help", "e lt --help", "e lc --help", "j u --help", "cmd set priority --help"):
+        shell(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("rnu", "instep run"),
+        ("exp ls", "instep experiment"),
+        ("e lst", "instep e list"),
+        ("trial log", "instep trial logs"),
+        ("e label ad", "instep e label add"),
+        ("master confg", "instep master config"),
+        ("agent lsit", "instep agent list"),
+        ("bench colectives", "instep bench collectives"),
+    ],
+)
+def test_misspelt_commands_are_recognised(shell: Shell, words: str, meant: str) -> None:
+    text = shell(words, 2).stderr
+    assert text.startswith("error: instep") and text.endswith(f"hint: did you mean `{meant}`?\n"), text
 
 
 def test_the_log_of_a_master_is_shown_to_administrators(shell: Shell) -> None:

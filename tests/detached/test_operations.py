@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,56 @@ def test_up_starts_a_master_once_and_down_stops_it(operator: Operator) -> None:
     assert "no master" in operator("down").expect(0).stdout
     address = address_in(operator("up", "--port", "0").expect(0).stdout)
     assert Client(address, api.token)("GET", f"/api/v1/trials/{trial}")["trial"]["id"] == trial
+
+
+def lent(address: str) -> int:
+    """How many slots the agents of a master lend."""
+    agents = Client(address).login()("GET", "/api/v1/agents")["agents"]
+    return sum(len(agent["slots"]) for agent in agents)
+
+
+def test_up_gives_a_master_that_is_up_the_slots_that_are_asked_for(
+    operator: Operator, wait_until: Callable[..., None]
+) -> None:
+    address = address_in(operator("up", "--port", "0", "--slots", "1").expect(0).stdout)
+    wait_until(lambda: lent(address) == 1, 20, "the first agent")
+    more = operator("up", "--slots", "4").expect(0).stdout
+    assert "already up" in more
+    assert "agent: lends 4 slots of this machine instead of 1 slot" in more
+    wait_until(lambda: lent(address) == 4, 20, "more slots")
+    assert "agent" not in operator("up", "--slots", "4").expect(0).stdout, "nothing is to be done"
+    assert "agent" not in operator("up").expect(0).stdout, "nothing else is wanted"
+    operator("up", "--slots", "0").expect(0)
+    wait_until(lambda: lent(address) == 0, 20, "the end of the agent")
+
+
+def test_up_takes_no_slots_from_tasks_at_work(operator: Operator, wait_until: Callable[..., None]) -> None:
+    address = address_in(operator("up", "--port", "0", "--slots", "2").expect(0).stdout)
+    wait_until(lambda: lent(address) == 2, 20, "the agent")
+    task = operator("command", "run", "-d", "sleep 600", INSTEP_MASTER=address).expect(0).stdout.strip()
+
+    def state() -> object:
+        return Client(address).login()("GET", f"/api/v1/commands/{task}")["command"]["state"]
+
+    wait_until(lambda: state() == "STATE_RUNNING", 30, "the command to run")
+    failed(operator("up", "--slots", "1"), "1 task is at work", "instep down && instep up --slots 1")
+    operator("up", "--slots", "3").expect(0)
+    wait_until(lambda: lent(address) == 3, 20, "a further slot")
+    assert state() == "STATE_RUNNING", "the next agent takes the task over"
+
+
+def test_up_refuses_settings_that_do_not_apply(operator: Operator) -> None:
+    address = address_in(operator("up", "--port", "0", "--slots", "0").expect(0).stdout)
+    failed(
+        operator("up", "--host", "0.0.0.0", "--slots", "2"),
+        f"already, at {address}",
+        "--host is 127.0.0.1, not 0.0.0.0",
+        "instep down && instep up --host=0.0.0.0 --slots 2",
+    )
+    failed(operator("up", "--preemption"), "--preemption is false, not true")
+    failed(operator("up", INSTEP_MASTER_LOG_LEVEL="debug"), "--log-level is info, not debug")
+    failed(operator("up", "--foreground"), "already", "instep down && instep up --foreground")
+    assert "already up" in operator("up", "--host", "127.0.0.1", "--port", "0").expect(0).stdout
 
 
 def test_a_master_that_cannot_start_says_why(operator: Operator) -> None:

@@ -2,9 +2,9 @@
 
     python tests/gpu/kills.py [--ranks 2,4,8] [--kills 200] [--seed 0]
 
-Needs a GPU, so that it is run by hand (`make gpu`). Every survivor must raise `PeerLost` for the rank that was killed
-within a second, have a GPU that still computes, rebuild the group with the others, and reduce correctly in it. Ends with
-0 if all of that held for every kill, and prints how long it took.
+Needs a GPU, so that it is run by hand. Every survivor must raise `PeerLost` for the rank that was killed within a
+second, have a GPU that still computes, rebuild the group with the others, and reduce correctly in it. Ends with 0 if
+all of that held for every kill, and prints how long it took.
 """
 
 from __future__ import annotations

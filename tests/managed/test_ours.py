@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+from datetime import datetime
 from pathlib import Path
 
-from conftest import Runner
+from conftest import Result, Runner
 
 from .conftest import CONTEXTS, SEARCH, Cluster, rows
 
@@ -27,13 +30,23 @@ def tutorial(folder: Path) -> Path:
     return context
 
 
-def created(
-    run: Runner, instep: Path, cluster: Cluster, config: dict[str, object], context: Path, *options: str
-) -> None:
-    """Create an experiment with our own command."""
+def ours(run: Runner, instep: Path, cluster: Cluster, *words: str | Path, status: int = 0) -> Result:
+    """Our own command line."""
     environment = {"INSTEP_MASTER": cluster.master.address, "HOME": str(cluster.master.database.parent)}
-    words: list[str | Path] = ["experiment", "create", cluster.written(config), context, *options]
-    run(instep, *words, env=environment, timeout=150).expect(0)
+    return run(instep, *words, env=environment, timeout=150).expect(status)
+
+
+def created(
+    run: Runner,
+    instep: Path,
+    cluster: Cluster,
+    config: dict[str, object],
+    context: Path,
+    *options: str,
+    status: int = 0,
+) -> Result:
+    """Create an experiment with our own command."""
+    return ours(run, instep, cluster, "e", "create", cluster.written(config), context, *options, status=status)
 
 
 def test_interrupted_and_resumed(run: Runner, instep: Path, python: Path, cluster: Cluster, tmp_path: Path) -> None:
@@ -55,9 +68,18 @@ def test_search_is_followed_to_its_end(
     run: Runner, instep: Path, python: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.agent("one", 4, python=python)
-    created(run, instep, cluster, cluster.config("python3 checkpoints.py 0", **SEARCH), tutorial(tmp_path), "-f")
+    config = cluster.config("python3 checkpoints.py 0", **SEARCH)
+    said = created(run, instep, cluster, config, tutorial(tmp_path), "-f")
     cluster.wait_for(1, "STATE_COMPLETED")
     trials = cluster.trials(1)
+    lines = said.stdout.splitlines()
+    for trial in trials:
+        own = [line for line in lines if line.startswith(f"trial {trial['id']} | ")]
+        log = cluster.text(trial["id"]).splitlines()
+        assert [line.partition(" | ")[2] for line in own] == log, "every line once, in its order"
+    assert "\x1b" not in said.stdout, "colours are for terminals"
+    logged = ours(run, instep, cluster, "e", "logs", "1").stdout.splitlines()
+    assert sorted(logged) == sorted(line for line in lines if line.startswith("trial "))
     assert len(trials) == 10
     assert {trial["state"] for trial in trials} == {"STATE_COMPLETED"}
 
@@ -88,3 +110,70 @@ def test_more_important_work_takes_the_slots_and_gives_them_back(
     assert {step: row["x"] for step, row in rows(cluster.api, 1, "validation").items()} == {
         60: 60 * 6 + 4 * sum(range(61))
     }
+
+
+def test_searcher_metric_that_is_never_reported(run: Runner, instep: Path, cluster: Cluster, tmp_path: Path) -> None:
+    cluster.agent("one", 2)
+    context = tmp_path / "other"
+    context.mkdir()
+    (context / "train.py").write_text(
+        "from determined import core\n"
+        "with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as context:\n"
+        "    context.train.report_validation_metrics(1, {'accuracy': 0.5})\n"
+    )
+    warning = "this trial has not reported `x`, which searcher.metric names: it reported `accuracy`"
+    # One trial is compared with nothing: it completes, and people are told.
+    said = created(run, instep, cluster, cluster.config("python3 train.py"), context, "-f")
+    assert f"WARNING: {warning}" in said.stdout
+    assert "warning: no trial reported a number for `x`, which searcher.metric names" in said.stderr
+    # A search that has nothing to compare by has found nothing.
+    searcher = {"name": "random", "metric": "x", "max_trials": 2}
+    said = created(run, instep, cluster, cluster.config("python3 train.py", searcher=searcher), context, "-f", status=1)
+    assert said.stdout.count(warning) == 2
+    verdict = "the experiment fails: no trial reported `x`, which searcher.metric names: the trials reported `accuracy`"
+    assert f"ERROR: {verdict}" in said.stdout
+    assert cluster.experiment(2)["state"] == "STATE_ERROR"
+    assert {trial["state"] for trial in cluster.trials(2)} == {"STATE_COMPLETED"}
+    assert warning in ours(run, instep, cluster, "master", "logs").stdout
+
+
+def test_logs_open_with_what_people_want_to_know(run: Runner, instep: Path, cluster: Cluster) -> None:
+    cluster.agent("one", 1)
+    hyperparameters = {"rate": 0.5, "layers": [1, 2]}
+    config = cluster.config("echo output", hyperparameters=hyperparameters)
+    created(run, instep, cluster, config, OURS, "-f")
+    lines = [line["log"].rstrip("\n") for line in cluster.logs(1)]
+    begun = next(place for place, line in enumerate(lines) if "New trial runner in" in line)
+    assert lines[begun].endswith(") on agent one: layers=[1,2], rate=0.5")
+    assert begun < lines.index("output")
+    assert max(map(len, lines)) < 300
+    # A command is said to have started before it writes anything, however short it is.
+    for _ in range(5):
+        said = ours(run, instep, cluster, "cmd", "run", "echo", "output").stdout
+        assert 0 < said.index("this command has started on agent one") < said.index("output")
+
+
+def test_time_in_the_queue_is_not_time_of_running(run: Runner, instep: Path, cluster: Cluster) -> None:
+    created(run, instep, cluster, cluster.config("true"), OURS)
+    cluster.wait_until(lambda: cluster.trials(1), 30, "the trial")
+    cluster.wait_until(lambda: cluster.experiment(1)["duration"] >= 2, 30, "time to pass in the queue")
+    [listed] = json.loads(ours(run, instep, cluster, "e", "list", "--json").stdout)
+    assert listed["firstRunTime"] is None
+    assert [trial["wallClockTime"] for trial in cluster.trials(1)] == [0]
+    queued = ours(run, instep, cluster, "e", "describe", "1").stdout
+    assert "Submitted:" in queued and "Started:" not in queued and "Took:" not in queued
+    cluster.agent("one", 1)
+    ended = cluster.wait_for(1, "STATE_COMPLETED")
+    [trial] = cluster.trials(1)
+    for found in (ended, trial):
+        waited = moment(found["firstRunTime"]) - moment(found["startTime"])
+        assert waited.total_seconds() >= 2
+    ran = moment(trial["endTime"]) - moment(trial["firstRunTime"])
+    assert 0 < trial["wallClockTime"] <= ran.total_seconds()
+    described = ours(run, instep, cluster, "e", "describe", "1").stdout
+    assert re.search(r"^Waited: +\d+s for slots$", described, re.MULTILINE), described
+
+
+def moment(text: str) -> datetime:
+    """Read a time of the API."""
+    return datetime.fromisoformat(text)

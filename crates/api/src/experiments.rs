@@ -52,7 +52,17 @@ pub struct Experiment {
     pub best_trial_searcher_metric: Option<f64>,
     /// Seconds from start to end, or to now.
     pub duration: i64,
+    /// When the first of its trials got slots, or began elsewhere; not Determined's.
+    pub first_run_time: Option<Timestamp>,
     pub pachyderm_integration: Option<Value>,
+}
+
+impl Experiment {
+    /// Seconds from the first run to the end, or to now; none while it waits for slots.
+    pub fn run_seconds(&self) -> Option<i64> {
+        let waited = self.first_run_time?.seconds_since(self.start_time) as i64;
+        Some((self.duration - waited).max(0))
+    }
 }
 
 /// `POST /experiments` and `PUT /experiments/by-external-id/{id}`

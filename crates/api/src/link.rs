@@ -78,7 +78,7 @@ pub enum Report {
         /// Which.
         share: Share,
     },
-    /// The agent ends what it runs and goes: it wants no more work.
+    /// The agent goes and wants no more work: it ends what it runs, or leaves it to the next agent of its name.
     Leaving,
     /// The share has ended and nothing of it runs any more.
     Exited {

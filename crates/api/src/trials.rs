@@ -33,7 +33,10 @@ pub struct Trial {
     pub best_checkpoint: Option<CheckpointWorkload>,
     pub searcher_metric_value: Option<f64>,
     pub warm_start_checkpoint_uuid: Option<String>,
+    /// Seconds for which it has had slots, or has run elsewhere.
     pub wall_clock_time: f64,
+    /// When it first got slots, or began elsewhere; not Determined's.
+    pub first_run_time: Option<Timestamp>,
     pub checkpoint_count: i64,
     pub total_checkpoint_size: Long,
     pub metadata: Option<Value>,

@@ -28,7 +28,10 @@ use instep_launch::guardian;
 /// Distributed training for PyTorch.
 #[derive(Debug, Parser)]
 #[command(name = "instep", version, max_term_width = 100, infer_subcommands = false)]
-#[command(after_help = "Every torchrun command line works as `instep run ...`.")]
+#[command(
+    after_help = "Every torchrun command line works as `instep run ...`.\n`instep -m ADDRESS COMMAND` works as with \
+                        Determined's `det`."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -148,14 +151,18 @@ fn parse() -> Result<Command, clap::Error> {
     let alone = if starts { Launcher::try_parse().ok() } else { None };
     match alone {
         Some(launcher) => Ok(Command::Start(launcher.command)),
-        None => Cli::try_parse().map(|cli| cli.command),
+        None => {
+            let words = usage::with_master_behind_the_command(&Cli::command(), std::env::args_os().collect());
+            Cli::try_parse_from(words).map(|cli| cli.command)
+        }
     }
 }
 
 /// Help and version are printed as they are; everything else is a command line that cannot be understood.
 fn misunderstood(error: &clap::Error) -> ExitCode {
     let program = Cli::command();
-    let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let words = usage::with_master_behind_the_command(&program, std::env::args_os().collect());
+    let words: Vec<String> = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     match usage::explain(error, &program, &usage::subcommand(&program, &words)) {
         Some(text) => {
             report::complain(&text);

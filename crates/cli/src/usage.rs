@@ -1,7 +1,34 @@
 //! Command lines that cannot be understood: our words for the parser's errors, with what was probably meant.
 
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
+
+/// Commands that are proposed at most.
+const MOST_SUGGESTIONS: usize = 3;
+
+/// `-m ADDRESS` before the command, as `det` has it, put behind the command that takes it; as it was where none does.
+pub(crate) fn with_master_behind_the_command(program: &Command, words: Vec<OsString>) -> Vec<OsString> {
+    let first = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    let taken = match first {
+        "-m" | "--master" => 2,
+        _ if first.starts_with("--master=") => 1,
+        _ if first.starts_with("-m") && !first.starts_with("--") => 1,
+        _ => return words,
+    };
+    let command = words.get(1 + taken).and_then(|word| program.find_subcommand(word.to_str()?));
+    match command.filter(|command| command.get_arguments().any(|option| option.get_long() == Some("master"))) {
+        Some(_) => {
+            let mut moved = words;
+            let (at, command) = (1 + taken, moved[1 + taken].clone());
+            moved.remove(at);
+            moved.insert(1, command);
+            moved
+        }
+        None => words,
+    }
+}
 
 /// The command that was meant, with the commands below it: `bench collectives`. Empty when the first word is none.
 pub(crate) fn subcommand(program: &Command, words: &[String]) -> String {
@@ -20,6 +47,10 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
     let names = subcommand.split_whitespace();
     let options = names.fold(program, |options, name| options.find_subcommand(name).unwrap_or(options));
     match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let given = text(error, ContextKind::InvalidSubcommand)?;
+            Some(unknown_command(given, options, subcommand))
+        }
         ErrorKind::UnknownArgument => Some(unknown_option(error, options, subcommand)),
         ErrorKind::MissingRequiredArgument if matches!(subcommand, "run" | "launch") => {
             Some(format!("no script given\nhint: instep {subcommand} --nproc-per-node 2 train.py"))
@@ -50,6 +81,57 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
     }
 }
 
+fn unknown_command(given: &str, below: &Command, subcommand: &str) -> String {
+    let program = if subcommand.is_empty() { "instep".to_owned() } else { format!("instep {subcommand}") };
+    let near = nearest(given, below.get_subcommands());
+    let hint = match near.as_slice() {
+        [] => format!("`{program} --help` lists the commands"),
+        [one] => format!("did you mean `{program} {one}`?"),
+        [rest @ .., last] => format!("did you mean `{}` or `{last}`?", rest.join("`, `")),
+    };
+    format!("{program} has no command `{given}`\nhint: {hint}")
+}
+
+/// The commands that somebody may have meant who wrote `given`: those that it begins, else those with the fewest slips.
+fn nearest<'a>(given: &str, commands: impl Iterator<Item = &'a Command>) -> Vec<&'a str> {
+    let visible = commands.filter(|command| !command.is_hide_set());
+    let names: Vec<(&str, Vec<&str>)> =
+        visible.map(|command| (command.get_name(), command.get_all_aliases().collect())).collect();
+    let begun: Vec<&str> = names.iter().map(|(name, _)| *name).filter(|name| name.starts_with(given)).collect();
+    if !begun.is_empty() && begun.len() <= MOST_SUGGESTIONS {
+        return begun;
+    }
+    let most = given.chars().count().div_ceil(3).min(3);
+    let slips_of = |(name, aliases): &(&'a str, Vec<&str>)| {
+        // Of a word of one or two letters nearly everything is a slip.
+        let longer = aliases.iter().copied().filter(|alias| alias.len() > 2);
+        let slips = std::iter::once(*name).chain(longer).map(|word| slips(given, word)).min()?;
+        (slips <= most).then_some((slips, *name))
+    };
+    let near: Vec<(usize, &str)> = names.iter().filter_map(slips_of).collect();
+    let fewest = near.iter().map(|(slips, _)| *slips).min();
+    near.into_iter().filter(|(slips, _)| Some(*slips) == fewest).map(|(_, name)| name).take(MOST_SUGGESTIONS).collect()
+}
+
+/// How many slips of the fingers lie between two words: a letter more, less, other, or two that changed places.
+fn slips(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
+    for (i, letter) in one.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, wanted) in other.iter().enumerate() {
+            let changed = rows[i][j] + usize::from(letter != wanted);
+            let mut fewest = changed.min(rows[i][j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *letter == other[j - 1] && one[i - 1] == *wanted {
+                fewest = fewest.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(fewest);
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
+}
+
 fn unknown_option(error: &Error, options: &Command, subcommand: &str) -> String {
     let given = text(error, ContextKind::InvalidArg).unwrap_or_default();
     let prefix = given.split('=').next().unwrap_or(given).replace('_', "-");
@@ -75,5 +157,64 @@ fn text(error: &Error, kind: ContextKind) -> Option<&str> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_counted() {
+        for (one, other, expected) in [
+            ("run", "run", 0),
+            ("rnu", "run", 1),
+            ("lst", "list", 1),
+            ("", "ab", 2),
+            ("ceate", "create", 1),
+            ("x", "y", 1),
+        ] {
+            assert_eq!(slips(one, other), expected, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn what_was_meant_is_proposed() {
+        let program = Command::new("instep")
+            .subcommands(["run", "up", "experiment", "checkpoint", "preview-search"].map(Command::new));
+        for (given, expected) in [
+            ("rnu", vec!["run"]),
+            ("exp", vec!["experiment"]),
+            ("experimnt", vec!["experiment"]),
+            ("chekpiont", vec!["checkpoint"]),
+            ("pu", vec!["up"]),
+            ("notebook", vec![]),
+        ] {
+            assert_eq!(nearest(given, program.get_subcommands()), expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn the_master_may_be_named_before_the_command() {
+        let takes = Command::new("e").arg(clap::Arg::new("master").long("master").short('m'));
+        let program = Command::new("instep").subcommands([takes, Command::new("run")]);
+        let moved = |words: &str| {
+            let words = words.split(' ').map(OsString::from).collect();
+            let moved: Vec<String> = with_master_behind_the_command(&program, words)
+                .into_iter()
+                .map(|word| word.into_string().unwrap())
+                .collect();
+            moved.join(" ")
+        };
+        for (given, expected) in [
+            ("instep -m x e ls", "instep e -m x ls"),
+            ("instep --master=x e ls", "instep e --master=x ls"),
+            ("instep -mx e", "instep e -mx"),
+            ("instep -m x run y", "instep -m x run y"),
+            ("instep run -m x", "instep run -m x"),
+            ("instep -m", "instep -m"),
+        ] {
+            assert_eq!(moved(given), expected);
+        }
     }
 }

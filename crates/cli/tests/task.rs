@@ -170,7 +170,7 @@ fn a_task_finds_everything_and_its_output_arrives() {
         assert_eq!(exit, Exit::code(3), "{output}");
         for expected in [
             "a note of the master",
-            "New trial runner in (container share-1) on agent agent-0: {",
+            "New trial runner in (container share-1) on agent agent-0",
             "greeting is hello\n",
             "slots [0, 1]\n",
             "config directory\n",

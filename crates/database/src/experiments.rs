@@ -144,7 +144,9 @@ const COLUMNS: &str = concat!(
     best_metric!(),
     " AS best_metric, ",
     shown_state!(),
-    " AS shown_state"
+    " AS shown_state, \
+     (CASE WHEN experiments.unmanaged THEN experiments.started_at ELSE (SELECT MIN(allocations.started_at) \
+     FROM allocations WHERE allocations.experiment_id = experiments.id) END) AS first_run_at"
 );
 
 const JOINS: &str = " FROM experiments JOIN users ON users.id = experiments.user_id \
@@ -193,6 +195,7 @@ fn experiment_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Experiment> 
         best_trial_id: None,
         best_trial_searcher_metric: column(row, "best_metric")?,
         duration: end_time.unwrap_or(now).seconds_since(start_time).max(0.0) as i64,
+        first_run_time: optional_time(row, "first_run_at")?,
         pachyderm_integration: None,
     })
 }

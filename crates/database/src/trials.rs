@@ -30,6 +30,10 @@ const COLUMNS: &str = "SELECT trials.*, \
     (SELECT COUNT(*) FROM checkpoints WHERE trial_id = trials.id AND state <> 'STATE_DELETED') AS checkpoint_count, \
     (SELECT COALESCE(SUM(size), 0) FROM checkpoints WHERE trial_id = trials.id AND state <> 'STATE_DELETED') \
         AS checkpoint_size, \
+    (SELECT unmanaged FROM experiments WHERE experiments.id = trials.experiment_id) AS unmanaged, \
+    (SELECT MIN(started_at) FROM allocations WHERE trial_id = trials.id) AS first_run_at, \
+    (SELECT COALESCE(SUM(ended_at - started_at), 0) FROM allocations WHERE trial_id = trials.id) AS run_micros, \
+    (SELECT MAX(started_at) FROM allocations WHERE trial_id = trials.id AND ended_at IS NULL) AS running_since, \
     (CASE WHEN trials.state = 'STATE_ACTIVE' THEN COALESCE((SELECT CASE state WHEN 'STATE_TERMINATING' \
         THEN 'STATE_RUNNING' WHEN 'STATE_WAITING' THEN 'STATE_QUEUED' ELSE state END FROM allocations \
         WHERE trial_id = trials.id AND ended_at IS NULL ORDER BY run DESC LIMIT 1), 'STATE_QUEUED') \
@@ -38,6 +42,7 @@ const COLUMNS: &str = "SELECT trials.*, \
 fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
     let start_time = time(row, "started_at")?;
     let end_time = optional_time(row, "ended_at")?;
+    let first_run_time = if column(row, "unmanaged")? { Some(start_time) } else { optional_time(row, "first_run_at")? };
     let task_id: String = column(row, "task_id")?;
     let best: Option<validation::Validation> = optional_json(row, "best_validation")?;
     let latest: Option<validation::Validation> = optional_json(row, "latest_validation")?;
@@ -59,7 +64,13 @@ fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
         latest_validation: latest.map(validation::Validation::workload),
         best_checkpoint: None,
         warm_start_checkpoint_uuid: column(row, "warm_start_checkpoint")?,
-        wall_clock_time: end_time.unwrap_or(now).seconds_since(start_time).max(0.0),
+        wall_clock_time: if column(row, "unmanaged")? {
+            end_time.unwrap_or(now).seconds_since(start_time).max(0.0)
+        } else {
+            let running = optional_time(row, "running_since")?.map_or(0.0, |since| now.seconds_since(since).max(0.0));
+            column::<i64>(row, "run_micros")? as f64 / 1e6 + running
+        },
+        first_run_time,
         checkpoint_count: column(row, "checkpoint_count")?,
         total_checkpoint_size: Long(column(row, "checkpoint_size")?),
         metadata: optional_json(row, "metadata")?,

@@ -96,7 +96,7 @@ impl ServeError {
             }
             ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
             ServeError::Unsafe { .. } => {
-                "start it on 127.0.0.1, give each of them a password (`det user change-password`), then start it again"
+                "start it on 127.0.0.1, give each of them a password (`instep user change-password USER`), then start it again"
             }
             ServeError::Database(Error::InUse { .. }) => "stop it with `instep down`, or choose another --db",
             ServeError::Database(Error::FileExists { .. }) => "choose another file; `restore` also takes --replace",

@@ -42,7 +42,13 @@ fn report(search: &mut Search, request: &str, metrics: Value) -> Result<Vec<Acti
     search.on(event).map_err(|error| error.to_string())
 }
 
+/// A trial ends that has reported what the search compares by; on a rung this report counts for nothing.
 fn exit(search: &mut Search, request: &str) -> Vec<Action> {
+    let _ = report(search, request, json!({"loss": 0}));
+    exit_silently(search, request)
+}
+
+fn exit_silently(search: &mut Search, request: &str) -> Vec<Action> {
     search.on(Event::Exited { request: request.to_owned() }).unwrap()
 }
 
@@ -400,4 +406,78 @@ fn a_large_search_restored_now_and_then_goes_on_the_same() {
     let mut random = Random::new(7);
     let moments: Vec<usize> = (0..200).map(|_| random.below(expected.len())).collect();
     assert!(played(search, habits, |number| moments.contains(&number)) == (expected, whole));
+}
+
+/// Warnings in a list of actions: whose, and what.
+fn warned(actions: &[Action]) -> Vec<(&str, &str)> {
+    let one = |action| match action {
+        &Action::Warn { ref request, ref text } => Some((request.as_str(), text.as_str())),
+        _ => None,
+    };
+    actions.iter().filter_map(one).collect()
+}
+
+#[test]
+fn a_search_whose_metric_is_never_reported_warns_and_fails() {
+    let mut search = search_of("name: random, max_trials: 2", "{x: {type: int, minval: 1, maxval: 8}}", 1);
+    let trials = names(&start(&mut search));
+    let actions = report(&mut search, &trials[0], json!({"acc": 0.5, "time": 1})).unwrap();
+    let [(request, text)] = warned(&actions)[..] else { panic!("{actions:?}") };
+    assert_eq!(request, trials[0]);
+    assert!(
+        text.starts_with("this trial has not reported `loss`, which searcher.metric names: it reported `acc`, `time`")
+    );
+    assert_eq!(report(&mut search, &trials[0], json!({"acc": 0.6})).unwrap(), [], "once is enough");
+    assert_eq!(exit_silently(&mut search, &trials[0]), []);
+    let error = search.on(Event::Exited { request: trials[1].clone() }).unwrap_err().to_string();
+    assert!(
+        error.starts_with("no trial reported `loss`, which searcher.metric names: the trials reported `acc`, `time`")
+    );
+    assert!(error.contains("\nhint: "), "{error}");
+}
+
+#[test]
+fn a_search_with_one_report_of_its_metric_is_complete_and_the_silent_trials_are_named() {
+    let mut search = search_of("name: grid", "{x: {type: categorical, vals: [1, 2]}}", 1);
+    let trials = names(&start(&mut search));
+    assert_eq!(report(&mut search, &trials[0], json!({"loss": "NaN"})).unwrap(), []);
+    assert_eq!(exit_silently(&mut search, &trials[0]), []);
+    let actions = exit_silently(&mut search, &trials[1]);
+    let text = "this trial has not reported `loss`, which searcher.metric names: it reported no validation metrics";
+    assert!(warned(&actions)[0].1.starts_with(text), "{actions:?}");
+    assert_eq!(shut_down(&actions[1..]), Some((false, false)));
+}
+
+#[test]
+fn a_single_trial_without_its_metric_is_complete_with_a_warning() {
+    let mut search = search_of("name: single", "{}", 1);
+    let trials = names(&start(&mut search));
+    let actions = exit_silently(&mut search, &trials[0]);
+    assert_eq!((warned(&actions).len(), shut_down(&actions[1..])), (1, Some((false, false))), "{actions:?}");
+}
+
+#[test]
+fn trials_that_fail_or_are_cancelled_or_were_complete_before_owe_no_metric() {
+    let of = || search_of("name: random, max_trials: 2", "{x: {type: int, minval: 1, maxval: 8}}", 1);
+    for (reason, ends) in [(EarlyExit::Errored, (false, true)), (EarlyExit::UserCancelled, (true, false))] {
+        let mut search = of();
+        let trials = names(&start(&mut search));
+        trials.iter().for_each(|trial| assert_eq!(exit_early(&mut search, trial, reason), []));
+        assert_eq!(exit_silently(&mut search, &trials[0]), []);
+        assert_eq!(shut_down(&exit_silently(&mut search, &trials[1])), Some(ends));
+    }
+    // Somebody cancels the experiment after the first trial.
+    let mut search = of();
+    let trials = names(&start(&mut search));
+    assert_eq!(warned(&exit_silently(&mut search, &trials[0])).len(), 1);
+    exit_early(&mut search, &trials[1], EarlyExit::UserCancelled);
+    assert_eq!(shut_down(&exit_silently(&mut search, &trials[1])), Some((false, false)));
+    // The experiment was continued: its trials are not run again.
+    let mut search = of();
+    let trials = names(&start(&mut search));
+    for trial in &trials {
+        assert_eq!(search.on(Event::CompletedBefore { request: trial.clone() }).unwrap(), []);
+    }
+    assert_eq!(exit_silently(&mut search, &trials[0]), []);
+    assert_eq!(shut_down(&exit_silently(&mut search, &trials[1])), Some((false, false)));
 }

@@ -348,6 +348,20 @@ fn only_the_command_line_prints() {
 }
 
 #[test]
+fn hints_name_our_own_command() {
+    let mut complaints = Complaints::of("people are told `instep`, not `det`, what to type");
+    for source in sources(&["rs", "py"]).iter().filter(|source| !source.path.starts_with("tests/")) {
+        for (line, text) in source.shipped_code() {
+            // What one types comes in backticks or behind a colon; another command than `det` ends there.
+            if ["`det ", ": det "].iter().any(|typed| text.contains(typed)) {
+                complaints.add(&source.path, line, "name the verb of `instep`");
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
 fn links_in_documentation_resolve() {
     let mut complaints = Complaints::of("broken link");
     let root = root();

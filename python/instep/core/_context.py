@@ -154,6 +154,17 @@ def say(sentence: str) -> None:
         stream.write(f"instep: {sentence}\n")
 
 
+def announce(tracking: Tracking | None) -> None:
+    """Say where to look, unless a cluster runs this script: whoever reads its log has found it."""
+    if os.environ.get("INSTEP_QUIET", "") not in ("", "0"):
+        return
+    if tracking is None:
+        say("neither INSTEP_MASTER nor DET_MASTER is set: metrics and output are not recorded")
+    elif not tracking.managed:
+        page = f"{tracking.info.master_url.rstrip('/')}/det/experiments/{tracking.experiment_id}"
+        say(f"recording trial {tracking.trial_id} of experiment {tracking.experiment_id}: {page}")
+
+
 def init(
     *,
     config: Config | None = None,
@@ -165,8 +176,9 @@ def init(
     """Begin to record; all ranks of a job call this with their `distributed`.
 
     In a trial that a cluster runs, its configuration says where checkpoints go, and `config` is not looked at.
-    Elsewhere, without INSTEP_MASTER and DET_MASTER nothing is recorded, which is said once. A master that is named and
-    cannot be reached is an error. `checkpoint_storage` is the path of a folder that all ranks share.
+    Elsewhere, without INSTEP_MASTER and DET_MASTER nothing is recorded. A master that is named and cannot be reached is
+    an error. Rank 0 says on stderr where the experiment is shown, or that nothing is recorded, unless INSTEP_QUIET=1.
+    `checkpoint_storage` is the path of a folder that all ranks share.
     """
     TensorboardMode(tensorboard_mode)
     preempt_mode = PreemptMode(preempt_mode)
@@ -183,8 +195,8 @@ def init(
         storage = storage_config(checkpoint_storage or config.checkpoint_storage)
         tracking = Tracking.start(config, storage, distributed)
         searcher = config.searcher or {}
-    if tracking is None and distributed.rank == 0:
-        say("neither INSTEP_MASTER nor DET_MASTER is set: metrics and output are not recorded")
+    if distributed.rank == 0:
+        announce(tracking)
     return Context(
         tracking=tracking, distributed=distributed, storage=storage, searcher=searcher, preempt_mode=preempt_mode
     )

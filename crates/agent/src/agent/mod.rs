@@ -11,12 +11,13 @@
 pub mod link;
 pub mod shares;
 
+use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, Exit, Hello, Order, Report, VERSION, Welcome};
+use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, VERSION, Welcome};
 use instep_client::Address;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
@@ -27,6 +28,8 @@ use crate::order::Machine;
 use link::{Link, LinkError};
 use shares::Shares;
 
+/// The signal upon which an agent goes and leaves its tasks to the next one, whatever `stop_tasks` says.
+pub const HAND_OVER: Signal = Signal::SIGUSR1;
 /// Between two looks at the shares while the master says nothing.
 const LOOK: Duration = Duration::from_millis(100);
 /// Until the master must have answered a hello.
@@ -117,7 +120,7 @@ pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(),
     let state = StateFolder::at(&options.state);
     let failed = |source| AgentError::Folder { path: options.state.clone(), source };
     state.prepare().map_err(failed)?;
-    let _lock = lock(&state)?;
+    let _lock = lock(&state, &options.devices)?;
     let shares = Shares::find(state.clone()).map_err(failed)?;
     let signals = block_signals()?;
     let mut agent = Agent { options, state, shares, signals, machine: None, failures: 0, leaving: None };
@@ -147,13 +150,13 @@ enum Leave {
 }
 
 fn block_signals() -> Result<SignalFd, AgentError> {
-    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, HAND_OVER].into_iter().collect();
     set.thread_block().map_err(std::io::Error::from)?;
     let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
     Ok(signals.map_err(std::io::Error::from)?)
 }
 
-fn lock(state: &StateFolder) -> Result<Flock<std::fs::File>, AgentError> {
+fn lock(state: &StateFolder, devices: &[Device]) -> Result<Flock<std::fs::File>, AgentError> {
     let path = state.lock();
     let open = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
     let file = open.map_err(|source| AgentError::Folder { path, source })?;
@@ -170,18 +173,66 @@ fn lock(state: &StateFolder) -> Result<Flock<std::fs::File>, AgentError> {
         std::thread::sleep(LOOK / 10);
     };
     held.set_len(0)?;
-    held.write_all_at(std::process::id().to_string().as_bytes(), 0)?;
+    let lent = Lent::of(devices);
+    let words = format!("{} {} {}", std::process::id(), lent.slots, if lent.gpus { "gpus" } else { "processors" });
+    held.write_all_at(words.as_bytes(), 0)?;
     Ok(held)
 }
 
-/// The process id of the agent that uses a state folder, if one does.
-pub fn running(state: &Path) -> Option<i32> {
+/// What an agent lends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lent {
+    /// How many.
+    pub slots: usize,
+    /// They are GPUs, not processors.
+    pub gpus: bool,
+}
+
+impl Lent {
+    /// These.
+    pub fn of(devices: &[Device]) -> Lent {
+        Lent { slots: devices.len(), gpus: devices.iter().any(|device| device.kind == DeviceKind::Cuda) }
+    }
+}
+
+impl fmt::Display for Lent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, more) = (if self.gpus { "GPU" } else { "slot" }, if self.slots == 1 { "" } else { "s" });
+        write!(formatter, "{} {what}{more}", self.slots)
+    }
+}
+
+/// How many tasks of an agent's state folder have not ended.
+pub fn tasks_at_work(state: &Path) -> std::io::Result<usize> {
+    let state = StateFolder::at(state);
+    let names = std::fs::read_dir(state.shares())?.flatten().map(|entry| entry.file_name());
+    let shares = names.filter_map(|name| state.share(name.to_str().filter(|name| !name.starts_with('.'))?));
+    Ok(shares.filter(|share| share.exit().is_none()).count())
+}
+
+/// What an agent says of itself in its lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Running {
+    /// Its process.
+    pub pid: i32,
+    /// Not known of one of an earlier version.
+    pub lends: Option<Lent>,
+}
+
+/// The agent that uses a state folder, if one does.
+pub fn running(state: &Path) -> Option<Running> {
     let mut file = std::fs::File::open(StateFolder::at(state).lock()).ok()?;
     let mut words = String::new();
     file.read_to_string(&mut words).ok()?;
     match Flock::lock(file, FlockArg::LockSharedNonblock) {
         Ok(_) => None,
-        Err(_) => words.trim().parse().ok(),
+        Err(_) => {
+            let mut words = words.split_whitespace();
+            let pid = words.next()?.parse().ok()?;
+            let lends =
+                words.next().and_then(|slots| Some(Lent { slots: slots.parse().ok()?, gpus: words.next()? == "gpus" }));
+            Some(Running { pid, lends })
+        }
     }
 }
 
@@ -255,6 +306,7 @@ impl Agent<'_> {
         match Signal::try_from(information.ssi_signo.cast_signed()) {
             // Somebody at a terminal expects that nothing is left.
             Ok(Signal::SIGINT) => Some(Leave::AndStop),
+            Ok(HAND_OVER) => Some(Leave::Quietly),
             _ if self.options.stop_tasks => Some(Leave::AndStop),
             _ => Some(Leave::Quietly),
         }
@@ -288,9 +340,9 @@ impl Agent<'_> {
         self.machine = Some(self.machine(&welcome));
         let again = if self.failures == 0 { "" } else { " again" };
         if self.failures == 0 || self.failures >= QUIET_FAILURES {
-            let slots = self.options.devices.len();
+            let slots = Lent::of(&self.options.devices);
             let (name, master) = (&self.options.name, &self.options.master);
-            surroundings.say(&format!("agent {name} lends {slots} slots to {master}{again}"));
+            surroundings.say(&format!("agent {name} lends {slots} to {master}{again}"));
         }
         self.failures = 0;
         let ping = Duration::from_secs(welcome.ping_seconds.max(1).into());
@@ -328,13 +380,18 @@ impl Agent<'_> {
     /// Whether it is time to go. What is to end before is ended while the master listens, so that it hears of it at once.
     fn leave(&mut self, link: &mut Link, surroundings: &mut dyn Surroundings) -> Result<Option<Leave>, LinkError> {
         match (self.signalled(), self.leaving) {
+            // That a connection breaks now must not lose the signal.
             (Some(Leave::AndStop), None) if self.shares.running() > 0 => {
-                link.send(&Report::Leaving)?;
+                let _ = link.send(&Report::Leaving);
                 self.begin_to_stop(surroundings);
                 self.leaving = Some(Instant::now() + ENDING);
                 Ok(None)
             }
-            (Some(leave), None) => Ok(Some(leave)),
+            (Some(leave), None) => {
+                // So that the next agent of this name is let in, even if the end of this connection is noticed late.
+                let _ = link.send(&Report::Leaving);
+                Ok(Some(leave))
+            }
             // The second signal: what still runs is left to itself.
             (Some(_), Some(_)) => Ok(Some(Leave::Quietly)),
             // What has ended is known until the master has thanked for it.

@@ -108,16 +108,24 @@ pub fn is_trial(order: &TaskOrder) -> bool {
     order.start.environment.get("DET_TASK_TYPE").is_some_and(|kind| kind == "TRIAL")
 }
 
-/// What a trial says at its beginning; and the link by which older scripts write TensorBoard's files.
+/// The first line of a task's log; and the link by which older scripts write TensorBoard's files.
 pub fn announce(order: &TaskOrder, view: &View, all: &Variables) -> String {
+    let (resources, agent) = (&order.start.share.resources, &order.machine.agent);
+    if !is_trial(order) {
+        let kind = order.start.environment.get("DET_TASK_TYPE").map_or("task", String::as_str);
+        return format!("this {} has started on agent {agent}", kind.to_lowercase());
+    }
     if view.shim.is_none() {
         let name = format!("tensorboard-{}-0", order.start.share.allocation);
         // There may be one from the context already; scripts that need it are old.
         let _ = symlink(view.tmp.join(name), view.tmp.join("tensorboard"));
     }
-    let config = config(all).map(|config| storage::without_secrets(&config).to_string()).unwrap_or_default();
-    let (resources, agent) = (&order.start.share.resources, &order.machine.agent);
-    format!("New trial runner in (container {resources}) on agent {agent}: {config}")
+    let hyperparameters = all.get(OsStr::new("DET_HPARAMS")).map(|text| text.to_string_lossy());
+    let hyperparameters: serde_json::Map<String, Value> =
+        hyperparameters.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    let pairs: Vec<String> = hyperparameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let chosen = if pairs.is_empty() { String::new() } else { format!(": {}", pairs.join(", ")) };
+    format!("New trial runner in (container {resources}) on agent {agent}{chosen}")
 }
 
 fn config(all: &Variables) -> Option<Value> {

@@ -8,9 +8,6 @@ use serde_json::{Map, Value};
 
 /// What a checkpoint storage in a folder may say besides its path.
 const KEPT_KEYS: [&str; 3] = ["save_experiment_best", "save_trial_best", "save_trial_latest"];
-/// What must not appear in logs.
-const SECRETS: [&str; 5] = ["access_key", "secret_key", "connection_string", "credential", "password"];
-const MASK: &str = "********";
 
 /// Turns `shared_fs`, which means a mount in a container, into the folder itself.
 ///
@@ -69,22 +66,6 @@ fn try_out(place: &Path, content: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The configuration as it may be shown.
-pub fn without_secrets(config: &Value) -> Value {
-    let mut shown = config.clone();
-    let hide = |object: Option<&mut Value>, which: &dyn Fn(&str) -> bool| {
-        for (key, value) in object.and_then(Value::as_object_mut).into_iter().flatten() {
-            if which(key) && !value.is_null() {
-                *value = MASK.into();
-            }
-        }
-    };
-    hide(shown.get_mut("checkpoint_storage"), &|key| SECRETS.contains(&key));
-    hide(shown.pointer_mut("/environment/registry_auth"), &|key| key == "password");
-    hide(shown.pointer_mut("/data/secrets"), &|_| true);
-    shown
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -131,16 +112,5 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(probe(&file, "x").unwrap_err().starts_with(file.to_str().unwrap()));
-    }
-
-    #[test]
-    fn secrets_are_not_shown() {
-        let config = json!({
-            "checkpoint_storage": {"type": "s3", "secret_key": "hush", "bucket": "b", "access_key": null},
-            "environment": {"registry_auth": {"username": "u", "password": "hush"}},
-            "data": {"secrets": {"token": "hush"}, "path": "p"},
-        });
-        let shown = without_secrets(&config).to_string();
-        assert!(!shown.contains("hush") && shown.contains("\"bucket\":\"b\"") && shown.contains("\"path\":\"p\""));
     }
 }

@@ -170,10 +170,10 @@ impl Supervisor {
         for (level, sentence) in said.map_err(Ended::Failed)? {
             self.output.say(level, &sentence);
         }
+        self.output.say(LogLevel::Info, &preparation::announce(&self.order, &self.view, all));
         if !preparation::is_trial(&self.order) {
             return Ok(());
         }
-        self.output.say(LogLevel::Info, &preparation::announce(&self.order, &self.view, all));
         let (order, variables) = (self.order.clone(), all.clone());
         self.in_background(move || preparation::try_storage(&order, &variables))?.map_err(|error| {
             self.output.say(LogLevel::Error, &error);

@@ -8,21 +8,20 @@ use super::{Common, password, say, session, table};
 pub(crate) struct LoginArguments {
     /// Who you are
     #[arg(default_value = "determined")]
-    user: String,
+    pub(super) user: String,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionArguments {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 /// Asks for the password, on the terminal or on stdin, and keeps the session.
-pub(crate) fn login(arguments: &LoginArguments) -> anyhow::Result<()> {
-    let client = session::stranger(&arguments.common)?;
-    let user = &arguments.user;
+pub(super) fn login(common: &Common, user: &str) -> anyhow::Result<()> {
+    let client = session::stranger(common)?;
     let password = password::ask(&format!("Password of {user} at {}: ", client.address()))?;
     let found = session::open(&client, user, &password)?;
     say(&format!("logged in as {} at {}", found.username, client.address()));
@@ -30,8 +29,8 @@ pub(crate) fn login(arguments: &LoginArguments) -> anyhow::Result<()> {
 }
 
 /// Ends the session that is kept.
-pub(crate) fn logout(arguments: &SessionArguments) -> anyhow::Result<()> {
-    let client = session::stranger(&arguments.common)?;
+pub(super) fn logout(common: &Common) -> anyhow::Result<()> {
+    let client = session::stranger(common)?;
     match session::close(&client)? {
         Some(user) => say(&format!("{user} is logged out at {}", client.address())),
         None => say(&format!("nobody was logged in at {}", client.address())),
@@ -40,10 +39,10 @@ pub(crate) fn logout(arguments: &SessionArguments) -> anyhow::Result<()> {
 }
 
 /// Says who speaks to whom.
-pub(crate) fn whoami(arguments: &SessionArguments) -> anyhow::Result<()> {
-    let client = session::connect(&arguments.common)?;
+pub(super) fn whoami(common: &Common) -> anyhow::Result<()> {
+    let client = session::connect(common)?;
     let user = client.user()?;
-    if arguments.common.json {
+    if common.json {
         return table::json(&user);
     }
     let role = if user.admin { "administrator" } else { "user" };

@@ -8,11 +8,12 @@ use instep_api::checkpoints::{
     Checkpoint, CheckpointResponse, CheckpointsResponse, DeleteCheckpointsRequest, RemoveFilesRequest,
 };
 use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::states::CheckpointState;
 use instep_client::{Client, Query};
 use serde_json::Value;
 
 use super::unpack::unpack;
-use super::{Common, api, confirm, say, session, shown, table};
+use super::{Common, api, confirm, newest, say, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -28,15 +29,13 @@ enum Verb {
     /// List the checkpoints of an experiment or a trial
     #[command(visible_alias = "ls")]
     List {
-        /// Of this experiment
-        #[arg(required_unless_present = "trial")]
+        /// Of this experiment [default: your newest]
         experiment: Option<ExperimentId>,
         /// Of this trial
         #[arg(long, value_name = "ID", conflicts_with = "experiment")]
         trial: Option<TrialId>,
-        /// Only the N best by the searcher's metric, the best first
-        #[arg(long, value_name = "N")]
-        best: Option<usize>,
+        #[command(flatten)]
+        which: Which,
     },
     /// Say everything about a checkpoint
     Describe { uuid: String },
@@ -68,17 +67,30 @@ enum Verb {
     },
 }
 
+/// Which checkpoints are listed.
+#[derive(Debug, Args)]
+pub(super) struct Which {
+    /// Only the N best by the searcher's metric, the best first
+    #[arg(long, value_name = "N")]
+    best: Option<usize>,
+    /// Those whose files are deleted, or were never complete, too
+    #[arg(short, long)]
+    all: bool,
+}
+
+/// The states of checkpoints that have files to load.
+const USABLE: [CheckpointState; 2] = [CheckpointState::Completed, CheckpointState::PartiallyDeleted];
+
 pub(crate) fn run(arguments: CheckpointArguments) -> anyhow::Result<()> {
     let common = arguments.common;
     let client = session::connect(&common)?;
     match arguments.verb {
-        Verb::List { experiment, trial, best } => {
-            let what = match (experiment, trial) {
-                (_, Some(trial)) => format!("trials/{trial}"),
-                (Some(experiment), None) => format!("experiments/{experiment}"),
-                (None, None) => anyhow::bail!("name an experiment, or a trial with --trial"),
+        Verb::List { experiment, trial, which } => {
+            let what = match trial {
+                Some(trial) => format!("trials/{trial}"),
+                None => format!("experiments/{}", newest::experiment(&client, experiment)?),
             };
-            list(&client, &common, &what, best)
+            list(&client, &common, &what, &which)
         }
         Verb::Describe { uuid } => describe(&client, &common, &uuid),
         Verb::Download { uuid, output_dir } => download(&client, &uuid, output_dir),
@@ -100,11 +112,14 @@ pub(crate) fn run(arguments: CheckpointArguments) -> anyhow::Result<()> {
 }
 
 /// Prints the checkpoints of `what`, such as `trials/7`.
-pub(super) fn list(client: &Client, common: &Common, what: &str, best: Option<usize>) -> anyhow::Result<()> {
-    let query = match best {
+pub(super) fn list(client: &Client, common: &Common, what: &str, which: &Which) -> anyhow::Result<()> {
+    let mut query = match which.best {
         Some(count) => Query::new().with("limit", count).with("sortByAttr", "SORT_BY_SEARCHER_METRIC"),
         None => Query::new().with("sortByAttr", "SORT_BY_END_TIME"),
     };
+    if !which.all {
+        query = query.with_all("states", USABLE.iter().map(|state| state.as_str()));
+    }
     let found: CheckpointsResponse = client.get(&format!("/api/v1/{what}/checkpoints{query}"))?;
     if common.json {
         return table::json(&found.checkpoints);
@@ -122,8 +137,21 @@ pub(super) fn list(client: &Client, common: &Common, what: &str, best: Option<us
             shown::time(checkpoint.report_time),
         ]);
     }
-    table.print("no checkpoints yet", "the script saves them with core.checkpoint.store_path");
+    let hidden = if which.all { 0 } else { total(client, what)? - found.pagination.total };
+    if hidden == 0 || !found.checkpoints.is_empty() {
+        table.print("no checkpoints yet", "the script saves them with core.checkpoint.store_path");
+    }
+    if hidden > 0 {
+        let checkpoints = shown::plural(hidden, "deleted or incomplete checkpoint");
+        say(&format!("{checkpoints} not shown: -a shows them too"));
+    }
     Ok(())
+}
+
+/// How many checkpoints there are, whatever became of them.
+fn total(client: &Client, what: &str) -> anyhow::Result<i64> {
+    let found: CheckpointsResponse = client.get(&format!("/api/v1/{what}/checkpoints?limit=1"))?;
+    Ok(found.pagination.total)
 }
 
 fn files(checkpoint: &Checkpoint) -> usize {

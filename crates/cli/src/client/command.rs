@@ -8,7 +8,7 @@ use instep_client::{Client, Query};
 use serde_json::{Value, json};
 
 use super::logs::{self, LogArguments};
-use super::single::{self, Named};
+use super::single::{self, Named, Priority, Set};
 use super::{Common, api, configuration, context, say, session, table};
 use crate::console;
 
@@ -45,13 +45,9 @@ enum Verb {
     /// End it
     Kill(Named),
     /// Change its place in the queue
-    SetPriority {
-        #[command(flatten)]
-        named: Named,
-        /// From 1 to 99; lower ones are served first
-        #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
-        priority: i64,
-    },
+    SetPriority(Priority),
+    #[command(subcommand, hide = true)]
+    Set(Set),
 }
 
 #[derive(Debug, Args)]
@@ -93,7 +89,7 @@ pub(crate) fn run(arguments: CommandArguments) -> anyhow::Result<()> {
             single::say_ending("command", &ended.command);
             Ok(())
         }
-        Verb::SetPriority { named, priority } => {
+        Verb::SetPriority(Priority { named, priority }) | Verb::Set(Set::Priority(Priority { named, priority })) => {
             let _: Value =
                 client.post(&api(&["commands", &named.task, "set_priority"]), &json!({"priority": priority}))?;
             say(&format!("command {} has priority {priority}", named.task));

@@ -11,12 +11,13 @@ use instep_api::trials::TrialsResponse;
 use instep_client::{Client, Query};
 use serde_json::{Value, json};
 
+use super::checkpoint::Which;
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
 use super::{
-    Common, api, checkpoint, confirm, control, delete, logs, metrics, outcome, project, say, session, shown, submit,
-    table, tell, trial,
+    Common, api, checkpoint, confirm, control, delete, metrics, newest, outcome, project, say, session, shown, submit,
+    table, tell, trial, trial_logs,
 };
 use crate::report::Hinted;
 
@@ -45,6 +46,7 @@ enum Verb {
         ids: Vec<ExperimentId>,
     },
     /// Let them run again
+    #[command(visible_alias = "unpause")]
     Activate {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
@@ -64,21 +66,25 @@ enum Verb {
     List(ListArguments),
     /// Say everything about experiments
     Describe {
-        /// Which ones
-        #[arg(required = true)]
+        /// Which ones [default: your newest]
         ids: Vec<ExperimentId>,
     },
     /// Print the configuration
-    Config { id: ExperimentId },
-    /// Summarise the metrics of its trial, or follow them
+    Config {
+        /// Which experiment [default: your newest]
+        id: Option<ExperimentId>,
+    },
+    /// Summarise the metrics of its first trial, or follow them
     Metrics {
-        id: ExperimentId,
+        /// Which experiment [default: your newest]
+        id: Option<ExperimentId>,
         #[command(flatten)]
         metrics: MetricArguments,
     },
-    /// Print what its trial wrote
+    /// Print what its trials wrote
     Logs {
-        id: ExperimentId,
+        /// Which experiment [default: your newest]
+        id: Option<ExperimentId>,
         #[command(flatten)]
         logs: LogArguments,
     },
@@ -89,16 +95,24 @@ enum Verb {
         export: ExportArguments,
     },
     /// List its trials
-    ListTrials { id: ExperimentId },
+    #[command(visible_alias = "lt")]
+    ListTrials {
+        /// Which experiment [default: your newest]
+        id: Option<ExperimentId>,
+    },
     /// List its checkpoints
+    #[command(visible_alias = "lc")]
     ListCheckpoints {
-        id: ExperimentId,
-        /// Only the N best by the searcher's metric, the best first
-        #[arg(long, value_name = "N")]
-        best: Option<usize>,
+        /// Which experiment [default: your newest]
+        id: Option<ExperimentId>,
+        #[command(flatten)]
+        which: Which,
     },
     /// Wait until it ends: exit status 0 if it completed
-    Wait { id: ExperimentId },
+    Wait {
+        /// Which experiment [default: your newest]
+        id: Option<ExperimentId>,
+    },
     /// Add or remove labels
     #[command(subcommand)]
     Label(Label),
@@ -171,17 +185,20 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "saves and ends"),
         Verb::Kill { ids } => control::act(&client, "kill", &ids, "ends at once"),
         Verb::List(list_arguments) => list(&client, &common, &list_arguments),
+        Verb::Describe { ids } if ids.is_empty() => describe(&client, &common, &[newest::experiment(&client, None)?]),
         Verb::Describe { ids } => describe(&client, &common, &ids),
-        Verb::Config { id } => table::json(&get(&client, id)?.config),
-        Verb::Metrics { id, metrics } => metrics::print(&client, first_trial(&client, id)?, &metrics, common.json),
-        Verb::Logs { id, logs } => {
-            let path = format!("/api/v1/trials/{}/logs", first_trial(&client, id)?);
-            logs::print(&client, &path, &logs, common.json)
+        Verb::Config { id } => table::json(&get(&client, newest::experiment(&client, id)?)?.config),
+        Verb::Metrics { id, metrics } => {
+            let trial = first_trial(&client, newest::experiment(&client, id)?)?;
+            metrics::print(&client, trial, &metrics, common.json)
         }
+        Verb::Logs { id, logs } => trial_logs::print(&client, newest::experiment(&client, id)?, &logs, common.json),
         Verb::Export { id, export } => save(&client, &format!("experiments/{id}"), &export),
-        Verb::ListTrials { id } => trial::list(&client, &common, id),
-        Verb::ListCheckpoints { id, best } => checkpoint::list(&client, &common, &format!("experiments/{id}"), best),
-        Verb::Wait { id } => wait(&client, id),
+        Verb::ListTrials { id } => trial::list(&client, &common, newest::experiment(&client, id)?),
+        Verb::ListCheckpoints { id, which } => {
+            checkpoint::list(&client, &common, &format!("experiments/{}", newest::experiment(&client, id)?), &which)
+        }
+        Verb::Wait { id } => wait(&client, newest::experiment(&client, id)?),
         Verb::Label(Label::Add { id, label }) => {
             let path = api(&["experiments", &id.to_string(), "labels", &label]);
             let _: Value = client.put(&path, &json!({}))?;
@@ -269,8 +286,8 @@ pub(super) fn print_list(experiments: &[Experiment], hint: &str) {
             shown::state(experiment.state),
             shown::progress(experiment.progress),
             experiment.username.clone(),
-            shown::time(experiment.start_time),
-            shown::duration(experiment.duration),
+            shown::optional_time(experiment.first_run_time),
+            experiment.run_seconds().map(shown::duration).unwrap_or_default(),
             experiment.num_trials.to_string(),
             format!("{}/{}", experiment.workspace_name, experiment.project_name),
         ]);
@@ -307,9 +324,11 @@ fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
         ("Progress", shown::progress(experiment.progress)),
         ("Owner", experiment.username.clone()),
         ("Project", format!("{}/{}", experiment.workspace_name, experiment.project_name)),
-        ("Started", shown::time(experiment.start_time)),
+        ("Submitted", shown::time(experiment.start_time)),
+        ("Waited", waited(experiment)),
+        ("Started", shown::optional_time(experiment.first_run_time)),
         ("Ended", shown::optional_time(experiment.end_time)),
-        ("Took", shown::duration(experiment.duration)),
+        ("Took", experiment.run_seconds().map(shown::duration).unwrap_or_default()),
         ("Best", best.unwrap_or_default()),
         ("Checkpoints", format!("{} ({})", experiment.checkpoint_count, shown::size(experiment.checkpoint_size.0))),
         ("External id", experiment.external_experiment_id.clone().unwrap_or_default()),
@@ -319,6 +338,12 @@ fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
     crate::console::print(b"\n");
     trial::print_list(&trials.trials);
     Ok(())
+}
+
+/// How long it waited for slots, if it did.
+fn waited(experiment: &Experiment) -> String {
+    let seconds = experiment.duration - experiment.run_seconds().unwrap_or(0);
+    if seconds > 0 { format!("{} for slots", shown::duration(seconds)) } else { String::new() }
 }
 
 fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {

@@ -1,35 +1,36 @@
-//! Following an experiment that the master runs: the log of its first trial, and on a terminal a line that says how far
-//! all of it is.
+//! Following an experiment that the master runs: the logs of its trials, and on a terminal a line that says how far all of
+//! it is.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use instep_api::experiments::Experiment;
-use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::identifiers::ExperimentId;
 use instep_api::jobs::JobsResponseV2;
-use instep_api::logs::ShownLine;
 use instep_api::trials::TrialsResponse;
 use instep_client::Client;
 use instep_launch::Console;
-use instep_launch::logs::Stream;
 
+use super::logs::LogArguments;
+use super::trial_logs::{self, Output};
 use super::{experiment, outcome, say, shown, table};
 use crate::console::TerminalConsole;
 
-/// How often somebody who waits looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How often the line is drawn.
 const DRAW_AGAIN: Duration = Duration::from_secs(2);
 
-/// Follows the first trial's log and waits until the experiment is over; an error if it did not complete.
+/// Follows the logs of all trials and waits until the experiment is over; an error if it did not complete.
 pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
     let console = Mutex::new(TerminalConsole::new(true));
     let over = Over::default();
     let outcome = thread::scope(|scope| {
         let watching = console_of(&console).wants_status();
         let watcher = watching.then(|| scope.spawn(|| watch(client, id, &console, &over)));
-        let outcome = print_log(client, id, &console).and_then(|()| wait(client, id));
+        let outcome = experiment::get(client, id).and_then(|begun| {
+            let output = Output::of(&begun, &console, false);
+            trial_logs::follow(client, id, &LogArguments::following(), &output)
+        });
         over.set();
         if let Some(watcher) = watcher {
             let _ = watcher.join();
@@ -42,8 +43,12 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
         return Err(outcome::not_completed(client, &ended, false));
     }
     let best = best(&ended).map(|best| format!(", best {best}")).unwrap_or_default();
-    let trials = plural(ended.num_trials, "trial");
+    let trials = shown::plural(ended.num_trials, "trial");
     say(&format!("experiment {id} {}: {trials}{best}", shown::state(ended.state)));
+    if ended.best_trial_searcher_metric.is_none() && ended.num_trials > 0 {
+        let metric = &ended.searcher_metric;
+        console_of(&console).warn(&format!("no trial reported a number for `{metric}`, which searcher.metric names"));
+    }
     Ok(())
 }
 
@@ -71,48 +76,6 @@ impl Over {
 
 fn console_of(console: &Mutex<TerminalConsole>) -> std::sync::MutexGuard<'_, TerminalConsole> {
     console.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn print_log(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>) -> anyhow::Result<()> {
-    let Some(trial) = first_trial(client, id)? else { return Ok(()) };
-    let path = format!("/api/v1/trials/{trial}/logs?follow=true");
-    // Without a limit to the silence: a person watches, and can end it.
-    for line in client.stream::<ShownLine>(&path, None)? {
-        let mut text = line?.message;
-        if !text.ends_with('\n') {
-            text.push('\n');
-        }
-        console_of(console).output(Stream::Out, text.as_bytes());
-    }
-    Ok(())
-}
-
-/// Waits for the first trial; none if the experiment ends without one.
-fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<Option<TrialId>> {
-    let begin = Instant::now();
-    let mut told = false;
-    loop {
-        let found = experiment::get(client, id)?;
-        let first = found.trial_ids.iter().min().copied();
-        if first.is_some() || found.state.is_terminal() {
-            return Ok(first);
-        }
-        if !told && begin.elapsed() > DRAW_AGAIN {
-            say(&format!("experiment {id} is {} and has no trial yet", shown::state(found.state)));
-            told = true;
-        }
-        thread::sleep(LOOK_AGAIN);
-    }
-}
-
-fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
-    loop {
-        let found = experiment::get(client, id)?;
-        if found.state.is_terminal() {
-            return Ok(found);
-        }
-        thread::sleep(LOOK_AGAIN);
-    }
 }
 
 /// Draws the line until it is over. What cannot be asked is not drawn: the one who follows hears of it.
@@ -148,7 +111,7 @@ fn standing(client: &Client, id: ExperimentId) -> anyhow::Result<Standing> {
         trials: planned.max(trials.trials.len() as i64),
         best: best(&found),
         progress: found.progress.unwrap_or(0.0),
-        seconds: found.duration,
+        seconds: found.run_seconds().unwrap_or(0),
         reason: if waits { reason(client, &found.job_id).unwrap_or_default() } else { String::new() },
     })
 }
@@ -164,10 +127,6 @@ fn best(experiment: &Experiment) -> Option<String> {
     Some(format!("{} {}{trial}", experiment.searcher_metric, shown::number(value)))
 }
 
-fn plural(count: i64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-
 impl Standing {
     /// "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 45% · about 3m 2s left"
     fn line(&self) -> String {
@@ -176,7 +135,7 @@ impl Standing {
             parts.push(self.reason.clone());
         }
         if self.trials > 0 {
-            parts.push(format!("{} of {} done", self.done, plural(self.trials, "trial")));
+            parts.push(format!("{} of {} done", self.done, shown::plural(self.trials, "trial")));
         }
         parts.extend(self.best.as_ref().map(|best| format!("best {best}")));
         parts.push(format!("{:.0}%", self.progress * 100.0));

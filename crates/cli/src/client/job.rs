@@ -24,6 +24,7 @@ enum Verb {
         pool: Option<String>,
     },
     /// Change a job's place in the queue
+    #[command(visible_alias = "u")]
     Update(UpdateArguments),
 }
 

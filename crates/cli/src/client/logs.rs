@@ -4,7 +4,6 @@ use clap::Args;
 use instep_api::logs::ShownLine;
 use instep_client::{Client, Query};
 
-use super::table;
 use crate::console;
 
 /// Which lines are wanted.
@@ -58,6 +57,10 @@ impl LogArguments {
         LogArguments { follow: true, ..LogArguments::default() }
     }
 
+    pub(super) fn follows(&self) -> bool {
+        self.follow
+    }
+
     fn query(&self) -> Query {
         let levels = self.level.map(|lowest| &LEVELS[lowest..]).unwrap_or_default();
         let mut query = Query::new()
@@ -83,25 +86,35 @@ impl LogArguments {
 
 /// Prints lines as they come, those of a trial or of a task.
 pub(super) fn print(client: &Client, path: &str, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
+    each(client, path, arguments, |line| {
+        console::print(text(line, json)?.as_bytes());
+        Ok(())
+    })
+}
+
+/// Hands over lines as they come.
+pub(super) fn each(
+    client: &Client,
+    path: &str,
+    arguments: &LogArguments,
+    mut take: impl FnMut(&ShownLine) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let path = format!("{path}{}", arguments.query());
     // Without a limit to the silence: a person watches, and can end it.
     let mut lines = client.stream::<ShownLine>(&path, None)?;
     if arguments.tail.is_some() {
         let mut last: Vec<ShownLine> = lines.collect::<Result<_, _>>()?;
         last.reverse();
-        return last.iter().try_for_each(|line| show(line, json));
+        return last.iter().try_for_each(take);
     }
-    lines.try_for_each(|line| show(&line?, json))
+    lines.try_for_each(|line| take(&line?))
 }
 
-fn show(line: &ShownLine, json: bool) -> anyhow::Result<()> {
-    if json {
-        return table::json_line(line);
-    }
-    let mut text = line.message.clone();
+/// A line as it is printed.
+pub(super) fn text(line: &ShownLine, json: bool) -> anyhow::Result<String> {
+    let mut text = if json { serde_json::to_string(line)? } else { line.message.clone() };
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    console::print(text.as_bytes());
-    Ok(())
+    Ok(text)
 }

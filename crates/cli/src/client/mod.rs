@@ -22,6 +22,7 @@ mod logs;
 mod master_log;
 mod metrics;
 mod model;
+mod newest;
 mod outcome;
 mod password;
 mod pool;
@@ -37,6 +38,7 @@ pub(crate) mod task;
 mod template;
 mod tensorboard;
 mod trial;
+mod trial_logs;
 mod unpack;
 mod user;
 mod workspace;
@@ -127,9 +129,9 @@ pub(crate) fn administrator_token(common: &Common) -> anyhow::Result<String> {
 /// Does what a verb says.
 pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
     let outcome = match verb {
-        Verb::Login(arguments) => account::login(&arguments),
-        Verb::Logout(arguments) => account::logout(&arguments),
-        Verb::Whoami(arguments) => account::whoami(&arguments),
+        Verb::Login(arguments) => account::login(&arguments.common, &arguments.user),
+        Verb::Logout(arguments) => account::logout(&arguments.common),
+        Verb::Whoami(arguments) => account::whoami(&arguments.common),
         Verb::Experiment(arguments) => experiment::run(arguments),
         Verb::Trial(arguments) => trial::run(arguments),
         Verb::Checkpoint(arguments) => checkpoint::run(arguments),

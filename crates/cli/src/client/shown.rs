@@ -89,6 +89,11 @@ pub(super) fn number(number: f64) -> String {
     format!("{number:.5e}")
 }
 
+/// `1 trial`, `2 trials`
+pub(super) fn plural(count: i64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
 /// `a, b, c`
 pub(super) fn list(words: &[String]) -> String {
     words.join(", ")

@@ -1,6 +1,6 @@
 //! What commands and TensorBoards share: how they are named and shown.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use instep_api::commands::SingleTask;
 use instep_api::states::AllocationState;
 
@@ -12,6 +12,23 @@ pub(super) struct Named {
     /// Its identifier
     #[arg(value_name = "ID")]
     pub task: String,
+}
+
+/// `set priority`, as `det` has it; the same as `set-priority`.
+#[derive(Debug, Subcommand)]
+pub(super) enum Set {
+    /// Change its place in the queue
+    Priority(Priority),
+}
+
+/// Another place in the queue for one.
+#[derive(Debug, Args)]
+pub(super) struct Priority {
+    #[command(flatten)]
+    pub named: Named,
+    /// From 1 to 99; lower ones are served first
+    #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
+    pub priority: i64,
 }
 
 /// Prints one.

@@ -56,16 +56,16 @@ pub(super) struct ContinueArguments {
     /// Change one setting, such as searcher.max_length.batches=200; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
-    /// Follow the log of its first trial, and wait for its end
-    #[arg(short, long = "follow-first-trial", visible_alias = "follow")]
+    /// Follow the logs of its trials, and wait for its end
+    #[arg(short, long = "follow", visible_alias = "follow-first-trial")]
     follow: bool,
 }
 
 /// What creating and forking share.
 #[derive(Debug, Args)]
 struct Settings {
-    /// Follow the log of its first trial, and wait for its end
-    #[arg(short, long = "follow-first-trial", visible_alias = "follow", conflicts_with = "paused")]
+    /// Follow the logs of its trials, and wait for its end
+    #[arg(short, long = "follow", visible_alias = "follow-first-trial", conflicts_with = "paused")]
     follow: bool,
     /// Do not start it yet
     #[arg(long)]

@@ -12,7 +12,7 @@ use instep_client::{Client, Query};
 use serde_json::{Value, json};
 
 use super::logs::{self, LogArguments};
-use super::single::{self, Named};
+use super::single::{self, Named, Priority, Set};
 use super::{Common, api, configuration, say, session, table};
 use crate::console;
 use crate::report::Hinted;
@@ -57,13 +57,9 @@ enum Verb {
     /// End it
     Kill(Named),
     /// Change its place in the queue
-    SetPriority {
-        #[command(flatten)]
-        named: Named,
-        /// From 1 to 99; lower ones are served first
-        #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
-        priority: i64,
-    },
+    SetPriority(Priority),
+    #[command(subcommand, hide = true)]
+    Set(Set),
 }
 
 #[derive(Debug, Args)]
@@ -108,7 +104,7 @@ pub(crate) fn run(arguments: TensorboardArguments) -> anyhow::Result<()> {
             single::say_ending("TensorBoard", &ended.tensorboard);
             Ok(())
         }
-        Verb::SetPriority { named, priority } => {
+        Verb::SetPriority(Priority { named, priority }) | Verb::Set(Set::Priority(Priority { named, priority })) => {
             let path = api(&["tensorboards", &named.task, "set_priority"]);
             let _: Value = client.post(&path, &json!({"priority": priority}))?;
             say(&format!("TensorBoard {} has priority {priority}", named.task));

@@ -6,10 +6,11 @@ use instep_api::states::State;
 use instep_api::trials::{Trial, TrialResponse, TrialsResponse};
 use instep_client::Client;
 
+use super::checkpoint::Which;
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
-use super::{Common, checkpoint, logs, metrics, outcome, say, session, shown, table, tell};
+use super::{Common, checkpoint, logs, metrics, newest, outcome, say, session, shown, table, tell};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -24,27 +25,30 @@ pub(crate) struct TrialArguments {
 enum Verb {
     /// List the trials of an experiment
     #[command(visible_alias = "ls")]
-    List { experiment: ExperimentId },
-    /// Say everything about trials
-    Describe {
-        #[arg(required = true)]
-        ids: Vec<TrialId>,
+    List {
+        /// Which experiment [default: your newest]
+        experiment: Option<ExperimentId>,
     },
+    /// Say everything about trials, or about your newest
+    Describe { ids: Vec<TrialId> },
     /// Summarise its metrics, or follow them
     Metrics {
-        id: TrialId,
+        /// Which trial [default: your newest]
+        id: Option<TrialId>,
         #[command(flatten)]
         metrics: MetricArguments,
     },
     /// Print what it wrote
     Logs {
-        id: TrialId,
+        /// Which trial [default: your newest]
+        id: Option<TrialId>,
         #[command(flatten)]
         logs: LogArguments,
     },
     /// Write all its metrics as CSV or JSON lines
     Export {
-        id: TrialId,
+        /// Which trial [default: your newest]
+        id: Option<TrialId>,
         #[command(flatten)]
         export: ExportArguments,
     },
@@ -55,10 +59,10 @@ enum Verb {
     },
     /// List its checkpoints
     ListCheckpoints {
-        id: TrialId,
-        /// Only the N best by the searcher's metric, the best first
-        #[arg(long, value_name = "N")]
-        best: Option<usize>,
+        /// Which trial [default: your newest]
+        id: Option<TrialId>,
+        #[command(flatten)]
+        which: Which,
     },
 }
 
@@ -66,17 +70,23 @@ pub(crate) fn run(arguments: TrialArguments) -> anyhow::Result<()> {
     let common = arguments.common;
     let client = session::connect(&common)?;
     match arguments.verb {
-        Verb::List { experiment } => list(&client, &common, experiment),
+        Verb::List { experiment } => list(&client, &common, newest::experiment(&client, experiment)?),
+        Verb::Describe { ids } if ids.is_empty() => describe(&client, &common, &[newest::trial(&client, None)?]),
         Verb::Describe { ids } => describe(&client, &common, &ids),
-        Verb::Metrics { id, metrics } => metrics::print(&client, id, &metrics, common.json),
-        Verb::Logs { id, logs } => logs::print(&client, &format!("/api/v1/trials/{id}/logs"), &logs, common.json),
-        Verb::Export { id, export } => save(&client, &format!("trials/{id}"), &export),
+        Verb::Metrics { id, metrics } => metrics::print(&client, newest::trial(&client, id)?, &metrics, common.json),
+        Verb::Logs { id, logs } => {
+            let path = format!("/api/v1/trials/{}/logs", newest::trial(&client, id)?);
+            logs::print(&client, &path, &logs, common.json)
+        }
+        Verb::Export { id, export } => save(&client, &format!("trials/{}", newest::trial(&client, id)?), &export),
         Verb::Kill { ids } => ids.iter().try_for_each(|id| {
             tell(&client, &format!("/api/v1/trials/{id}/kill"))?;
             say(&format!("ending trial {id}"));
             Ok(())
         }),
-        Verb::ListCheckpoints { id, best } => checkpoint::list(&client, &common, &format!("trials/{id}"), best),
+        Verb::ListCheckpoints { id, which } => {
+            checkpoint::list(&client, &common, &format!("trials/{}", newest::trial(&client, id)?), &which)
+        }
     }
 }
 
@@ -100,13 +110,18 @@ pub(super) fn print_list(trials: &[Trial]) {
             shown::state(trial.state),
             trial.total_batches_processed.to_string(),
             trial.searcher_metric_value.map(shown::number).unwrap_or_default(),
-            shown::time(trial.start_time),
-            shown::duration(trial.wall_clock_time as i64),
+            shown::optional_time(trial.first_run_time),
+            took(trial),
             trial.checkpoint_count.to_string(),
             hparams(trial),
         ]);
     }
     table.print("no trials yet", "the script makes one when it runs");
+}
+
+/// How long it has run, without the times in which it waited for slots; nothing before it has.
+fn took(trial: &Trial) -> String {
+    trial.first_run_time.map(|_| shown::duration(trial.wall_clock_time as i64)).unwrap_or_default()
 }
 
 fn hparams(trial: &Trial) -> String {
@@ -140,9 +155,10 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Hyperparameters", hparams(trial)),
             ("Steps", trial.total_batches_processed.to_string()),
             ("Best", trial.searcher_metric_value.map(shown::number).unwrap_or_default()),
-            ("Started", shown::time(trial.start_time)),
+            ("Made", shown::time(trial.start_time)),
+            ("Started", shown::optional_time(trial.first_run_time)),
             ("Ended", shown::optional_time(trial.end_time)),
-            ("Took", shown::duration(trial.wall_clock_time as i64)),
+            ("Took", took(trial)),
             ("Checkpoints", format!("{} ({})", trial.checkpoint_count, shown::size(trial.total_checkpoint_size.0))),
             ("Task", trial.task_id.clone()),
         ];

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use instep_api::users::{NewUser, PatchUserRequest, PostUserRequest, User, UserResponse, UsersResponse};
 use instep_client::{Client, password_as_sent};
 
-use super::{Common, api, password, say, session, shown, table};
+use super::{Common, account, api, password, say, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -52,12 +52,29 @@ enum Verb {
     Activate { name: String },
     /// Let a user no longer log in
     Deactivate { name: String },
+    /// `instep login`
+    Login {
+        /// Who you are
+        #[arg(default_value = "determined")]
+        name: String,
+    },
+    /// `instep logout`
+    Logout,
+    /// `instep whoami`
+    Whoami,
 }
 
 pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
     let common = arguments.common;
+    match &arguments.verb {
+        Verb::Login { name } => return account::login(&common, name),
+        Verb::Logout => return account::logout(&common),
+        _ => {}
+    }
     let client = session::connect(&common)?;
     match arguments.verb {
+        Verb::Login { .. } | Verb::Logout => Ok(()),
+        Verb::Whoami => account::whoami(&common),
         Verb::List { all } => list(&client, &common, all),
         Verb::Create { name, admin, display_name } => {
             let password = password_as_sent(&password::ask_new(&name)?);

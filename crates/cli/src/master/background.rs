@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::arguments::SettingsArguments;
-use super::{companion, serve_announced};
+use super::{companion, running, serve_announced};
 use crate::console;
 use crate::report::{Hinted, chain};
 
@@ -38,6 +38,17 @@ pub(crate) struct UpArguments {
     slots: Option<u32>,
 }
 
+impl UpArguments {
+    /// The command line that means this.
+    fn command(&self) -> String {
+        let mut words = vec!["instep up".to_owned()];
+        words.extend(self.settings.words());
+        words.extend(self.slots.map(|slots| format!("--slots {slots}")));
+        words.extend(self.foreground.then(|| "--foreground".to_owned()));
+        words.join(" ")
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DownArguments {
     #[command(flatten)]
@@ -51,14 +62,20 @@ pub(crate) struct DownArguments {
 pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     let settings = arguments.settings.settings()?;
     let options = arguments.settings.options()?;
+    let again = format!("{} && {}", down_command(&settings), arguments.command());
     if let Some(found) = find(&options.database)? {
         let presence = wait_for_address(&options.database, found)?;
-        if settings.origin("port") != Some(&Origin::Default) && !serves_port(&presence, options.port) {
-            let what = format!("a master serves this database already, at {}", shown(&presence));
-            return Err(Hinted::new(what, "stop it with `instep down`, or choose another --db").into());
+        let what = format!("a master serves this database already, at {}", shown(&presence));
+        let changed = running::changed(&settings, &options.database, &presence);
+        if !changed.is_empty() {
+            let what = format!("{what}, with other settings: {}", changed.join(", "));
+            return Err(Hinted::new(what, format!("this starts it again with yours: {again}")).into());
+        }
+        if arguments.foreground {
+            return Err(Hinted::new(what, format!("this starts it again in the foreground: {again}")).into());
         }
         say(&presence, &options, "already up");
-        companion::start(&options.database, presence.address.as_deref(), arguments.slots)?;
+        companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.foreground {
@@ -70,7 +87,7 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
         Ok(presence) => {
             say(&presence, &options, "up");
             console::print(format!("log: {}\n", log.display()).as_bytes());
-            companion::start(&options.database, presence.address.as_deref(), arguments.slots)?;
+            companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
             console::print(format!("stop it with: {}\n", down_command(&settings)).as_bytes());
             Ok(ExitCode::SUCCESS)
         }
@@ -188,10 +205,6 @@ fn wait_for_address(database: &Path, mut presence: Presence) -> anyhow::Result<P
         }
     }
     Ok(presence)
-}
-
-fn serves_port(presence: &Presence, port: u16) -> bool {
-    port == 0 || presence.address.as_ref().is_some_and(|address| address.ends_with(&format!(":{port}")))
 }
 
 fn shown(presence: &Presence) -> String {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep_agent::agent;
+use instep_agent::agent::{self, HAND_OVER, Lent, Running};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -29,10 +29,19 @@ fn log_path(database: &Path) -> PathBuf {
     database.with_extension("agent.log")
 }
 
-/// Starts an agent for a master at an address, unless one runs or none is wanted. Says what it did.
-pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>) -> anyhow::Result<()> {
+/// Sees to it that an agent lends what is wanted to a master at an address: `slots` of the processors, or whatever there
+/// is. One that runs is replaced if it lends something else; its tasks go on. Says what it did. `again` is the command
+/// that starts everything again.
+pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, again: &str) -> anyhow::Result<()> {
     let state = state_folder(database);
-    if slots == Some(0) || agent::running(&state).is_some() {
+    let running = agent::running(&state);
+    if let Some(running) = &running {
+        match slots.map(|slots| Lent { slots: slots as usize, gpus: false }) {
+            Some(wanted) if running.lends != Some(wanted) => replace(database, running, wanted, again)?,
+            Some(_) | None => return Ok(()),
+        }
+    }
+    if slots == Some(0) {
         return Ok(());
     }
     let Some(address) = address else { return Ok(()) };
@@ -46,7 +55,10 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>) 
         .stderr(output)
         .spawn()?;
     let deadline = Instant::now() + START_DEADLINE;
-    while agent::running(&state).is_none() {
+    let started = loop {
+        if let Some(started) = agent::running(&state) {
+            break started;
+        }
         if child.try_wait()?.is_some() || Instant::now() > deadline {
             // The master serves all the same; who only tracks needs no agent.
             let said = super::background::read_from(&log, before);
@@ -54,9 +66,27 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>) 
             return Ok(());
         }
         std::thread::sleep(PAUSE);
-    }
-    console::print(format!("agent: lends this machine's slots (log: {})\n", log.display()).as_bytes());
+    };
+    let instead = running.and_then(|before| before.lends).map(|lent| format!(" instead of {lent}")).unwrap_or_default();
+    let lent = started.lends.map(|lent| lent.to_string()).unwrap_or_default();
+    let line = format!("agent: lends {lent} of this machine{instead} (log: {})\n", log.display());
+    console::print(line.as_bytes());
     Ok(())
+}
+
+/// Ends an agent that lends something else than is wanted, and leaves its tasks to the next one. Slots that tasks may be
+/// using are not taken away.
+fn replace(database: &Path, running: &Running, wanted: Lent, again: &str) -> anyhow::Result<()> {
+    let grows = running.lends.is_some_and(|lent| lent.gpus == wanted.gpus && wanted.slots > lent.slots);
+    let tasks = if grows { 0 } else { agent::tasks_at_work(&state_folder(database))? };
+    if tasks > 0 {
+        let now = running.lends.map(|lent| format!(" {lent}")).unwrap_or_default();
+        let tasks = if tasks == 1 { "1 task is".to_owned() } else { format!("{tasks} tasks are") };
+        let what = format!("{tasks} at work, maybe in slots that --slots {} takes away", wanted.slots);
+        let hint = format!("wait for them; or end them, and let trials resume from their checkpoints: {again}");
+        return Err(Hinted::new(format!("the agent lends{now}, and {what}"), hint).into());
+    }
+    end(database, running, HAND_OVER)
 }
 
 fn command(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result<Command> {
@@ -85,21 +115,27 @@ fn reachable(address: &str) -> String {
 
 /// Ends the agent of a database and its tasks. Says whether there was one.
 pub(super) fn stop(database: &Path) -> anyhow::Result<bool> {
-    let state = state_folder(database);
-    let Some(process) = agent::running(&state) else { return Ok(false) };
-    if let Err(errno) = kill(Pid::from_raw(process), Signal::SIGTERM) {
+    let Some(running) = agent::running(&state_folder(database)) else { return Ok(false) };
+    end(database, &running, Signal::SIGTERM)?;
+    Ok(true)
+}
+
+/// Sends a signal that ends an agent, and waits for the end.
+fn end(database: &Path, running: &Running, signal: Signal) -> anyhow::Result<()> {
+    let (state, process) = (state_folder(database), running.pid);
+    if let Err(errno) = kill(Pid::from_raw(process), signal) {
         let what = format!("cannot stop the agent, pid {process}: {}", errno.desc());
         return Err(Hinted::new(what, "it may belong to another user").into());
     }
     let deadline = Instant::now() + END_DEADLINE;
-    while agent::running(&state) == Some(process) {
+    while agent::running(&state).is_some_and(|found| found.pid == process) {
         if Instant::now() > deadline {
             let what = format!("the agent, pid {process}, has not ended in {} s", END_DEADLINE.as_secs());
             return Err(Hinted::new(what, format!("see its log: {}", log_path(database).display())).into());
         }
         std::thread::sleep(PAUSE);
     }
-    Ok(true)
+    Ok(())
 }
 
 /// An agent in the foreground, ended when dropped.

@@ -4,6 +4,7 @@ mod arguments;
 mod background;
 mod companion;
 mod logging;
+mod running;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -118,6 +119,7 @@ fn serve_announced(
     logging::start(json, level, options.journal.clone());
     let shown = options.database.display().to_string();
     instep_master::serve(options, |address| {
+        running::record(&settings, &options.database);
         console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());
         ready(address);
     })

@@ -181,7 +181,7 @@ impl Actor {
                 hello.agent
             ));
         }
-        let known = self.agents.get(&hello.agent).filter(|agent| agent.link.is_some())?;
+        let known = self.agents.get(&hello.agent).filter(|agent| agent.link.is_some() && !agent.leaving)?;
         // The same agent over a new connection, before the end of the old one was noticed.
         if known.addresses == hello.addresses && known.devices == hello.devices {
             return None;

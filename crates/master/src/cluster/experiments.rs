@@ -6,7 +6,7 @@ use std::time::Duration;
 use instep_api::config::{ExperimentConfig, Sources};
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::link::RunAs;
-use instep_api::states::{AllocationState, State};
+use instep_api::states::{AllocationState, LogLevel, State};
 use instep_api::wire::Timestamp;
 use instep_database::{LiveExperiment, NewManagedTrial, RevisedTrial, Snapshot};
 use instep_policy::lifecycle::single::SingleEvent;
@@ -327,6 +327,9 @@ impl Actor {
                 let trial = self.experiments.get(&id).and_then(|live| live.machine.trials().get(&request));
                 let Some(trial) = trial else { return };
                 let (task, allocation) = (trial.task.clone(), trial.allocation_name());
+                if matches!(level, LogLevel::Warning | LogLevel::Error | LogLevel::Critical) {
+                    tracing::warn!(experiment = id.0, trial = trial.id, "{text}");
+                }
                 self.note(&task, allocation.as_deref(), level, &text);
             }
         }

@@ -11,8 +11,6 @@ use super::{Refusal, Reply};
 
 /// Memory that a pattern may take when it is compiled.
 const PATTERN_SIZE: usize = 1 << 20;
-/// What the line begins with that prints the configuration, and with it every pattern.
-const CONFIGURATION_LINE: &str = "New trial runner in (container ";
 
 /// The patterns of an experiment.
 #[derive(Debug, Default)]
@@ -42,8 +40,7 @@ impl Patterns {
     }
 
     fn matches<'a>(&'a self, line: &'a str) -> impl Iterator<Item = &'a Pattern> {
-        let skipped = line.contains(CONFIGURATION_LINE);
-        self.all.iter().filter(move |pattern| !skipped && pattern.regex.is_match(line))
+        self.all.iter().filter(move |pattern| pattern.regex.is_match(line))
     }
 }
 

@@ -57,7 +57,7 @@ async fn check_without_password(call: &Call, username: &str, password: &str) -> 
     }
     let what = format!(
         "user '{username}' has no password, and may log in only on the master's own machine, as the user who runs it\n\
-         hint: give '{username}' a password there: det user change-password {username}"
+         hint: give '{username}' a password there: instep user change-password {username}"
     );
     Err(Failure::forbidden(what))
 }

@@ -47,6 +47,7 @@ pub(super) fn experiment() -> Experiment {
         best_trial_id: None,
         best_trial_searcher_metric: None,
         duration: 0,
+        first_run_time: None,
         pachyderm_integration: None,
     }
 }

@@ -287,13 +287,9 @@ impl<S: Searcher> Experiment<S> {
         let Some(trial) = current(&mut self.trials, run) else { return };
         let news = trial.allocation.as_mut().is_some_and(|allocation| allocation.reached(phase));
         let name = format!("Trial {} (Experiment {})", trial.id.unwrap_or_default(), self.id);
-        let text = match phase {
-            Phase::Assigned => format!("{name} was assigned to an agent"),
-            Phase::Running => format!("Resources for {name} have started"),
-            Phase::Asked | Phase::Ready => return,
-        };
-        if news {
-            trial.note(LogLevel::Info, text, out);
+        // That it has started says the task itself: a line from here could come after its first output.
+        if news && phase == Phase::Assigned {
+            trial.note(LogLevel::Info, format!("{name} was assigned to an agent"), out);
         }
     }
 
@@ -314,9 +310,12 @@ impl<S: Searcher> Experiment<S> {
 
     fn tell_search(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
         while let Some(event) = self.news.pop_front() {
+            let concerned = event.request().map(str::to_owned);
             match self.search.on(event) {
                 Ok(actions) => actions.into_iter().for_each(|action| self.follow(action, now, out)),
                 Err(error) => {
+                    let text = format!("the experiment fails: {error}");
+                    concerned.iter().for_each(|request| self.note_for(request, LogLevel::Error, text.clone(), out));
                     self.stop(State::StoppingError, &format!("its search encountered error: {error}"), now, out);
                 }
             }
@@ -342,6 +341,14 @@ impl<S: Searcher> Experiment<S> {
                     self.stop_trial(&request, State::StoppingCompleted, Manner::Gently, &why, now, out);
                 }
             }
+            Action::Warn { request, text } => self.note_for(&request, LogLevel::Warning, text, out),
+        }
+    }
+
+    /// A line in the log of the trial that the search knows under this name.
+    fn note_for(&self, alias: &str, level: LogLevel, text: String, out: &mut Vec<Effect>) {
+        if let Some(trial) = self.by_alias(alias).and_then(|request| self.trials.get(&request)) {
+            trial.note(level, text, out);
         }
     }
 
@@ -385,6 +392,7 @@ impl<S: Searcher> Experiment<S> {
         let Some(trial) = self.trials.get_mut(known).filter(|trial| !trial.is_live()) else { return };
         self.news.push_back(SearchEvent::TrialCreated { request: alias.clone() });
         if trial.state == State::Completed && !self.terms.single {
+            self.news.push_back(SearchEvent::CompletedBefore { request: alias.clone() });
             trial.rename(alias);
             return self.announce_end(known, State::Completed);
         }

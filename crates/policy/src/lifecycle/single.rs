@@ -103,7 +103,11 @@ impl Single {
         }
         match event {
             SingleEvent::Assigned => self.reached(Phase::Assigned, "was assigned to an agent"),
-            SingleEvent::Running => self.reached(Phase::Running, "has started"),
+            SingleEvent::Running => {
+                // That it has started says the task itself: a line from here could come after its first output.
+                self.allocation.reached(Phase::Running);
+                Vec::new()
+            }
             SingleEvent::Ready => {
                 self.used = now;
                 self.reached(Phase::Ready, "is ready")

@@ -7,6 +7,7 @@
 //!
 //! - `single`, `random`, `grid`: trials are made until there are enough, and run to their end.
 //! - `halving`: asynchronous successive halving; `adaptive`: several brackets of it side by side.
+//! - `sightings`: whether trials report the metric that a search compares by.
 //! - `generator`, `sample`: where random hyperparameters, seeds and names of trials come from.
 //! - [`preview()`]: what a search will do, told before it begins. [`simulation`]: a search played without a cluster.
 
@@ -15,6 +16,7 @@ mod generator;
 mod halving;
 mod preview;
 mod sample;
+mod sightings;
 pub mod simulation;
 
 use std::collections::BTreeMap;
@@ -28,6 +30,7 @@ use adaptive::brackets;
 pub use generator::Generator;
 use halving::{Bracket, Standing, Verdict};
 pub use preview::{Ends, Planned, preview};
+use sightings::Sightings;
 
 /// The seeds of trials lie below this.
 const SEEDS: u64 = 1 << 31;
@@ -73,6 +76,27 @@ pub enum Event {
         /// Which.
         request: String,
     },
+    /// A trial was completed in an earlier life of the experiment, which knows what it reported; [`Event::Exited`]
+    /// follows.
+    CompletedBefore {
+        /// Which.
+        request: String,
+    },
+}
+
+impl Event {
+    /// The trial that it is about.
+    pub fn request(&self) -> Option<&str> {
+        match self {
+            Event::Started => None,
+            Event::TrialCreated { request }
+            | Event::Validated { request, .. }
+            | Event::Progressed { request, .. }
+            | Event::ExitedEarly { request, .. }
+            | Event::Exited { request }
+            | Event::CompletedBefore { request } => Some(request),
+        }
+    }
 }
 
 /// Why a trial ended before its time.
@@ -106,6 +130,13 @@ pub enum Action {
         /// Why, for people.
         reason: String,
     },
+    /// Tell the people who read the log of a trial.
+    Warn {
+        /// Which.
+        request: String,
+        /// A sentence, with a `hint:` line.
+        text: String,
+    },
     /// The search is over: every trial has ended.
     Shutdown {
         /// Every trial was cancelled.
@@ -137,6 +168,8 @@ pub struct Search {
     /// The trials that have not ended, by their names in the search.
     live: BTreeMap<String, Trial>,
     tally: Tally,
+    #[serde(default = "Sightings::of_an_earlier_version")]
+    sightings: Sightings,
 }
 
 /// How trials are chosen.
@@ -160,6 +193,9 @@ struct Trial {
     early: Option<EarlyExit>,
     /// It was told to stop: what it reports from now on counts for nothing.
     stopped: bool,
+    /// It has reported the searcher's metric, or its log says that it has not.
+    #[serde(default)]
+    settled: bool,
 }
 
 /// How many trials ended in which way.
@@ -183,6 +219,7 @@ impl Search {
             generator: Generator::new(seed),
             live: BTreeMap::new(),
             tally: Tally::default(),
+            sightings: Sightings::default(),
         })
     }
 
@@ -200,7 +237,12 @@ impl Search {
                 Ok(Vec::new())
             }
             Event::ExitedEarly { request, reason } => Ok(self.exited_early(&request, reason)),
-            Event::Exited { request } => Ok(self.exited(&request)),
+            Event::Exited { request } => self.exited(&request),
+            Event::CompletedBefore { request } => {
+                self.live.get_mut(&request).into_iter().for_each(|trial| trial.settled = true);
+                self.sightings.metric = true;
+                Ok(Vec::new())
+            }
         }
     }
 
@@ -271,9 +313,15 @@ impl Search {
         metrics: &Map<String, Value>,
         steps: u64,
     ) -> Result<Vec<Action>, SearchError> {
-        let (Plan::Halving { brackets }, Some(trial)) = (&mut self.plan, self.live.get_mut(request)) else {
-            return Ok(Vec::new());
+        let Some(trial) = self.live.get_mut(request) else { return Ok(Vec::new()) };
+        self.sightings.note(&self.config.metric, metrics);
+        let reported = metrics.contains_key(&self.config.metric);
+        let Plan::Halving { brackets } = &mut self.plan else {
+            let first = !std::mem::replace(&mut trial.settled, true);
+            let warning = (first && !reported).then(|| sightings::warning(&self.config.metric, Some(metrics)));
+            return Ok(warning.map(|text| Action::Warn { request: request.to_owned(), text }).into_iter().collect());
         };
+        trial.settled |= reported;
         if trial.stopped || trial.early.is_some() {
             return Ok(Vec::new());
         }
@@ -333,8 +381,13 @@ impl Search {
         actions
     }
 
-    fn exited(&mut self, request: &str) -> Vec<Action> {
-        let Some(trial) = self.live.remove(request) else { return Vec::new() };
+    fn exited(&mut self, request: &str) -> Result<Vec<Action>, SearchError> {
+        let Some(trial) = self.live.remove(request) else { return Ok(Vec::new()) };
+        let mut actions = Vec::new();
+        if trial.early.is_none() && !trial.settled {
+            let text = sightings::warning(&self.config.metric, None);
+            actions.push(Action::Warn { request: request.to_owned(), text });
+        }
         let invalid = trial.early == Some(EarlyExit::InvalidHyperparameters);
         self.tally.closed += 1;
         self.tally.invalid += u32::from(invalid);
@@ -348,14 +401,23 @@ impl Search {
             }
         };
         if more {
-            return vec![self.create(trial.bracket)];
+            actions.push(self.create(trial.bracket));
+        } else if self.tally.closed == self.tally.requested {
+            actions.push(self.shutdown()?);
         }
-        if self.tally.closed == self.tally.requested { vec![self.shutdown()] } else { Vec::new() }
+        Ok(actions)
     }
 
-    fn shutdown(&self) -> Action {
-        let Tally { requested, errored, cancelled, .. } = self.tally;
-        Action::Shutdown { cancelled: cancelled >= requested, failed: errored >= requested }
+    /// The end, if there is something to show for it: a search that compares trials by a metric which none of them
+    /// reported has found nothing. A single trial is compared with nothing, and what people cancel is not judged.
+    fn shutdown(&self) -> Result<Action, SearchError> {
+        let Tally { requested, errored, cancelled, invalid, .. } = self.tally;
+        let compares = !matches!(self.config.method, Method::Single);
+        let completed = cancelled == 0 && errored + invalid < requested;
+        if compares && completed && !self.sightings.metric {
+            return Err(SearchError(self.sightings.verdict(&self.config.metric)));
+        }
+        Ok(Action::Shutdown { cancelled: cancelled >= requested, failed: errored >= requested })
     }
 }
 

@@ -96,6 +96,7 @@ impl<M: FnMut(&SimulatedTrial, u64) -> Map<String, Value>> Simulation<M> {
                         trial.stopped = Some(reason);
                     }
                 }
+                Action::Warn { .. } => {}
                 Action::Shutdown { failed, .. } => self.ended = Some(failed),
             }
         }

@@ -38,7 +38,7 @@ impl Searcher for Double {
     fn on(&mut self, event: Event) -> Result<Vec<Action>, String> {
         match event {
             Event::Started => Ok((0..self.at_once).map(|_| self.create()).collect()),
-            Event::TrialCreated { .. } | Event::Progressed { .. } => Ok(Vec::new()),
+            Event::TrialCreated { .. } | Event::Progressed { .. } | Event::CompletedBefore { .. } => Ok(Vec::new()),
             Event::Validated { metrics, .. } if metrics.contains_key("fail") => Err("no such metric".to_owned()),
             Event::Validated { request, metrics, .. } if metrics.contains_key("stop") => {
                 Ok(vec![Action::Stop { request, reason: "it is told to".to_owned() }])

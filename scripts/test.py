@@ -155,7 +155,7 @@ def end_to_end_stages(arguments: list[str], *, second_try: bool = False) -> list
     client = Stage("determined", [sys.executable, "scripts/build.py", "determined"], "see the lines above")
     suites = [
         name
-        for name in ("backend", "e2e", "compat", "detached", "core", "managed", "pages")
+        for name in ("backend", "ordinary", "e2e", "compat", "detached", "core", "managed", "pages")
         if any((ROOT / "tests" / name).glob("test_*.py"))
     ]
 

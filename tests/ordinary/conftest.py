@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, built
 
 HERE = Path(__file__).parent
-# What ranks find imported; the compiler because every optimizer imports it.
+# What ranks find imported; the compiler because DDP and optimizers import it.
 PRELOADED = (
     "torch._dynamo",
     "torch.distributed.device_mesh",

@@ -11,6 +11,7 @@ back. A rank whose `zygote_rank.py` is gone is killed, with all that it has star
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -103,8 +104,13 @@ def become(order: Order) -> None:
 
 
 if __name__ == "__main__":
+    # On a CPU nobody needs it, and it complains when an interpreter with frozen objects ends.
+    sys.modules["triton"] = None  # type: ignore[assignment]
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    # Else every rank that ends looks at all of these objects, and copies the memory in which they lie.
+    gc.collect()
+    gc.freeze()
     zygote = Zygote(sys.argv[1])
     print("ready", flush=True)
     become(zygote.serve())

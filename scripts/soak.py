@@ -105,6 +105,7 @@ def main(arguments: list[str]) -> None:
     system.require("soak")
     run([sys.executable, "scripts/build.py", "build"], what="build")
     run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
+    run([sys.executable, "scripts/build.py", "frameworks"], what="install the frameworks")
     models()
     simulations(int(os.environ.get("SOAK_SEEDS", "20000")))
     every_combination()

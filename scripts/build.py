@@ -6,7 +6,8 @@
     python3 scripts/build.py pages       web/dist, the pages that the binary embeds
     python3 scripts/build.py check-pages the same, then their types and tests
     python3 scripts/build.py determined  build/determined, where the detached tests find Determined's client
-    python3 scripts/build.py lock        requirements/lock.txt from the other requirements (`make lock`)
+    python3 scripts/build.py frameworks  build/frameworks: Lightning and others, over .venv's torch and instep
+    python3 scripts/build.py lock        requirements/*lock.txt from the other requirements (`make lock`)
 
 There are two builds. The quick one, for this machine, is what `make demo` and `make test` use: cargo's profile `quick`,
 which the Rust tests share, so that everything is compiled once. The portable one is what users install: whole-program
@@ -61,6 +62,7 @@ WHEEL_DATA = ROOT / "python" / "instep.data"
 # `smdistributed`, found only where SageMaker's own is not installed. A path alone: no code runs when Python starts.
 PATH_FILE = ("instep-smddp.pth", "instep/_smddp\n")
 LOCK = REQUIREMENTS / "lock.txt"
+FRAMEWORKS_LOCK = REQUIREMENTS / "frameworks-lock.txt"
 LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "build")]
 WHEEL_INPUTS = [
     ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")
@@ -305,6 +307,26 @@ def install_determined(bin_folder: Path) -> None:
     stamp.write_text(wanted)
 
 
+def install_frameworks(bin_folder: Path) -> None:
+    """Make build/frameworks with what requirements/frameworks-lock.txt has; torch and instep are those of `.venv`."""
+    folder = BUILD / "frameworks"
+    stamp = folder / "requirements.stamp"
+    wanted = digest([FRAMEWORKS_LOCK], sys.version)
+    if stamped(stamp, wanted):
+        return
+    step("frameworks", "installing Lightning and others into build/frameworks")
+    environment = uv_environment()
+    say_lines([bin_folder / "uv", "venv", "--quiet", "--clear", "--python", sys.executable, folder], environment)
+    say_lines(
+        [bin_folder / "uv", "pip", "install", "--no-deps", "--python", folder, "--requirement", FRAMEWORKS_LOCK],
+        environment,
+    )
+    [packages] = folder.glob("lib/python*/site-packages")
+    # Searched last: what is in both is the frameworks' own.
+    (packages / "venv.pth").write_text(f"{VENV / packages.relative_to(folder)}\n")
+    stamp.write_text(wanted)
+
+
 def say_lines(command: list[str | Path], environment: dict[str, str]) -> None:
     """Run uv beside cargo, its lines marked so that the two can be told apart; RuntimeError when it fails."""
     with subprocess.Popen(
@@ -384,7 +406,15 @@ def fail_if_any(errors: list[Exception]) -> None:
 
 
 def lock(bin_folder: Path) -> None:
-    """Resolve requirements/{torch,test,build}.txt into versions of everything they pull in."""
+    """Resolve the requirements into versions of everything they pull in."""
+    resolve(bin_folder, LOCK_SOURCES, LOCK)
+    installed = [line.partition("==")[0] for line in LOCK.read_text().splitlines()]
+    elsewhere = [word for name in installed for word in ("--no-emit-package", name)]
+    resolve(bin_folder, [REQUIREMENTS / "frameworks.txt"], FRAMEWORKS_LOCK, *elsewhere)
+
+
+def resolve(bin_folder: Path, sources: list[Path], result: Path, *options: str) -> None:
+    """Write down the versions of everything that some requirements pull in."""
     run(
         [
             bin_folder / "uv",
@@ -398,14 +428,15 @@ def lock(bin_folder: Path) -> None:
             "--python-version",
             "3.11",
             "--output-file",
-            LOCK,
-            *LOCK_SOURCES,
+            result,
+            *options,
+            *sources,
         ],
         what="resolve the requirements",
         env=uv_environment(),
         quiet=True,
     )
-    step("lock", f"{LOCK.relative_to(ROOT)}: {len(LOCK.read_text().splitlines())} packages")
+    step("lock", f"{result.relative_to(ROOT)}: {len(result.read_text().splitlines())} packages")
 
 
 def main(arguments: list[str]) -> None:
@@ -439,13 +470,19 @@ def main(arguments: list[str]) -> None:
                 except RuntimeError as error:
                     fail("cannot install determined's client", cause=str(error), hint="check that PyPI can be reached")
                 made = "build/determined"
+            case "frameworks":
+                try:
+                    install_frameworks(bin_folder)
+                except RuntimeError as error:
+                    fail("cannot install the frameworks", cause=str(error), hint="check that PyPI can be reached")
+                made = "build/frameworks"
             case "lock":
                 lock(bin_folder)
-                made = str(LOCK.relative_to(ROOT))
+                made = "requirements/*lock.txt"
             case _:
                 fail(
                     f"there is no build command `{command}`",
-                    hint="one of: build, wheel, pages, check-pages, venv, determined, lock",
+                    hint="one of: build, wheel, pages, check-pages, venv, determined, frameworks, lock",
                     status=2,
                 )
     step("ready", f"{made} ({time.monotonic() - started:.1f} s)")

@@ -118,6 +118,7 @@ def main(arguments: list[str]) -> None:
     run([sys.executable, "scripts/build.py", "build"], what="build")
     run([sys.executable, "scripts/build.py", "wheel"], what="build the wheel that users install")
     run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
+    run([sys.executable, "scripts/build.py", "frameworks"], what="install the frameworks")
     models()
     simulations(int(os.environ.get("SOAK_SEEDS", "20000")))
     every_combination()

@@ -160,9 +160,10 @@ def end_to_end_stages(arguments: list[str], *, second_try: bool = False) -> list
     if arguments:
         return [build, Stage("pytest", [*pytest, *arguments], hint, show_totals=True)]
     client = Stage("determined", [sys.executable, "scripts/build.py", "determined"], "see the lines above")
+    frameworks = Stage("frameworks", [sys.executable, "scripts/build.py", "frameworks"], "see the lines above")
     suites = [
         name
-        for name in ("backend", "e2e", "compat", "detached", "core", "managed", "pages")
+        for name in ("backend", "ordinary", "e2e", "compat", "detached", "core", "managed", "pages")
         if any((ROOT / "tests" / name).glob("test_*.py"))
     ]
 
@@ -171,7 +172,7 @@ def end_to_end_stages(arguments: list[str], *, second_try: bool = False) -> list
         again = [*command, "--last-failed"] if second_try else None
         return Stage(f"tests/{name}", command, hint, show_totals=True, second_try=again)
 
-    return [build, client, *map(suite, suites)]
+    return [build, client, frameworks, *map(suite, suites)]
 
 
 def stages_of(command: str, arguments: list[str]) -> list[Stage]:

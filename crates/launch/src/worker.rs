@@ -136,6 +136,10 @@ impl Worker {
     pub(crate) fn signal(&self, signal: Signal) {
         // An empty group is no error: that is what we want.
         let _ = killpg(self.pid, signal);
+        if signal == Signal::SIGTERM {
+            // A process that somebody has stopped ends only when it is continued.
+            let _ = killpg(self.pid, Signal::SIGCONT);
+        }
     }
 
     /// Waits for the end of a worker that was killed, but not for one that hangs in the kernel.

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from instep._native import Operation
 from instep._registration import DEVICES, names
-from instep.backend import compiler, link, monitor, operations, sparse, tensors, work
+from instep.backend import backward, compiler, link, monitor, operations, sparse, tensors, work
 from instep.backend.link import Link
 from instep.backend.operations import Operations
 from instep.errors import CollectiveError, InvalidCall
@@ -280,4 +280,4 @@ def link_of(group: object) -> Link:
     raise InvalidCall(f"{group} is no group of instep's\nhint: make it with backend='instep'")
 
 
-compiler.leave_alone(link, monitor, operations, sparse, tensors, work, sys.modules[__name__])
+compiler.leave_alone(backward, link, monitor, operations, sparse, tensors, work, sys.modules[__name__])

@@ -42,7 +42,7 @@ from instep.backend.tensors import (
     reduction,
     rows,
 )
-from instep.backend.work import Work
+from instep.backend.work import Transfer, Work
 from instep.errors import InvalidCall
 
 Tensor = torch.Tensor
@@ -453,7 +453,7 @@ class Operations:
         staging = Staging()
         memory = staging.read(one)
         link = self._link
-        return Work(link.native.send(memory, dstRank, tag, link.seconds, staging.keep), [one])
+        return Transfer(link.native.send(memory, dstRank, tag, link.seconds, staging.keep), [one])
 
     def recv(
         self,
@@ -473,7 +473,7 @@ class Operations:
         memory = staging.write(one)
         link = self._link
         ticket = link.native.receive(memory, source, tag, link.seconds, staging.keep)
-        return Work(ticket, [one], staging.copy_back if staging.copies_back else None)
+        return Transfer(ticket, [one], staging.copy_back if staging.copies_back else None)
 
     # Barriers.
 

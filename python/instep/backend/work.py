@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from instep._native import Ticket
+from instep.backend import backward
 from instep.errors import CollectiveError, Unfinished
 
 _NO_LIMIT = timedelta(0)
@@ -20,7 +21,14 @@ class Work(TorchWork):
 
     `after` brings results to where the caller wants them; it is called once, on a thread of its own, when the engine is
     done. Results are there when `wait` returns, when `is_completed()` says so, and in the future.
+
+    The future is two: one that is completed here, and what callers get, which fails where the operation has failed.
+    Torch offers Python no other way to a future that C++ sees fail: `Future.set_exception` stores the exception as a
+    result, which DDP's reducer takes for tensors.
     """
+
+    # Whether a backward pass that asks for the future waits for it.
+    _watched = True
 
     def __init__(
         self, ticket: Ticket | None, outputs: list[torch.Tensor], after: Callable[[], None] | None = None
@@ -28,6 +36,7 @@ class Work(TorchWork):
         super().__init__()
         self._ticket = ticket
         self._outputs = outputs
+        self._completed: torch.futures.Future[list[torch.Tensor]] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._after = after
         self._error: BaseException | None = None
@@ -49,8 +58,8 @@ class Work(TorchWork):
         assert self._lock is not None
         with self._lock:  # either this or get_future sees the other's step
             self._over.set()
-            future = self._future
-        if future is not None:
+            completed = self._completed
+        if completed is not None:
             self._settle()
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
@@ -105,30 +114,55 @@ class Work(TorchWork):
         return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """The results as a future, which is completed on a thread for callbacks."""
+        """The results as a future, which is completed on a thread for callbacks.
+
+        Where the operation fails it raises a RuntimeError with the text of the failure: futures of torch keep no types.
+        """
         if self._future is None:
             found = {tensor.device for tensor in self._outputs if tensor.device.type != "cpu"}
             devices: list[int | str | torch.device] = sorted(found, key=str)
-            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
+            self._settled = threading.Event()
+            self._pass = backward.current() if self._watched else None
+            if self._pass is not None:
+                self._pass.add(self)
+            completed: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
+            self._future = completed.then(self._outcome)
             if self._lock is not None:
                 with self._lock:
-                    self._future = future
+                    self._completed = completed
                     over = self._over.is_set()
                 if over:
                     self._settle()
             else:
-                self._future = future
+                self._completed = completed
                 if self._ticket is None:
                     self._settle()
                 else:
                     self._ticket.when_finished(self._settle)
-        assert self._future is not None
         return self._future
 
+    def settled(self) -> BaseException | None:
+        """Wait until the future and what was chained to it have run; give the failure."""
+        self._settled.wait()
+        return self.exception()
+
     def _settle(self) -> None:
-        assert self._future is not None
+        """Complete the future, which runs what was chained to it."""
+        assert self._completed is not None
+        try:
+            with backward.on_behalf_of(self._pass):
+                self._completed.set_result(self._outputs)
+        finally:
+            self._settled.set()
+
+    def _outcome(self, completed: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
         error = self.exception()
-        if error is None:
-            self._future.set_result(self._outputs)
-        else:
-            self._future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
+        if error is not None:
+            raise error
+        return completed.value()
+
+
+class Transfer(Work):
+    """A send or a receive under way."""
+
+    _watched = False

@@ -1,0 +1,116 @@
+"""A process that has imported torch and forks ranks, so that a rank costs milliseconds instead of seconds.
+
+    zygote.py SOCKET [MODULE ...]
+
+`instep run --no-python zygote_rank.py SOCKET script.py ...` starts `zygote_rank.py` for every rank, which sends its
+environment, folder, arguments and standard streams here. The process that is forked for it becomes the rank: it runs
+the script as `__main__` and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes
+back. A rank whose `zygote_rank.py` is gone is killed, with all that it has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank is to be."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    streams: list[int]
+
+
+class Zygote:
+    """Forks ranks and tells how they ended."""
+
+    def __init__(self, path: str) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(path)
+        self.listener.listen(64)
+        self.selector.register(self.listener, selectors.EVENT_READ, None)
+
+    def serve(self) -> Order:
+        """Fork ranks until this is one of them."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.data is None:
+                    order = self.accept()
+                    if order is not None:
+                        return order
+                else:
+                    self.look_after(*key.data)
+
+    def accept(self) -> Order | None:
+        """Fork a rank; gives what it is to do, there."""
+        connection, _ = self.listener.accept()
+        text, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        process = os.fork()
+        if process == 0:
+            self.selector.close()
+            self.listener.close()
+            connection.close()
+            os.setsid()
+            return Order(**json.loads(text), streams=streams)
+        for stream in streams:
+            os.close(stream)
+        connection.send(struct.pack("i", process))
+        watch = os.pidfd_open(process)
+        self.selector.register(watch, selectors.EVENT_READ, (process, watch, connection))
+        self.selector.register(connection, selectors.EVENT_READ, (process, watch, connection))
+        return None
+
+    def look_after(self, process: int, watch: int, connection: socket.socket) -> None:
+        """Tell how a rank ended, or kill it because nobody asks for it any more."""
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if not ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+            status = os.waitpid(process, 0)[1]
+        with contextlib.suppress(ConnectionError):
+            connection.send(struct.pack("i", status))
+        for watched in (watch, connection):
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(watched)
+        os.close(watch)
+        connection.close()
+
+
+def become(order: Order) -> None:
+    """Be the rank."""
+    for number, stream in enumerate(order.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.argv = order.arguments
+    sys.path[0] = os.path.dirname(os.path.realpath(order.arguments[0]))  # noqa: PTH120  # as Python does it
+    runpy.run_path(order.arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # On a CPU nobody needs it, and it complains when an interpreter with frozen objects ends.
+    sys.modules["triton"] = None  # type: ignore[assignment]
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    # Else every rank that ends looks at all of these objects, and copies the memory in which they lie.
+    gc.collect()
+    gc.freeze()
+    zygote = Zygote(sys.argv[1])
+    print("ready", flush=True)
+    become(zygote.serve())

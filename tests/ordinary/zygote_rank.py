@@ -1,0 +1,46 @@
+"""Stands for a rank towards its launcher: has it forked by the zygote, passes signals on, and ends as it ended.
+
+python -I -S zygote_rank.py SOCKET script.py [ARGUMENT ...]
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+def main() -> None:
+    """Live as long as the rank does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(sys.argv[1])
+    order = {"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
+    process = number_from(connection)
+    for number in PASSED_ON:
+        signal.signal(number, lambda received, _: os.kill(process, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    status = number_from(connection)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def number_from(connection: socket.socket) -> int:
+    """What the zygote says next."""
+    text = connection.recv(4)
+    if not text:
+        os._exit(70)
+    number: int = struct.unpack("i", text)[0]
+    return number
+
+
+if __name__ == "__main__":
+    main()

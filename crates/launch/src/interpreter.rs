@@ -172,12 +172,15 @@ for folder in sys.path:
 }
 
 impl Inspection {
-    /// Whether an installed package has entry points in this group, read from the packages' metadata.
+    /// Whether an installed package other than ours has entry points in this group, read from the packages' metadata.
     pub fn has_entry_points(&self, group: &str) -> bool {
         let section = format!("[{group}]");
         let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
         entries
-            .filter(|entry| entry.file_name().to_string_lossy().ends_with("-info"))
+            .filter(|entry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                name.ends_with("-info") && !name.starts_with("instep-")
+            })
             .filter_map(|entry| fs::read_to_string(entry.path().join("entry_points.txt")).ok())
             .any(|text| text.lines().any(|line| line.trim() == section))
     }
@@ -405,11 +408,15 @@ mod tests {
     #[test]
     fn entry_points_are_found_by_their_group() {
         let folder = tempfile::tempdir().expect("a folder");
-        let metadata = folder.path().join("plugin-1.0.dist-info");
-        fs::create_dir(&metadata).expect("created");
-        fs::write(metadata.join("entry_points.txt"), "[console_scripts]\nx = y:z\n\n[torch.backends]\nnpu = a:b\n")
-            .expect("written");
+        let install = |package: &str, entries: &str| {
+            let metadata = folder.path().join(format!("{package}-1.0.dist-info"));
+            fs::create_dir(&metadata).expect("created");
+            fs::write(metadata.join("entry_points.txt"), entries).expect("written");
+        };
         let found = Inspection { version: "3.12.1".to_owned(), folders: vec![folder.path().to_owned()] };
+        install("instep", "[torch.backends]\ninstep = instep:x\n");
+        assert!(!found.has_entry_points("torch.backends"), "our own brings no device");
+        install("plugin", "[console_scripts]\nx = y:z\n\n[torch.backends]\nnpu = a:b\n");
         assert!(found.has_entry_points("torch.backends") && !found.has_entry_points("torch.other"));
     }
 }

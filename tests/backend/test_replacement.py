@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import own_folder, run_ranks
 
 from conftest import Runner
 from instep.backend.groups import Group, GroupBackend
@@ -105,6 +105,15 @@ def every_kind_of_call(rank: int, world: int) -> None:
     dist.barrier()
 
 
+def the_default_group_can_be_made_again(rank: int, world: int) -> None:
+    store = dist.FileStore(str(own_folder("again") / "store"), world)
+    for _ in range(3):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        adds_up(dist.group.WORLD)
+        adds_up(dist.new_group())
+
+
 def ddp_finds_what_it_needs(_: int, __: int) -> None:
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     net(torch.ones(1, 2)).sum().backward()
@@ -114,7 +123,7 @@ def ddp_finds_what_it_needs(_: int, __: int) -> None:
     ("backend", "checks"),
     [
         ("gloo", (groups_made_later_are_ours, every_kind_of_call, ddp_finds_what_it_needs)),
-        ("cpu:gloo", (groups_made_later_are_ours, every_kind_of_call)),
+        ("cpu:gloo", (groups_made_later_are_ours, the_default_group_can_be_made_again)),
         (None, (groups_made_later_are_ours, every_kind_of_call)),
         ("cpu:gloo,cuda:fake", (ddp_finds_what_it_needs,)),
     ],

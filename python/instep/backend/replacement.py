@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from torch._C import _distributed_c10d as c10d
@@ -27,6 +28,8 @@ NAME = "gloo"
 Made = c10d.Backend | ProcessGroup | None
 # How long to wait for a peer's vote before looking whether gloo has it.
 _LOOK_S = 2.0
+# How often each group was made.
+_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 # What has been said already: once is enough.
 _said: set[str] = set()
 
@@ -37,11 +40,15 @@ def create(opts: CreationOptions, backends: Mapping[str, str], make_gloo: Callab
     if chosen != NAME:
         raise InvalidCall(f"{VARIABLE} is {chosen!r}\nhint: {NAME} is all that can be replaced")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    ballot = PrefixStore(f"instep/replace/{attempt}", members(opts.store, opts.global_ranks_in_group))
+    # Keys of its own for a group that is made again: those of the first one are still in the store.
+    identity = (opts.group_id, tuple(opts.global_ranks_in_group))
+    _made[identity] += 1
+    store = PrefixStore(f"instep/replace/{attempt}/{_made[identity]}", opts.store)
+    ballot = members(store, opts.global_ranks_in_group)
     link: Link | None = None
     against = _vote(ballot, opts, "able", _objection(opts.process_group, backends))
     if against is None:
-        link, failure = _connect(opts)
+        link, failure = _connect(opts, store)
         against = _vote(ballot, opts, "connected", failure)
     if link is None or against is not None:
         if link is not None:
@@ -68,11 +75,11 @@ def _objection(group: ProcessGroup, backends: Mapping[str, str]) -> str:
     return ""
 
 
-def _connect(opts: CreationOptions) -> tuple[Link | None, str]:
+def _connect(opts: CreationOptions, store: Store) -> tuple[Link | None, str]:
     """Connect, or say why not."""
     try:
         link = Link(
-            opts.store,
+            store,
             opts.group_rank,
             opts.group_size,
             opts.timeout,

@@ -7,6 +7,7 @@ torch and the instep of `.venv`.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,14 @@ class Job:
 
     def __init__(self, run: Runner, instep: Path, python: Path) -> None:
         self._run, self._launch = run, [instep, "run", "--python", python]
+        # DeepSpeed compiles a part of itself with the ninja that it depends on.
+        self._environment = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
 
     def result(self, ranks: int, script: str, *arguments: str, replaced: bool) -> dict[str, Any]:
         """What the script came to."""
         option = ["--replace-gloo"] if replaced else []
         words = [*self._launch, *option, "--nproc-per-node", ranks, SCRIPTS / script, *arguments]
-        done = self._run(*map(str, words), timeout=600).expect(0)
+        done = self._run(*map(str, words), env=self._environment, timeout=600).expect(0)
         assert done.stderr.count(SAYS_SO) == int(replaced)
         [line] = [line for line in done.stdout.splitlines() if "RESULT " in line]
         found: dict[str, Any] = json.loads(line.partition("RESULT ")[2])
@@ -67,7 +70,6 @@ def test_lightning_needs_no_change(job: Job) -> None:
     ("ranks", "script", "arguments"),
     [
         (2, "lightning_ddp.py", ["ddp"]),
-        (2, "lightning_ddp.py", ["fsdp"]),
         (2, "accelerate_ddp.py", []),
         (2, "trainer.py", ["gloo"]),
         (2, "trainer.py", []),

@@ -163,7 +163,7 @@ def end_to_end_stages(arguments: list[str], *, second_try: bool = False) -> list
     frameworks = Stage("frameworks", [sys.executable, "scripts/build.py", "frameworks"], "see the lines above")
     suites = [
         name
-        for name in ("backend", "ordinary", "e2e", "compat", "detached", "core", "managed", "pages")
+        for name in ("backend", "ordinary", "e2e", "compat", "detached", "core", "managed", "pages", "frameworks")
         if any((ROOT / "tests" / name).glob("test_*.py"))
     ]
 

@@ -22,14 +22,18 @@ from pathlib import Path
 import pytest
 
 Check = Callable[[int, int], None]
+# The backend that a test of a mixed group has for CUDA.
+_FAKE = "torch.testing._internal.distributed.fake_pg"
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "instep.backend"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "instep.backend", _FAKE]
+)
 
 
 def run_ranks(
     world: int,
     *checks: Check,
-    backend: str = "instep",
+    backend: str | None = "instep",
     seconds: float = 60.0,
     timeout: float = 30.0,
     environment: Mapping[str, str] | None = None,
@@ -81,7 +85,7 @@ def _serve(
     checks: tuple[Check, ...],
     rank: int,
     world: int,
-    backend: str,
+    backend: str | None,
     store: str,
     timeout: float,
     environment: dict[str, str],
@@ -89,12 +93,16 @@ def _serve(
     import torch
     import torch.distributed as dist
 
+    from instep._replacement import install
+
     try:
         os.environ.update(environment)
         torch.set_num_threads(1)
         torch.manual_seed(0)
         if "TORCH_DISTRIBUTED_DEBUG" in environment:
             dist.set_debug_level_from_env()
+        if "INSTEP_REPLACE" in environment:
+            install()  # as `import torch` has it done where the variable is set before
         dist.init_process_group(
             backend,
             store=dist.FileStore(store, world),

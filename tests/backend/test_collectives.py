@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from instep.errors import CollectiveTimeout, InvalidCall
 
@@ -146,6 +149,32 @@ def awkward_tensors(rank: int, world: int) -> None:
     leaf = torch.ones(3, requires_grad=True)
     dist.all_reduce(leaf)
     same(leaf.detach(), torch.full((3,), float(world)))
+
+
+def results_still_under_way(rank: int, world: int) -> None:
+    """A functional collective gives a tensor without memory of its own, which whoever uses it waits for."""
+    for use in ("send", "all_reduce", "broadcast", "all_gather"):
+        result = all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+        assert type(result) is AsyncCollectiveTensor
+        if use == "send":
+            received = torch.zeros(4)
+            sent = dist.isend(result, (rank + 1) % world)
+            dist.recv(received, (rank - 1) % world)
+            sent.wait()
+            assert received.tolist() == [world] * 4
+        elif use == "all_reduce":
+            dist.all_reduce(result)
+            assert result.tolist() == [world * world] * 4
+        elif use == "broadcast":
+            dist.broadcast(result, 0)
+            assert result.tolist() == [world] * 4
+        else:
+            parts = [torch.zeros(4) for _ in range(world)]
+            dist.all_gather(parts, result)
+            assert torch.cat(parts).tolist() == [world] * 4 * world
+    whole = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (world,)))
+    with pytest.raises(InvalidCall, match="a DTensor has no memory"):
+        dist.all_reduce(whole)
 
 
 def sparse_tensors(rank: int, world: int) -> None:
@@ -436,6 +465,7 @@ CHECKS = (
     moves,
     exchanges,
     awkward_tensors,
+    results_still_under_way,
     sparse_tensors,
     messages,
     background,

@@ -20,6 +20,11 @@ pub const SHUTDOWN_TIMEOUT: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 /// `1` makes worker rank 0 serve the store instead of the launcher (c10d rendezvous only).
 pub const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
+/// `gloo` makes groups that ask for gloo use our backend; set by `--replace-gloo`.
+pub const REPLACE: &str = "INSTEP_REPLACE";
+/// Anything but `1` keeps torch from loading what packages register with it, ours included.
+pub const AUTOLOAD: &str = "TORCH_DEVICE_BACKEND_AUTOLOAD";
+
 /// What ranks of our backend show each other; the user's own wins, and an empty one means none.
 const SECRET: &str = "INSTEP_SECRET";
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -43,6 +48,8 @@ pub struct JobFacts {
     pub virtual_local_rank: bool,
     /// Value for `OMP_NUM_THREADS` if the user set none.
     pub default_threads: Option<usize>,
+    /// `--replace-gloo`.
+    pub replaces_gloo: bool,
 }
 
 /// Why a worker's environment cannot be built.
@@ -98,6 +105,9 @@ pub fn worker_variables(
     {
         variables.push((SECRET, secret.reveal().into()));
     }
+    if job.replaces_gloo {
+        variables.push((REPLACE, "gloo".into()));
+    }
     if let Some(threads) = job.default_threads
         && inherited(OMP_NUM_THREADS).is_none()
     {
@@ -152,6 +162,7 @@ mod tests {
             signals_to_handle: "SIGTERM".to_owned(),
             virtual_local_rank: false,
             default_threads: Some(1),
+            replaces_gloo: false,
         }
     }
 
@@ -219,6 +230,13 @@ mod tests {
         assert_eq!(given(None), start.secret.as_ref().map(|secret| secret.reveal().into()));
         assert_eq!(given(Some("mine")), None);
         assert_eq!(given(Some("")), None);
+    }
+
+    #[test]
+    fn workers_are_told_to_replace_gloo_only_where_the_user_asked_for_it() {
+        assert_eq!(variables(&job(), &[]).expect("valid").get("INSTEP_REPLACE"), None);
+        let job = JobFacts { replaces_gloo: true, ..job() };
+        assert_eq!(variables(&job, &[]).expect("valid")["INSTEP_REPLACE"], "gloo");
     }
 
     #[test]

@@ -63,6 +63,7 @@ pub struct Request {
     pub event_log_handler: String,
     pub python: Option<PathBuf>,
     pub preload: Option<String>,
+    pub replace_gloo: bool,
     pub drill: Option<String>,
     pub fold: bool,
     pub events: Option<PathBuf>,
@@ -212,6 +213,11 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
     }
     warn_about_plugins(&request, &mut warnings);
+    let replaces_gloo = replaces_gloo(&request, text(environment::REPLACE))?;
+    if replaces_gloo {
+        let without_autoload = text(environment::AUTOLOAD).is_some_and(|value| value != "1");
+        warn_about_replacement(interpreter.as_ref().filter(|_| needs_python), without_autoload, &mut warnings);
+    }
     let signals = parse_signals(&request.signals_to_handle, &mut warnings);
     let command = worker_command(&request, &python)?;
     let shutdown_seconds = match (request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT)) {
@@ -253,6 +259,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
             signals_to_handle: request.signals_to_handle.clone(),
             virtual_local_rank: request.virtual_local_rank,
             default_threads,
+            replaces_gloo,
         },
         node_rank,
         address: request.local_addr.clone().unwrap_or_else(endpoint::host_name),
@@ -554,6 +561,35 @@ fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
     }
     if request.run_path {
         warnings.push("--run-path runs the script in a fresh interpreter, as without it".to_owned());
+    }
+}
+
+/// Whether workers use instep where they ask for gloo: by the option, or by the variable that it sets.
+fn replaces_gloo(request: &Request, variable: Option<String>) -> Result<bool, PlanError> {
+    match variable.as_deref() {
+        None | Some("") => Ok(request.replace_gloo),
+        Some("gloo") => Ok(true),
+        Some(other) => {
+            let name = environment::REPLACE;
+            Err(error(
+                format!("{name}=\"{other}\": only gloo can be replaced"),
+                format!("unset {name}, or set it to gloo"),
+            ))
+        }
+    }
+}
+
+/// Says why workers will not find what replaces gloo: torch loads it as an entry point of the package.
+fn warn_about_replacement(python: Option<&Interpreter>, without_autoload: bool, warnings: &mut Vec<String>) {
+    if without_autoload {
+        let name = environment::AUTOLOAD;
+        warnings.push(format!("gloo is not replaced: {name} in the environment keeps torch from loading instep"));
+    } else if let Some(python) = python
+        && let Ok(found) = python.inspect()
+        && found.installed("instep").is_none()
+    {
+        let path = python.path.display();
+        warnings.push(format!("gloo is not replaced: {path} has no package instep; install the wheel there"));
     }
 }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from instep._native import DeviceGroup, DeviceTicket, Operation
-from instep.backend.tensors import Memory, Staging, refuse_what_has_no_memory
+from instep.backend.tensors import Memory, Staging, refuse_what_has_no_memory, settled
 from instep.backend.work import Work
 from instep.errors import InvalidCall
 
@@ -94,10 +94,11 @@ class DeviceStaging(Staging):
 
     def read(self, tensor: torch.Tensor) -> Memory:
         """Memory that is only read."""
-        return self._lend(self._contiguous(tensor))
+        return self._lend(self._contiguous(settled(tensor)))
 
     def update(self, tensor: torch.Tensor) -> Memory:
         """Memory that is read and then written."""
+        tensor = settled(tensor)
         copy = self._contiguous(tensor)
         if copy.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
             self._back.append((tensor, copy))
@@ -105,7 +106,7 @@ class DeviceStaging(Staging):
 
     def write(self, tensor: torch.Tensor) -> Memory:
         """Memory that is only written."""
-        self._check(tensor)
+        self._check(tensor := settled(tensor))
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             self._back.append((tensor, copy))

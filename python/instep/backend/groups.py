@@ -47,6 +47,7 @@ class CreationOptions(Protocol):
     timeout: timedelta
     group_id: str
     global_ranks_in_group: list[int]
+    process_group: ProcessGroup  # since torch 2.14
 
 
 class SplitOptions(Protocol):
@@ -174,6 +175,17 @@ class Group(_Member, ProcessGroup):  # type: ignore[misc]  # torch does not type
             self._register_backend(torch.device(device), _CUSTOM, backend)
         self._set_default_backend(_CUSTOM)
 
+    def name(self) -> str:
+        """The name of the backend that the script asked for."""
+        return self._name
+
+    def _get_backend_name(self) -> str:
+        return self._name
+
+    def getBackendName(self) -> str:  # C++ asks for this name, and takes what is called gloo for an object of its own
+        """The name it was registered under; ours in place of another backend's."""
+        return self._name if self._name in names else "instep"
+
     def _begin(
         self,
         operations: list[Operation],
@@ -193,7 +205,7 @@ class Group(_Member, ProcessGroup):  # type: ignore[misc]  # torch does not type
         has been made.
         """
         configured = dict(pair.split(":") for pair in dist.get_backend_config(self).split(","))
-        if configured.get(device, self._name) not in names:
+        if configured.get(device, self._name) not in {self._name, *names}:
             raise InvalidCall(
                 f"torch {torch.__version__} cannot have {configured[device]!r} for {device} and {self._name!r} in one "
                 f"group\nhint: init_process_group({configured[device]!r}) and new_group(backend={self._name!r}) for "

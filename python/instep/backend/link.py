@@ -47,9 +47,10 @@ class Link:
         *,
         name: str,
         global_ranks: Sequence[int],
+        interface: str | None = None,
         recorded: bool = True,
     ) -> None:
-        self.store = PrefixStore(_digest(global_ranks), store) if global_ranks else store
+        self.store = members(store, global_ranks)
         self.rank = rank
         self.size = size
         # Which ranks of the job these are; empty for the default group, which has all.
@@ -73,7 +74,7 @@ class Link:
             lanes=_lanes(),
             local_world=_number("LOCAL_WORLD_SIZE"),
             streams=_transport() == "tcp",
-            interface=os.environ.get("INSTEP_SOCKET_IFNAME") or None,
+            interface=os.environ.get("INSTEP_SOCKET_IFNAME") or interface or None,
             secret=os.environ.get("INSTEP_SECRET") or None,
             canonical=_order() == "canonical",
             recorder=recorder.of_this_process(None if global_ranks else (rank, size)) if recorded else None,
@@ -143,9 +144,12 @@ class Link:
         _open.discard(self)
 
 
-def _digest(ranks: Sequence[int]) -> str:
-    """What tells groups of other ranks from this one, and is short however many there are."""
-    return hashlib.sha256(" ".join(map(str, ranks)).encode()).hexdigest()[:16]
+def members(store: Store, global_ranks: Sequence[int]) -> Store:
+    """What groups of other ranks do not see of a group's store; all of it for the default group, which names none."""
+    if not global_ranks:
+        return store
+    digest = hashlib.sha256(" ".join(map(str, global_ranks)).encode()).hexdigest()[:16]
+    return PrefixStore(digest, store)
 
 
 def _lanes() -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from instep._native import DTYPES, REDUCTIONS
 from instep.errors import InvalidCall
@@ -85,6 +86,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not tensor.is_conj()
+        and (tensor.data_ptr() != 0 or tensor.numel() == 0)  # what wraps another tensor has no memory of its own
     )
 
 
@@ -100,13 +102,13 @@ class Staging:
 
     def read(self, tensor: torch.Tensor) -> Memory:
         """Memory that the engine only reads."""
-        if not is_plain(tensor):
+        if not is_plain(tensor := settled(tensor)):
             tensor = self._host_copy(tensor)
         return self._lend(tensor)
 
     def update(self, tensor: torch.Tensor) -> Memory:
         """Memory that the engine reads and then writes."""
-        if not is_plain(tensor):
+        if not is_plain(tensor := settled(tensor)):
             copy = self._host_copy(tensor)
             self._back.append((tensor, copy))
             tensor = copy
@@ -114,7 +116,7 @@ class Staging:
 
     def write(self, tensor: torch.Tensor) -> Memory:
         """Memory that the engine only writes."""
-        if not is_plain(tensor):
+        if not is_plain(tensor := settled(tensor)):
             refuse_what_has_no_memory(tensor)
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self._back.append((tensor, copy))
@@ -147,6 +149,11 @@ class Staging:
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or the one it stands for: the result of a functional collective, which is waited for."""
+    return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
 def refuse_what_has_no_memory(tensor: torch.Tensor) -> None:
     """Say why a tensor cannot be sent."""
     if tensor.layout is not torch.strided:
@@ -156,6 +163,11 @@ def refuse_what_has_no_memory(tensor: torch.Tensor) -> None:
         )
     if tensor.is_meta:
         raise InvalidCall("a tensor on the meta device has no values that could be sent")
+    if tensor.data_ptr() == 0 and tensor.numel():
+        raise InvalidCall(
+            f"a {type(tensor).__name__} has no memory that could be sent\n"
+            "hint: send the tensor in it; for a DTensor: to_local()"
+        )
 
 
 def parts(whole: torch.Tensor, memory: Memory, each: torch.Tensor, count: int, what: str) -> list[Memory]:

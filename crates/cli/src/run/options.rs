@@ -190,6 +190,9 @@ pub(crate) struct RunArguments {
     /// Keep a spare interpreter for each worker that has imported these modules: restarts begin at once
     #[arg(long, value_name = "MODULES", help_heading = "Program")]
     preload: Option<String>,
+    /// Use instep for CPU groups whose script asks for gloo; dist.get_backend() still says gloo
+    #[arg(long, alias = "replace_gloo", help_heading = "Program")]
+    replace_gloo: bool,
     /// Kill ranks on purpose, at random with these mean times, and report: kill-rank=60s,kill-node=5m,seed=7,times=3
     #[arg(long, value_name = "SETTINGS", help_heading = "Drill")]
     drill: Option<String>,
@@ -427,6 +430,7 @@ impl RunArguments {
             event_log_handler: self.event_log_handler,
             python: self.python,
             preload: self.preload,
+            replace_gloo: self.replace_gloo,
             drill: self.drill,
             fold: self.fold,
             events: self.events,

@@ -163,7 +163,7 @@ class Page:
         script.write_text("\n".join(["set -e", *(step.command for step in block.steps)]))
         yield f"bash {script} >{log} 2>&1 & terminal_{name}=$!"
         if until:
-            seen = f"grep -qs -e {shlex.quote(until)} {log}"
+            seen = f"grep -qsF -e {shlex.quote(until)} {log}"
             wait = f"for _ in {{1..{UNTIL_S * 10}}}; do {seen} && break; sleep 0.1; done"
             yield from self._foreground(Step(f"{wait}; {seen} || (cat {log}; exit 1)"))
 

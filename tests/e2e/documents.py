@@ -28,8 +28,13 @@ from conftest import ROOT, Runner
 BLOCK = re.compile(r"(?:^<!-- ([a-z ]+): ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLDER = re.compile(r"^<!-- folder: (\S+) -->$", re.MULTILINE)
 COMMANDS = ("bash", "console")
+# What else a block of commands might be called, and would then not be run.
+MISNAMED = ("", "sh", "shell", "zsh")
 # A line of an indented block that somebody would type.
-TYPED = re.compile(r"^    ((?:\w+=\S+ )*(?:instep|det|python3?|pip|make|curl|ssh|cd|export) \S.*)$", re.MULTILINE)
+TYPED = re.compile(
+    r"^    ((?:\w+=\S+ )*(?:instep|det|torchrun|python3?|pip|make|docker|curl|ssh|cd|export|source) \S.*)$",
+    re.MULTILINE,
+)
 END_OF_COMMAND = "end-of-command"
 UNTIL_S = 120
 
@@ -92,6 +97,8 @@ def unfit(text: str) -> list[str]:
     wrong = [f"unknown mark <!-- {block.mark}: … -->" for block in blocks(text) if block.mark not in marks]
     without_reason = [block for block in blocks(text) if block.mark == "not run" and not block.value.strip()]
     wrong += ["a reason is missing behind `not run:`" for _ in without_reason]
+    misnamed = [block for block in blocks(text) if block.kind in MISNAMED and block.mark != "file"]
+    wrong += [f"a block called {block.kind!r} is not run: call it bash, console or text" for block in misnamed]
     outside = TYPED.findall(BLOCK.sub("", text))
     return wrong + [f"`{line}` is indented: make it a bash or console block, so that it is run" for line in outside]
 

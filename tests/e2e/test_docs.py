@@ -123,6 +123,7 @@ $ echo $?
     assert printed == [("one\n", 0), ("", 0), ("", 0), ("kept\n", 0), ("", 1), ("1\n", 0), ("", 0)]
     assert unfit(page) == []
     assert unfit(page.replace("not run: nobody has this program", "later: x")) == ["unknown mark <!-- later: … -->"]
+    assert unfit("```sh\ninstep up\n```\n") == ["a block called 'sh' is not run: call it bash, console or text"]
     assert unfit("Then:\n\n    instep up --slots 4\n") == [
         "`instep up --slots 4` is indented: make it a bash or console block, so that it is run"
     ]

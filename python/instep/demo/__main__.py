@@ -209,7 +209,9 @@ class Demo:
         for event in self._events.new_events():
             self._on(event)
         waiting = self._record.victim_waits
-        if waiting is not None and self._record.killed_at is None and self._time_to_kill(waiting):
+        # Rank 0 tells how far the job is: it, too, has come to this epoch.
+        all_there = (0, KILL_AT_EPOCH) in self._record.epochs
+        if waiting is not None and all_there and self._record.killed_at is None and self._time_to_kill(waiting):
             self._kill(waiting)
 
     def _time_to_kill(self, waiting: Event) -> bool:

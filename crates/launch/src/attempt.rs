@@ -210,9 +210,9 @@ impl Attempt {
             return drill.stopped();
         }
         let ranks: Vec<usize> = alive.iter().map(|worker| worker.rank).collect();
-        let Some(struck) = drill.kill_due(Instant::now(), &ranks) else { return };
-        console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&struck))));
-        alive.iter().filter(|worker| struck.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
+        let Some(killed) = drill.kill_due(Instant::now(), &ranks) else { return };
+        console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&killed))));
+        alive.iter().filter(|worker| killed.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
     }
 
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.

@@ -6,7 +6,7 @@
 //! itself does not use up the restarts.
 //!
 //! Whether a job resumed is judged by the steps and epochs that the node's first rank prints ([`progress`]): after a
-//! restart they must lie behind those with which the job began. A job that prints none is not judged.
+//! restart they must be later than those with which the job began. A job that prints none is not judged.
 
 pub(crate) mod progress;
 
@@ -101,7 +101,7 @@ pub enum KillKind {
 /// Where a round began, by the steps and epochs that it and the rounds before it printed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resume {
-    /// Whether it began behind the place where the job once began; `None` if that cannot be known.
+    /// Whether it began later than the job itself once did; `None` if that cannot be known.
     pub resumed: Option<bool>,
     /// How far the round before was when it was killed.
     pub before: Option<String>,

@@ -1,11 +1,11 @@
 //! How far a rank is, read from the lines that it prints: `step 17`, `Epoch [3/50]`, `{"epoch": 3, "step": 120}`.
 //!
-//! A *mark* is the numbers of one line behind the words for steps and epochs, in order. Only marks with the same words
+//! A *mark* is the numbers that follow the words for steps and epochs in one line, in order. Only marks with the same words
 //! are compared, so that a line about an epoch and one about an epoch and a step do not get mixed up.
 
 use std::fmt;
 
-/// Words that a number of done work stands behind, and what it is called in the report.
+/// Words that come before a count of steps or epochs, and what the report calls them.
 const WORDS: [(&str, &str); 6] = [
     ("epoch", "epoch"),
     ("step", "step"),
@@ -20,7 +20,7 @@ const LINE_BYTES: usize = 512;
 /// What may stand between a word and its number.
 const BETWEEN: &[u8] = b" \t:=#[(\"'";
 const BETWEEN_BYTES: usize = 4;
-/// More digits are no count.
+/// A number with more digits is not a count.
 const DIGITS: usize = 18;
 
 /// What one line says about how far its rank is.
@@ -58,7 +58,7 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The whole number at the beginning of a text, behind a few separators; `None` for 1.5 and 40 %.
+/// The whole number at the beginning of a text, after a few separators; `None` for 1.5 and 40 %.
 fn number_at(text: &[u8]) -> Option<u64> {
     let between = text.iter().take_while(|byte| BETWEEN.contains(byte)).count();
     let text = text.get(between..).filter(|_| (1..=BETWEEN_BYTES).contains(&between))?;

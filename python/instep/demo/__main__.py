@@ -33,8 +33,10 @@ PACE_S = 0.15
 DEADLINE_S = 300.0
 POLL_INTERVAL_S = 0.02
 STOP_TIMEOUT_S = 10.0
+# The first optimizer imports torch._dynamo, which takes as long as torch itself.
+PRELOADED = "torch,torch._dynamo"
 # Spare interpreters import torch one after another, at low priority; the demo does not wait longer for them.
-SPARES_TIMEOUT_S = 90.0
+SPARES_TIMEOUT_S = 150.0
 # What `instep run --preload` says when its spares are ready, and when there will be none.
 SPARES_READY = "the next restart skips the imports"
 NO_SPARES = "--preload has no effect"
@@ -158,7 +160,7 @@ class Demo:
         """Start `instep run` and follow it to its end; None when it did not end in time."""
         module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"
         launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
-        launch += ["--preload=torch"] if self._preloads else []
+        launch += [f"--preload={PRELOADED}"] if self._preloads else []
         script = ["-m", module, f"--total-epochs={TOTAL_EPOCHS}", f"--save-every={SAVE_EVERY}", f"--pace={PACE_S}"]
         self._console.job_output(f"$ instep {' '.join([*launch, *script])}")
         process = subprocess.Popen(

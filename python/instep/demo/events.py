@@ -15,7 +15,7 @@ from typing import Literal
 EVENTS_FILE = "events.jsonl"
 # RANK:EPOCH. That rank waits there, in the first attempt, for the demo to kill it.
 WAIT_TO_BE_KILLED = "INSTEP_DEMO_WAIT_TO_BE_KILLED"
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 Kind = Literal[
     "started",  # the process runs; `pid` is its process id

@@ -55,6 +55,9 @@ class Trainer:
         self.model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
     def train(self, total_epochs: int) -> None:
+        if self.rank == 0 and self.epochs_run >= total_epochs:
+            say(f"Nothing to train: {self.snapshot_path} is from a finished run of {self.epochs_run} epochs.")
+            say(f"Remove {self.snapshot_path} to train again, or ask for more than {total_epochs} epochs to go on.")
         for epoch in range(self.epochs_run, total_epochs):
             self._run_epoch(epoch)
             if self.rank == 0 and (epoch % self.save_every == 0 or epoch == total_epochs - 1):

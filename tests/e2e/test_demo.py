@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from conftest import Runner
+from conftest import Runner, WaitUntil
 from instep.demo.search import EPOCHS, TRIALS, Progress, SearchError, judged
 
 
@@ -63,22 +65,26 @@ def test_demo_recovers_and_searches_with_torch(python: Path, instep: Path, tmp_p
     command: list[str | Path] = [python, "-m", "instep.demo", "--ranks", "2", "--keep", kept]
     shown = run(*command, env=environment, timeout=300).expect(0)
     told = [line for line in shown.stdout.splitlines() if line.startswith("==> ")]
+    waiting = "==> waiting for spare interpreters, which import torch for the restart (--preload)"
+    told = [line for line in told if line != waiting]  # said only where the ranks are faster than the spares
 
     def hidden(found: re.Match[str]) -> str:
         return "" if found[0].startswith(" (pid") else "ADDRESS"
 
     assert [re.sub(r" \(pid.*|http://[^/]+", hidden, line) for line in told] == [
         "==> training a small MLP with torch on 2 CPU ranks for 20 epochs",
-        "==> its loss is drawn at ADDRESS/det/experiments/1",
+        "==> watch its loss at ADDRESS/det/experiments/1",
         "==> killing rank 1",
-        "==> instep stopped the others and restarts all 2",
+        "==> instep stopped the other ranks and restarts all 2",
         "==> resumed from the snapshot at epoch 6",
         "==> trained",
         "==> searching with adaptive_asha: 4 trials of 2 DDP ranks each, on 4 slots",
-        "==> its trials are drawn at ADDRESS/det/experiments/2",
+        "==> watch its trials at ADDRESS/det/experiments/2",
         "==> done",
     ]
     assert "\x1b" not in shown.stdout
+    # The restart is a warm one: the ranks do not import torch again.
+    assert re.search(r"kill to first step after restart +[\d.]+ s, with torch imported ahead\n", shown.stdout), shown
     assert (kept / "snapshot.pt").is_file()
     # Twenty epochs, although some were trained twice.
     assert "20 points of the loss, experiment 1" in shown.stdout
@@ -88,6 +94,31 @@ def test_demo_recovers_and_searches_with_torch(python: Path, instep: Path, tmp_p
     assert (Path(checkpoint[1]) / "state.pt").is_file()
     assert still_running(kept) == []
     look_again(run, instep, kept, shown.stdout)
+
+
+def test_kill_comes_in_the_epoch_it_is_announced_for_however_slow_the_demo_is(
+    python: Path, instep: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil
+) -> None:
+    kept, environment = tmp_path / "kept", {"INSTEP_BINARY": str(instep), "NO_COLOR": "1", "HOME": str(tmp_path)}
+    demo = run.start(python, "-m", "instep.demo", "--no-torch", "--ranks", "2", "--keep", kept, env=environment)
+    wait_until(lambda: "epoch  2 | loss" in demo.stdout, 60, lambda: f"epoch 2\n{demo.stdout}{demo.stderr}")
+    demo.send_signal(signal.SIGSTOP)  # a machine so busy that the demo gets no turn
+    events, seen = kept / "events.jsonl", (0, 0.0)
+
+    def ranks_are_quiet() -> bool:
+        """Whether nothing has been reported for a second: they report several times as often."""
+        nonlocal seen
+        if events.stat().st_size != seen[0]:
+            seen = (events.stat().st_size, time.monotonic())
+        return time.monotonic() > seen[1] + 1.0
+
+    wait_until(ranks_are_quiet, 60, "the ranks to wait for the demo")
+    demo.send_signal(signal.SIGCONT)
+    shown = demo.wait().expect(0)
+    before, killing, _ = shown.stdout.partition("==> killing rank 1 ")
+    assert killing, shown
+    assert "on purpose at epoch 8\n" in shown.stdout, shown
+    assert max(int(epoch) for epoch in re.findall(r"epoch +(\d+) \| loss", before)) == 7, shown
 
 
 def still_running(folder: Path) -> list[str]:

@@ -1,9 +1,10 @@
 """The documents say what the product does.
 
-- A code block marked `console` is run in a folder of its own, and what it shows is compared. Lines that begin with `$ `
-  are commands; `…` stands for any text within a line and, alone on a line, for any lines. A command without output
-  below it may print anything. It must end with status 0, unless the next command is `echo $?`.
-- A code block below a comment `<!-- file: NAME -->` is written to that file first, for the blocks of the same page.
+- Every command of the README and of the guides is run, page by page in order, each page in a folder of its own: the
+  README here, the guides in `make soak`. One that cannot run says why. documents.py describes the marks.
+- What a `console` block shows below a command is compared with what that prints. `…` stands for any text within
+  a line and, alone on a line, for any lines. A command without output below it may print anything. It must end with
+  status 0, unless the next command is `echo $?`.
 - Every `instep run` command line in any code block is understood: checked with `--dry-run`.
 - Generated and hand-kept tables are complete: options, `PET_*` variables, rendezvous settings, JSON keys.
 """
@@ -17,45 +18,25 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from documents import BLOCK, Page, unfit
 
 from conftest import ROOT, Result, Runner
 
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
 REFERENCE = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-END_OF_COMMAND = "end-of-command"
 # A few seconds on an idle machine; importing torch on one that compiles at the same time takes many times that.
-SHELL_TIMEOUT_S = 150.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command of a console block, and the output shown below it."""
-
-    command: str
-    shown: tuple[str, ...]
+PAGE_TIMEOUT_S = 150.0
+GUIDE_TIMEOUT_S = 900.0
+README = ROOT / "README.md"
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def steps(block: str) -> list[Step]:
-    """Read a console block."""
-    found: list[Step] = []
-    for line in block.splitlines():
-        if line.startswith("$ "):
-            found.append(Step(line.removeprefix("$ "), ()))
-        elif found:
-            found[-1] = Step(found[-1].command, (*found[-1].shown, line))
-        else:
-            raise ValueError(f"a console block begins with a command, not with {line!r}")
-    return found
 
 
 def as_pattern(shown: Iterable[str]) -> re.Pattern[str]:
@@ -64,41 +45,96 @@ def as_pattern(shown: Iterable[str]) -> re.Pattern[str]:
     return re.compile("".join(lines))
 
 
-def perform(script: list[Step], folder: Path, path: str, run: Runner) -> list[tuple[str, int]]:
-    """Run the commands of a block in one shell; give what each printed, and its status."""
-    # The parentheses hand the status on, for a following `echo $?`.
-    lines = [f"{step.command}\nstatus=$?; echo {END_OF_COMMAND} $status; (exit $status)" for step in script]
-    environment = {"PATH": path, "VIRTUAL_ENV": str(ROOT / ".venv"), "PYTHON_EXEC": None, "NO_COLOR": "1"}
-    command = "exec 2>&1\n" + "\n".join(lines)
-    done = run("bash", "-c", command, cwd=folder, env=environment, timeout=SHELL_TIMEOUT_S)
-    parts = re.split(rf"^{END_OF_COMMAND} (\d+)\n", done.stdout, flags=re.MULTILINE)
-    outcomes = [(parts[at], int(parts[at + 1])) for at in range(0, len(parts) - 1, 2)]
-    assert len(outcomes) == len(script), done
-    return outcomes
+def carry_out(text: str, instep: Path, folder: Path, run: Runner, timeout: float) -> None:
+    """Run the commands of a page, and compare what it shows."""
+    # This build of the binary, and the environment with torch and the wheel.
+    path = os.pathsep.join([str(instep.parent), str(ROOT / ".venv" / "bin"), os.environ["PATH"]])
+    outcomes = Page(text, folder, path).run(run, timeout)
+    for at, (step, printed, status) in enumerate(outcomes):
+        asked = at + 1 < len(outcomes) and outcomes[at + 1][0].command == "echo $?"
+        assert status == 0 or asked, f"`{step.command}` ended with {status}:\n{printed}"
+        if step.shown:
+            wanted = "\n".join(step.shown)
+            assert as_pattern(step.shown).fullmatch(printed), f"shown:\n{wanted}\n\nprinted:\n{printed}"
 
 
-CONSOLE_PAGES = [page for page in PAGES if "\n```console\n" in page.read_text()]
+def test_every_command_of_the_readme_runs(instep: Path, tmp_path: Path, run: Runner) -> None:
+    carry_out(README.read_text(), instep, tmp_path, run, PAGE_TIMEOUT_S)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(GUIDE_TIMEOUT_S + 60)
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_every_command_of_a_guide_runs(page: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
+    carry_out(page.read_text(), instep, tmp_path, run, GUIDE_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("page", [README, *GUIDES], ids=name_of)
+def test_every_command_of_a_page_can_be_run_or_says_why_not(page: Path) -> None:
+    assert unfit(page.read_text()) == []
+
+
+# Pages whose console blocks stand alone, and so are also run without the rest of the page.
+CONSOLE_PAGES = [page for page in PAGES if "\n```console\n" in page.read_text() and page not in (README, *GUIDES)]
+CONSOLE_PAGES += [ROOT / "docs" / "guides" / name for name in ("machines-that-disappear.md", "which-backend.md")]
 
 
 @pytest.mark.parametrize("page", CONSOLE_PAGES, ids=name_of)
 def test_console_blocks_show_what_really_happens(page: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
-    text = page.read_text()
-    for name, content in FILE.findall(text):
-        (tmp_path / name).write_text(content)
-    # This build of the binary, and the environment with torch and the wheel.
-    path = os.pathsep.join([str(instep.parent), str(ROOT / ".venv" / "bin"), os.environ["PATH"]])
-    for block in [content for kind, content in FENCE.findall(text) if kind == "console"]:
-        script = steps(block)
-        for at, (step, (printed, status)) in enumerate(zip(script, perform(script, tmp_path, path, run), strict=True)):
-            asked = at + 1 < len(script) and script[at + 1].command == "echo $?"
-            assert status == 0 or asked, f"`{step.command}` ended with {status}:\n{printed}"
-            if step.shown:
-                wanted = "\n".join(step.shown)
-                assert as_pattern(step.shown).fullmatch(printed), f"shown:\n{wanted}\n\nprinted:\n{printed}"
+    kept = [block[0] for block in BLOCK.finditer(page.read_text()) if block[1] == "file" or block[3] == "console"]
+    assert kept, "no console block: take the page from the list"
+    carry_out("\n\n".join(kept), instep, tmp_path, run, PAGE_TIMEOUT_S)
 
 
-def test_there_are_console_blocks() -> None:
-    assert {name_of(page) for page in CONSOLE_PAGES} >= {"README.md", "docs/concepts/store.md"}
+def test_marks_of_a_page_are_read(tmp_path: Path, run: Runner) -> None:
+    """The harness itself: order, files, terminals, reasons, and what it does not let through."""
+    page = """<!-- file: part/one.txt -->
+```text
+one
+```
+
+```bash
+cat part/one.txt    # a comment
+word=\\
+kept
+```
+
+<!-- terminal: 2, until: ready -->
+```bash
+echo ready
+until test -e go; do sleep 0.05; done
+```
+
+<!-- not run: nobody has this program -->
+```bash
+no-such-program
+```
+
+```console
+$ echo $word; touch go
+kept
+$ false
+$ echo $?
+1
+```
+"""
+    outcomes = Page(page, tmp_path, os.environ["PATH"]).run(run, 60)
+    printed = [(text, status) for _, text, status in outcomes]
+    assert printed == [("one\n", 0), ("", 0), ("", 0), ("kept\n", 0), ("", 1), ("1\n", 0), ("", 0)]
+    assert unfit(page) == []
+    assert unfit(page.replace("not run: nobody has this program", "later: x")) == ["unknown mark <!-- later: … -->"]
+    assert unfit("```sh\ninstep up\n```\n") == ["a block called 'sh' is not run: call it bash, console or text"]
+    assert unfit("Then:\n\n    instep up --slots 4\n") == [
+        "`instep up --slots 4` is indented: make it a bash or console block, so that it is run"
+    ]
+    with pytest.raises(AssertionError, match="`no-such-program` ended with 127"):
+        carry_out("```bash\nno-such-program\n```\n", Path("instep"), tmp_path / "other", run, 60)
+
+
+def test_no_page_installs_from_an_index_what_is_not_there() -> None:
+    for page in PAGES:
+        found = re.findall(r"pip install [^\n`]*\binstep\b(?![-/])[^\n`]*", page.read_text())
+        assert found == [], f"{name_of(page)}: instep is not on PyPI; name a wheel"
 
 
 def code_lines(text: str) -> list[str]:

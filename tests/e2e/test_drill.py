@@ -1,8 +1,9 @@
-"""`instep drill` and `instep run --drill`: ranks are killed on purpose, and the report says how the job came back."""
+"""`instep drill` and `instep run --drill`: ranks are killed on purpose; the report says whether the job resumed."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,20 @@ for step in range(first, steps):
     snapshot.with_suffix(".new").write_text(str(step + 1))
     snapshot.with_suffix(".new").rename(snapshot)
 """
+# Begins from the start each time, and its first line is another one each time.
 FORGETFUL = """
 import os, sys, time
+print(f"pid {os.getpid()} at {time.time()}", flush=True)
 for step in range(int(sys.argv[1])):
     print(f"step {step}", flush=True)
+    time.sleep(0.02)
+"""
+# Says nothing about how far it is.
+SECRETIVE = """
+import os, sys, time
+print(f"pid {os.getpid()}", flush=True)
+for _ in range(int(sys.argv[1])):
+    print("working", flush=True)
     time.sleep(0.02)
 """
 
@@ -43,16 +54,18 @@ def test_a_script_that_goes_on_passes(
     job = [instep, "run", "--python", python, "--nproc-per-node", "2", restartable, "150", tmp_path / "snapshot"]
     result = run(instep, "drill", "--kill-rank", "500ms", "--times", "3", "--json", found, "--", *job).expect(0)
     report = json.loads(found.read_text())
-    assert len(report["blows"]) == 3, result
-    assert report["came_back"] == 3
-    for blow in report["blows"]:
-        assert blow["kind"] == "kill-rank"
-        assert len(blow["ranks"]) == 1
-        assert 0 <= blow["restarted_after_seconds"] <= blow["first_line_after_seconds"]
-        # A blow may fall again before there are enough lines to tell.
-        assert blow["began"] in ("elsewhere", None)
+    assert len(report["kills"]) == 3, result
+    assert report["restarts"] == 3
+    for kill in report["kills"]:
+        assert kill["kind"] == "kill-rank"
+        assert len(kill["ranks"]) == 1
+        assert 0 <= kill["restarted_after_seconds"] <= kill["first_line_after_seconds"]
+        # A kill may come before rank 0 has got anywhere.
+        assert kill["resumed"] in (True, None), result
+    assert report["resumes"] == sum(kill["resumed"] is True for kill in report["kills"]) > 0, result
+    assert re.fullmatch(r"step \d+", report["kills"][-1]["progress_after"])
     assert 0 < report["share_at_work"] < 1
-    assert "came back 3 of 3 times" in result.stderr
+    assert "restarted after 3 of 3 kills, resumed after " in result.stderr
     # Every step was done, and the last ones once each.
     assert {f"step {step}" for step in range(150)} <= set(result.stdout.splitlines())
 
@@ -66,34 +79,66 @@ def test_the_same_seed_gives_the_same_choices(
         options = ["--nproc-per-node", "4", "--max-restarts", "3", "--python", python]
         drill = ["--drill", "kill-rank=300ms,seed=11", "--drill-json", found]
         run(instep, "run", *options, *drill, restartable, "100", tmp_path / f"snapshot{attempt}").expect(0)
-        chosen.append([blow["ranks"] for blow in json.loads(found.read_text())["blows"]])
+        chosen.append([kill["ranks"] for kill in json.loads(found.read_text())["kills"]])
     assert len(chosen[0]) == 3
     assert chosen[0] == chosen[1]
 
 
-def test_a_script_that_begins_again_is_told_so(run: Runner, instep: Path, python: Path, tmp_path: Path) -> None:
-    script = tmp_path / "forgetful.py"
+def test_a_script_that_starts_over_has_not_resumed_whatever_its_first_line_is(
+    run: Runner, instep: Path, python: Path, tmp_path: Path
+) -> None:
+    script, found = tmp_path / "forgetful.py", tmp_path / "found.json"
     script.write_text(FORGETFUL)
     job = [instep, "run", "--python", python, script, "60"]
-    result = run(instep, "drill", "--kill-rank", "400ms", "--times", "1", "--", *job).expect(0)
-    assert "at the beginning again" in result.stderr, result
-    assert "does the script load its snapshot?" in result.stderr
+    drill = ["--kill-rank", "400ms", "--times", "1", "--json", found]
+    result = run(instep, "drill", *drill, "--", *job).expect(0)
+    [kill] = json.loads(found.read_text())["kills"]
+    assert (kill["resumed"], kill["progress_after"]) == (False, "step 0"), result
+    assert f"no: at step 0 again, killed at {kill['progress_before']}\n" in result.stderr
+    assert "restarted after 1 of 1 kills, resumed after 0;" in result.stderr
+    assert "hint: the job started over: " in result.stderr
+
+
+def test_where_no_step_is_printed_it_cannot_be_known_whether_the_job_resumed(
+    run: Runner, instep: Path, python: Path, tmp_path: Path
+) -> None:
+    script, found = tmp_path / "secretive.py", tmp_path / "found.json"
+    script.write_text(SECRETIVE)
+    job = [instep, "run", "--python", python, script, "60"]
+    drill = ["--kill-rank", "400ms", "--times", "1", "--json", found]
+    result = run(instep, "drill", *drill, "--", *job).expect(0)
+    [kill] = json.loads(found.read_text())["kills"]
+    assert kill["resumed"] is None, result
+    assert "unknown: no step or epoch printed\n" in result.stderr
+    assert "restarted after 1 of 1 kills, resumed after 0 (1 unknown);" in result.stderr
+    assert "hint: print the step or the epoch" in result.stderr
+
+
+def test_the_median_of_two_times_lies_between_them(
+    run: Runner, instep: Path, python: Path, tmp_path: Path, restartable: Path
+) -> None:
+    found = tmp_path / "found.json"
+    job = [instep, "run", "--python", python, restartable, "100", tmp_path / "snapshot"]
+    result = run(instep, "drill", "--kill-rank", "300ms", "--times", "2", "--json", found, "--", *job).expect(0)
+    report = json.loads(found.read_text())
+    first, second = (kill["first_line_after_seconds"] for kill in report["kills"])
+    assert report["median_first_line_after_seconds"] == pytest.approx((first + second) / 2), result
 
 
 def test_a_whole_node_is_lost(run: Runner, instep: Path, python: Path, tmp_path: Path, restartable: Path) -> None:
     found = tmp_path / "found.json"
     job = [instep, "run", "--python", python, "--nproc-per-node", "2", restartable, "100", tmp_path / "snapshot"]
     result = run(instep, "drill", "--kill-node", "500ms", "--times", "1", "--json", found, "--", *job).expect(0)
-    [blow] = json.loads(found.read_text())["blows"]
-    assert (blow["kind"], blow["ranks"]) == ("kill-node", [0, 1]), result
+    [kill] = json.loads(found.read_text())["kills"]
+    assert (kill["kind"], kill["ranks"]) == ("kill-node", [0, 1]), result
 
 
-def test_a_job_that_ends_before_the_first_blow_is_told_so(
+def test_a_job_that_ends_before_the_first_kill_is_told_so(
     run: Runner, instep: Path, python: Path, tmp_path: Path, restartable: Path
 ) -> None:
     job = [instep, "run", "--python", python, restartable, "2", tmp_path / "snapshot"]
     result = run(instep, "drill", "--kill-rank", "5h", "--", *job).expect(0)
-    assert "the job ended before the first blow" in result.stderr
+    assert "the job ended before the first kill" in result.stderr
 
 
 def test_the_exit_code_is_the_jobs(run: Runner, instep: Path, python: Path, tmp_path: Path) -> None:

@@ -143,6 +143,16 @@ def test_launcher_script_goes_on_under_plain_python(
     assert "Epoch 50 | Training snapshot saved at kept.pt\n" in shown
 
 
+def test_snapshot_of_a_finished_training_is_named_when_there_is_nothing_left_to_train(
+    undisturbed: tuple[Result, Path], folder: Path, python: Path, run: Runner
+) -> None:
+    shutil.copy(undisturbed[1] / "snapshot.pt", folder / "snapshot.pt")  # of step 3 of the guides
+    alone: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    shown = run(python, "multinode.py", "50", "10", cwd=folder, env=alone).expect(0).stdout
+    assert rank_lines(shown) == []
+    assert "Nothing to train: snapshot.pt is from a finished run of 50 epochs.\nRemove snapshot.pt to train" in shown
+
+
 @pytest.mark.parametrize("backend", ["gloo", "instep"])
 def test_two_nodes_number_their_ranks_through_and_save_once(
     folder: Path, instep: Path, venv: dict[str, str | None], run: Runner, backend: str

@@ -1,4 +1,4 @@
-//! `instep drill`: runs a job and kills its ranks, so that people can see whether their script comes back.
+//! `instep drill`: runs a job and kills its ranks, so that people can see whether their script resumes.
 //!
 //! It is `instep run --drill` with defaults: the same program, the same process.
 
@@ -25,13 +25,13 @@ pub(crate) struct DrillArguments {
     /// Mean time between kills of all ranks of this node at once
     #[arg(long, value_name = "TIME")]
     kill_node: Option<String>,
-    /// Kill at most so many times [default: once for each restart the job may have]
+    /// Kill at most this many times [default: once for each restart the job may have]
     #[arg(long, value_name = "N")]
     times: Option<u32>,
     /// Repeat the times and choices of an earlier drill
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Write what was found to this file
+    /// Write the report to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// The job: instep run ...

@@ -91,7 +91,7 @@ enum Command {
     Diagnose(diagnose::DiagnoseArguments),
     /// Measure this machine: how fast backends move tensors between ranks
     Bench(bench::BenchArguments),
-    /// Kill ranks of a job on purpose, and report how it comes back
+    /// Kill ranks of a job on purpose, and report whether it resumes
     #[command(override_usage = "instep drill [OPTIONS] -- instep run ...")]
     Drill(drill::DrillArguments),
     /// Train a small model on several processes, kill one, watch the recovery; then search for a better one

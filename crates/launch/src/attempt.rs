@@ -68,6 +68,9 @@ impl Attempt {
             sent: None,
             start,
         };
+        if plan.drill.is_some() {
+            attempt.output.follow_progress();
+        }
         for local_rank in 0..workers {
             let rank = attempt.start.first_rank + local_rank;
             let template = plan.logs.prefix_template.as_deref();
@@ -198,17 +201,17 @@ impl Attempt {
 
     /// What a drill does to the workers while they run, and learns from them.
     pub(crate) fn undergo(&mut self, drill: &mut Drill, running: bool, console: &mut dyn Console) {
-        if let Some((first, lines)) = self.output.opening() {
-            drill.printed(first, lines);
+        if let Some((first, progress)) = self.output.progress() {
+            drill.printed(first, progress);
         }
         let alive: Vec<&Worker> = self.workers.iter().filter(|worker| worker.exit.is_none()).collect();
         if !running {
             return drill.stopped();
         }
         let ranks: Vec<usize> = alive.iter().map(|worker| worker.rank).collect();
-        let Some(struck) = drill.strike(Instant::now(), &ranks) else { return };
-        console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&struck))));
-        alive.iter().filter(|worker| struck.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
+        let Some(killed) = drill.kill_due(Instant::now(), &ranks) else { return };
+        console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&killed))));
+        alive.iter().filter(|worker| killed.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
     }
 
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.

@@ -1,18 +1,25 @@
-//! A drill: kills ranks at random times, and keeps account of how the job came back (`--drill`).
+//! A drill: kills ranks at random times, and records whether the job restarted and resumed (`--drill`).
 //!
-//! Pure: times come in, blows to strike and a [`Report`] come out; the supervisor strikes. Blows come at random, as
+//! Pure: times and output come in, kills and a [`Report`] come out; the supervisor kills. Kills come at random, as
 //! real losses do (exponentially distributed, one clock for each kind), and the same seed gives the same sequence.
-//! They fall only while a round runs and its ranks have begun, and never more of them than `times`, so that the drill itself does not use up
-//! the restarts.
+//! They come only while a round runs and its ranks have begun, and never more of them than `times`, so that the drill
+//! itself does not use up the restarts.
+//!
+//! Whether a job resumed is judged by the steps and epochs that the node's first rank prints ([`progress`]): after a
+//! restart they must be later than those with which the job began. A job that prints none is not judged.
+
+pub(crate) mod progress;
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use self::progress::Progress;
+
 /// Beyond this a mean time is a mistake, and far below it the arithmetic of clocks would overflow.
 const LONGEST_MEAN: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Blows come no closer together.
+/// Kills come no closer together.
 const SHORTEST_GAP: Duration = Duration::from_millis(100);
-/// Ranks that have printed nothing yet are given this time to begin: a blow before says nothing about the one before.
+/// Ranks that have printed nothing yet are given this time to begin: a kill before that says nothing.
 const SPARED_FOR: Duration = Duration::from_secs(30);
 
 /// What `--drill` says.
@@ -24,7 +31,7 @@ pub struct DrillSettings {
     pub kill_node: Option<Duration>,
     /// What the random times follow from; 0 if not given.
     pub seed: u64,
-    /// The most blows; `None` means as many as there are restarts.
+    /// The most kills; `None` means as many as there are restarts.
     pub times: Option<u32>,
 }
 
@@ -82,31 +89,31 @@ fn parse_duration(text: &str) -> Option<Duration> {
     (Duration::from_millis(1)..=LONGEST_MEAN).contains(&given).then_some(given)
 }
 
-/// What is lost in a blow.
+/// What a kill takes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlowKind {
+pub enum KillKind {
     /// One rank.
     Rank,
     /// All ranks of this node.
     Node,
 }
 
-/// How a round begins, by its first lines: whether it is the beginning of the first round again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beginning {
-    /// It printed something else than the first round did: it went on.
-    Elsewhere,
-    /// It printed the same lines as the first round.
-    TheStart,
-    /// Too little was printed to tell.
-    Unknown,
+/// Where a round began, by the steps and epochs that it and the rounds before it printed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Resume {
+    /// Whether it began later than the job itself once did; `None` if that cannot be known.
+    pub resumed: Option<bool>,
+    /// How far the round before was when it was killed.
+    pub before: Option<String>,
+    /// The first step or epoch of this one.
+    pub after: Option<String>,
 }
 
-/// One blow, and what followed.
+/// One kill, and what followed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Blow {
+pub struct Kill {
     /// What was lost.
-    pub kind: BlowKind,
+    pub kind: KillKind,
     /// The ranks that were killed.
     pub ranks: Vec<usize>,
     /// When, since the launcher started.
@@ -116,10 +123,10 @@ pub struct Blow {
     /// How long until one of them had printed something.
     pub first_line: Option<Duration>,
     /// Where they began.
-    pub beginning: Beginning,
+    pub resume: Resume,
 }
 
-impl Blow {
+impl Kill {
     /// Until the job was at work again, as far as it can be seen.
     pub fn lost(&self) -> Option<Duration> {
         self.first_line.or(self.restarted)
@@ -132,21 +139,34 @@ pub struct Report {
     /// What to give as `seed=` to repeat the times.
     pub seed: u64,
     /// In order.
-    pub blows: Vec<Blow>,
+    pub kills: Vec<Kill>,
     /// How long the job ran.
     pub duration: Duration,
 }
 
 impl Report {
-    /// Blows after which ranks were started again.
-    pub fn came_back(&self) -> usize {
-        self.blows.iter().filter(|blow| blow.restarted.is_some()).count()
+    /// Kills after which ranks were started again.
+    pub fn restarts(&self) -> usize {
+        self.kills.iter().filter(|kill| kill.restarted.is_some()).count()
     }
 
-    /// The share of the time that did not pass between a blow and the first sign of life after it, from 0 to 1.
+    /// Kills after which the job went on from a later step or epoch than its first.
+    pub fn resumes(&self) -> usize {
+        self.kills.iter().filter(|kill| kill.resume.resumed == Some(true)).count()
+    }
+
+    /// The median of the times until the job was at work again.
+    pub fn median_lost(&self) -> Option<Duration> {
+        let mut lost: Vec<Duration> = self.kills.iter().filter_map(Kill::lost).collect();
+        lost.sort();
+        let (below, above) = (lost.len().checked_sub(1)? / 2, lost.len() / 2);
+        Some((lost[below] + lost[above]) / 2)
+    }
+
+    /// The share of the time that did not pass between a kill and the first sign of life after it, from 0 to 1.
     pub fn at_work(&self) -> f64 {
-        let away = |blow: &Blow| blow.lost().unwrap_or(self.duration.saturating_sub(blow.at)).as_secs_f64();
-        let lost: f64 = self.blows.iter().map(away).sum();
+        let away = |kill: &Kill| kill.lost().unwrap_or(self.duration.saturating_sub(kill.at)).as_secs_f64();
+        let lost: f64 = self.kills.iter().map(away).sum();
         (1.0 - lost / self.duration.as_secs_f64().max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
     }
 }
@@ -159,16 +179,19 @@ pub(crate) struct Drill {
     clocks: Vec<Clock>,
     left: u32,
     began: Instant,
-    blows: Vec<Blow>,
-    /// The first lines of the first round.
-    opening: Option<Vec<Vec<u8>>>,
-    /// Until the ranks of this round have printed something or this time has come, nothing falls.
+    kills: Vec<Kill>,
+    /// Where the job began: the first marks of the earliest rounds that printed any.
+    origin: Progress,
+    /// How far the round is that runs, and how far the one before was.
+    current: Progress,
+    reached: Progress,
+    /// Until the ranks of this round have printed something or this time has come, nobody is killed.
     spared_until: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Clock {
-    kind: BlowKind,
+    kind: KillKind,
     mean: Duration,
     due: Option<Instant>,
 }
@@ -176,62 +199,65 @@ struct Clock {
 impl Drill {
     pub(crate) fn new(settings: &DrillSettings, restarts: u32, began: Instant) -> Drill {
         let seed = settings.seed;
-        let clock = |(kind, mean): (BlowKind, Option<Duration>)| mean.map(|mean| Clock { kind, mean, due: None });
+        let clock = |(kind, mean): (KillKind, Option<Duration>)| mean.map(|mean| Clock { kind, mean, due: None });
         Drill {
             seed,
             random: Random(seed),
-            clocks: [(BlowKind::Rank, settings.kill_rank), (BlowKind::Node, settings.kill_node)]
+            clocks: [(KillKind::Rank, settings.kill_rank), (KillKind::Node, settings.kill_node)]
                 .into_iter()
                 .filter_map(clock)
                 .collect(),
             left: settings.times.unwrap_or(restarts).min(restarts),
             began,
-            blows: Vec::new(),
-            opening: None,
+            kills: Vec::new(),
+            origin: Progress::default(),
+            current: Progress::default(),
+            reached: Progress::default(),
             spared_until: None,
         }
     }
 
-    /// When the next blow falls.
+    /// When the next kill is due.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.clocks.iter().filter_map(|clock| clock.due).min()
     }
 
     /// The ranks of a round have been started: clocks run.
     pub(crate) fn started(&mut self, now: Instant) {
-        if let Some(blow) = self.blows.last_mut().filter(|blow| blow.restarted.is_none()) {
-            blow.restarted = Some(now.saturating_duration_since(self.began + blow.at));
+        if let Some(kill) = self.kills.last_mut().filter(|kill| kill.restarted.is_none()) {
+            kill.restarted = Some(now.saturating_duration_since(self.began + kill.at));
         }
+        self.reached = std::mem::take(&mut self.current);
         self.spared_until = Some(now + SPARED_FOR);
         for clock in self.clocks.iter_mut().filter(|_| self.left > 0) {
             clock.due = Some(now + self.random.exponential(clock.mean).max(SHORTEST_GAP));
         }
     }
 
-    /// The round has ended or is about to: nothing falls until the next.
+    /// The round has ended or is about to: nobody is killed until the next.
     pub(crate) fn stopped(&mut self) {
         self.clocks.iter_mut().for_each(|clock| clock.due = None);
     }
 
-    /// What has been printed by the ranks of the round: when first, and the first lines.
-    pub(crate) fn printed(&mut self, first: Instant, lines: &[Vec<u8>]) {
+    /// What has been printed by the ranks of the round: when first, and how far the first of them is.
+    pub(crate) fn printed(&mut self, first: Instant, progress: &Progress) {
         let since = self.began;
-        if self.blows.last().is_none_or(|blow| blow.restarted.is_some()) {
-            self.spared_until = None;
-        }
-        match self.blows.last_mut() {
-            None => self.opening = Some(lines.to_vec()),
-            // Until the next round has started, this is still the output of the one that was struck.
-            Some(blow) if blow.restarted.is_some() => {
-                blow.first_line.get_or_insert_with(|| first.saturating_duration_since(since + blow.at));
-                blow.beginning = compare(self.opening.as_deref().unwrap_or_default(), lines);
+        self.origin.learn(progress);
+        self.current.clone_from(progress);
+        match self.kills.last_mut() {
+            // Until the next round has started, this is still the output of the one that was killed.
+            Some(kill) if kill.restarted.is_none() => {}
+            Some(kill) => {
+                kill.first_line.get_or_insert_with(|| first.saturating_duration_since(since + kill.at));
+                kill.resume = judge(&self.origin, &self.reached, progress);
+                self.spared_until = None;
             }
-            Some(_) => {}
+            None => self.spared_until = None,
         }
     }
 
-    /// Whom the blow that is due hits, of the ranks that are alive; they are to be killed now.
-    pub(crate) fn strike(&mut self, now: Instant, alive: &[usize]) -> Option<Vec<usize>> {
+    /// The ranks to kill now, of those that are alive, if a kill is due.
+    pub(crate) fn kill_due(&mut self, now: Instant, alive: &[usize]) -> Option<Vec<usize>> {
         let spared = self.spared_until.is_some_and(|until| until > now) || alive.is_empty();
         let clock = self.clocks.iter_mut().find(|clock| clock.due.is_some_and(|due| due <= now))?;
         if spared {
@@ -240,35 +266,43 @@ impl Drill {
         }
         let kind = clock.kind;
         let ranks = match kind {
-            BlowKind::Rank => vec![alive[self.random.below(alive.len())]],
-            BlowKind::Node => alive.to_vec(),
+            KillKind::Rank => vec![alive[self.random.below(alive.len())]],
+            KillKind::Node => alive.to_vec(),
         };
         self.left = self.left.saturating_sub(1);
         self.stopped();
-        self.blows.push(Blow {
+        self.kills.push(Kill {
             kind,
             ranks: ranks.clone(),
             at: now.saturating_duration_since(self.began),
             restarted: None,
             first_line: None,
-            beginning: Beginning::Unknown,
+            resume: Resume::default(),
         });
         Some(ranks)
     }
 
     pub(crate) fn report(self, now: Instant) -> Report {
-        Report { seed: self.seed, blows: self.blows, duration: now.saturating_duration_since(self.began) }
+        Report { seed: self.seed, kills: self.kills, duration: now.saturating_duration_since(self.began) }
     }
 }
 
-/// Only as many lines as both have can be compared, and one line says little.
-fn compare(first: &[Vec<u8>], later: &[Vec<u8>]) -> Beginning {
-    let both = first.len().min(later.len());
-    match first[..both] == later[..both] {
-        false => Beginning::Elsewhere,
-        true if both >= 2 => Beginning::TheStart,
-        true => Beginning::Unknown,
-    }
+/// Where a round began, given where the job once began and how far the round before was.
+fn judge(origin: &Progress, reached: &Progress, now: &Progress) -> Resume {
+    let judged = now.firsts().map(|after| {
+        let before = reached.of_kind(after).map(|(_, latest)| latest);
+        let began = origin.of_kind(after).map(|(first, _)| first);
+        // Back where the job began says nothing if the round before had not got any further.
+        let resumed = match began {
+            Some(began) if after > began => Some(true),
+            Some(began) if before.is_some_and(|before| before > began) => Some(false),
+            _ => None,
+        };
+        Resume { resumed, before: before.map(ToString::to_string), after: Some(after.to_string()) }
+    });
+    judged
+        .reduce(|first, other| if first.resumed.is_none() && other.resumed.is_some() { other } else { first })
+        .unwrap_or_default()
 }
 
 /// SplitMix64: small, seeded, good enough for times and choices.
@@ -297,12 +331,14 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
-    use super::{Beginning, Blow, BlowKind, Drill, DrillSettings, compare};
+    use super::{Drill, DrillSettings, Kill, KillKind, Progress, Report, Resume, judge};
     use proptest::prelude::*;
     use std::time::{Duration, Instant};
 
-    fn lines(text: &[&str]) -> Vec<Vec<u8>> {
-        text.iter().map(|line| line.as_bytes().to_vec()).collect()
+    fn output(lines: &[&str]) -> Progress {
+        let mut progress = Progress::default();
+        lines.iter().for_each(|line| progress.line(line.as_bytes()));
+        progress
     }
 
     #[test]
@@ -332,9 +368,9 @@ mod tests {
             let _ = text.parse::<DrillSettings>();
         }
 
-        /// Never more blows than restarts, none while no round runs, and always on a rank that lives.
+        /// Never more kills than restarts, none while no round runs, and always on a rank that lives.
         #[test]
-        fn blows_follow_the_rules(seed: u64, restarts in 0u32..6, mean in 1u64..10_000, node: bool) {
+        fn kills_follow_the_rules(seed: u64, restarts in 0u32..6, mean in 1u64..10_000, node: bool) {
             let mean = Some(Duration::from_millis(mean));
             let settings = DrillSettings { kill_rank: mean, kill_node: mean.filter(|_| node), seed, times: None };
             let began = Instant::now();
@@ -344,48 +380,81 @@ mod tests {
             for _ in 0..restarts + 3 {
                 prop_assert!(drill.wake_at().is_none(), "no clock runs between rounds");
                 drill.started(now);
-                drill.printed(now, &[]);
+                drill.printed(now, &Progress::default());
                 let Some(due) = drill.wake_at() else { break };
-                prop_assert_eq!(drill.strike(due - Duration::from_millis(1), &[4, 5]), None);
-                let ranks = drill.strike(due, &[4, 5]).expect("it is due");
+                prop_assert_eq!(drill.kill_due(due - Duration::from_millis(1), &[4, 5]), None);
+                let ranks = drill.kill_due(due, &[4, 5]).expect("it is due");
                 prop_assert!(ranks.iter().all(|rank| [4, 5].contains(rank)));
                 (struck, now) = (struck + 1, due + Duration::from_millis(20));
             }
             prop_assert_eq!(struck, restarts);
             let report = drill.report(now);
-            prop_assert_eq!(report.blows.len(), struck as usize);
-            let fits = |blow: &Blow| blow.ranks.len() == if blow.kind == BlowKind::Rank { 1 } else { 2 };
-            prop_assert!(report.blows.iter().all(fits));
+            prop_assert_eq!(report.kills.len(), struck as usize);
+            let fits = |kill: &Kill| kill.ranks.len() == if kill.kind == KillKind::Rank { 1 } else { 2 };
+            prop_assert!(report.kills.iter().all(fits));
             prop_assert!((0.0..=1.0).contains(&report.at_work()));
         }
     }
 
     #[test]
-    fn what_followed_a_blow_is_measured_from_it() {
+    fn what_followed_a_kill_is_measured_from_it() {
         let settings: DrillSettings = "kill-rank=1s,seed=3".parse().expect("valid");
         let began = Instant::now();
         let mut drill = Drill::new(&settings, 1, began);
         drill.started(began);
-        drill.printed(began, &lines(&["Epoch 0", "Epoch 1"]));
-        let due = drill.wake_at().expect("a blow will fall");
-        assert!(drill.strike(due, &[0, 1]).is_some());
+        drill.printed(began, &output(&["Epoch 0", "Epoch 1"]));
+        let due = drill.wake_at().expect("a kill is due");
+        assert!(drill.kill_due(due, &[0, 1]).is_some());
+        drill.printed(began, &output(&["Epoch 0", "Epoch 1", "Epoch 2"]));
         drill.started(due + Duration::from_millis(40));
-        assert!(drill.wake_at().is_none(), "one restart, one blow");
-        drill.printed(due + Duration::from_millis(100), &lines(&["Epoch 0", "Epoch 1"]));
+        assert!(drill.wake_at().is_none(), "one restart, one kill");
+        drill.printed(due + Duration::from_millis(100), &output(&["Epoch 0", "Epoch 1"]));
         let report = drill.report(due + Duration::from_secs(1));
-        let blow = &report.blows[0];
-        assert_eq!(blow.restarted, Some(Duration::from_millis(40)));
-        assert_eq!(blow.first_line, Some(Duration::from_millis(100)));
-        assert_eq!(blow.beginning, Beginning::TheStart);
-        assert_eq!(report.came_back(), 1);
+        let kill = &report.kills[0];
+        assert_eq!(kill.restarted, Some(Duration::from_millis(40)));
+        assert_eq!(kill.first_line, Some(Duration::from_millis(100)));
+        assert_eq!(kill.resume, resume(Some(false), Some("epoch 2"), Some("epoch 0")));
+        assert_eq!((report.restarts(), report.resumes()), (1, 0));
+    }
+
+    fn resume(resumed: Option<bool>, before: Option<&str>, after: Option<&str>) -> Resume {
+        Resume { resumed, before: before.map(str::to_owned), after: after.map(str::to_owned) }
     }
 
     #[test]
-    fn one_line_in_common_says_little() {
-        let first = lines(&["loading", "Epoch 0", "Epoch 1"]);
-        assert_eq!(compare(&first, &lines(&["loading"])), Beginning::Unknown);
-        assert_eq!(compare(&first, &lines(&["loading", "Epoch 7"])), Beginning::Elsewhere);
-        assert_eq!(compare(&first, &lines(&["loading", "Epoch 0"])), Beginning::TheStart);
-        assert_eq!(compare(&[], &first), Beginning::Unknown);
+    fn a_job_has_resumed_if_its_steps_have() {
+        let began = output(&["run 1 at 12:00", "Epoch 0"]);
+        let reached = output(&["Epoch 0", "Epoch 7"]);
+        for (lines, reached, wanted) in [
+            (&["run 2 at 12:01"][..], &reached, resume(None, None, None)),
+            (&["Epoch 0"], &reached, resume(Some(false), Some("epoch 7"), Some("epoch 0"))),
+            (&["Epoch 0"], &began, resume(None, Some("epoch 0"), Some("epoch 0"))),
+            (&["loading", "Epoch 5"], &reached, resume(Some(true), Some("epoch 7"), Some("epoch 5"))),
+            (&["Epoch 5"], &Progress::default(), resume(Some(true), None, Some("epoch 5"))),
+            // What the first round never printed has nothing to be compared with.
+            (&["warm-up step 3", "Epoch 5"], &reached, resume(Some(true), Some("epoch 7"), Some("epoch 5"))),
+        ] {
+            assert_eq!(judge(&began, reached, &output(lines)), wanted, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn the_median_of_two_times_is_their_mean() {
+        let kill = |lost| Kill {
+            kind: KillKind::Rank,
+            ranks: vec![0],
+            at: Duration::ZERO,
+            restarted: Some(Duration::ZERO),
+            first_line: Some(Duration::from_millis(lost)),
+            resume: Resume::default(),
+        };
+        let median = |lost: &[u64]| {
+            let kills = lost.iter().map(|lost| kill(*lost)).collect();
+            Report { seed: 0, kills, duration: Duration::from_secs(9) }.median_lost().map(|time| time.as_millis())
+        };
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[50]), Some(50));
+        assert_eq!(median(&[900, 100]), Some(500));
+        assert_eq!(median(&[900, 100, 200]), Some(200));
     }
 }

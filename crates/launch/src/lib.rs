@@ -12,7 +12,7 @@
 //! | `seek`, `scout`, `contact`, [`post`] | in an elastic job: finding, and becoming, another coordinator |
 //! | `attempt`, `worker`, [`environment`], [`numa`] | starting workers and noticing their end |
 //! | `spares`, `spare`, `archive`, `priority` | workers that have imported ahead, for the next start |
-//! | [`drill`] | kills ranks on purpose, and measures how the job comes back |
+//! | [`drill`] | kills ranks on purpose, and records whether the job resumes |
 //! | `output`, [`logs`], [`fold`], `terminal` | where their output goes |
 //! | [`guardian`] | ends the workers if the launcher is killed |
 //! | `hang` | where ranks write down what they do, and who looks at it when nothing moves |

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::console::{Console, Note};
+use crate::drill::progress::Progress;
 use crate::fold::{Fold, Folded, describe_ranks};
 use crate::logs::{AttemptDirectory, Destination, LogPolicy, Stream, WorkerFiles};
 use crate::terminal;
@@ -30,8 +31,6 @@ const MAX_HELD_BYTES: usize = 64 << 10;
 /// How many last lines are kept of each stream, and how much of each: enough for a traceback with what it was caused by.
 const KEPT_LINES: usize = 120;
 const KEPT_LINE_BYTES: usize = 2 << 10;
-/// How many first lines tell one beginning from another.
-const OPENING_LINES: usize = 4;
 /// How much is read from one stream before the others get their turn.
 const READ_BYTES: usize = 64 << 10;
 
@@ -43,9 +42,10 @@ pub(crate) struct Output {
     folds: Option<BTreeMap<Stream, Fold>>,
     duplicates: BTreeMap<Stream, Duplicates>,
     buffer: Vec<u8>,
-    /// When the first worker wrote something, and the first lines that the first of them wrote.
+    /// When the first worker wrote something.
     first: Option<Instant>,
-    opening: Vec<Vec<u8>>,
+    /// How far local rank 0 is, by what it prints, if anybody wants to know.
+    progress: Option<Progress>,
 }
 
 /// Lines that are also written to a file of their own.
@@ -90,7 +90,7 @@ impl Output {
             duplicates,
             buffer: vec![0; READ_BYTES],
             first: None,
-            opening: Vec::new(),
+            progress: None,
         })
     }
 
@@ -220,8 +220,8 @@ impl Output {
         let capture = &mut self.captures[index];
         let start = !std::mem::replace(&mut capture.mid_line, false);
         keep(&mut capture.last_lines, line, start);
-        if capture.local_rank == 0 && capture.stream == Stream::Out && self.opening.len() < OPENING_LINES {
-            self.opening.push(line[..line.len().min(KEPT_LINE_BYTES)].to_vec());
+        if let Some(progress) = self.progress.as_mut().filter(|_| capture.local_rank == 0) {
+            progress.line(line);
         }
         let prefix = if start { capture.prefix.as_bytes() } else { b"" };
         if let Some(duplicates) = self.duplicates.get_mut(&capture.stream).filter(|_| capture.file.is_some()) {
@@ -312,9 +312,14 @@ impl Output {
         }
     }
 
-    /// When the first worker wrote something, and how the output of the first worker began.
-    pub(crate) fn opening(&self) -> Option<(Instant, &[Vec<u8>])> {
-        Some((self.first?, self.opening.as_slice()))
+    /// Follows how far local rank 0 is from now on.
+    pub(crate) fn follow_progress(&mut self) {
+        self.progress = Some(Progress::default());
+    }
+
+    /// When the first worker wrote something, and how far local rank 0 is.
+    pub(crate) fn progress(&self) -> Option<(Instant, &Progress)> {
+        Some((self.first?, self.progress.as_ref()?))
     }
 
     /// The last lines a worker wrote: of stderr if there are any, else of stdout.

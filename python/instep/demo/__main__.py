@@ -21,7 +21,7 @@ from pathlib import Path
 
 from instep import _binary
 from instep.demo.console import Console
-from instep.demo.events import EVENTS_FILE, Event, EventReader
+from instep.demo.events import EVENTS_FILE, WAIT_TO_BE_KILLED, Event, EventReader
 from instep.demo.search import RANKS, SLOTS, TRIALS, Outcome, Search, SearchError
 from instep.demo.tracking import DATABASE, Client, OwnMaster, Run, TrackingError
 
@@ -33,6 +33,13 @@ PACE_S = 0.15
 DEADLINE_S = 300.0
 POLL_INTERVAL_S = 0.02
 STOP_TIMEOUT_S = 10.0
+# The first optimizer imports torch._dynamo, which takes as long as torch itself.
+PRELOADED = "torch,torch._dynamo"
+# Spare interpreters import torch one after another, at low priority; the demo does not wait longer for them.
+SPARES_TIMEOUT_S = 150.0
+# What `instep run --preload` says when its spares are ready, and when there will be none.
+SPARES_READY = "the next restart skips the imports"
+NO_SPARES = "--preload has no effect"
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,14 @@ class Options:
 class Record:
     """What happened, pieced together from the ranks' events and our own doings."""
 
+    victim_waits: Event | None = None  # in the epoch in which it is to be killed
     killed_at: float | None = None
+    warm: bool = False  # spare interpreters were ready when the rank was killed
     kill_epoch: int | None = None
     resumed_epoch: int | None = None
     recovered_at: float | None = None
     restarts: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (attempt, epoch), as rank 0 began them
-    pids: dict[tuple[int, int], int] = field(default_factory=dict)  # (attempt, rank) -> process id
     losses: dict[int, float] = field(default_factory=dict)  # rank -> final loss
     recorded: int | None = None  # points of the loss that the master has
 
@@ -78,15 +86,15 @@ class Demo:
         self._master: OwnMaster | None = None
         self._run: Run | None = None
         self._outcome: Outcome | None = None
+        self._spares_ready = threading.Event()
+        self._no_more_spares = threading.Event()
 
     def run(self) -> str | None:
         """Play the whole story; return what went wrong, if anything did."""
         what = "a small MLP with torch" if self._options.with_torch else "a tiny MLP in plain Python"
         self._console.narrate(f"training {what} on {self._options.ranks} CPU ranks for {TOTAL_EPOCHS} epochs")
         if self._options.with_torch:
-            self._console.plain(
-                "    (every rank imports torch first, which takes a few seconds, and again after a restart)"
-            )
+            self._console.plain("    (first, each rank imports torch, which takes a few seconds)")
         began = time.monotonic()
         try:
             problem = self._first_act()
@@ -112,7 +120,7 @@ class Demo:
     def _second_act(self) -> str | None:
         """A search on slots of our own, whoever recorded the first act."""
         if not self._options.with_torch:
-            self._console.plain("    (the second act, a search with two ranks a trial, needs torch: left out)")
+            self._console.plain("    (skipping the second part, a hyperparameter search: it needs torch)")
             return None
         self._console.narrate(
             f"searching with adaptive_asha: {TRIALS} trials of {RANKS} DDP ranks each, on {SLOTS} slots"
@@ -134,7 +142,7 @@ class Demo:
     def _begin_recording(self) -> None:
         client = Client.of_environment() or Client(self._own_master().address)
         self._run = Run(client, self._options.ranks)
-        self._console.narrate(f"its loss is drawn at {client.page(self._run.experiment)}")
+        self._console.narrate(f"watch its loss at {client.page(self._run.experiment)}")
 
     def _end_recording(self, *, well: bool) -> None:
         if self._run is not None:
@@ -146,18 +154,19 @@ class Demo:
             work()
         except TrackingError as error:
             self._run = None
-            self._console.plain(f"    (nothing more is recorded: {error})")
+            self._console.plain(f"    (the loss is no longer recorded: {error})")
 
     def _run_job(self) -> int | None:
         """Start `instep run` and follow it to its end; None when it did not end in time."""
         module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"
         launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
+        launch += [f"--preload={PRELOADED}"] if self._preloads else []
         script = ["-m", module, f"--total-epochs={TOTAL_EPOCHS}", f"--save-every={SAVE_EVERY}", f"--pace={PACE_S}"]
         self._console.job_output(f"$ instep {' '.join([*launch, *script])}")
         process = subprocess.Popen(
             [launcher(), *launch, *script],
             cwd=self._folder,
-            env=worker_environment(),
+            env=self._job_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -179,27 +188,51 @@ class Demo:
             pump.join()
             self._follow()
 
+    @property
+    def _preloads(self) -> bool:
+        """Whether spare interpreters are worth their memory: there will be a restart, and torch is slow to import."""
+        return self._options.with_torch and self._options.kill
+
+    def _job_environment(self) -> dict[str, str]:
+        held = {WAIT_TO_BE_KILLED: f"{self._options.victim}:{KILL_AT_EPOCH}"} if self._options.kill else {}
+        return {**worker_environment(), **held}
+
     def _pass_output_on(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self._console.job_output(line.rstrip("\n"))
+            if SPARES_READY in line:
+                self._spares_ready.set()
+            elif NO_SPARES in line:
+                self._no_more_spares.set()
 
     def _follow(self) -> None:
         """Take in what the ranks reported since the last look, and act on it."""
         for event in self._events.new_events():
             self._on(event)
+        waiting = self._record.victim_waits
+        # Rank 0 tells how far the job is: it, too, has come to this epoch.
+        all_there = (0, KILL_AT_EPOCH) in self._record.epochs
+        if waiting is not None and all_there and self._record.killed_at is None and self._time_to_kill(waiting):
+            self._kill(waiting)
+
+    def _time_to_kill(self, waiting: Event) -> bool:
+        """Whether the restart will be as fast as it can be, or we have waited long enough for that."""
+        overdue = time.monotonic() > waiting.at + SPARES_TIMEOUT_S
+        return not self._preloads or self._spares_ready.is_set() or self._no_more_spares.is_set() or overdue
 
     def _on(self, event: Event) -> None:
         record = self._record
         if event.kind == "started":
-            record.pids[event.attempt, event.rank] = event.pid
             if event.attempt > record.restarts:
                 record.restarts = event.attempt
-                self._console.narrate(f"instep stopped the others and restarts all {self._options.ranks}")
+                self._console.narrate(f"instep stopped the other ranks and restarts all {self._options.ranks}")
                 if self._run is not None:
                     self._tracked(self._run.start)
         elif event.kind == "finished":
             record.losses[event.rank] = event.loss
+        elif event.kind == "epoch":
+            self._on_epoch(event)
         elif event.rank != 0:
             return
         elif event.kind == "resumed":
@@ -210,19 +243,24 @@ class Demo:
             self._tracked(lambda: run.report(event.epoch, event.loss))
         elif event.kind == "step" and event.attempt > 0 and record.recovered_at is None:
             record.recovered_at = event.at
-        elif event.kind == "epoch":
-            record.epochs.append((event.attempt, event.epoch))
-            if self._options.kill and record.killed_at is None and event.epoch == KILL_AT_EPOCH:
-                self._kill(event)
+
+    def _on_epoch(self, event: Event) -> None:
+        if event.rank == 0:
+            self._record.epochs.append((event.attempt, event.epoch))
+        to_be_killed = self._options.kill and (event.attempt, event.rank) == (0, self._options.victim)
+        if to_be_killed and event.epoch == KILL_AT_EPOCH:
+            self._record.victim_waits = event
+            if not self._time_to_kill(event):
+                self._console.narrate("waiting for spare interpreters, which import torch for the restart (--preload)")
 
     def _kill(self, event: Event) -> None:
         """Be the failing machine."""
         victim = self._options.victim
-        pid = self._record.pids[event.attempt, victim]
-        self._console.narrate(f"killing rank {victim} (pid {pid}, SIGKILL) on purpose at epoch {event.epoch}")
+        self._console.narrate(f"killing rank {victim} (pid {event.pid}, SIGKILL) on purpose at epoch {event.epoch}")
         self._record.killed_at = time.monotonic()
+        self._record.warm = self._spares_ready.is_set()
         self._record.kill_epoch = event.epoch
-        os.kill(pid, signal.SIGKILL)
+        os.kill(event.pid, signal.SIGKILL)
 
     def _problem(self, status: int | None) -> str | None:
         """The first thing that is not as it should be."""
@@ -247,10 +285,11 @@ class Demo:
         if record.killed_at is not None:
             kills = f"1 (rank {options.victim}, SIGKILL)"
             if record.resumed_epoch is not None and record.kill_epoch is not None:
-                epochs += f" (from {record.resumed_epoch} on again after the kill in {record.kill_epoch})"
+                epochs += f" (killed in epoch {record.kill_epoch}, resumed at epoch {record.resumed_epoch})"
         rows = [("ranks", str(options.ranks)), ("epochs", epochs), ("kills", kills), ("restarts", str(record.restarts))]
         if record.killed_at is not None and record.recovered_at is not None:
-            rows.append(("kill to first step after restart", f"{record.recovered_at - record.killed_at:.2f} s"))
+            ahead = ", with torch imported ahead" if record.warm else ""
+            rows.append(("kill to first step after restart", f"{record.recovered_at - record.killed_at:.2f} s{ahead}"))
         rows += [("final loss", f"{record.losses[0]:.6f}, the same on every rank"), ("took", f"{seconds:.1f} s")]
         if self._run is not None and record.recorded is not None:
             rows.append(("recorded", f"{record.recorded} points of the loss, experiment {self._run.experiment}"))

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 EVENTS_FILE = "events.jsonl"
+# RANK:EPOCH. That rank waits there, in the first attempt, for the demo to kill it.
+WAIT_TO_BE_KILLED = "INSTEP_DEMO_WAIT_TO_BE_KILLED"
+WAIT_S = 300.0
 
 Kind = Literal[
     "started",  # the process runs; `pid` is its process id
@@ -61,6 +64,12 @@ class Reporter:
         event = Event(kind, self.rank, self.attempt, time.monotonic(), os.getpid(), epoch, loss)
         with Path(EVENTS_FILE).open("ab", buffering=0) as file:
             file.write(json.dumps(asdict(event)).encode() + b"\n")
+
+    def begin(self, epoch: int) -> None:
+        """Report that an epoch begins; the rank that the demo kills goes no further, however late the kill comes."""
+        self.report("epoch", epoch=epoch)
+        if self.attempt == 0 and os.environ.get(WAIT_TO_BE_KILLED) == f"{self.rank}:{epoch}":
+            time.sleep(WAIT_S)
 
 
 class EventReader:

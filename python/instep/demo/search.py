@@ -134,7 +134,7 @@ class Search:
         """Create the search and follow it to its end."""
         self._write()
         experiment = self._create(launcher, environment)
-        self._console.narrate(f"its trials are drawn at {self._client.page(experiment)}")
+        self._console.narrate(f"watch its trials at {self._client.page(experiment)}")
         state = self._follow(experiment)
         trials = self._trials(experiment)
         if state != "STATE_COMPLETED":

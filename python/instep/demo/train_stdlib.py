@@ -152,7 +152,7 @@ def train(*, total_epochs: int, save_every: int, pace_s: float) -> None:
         reporter.report("resumed", epoch=epochs_run)
     for epoch in range(epochs_run, total_epochs):
         next_epoch_at = time.monotonic() + pace_s
-        reporter.report("epoch", epoch=epoch)
+        reporter.begin(epoch)
         mine = shard(samples, epoch=epoch, reporter=reporter)
         for step in range(STEPS_PER_EPOCH):
             gradient = exchange.average(model.gradient(mine[step::STEPS_PER_EPOCH]))

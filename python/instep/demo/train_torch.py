@@ -75,7 +75,7 @@ def train(reporter: Reporter, *, total_epochs: int, save_every: int, pace_s: flo
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     for epoch in range(epochs_run, total_epochs):
         next_epoch_at = time.monotonic() + pace_s
-        reporter.report("epoch", epoch=epoch)
+        reporter.begin(epoch)
         sampler.set_epoch(epoch)
         for step, (features, targets) in enumerate(loader):
             optimizer.zero_grad()

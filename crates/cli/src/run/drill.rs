@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use instep_launch::Outcome;
-use instep_launch::drill::{Beginning, Blow, BlowKind, Report};
+use instep_launch::drill::{Kill, KillKind, Report, Resume};
 use instep_launch::fold::describe_ranks;
 use serde_json::{Value, json};
 
@@ -25,51 +25,57 @@ pub(super) fn show(outcome: &Outcome, file: Option<&Path>) -> anyhow::Result<()>
 fn table(report: &Report, success: bool) -> String {
     let length = report.duration.as_secs_f64();
     let mut text = format!("\n{}", paint("1", &format!("drill, seed {}, {length:.1} s", report.seed)));
-    if report.blows.is_empty() {
-        return text + ": the job ended before the first blow\nhint: give a shorter time, such as kill-rank=5s\n";
+    if report.kills.is_empty() {
+        return text + ": the job ended before the first kill\nhint: choose a shorter time, such as kill-rank=5s\n";
     }
-    text.push_str("\n      at  killed            started again  first line   where it began\n");
-    for blow in &report.blows {
+    text.push_str("\n      at  killed             restarted  first line   resumed\n");
+    for kill in &report.kills {
         text.push_str(&format!(
-            "{:>6.1} s  {:<16} {:>14}  {:>10}   {}\n",
-            blow.at.as_secs_f64(),
-            describe_ranks(&blow.ranks),
-            blow.restarted.map_or("never".to_owned(), after),
-            blow.first_line.map_or("none".to_owned(), after),
-            match blow.beginning {
-                Beginning::Elsewhere => "not where the first round did",
-                Beginning::TheStart => "at the beginning again",
-                Beginning::Unknown => "cannot be told",
-            },
+            "{:>6.1} s  {:<16} {:>11}  {:>10}   {}\n",
+            kill.at.as_secs_f64(),
+            describe_ranks(&kill.ranks),
+            kill.restarted.map_or("never".to_owned(), after),
+            kill.first_line.map_or("none".to_owned(), after),
+            resumed(&kill.resume),
         ));
     }
     text.push_str(&verdict(report, success));
     text
 }
 
+fn resumed(resume: &Resume) -> String {
+    let before = resume.before.as_ref().map(|before| format!(", killed at {before}")).unwrap_or_default();
+    match (resume.resumed, &resume.after) {
+        (_, None) => "unknown: no step or epoch printed".to_owned(),
+        (Some(true), Some(after)) => format!("yes: at {after}{before}"),
+        (Some(false), Some(after)) => format!("no: at {after} again{before}"),
+        (None, Some(after)) => format!("unknown: at {after}{before}"),
+    }
+}
+
 /// What it means, in sentences.
 fn verdict(report: &Report, success: bool) -> String {
-    let (struck, back) = (report.blows.len(), report.came_back());
+    let (kills, restarts) = (report.kills.len(), report.restarts());
+    let unknown = report.kills.iter().filter(|kill| kill.resume.resumed.is_none()).count();
     let mut text = format!(
-        "came back {back} of {struck} times{}; {:.1} % of the time at work\n",
-        median(report).map(|lost| format!(", {} on average (median)", after(lost))).unwrap_or_default(),
+        "restarted after {restarts} of {kills} kills, resumed after {}{}; {}{:.1} % of the time at work\n",
+        report.resumes(),
+        if unknown > 0 { format!(" ({unknown} unknown)") } else { String::new() },
+        report.median_lost().map(|lost| format!("median {} to the first line; ", after(lost))).unwrap_or_default(),
         100.0 * report.at_work(),
     );
     if !success {
-        let why = if back < struck { "the job never came back from the last blow" } else { "the job did not succeed" };
+        let why = if restarts < kills { "the job did not restart after the last kill" } else { "the job failed" };
         text.push_str(&format!("{} {why}\n", paint("31;1", "not restartable:")));
     }
-    if report.blows.iter().any(|blow| blow.beginning == Beginning::TheStart) {
-        let hint = "the first lines after a restart were those of the first start: does the script load its snapshot?";
-        text.push_str(&format!("{} {hint}\n", paint("36", "hint:")));
-    }
-    text
-}
-
-fn median(report: &Report) -> Option<Duration> {
-    let mut lost: Vec<Duration> = report.blows.iter().filter_map(Blow::lost).collect();
-    lost.sort();
-    lost.get(lost.len() / 2).copied()
+    let hint = if report.kills.iter().any(|kill| kill.resume.resumed == Some(false)) {
+        "the job started over: does the script load its snapshot, and save one often enough?"
+    } else if report.kills.iter().all(|kill| kill.resume.after.is_none()) {
+        "print the step or the epoch (`step 17`) on rank 0, to see whether the job resumes"
+    } else {
+        return text;
+    };
+    text + &format!("{} {hint}\n", paint("36", "hint:"))
 }
 
 fn after(time: Duration) -> String {
@@ -84,26 +90,26 @@ fn as_json(report: &Report, success: bool) -> Value {
         "seed": report.seed,
         "duration_seconds": report.duration.as_secs_f64(),
         "succeeded": success,
-        "came_back": report.came_back(),
+        "restarts": report.restarts(),
+        "resumes": report.resumes(),
+        "median_first_line_after_seconds": report.median_lost().map(|time| time.as_secs_f64()),
         "share_at_work": report.at_work(),
-        "blows": report.blows.iter().map(blow).collect::<Vec<_>>(),
+        "kills": report.kills.iter().map(kill).collect::<Vec<_>>(),
     })
 }
 
-fn blow(blow: &Blow) -> Value {
+fn kill(kill: &Kill) -> Value {
     json!({
-        "kind": match blow.kind {
-            BlowKind::Rank => "kill-rank",
-            BlowKind::Node => "kill-node",
+        "kind": match kill.kind {
+            KillKind::Rank => "kill-rank",
+            KillKind::Node => "kill-node",
         },
-        "ranks": blow.ranks,
-        "at_seconds": blow.at.as_secs_f64(),
-        "restarted_after_seconds": blow.restarted.map(|time| time.as_secs_f64()),
-        "first_line_after_seconds": blow.first_line.map(|time| time.as_secs_f64()),
-        "began": match blow.beginning {
-            Beginning::Elsewhere => Some("elsewhere"),
-            Beginning::TheStart => Some("at the start"),
-            Beginning::Unknown => None,
-        },
+        "ranks": kill.ranks,
+        "at_seconds": kill.at.as_secs_f64(),
+        "restarted_after_seconds": kill.restarted.map(|time| time.as_secs_f64()),
+        "first_line_after_seconds": kill.first_line.map(|time| time.as_secs_f64()),
+        "resumed": kill.resume.resumed,
+        "progress_before": kill.resume.before,
+        "progress_after": kill.resume.after,
     })
 }

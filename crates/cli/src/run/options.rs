@@ -196,7 +196,7 @@ pub(crate) struct RunArguments {
     /// Kill ranks on purpose, at random with these mean times, and report: kill-rank=60s,kill-node=5m,seed=7,times=3
     #[arg(long, value_name = "SETTINGS", help_heading = "Drill")]
     drill: Option<String>,
-    /// Write what the drill found to this file
+    /// Write the drill's report to this file as JSON
     #[arg(long, alias = "drill_json", value_name = "FILE", requires = "drill", help_heading = "Drill")]
     drill_json: Option<PathBuf>,
     /// Every worker sees one GPU and has LOCAL_RANK 0

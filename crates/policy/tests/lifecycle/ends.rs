@@ -152,7 +152,9 @@ fn an_error_of_the_search_ends_everything() {
             "kill 1"
         ]
     );
-    let Effect::ExperimentState { why, .. } = &effects[0] else { panic!("{effects:?}") };
+    let Effect::Note { text, .. } = &effects[0] else { panic!("{effects:?}") };
+    assert_eq!(text, "the experiment fails: no such metric", "in the log of the trial that reported");
+    let Effect::ExperimentState { why, .. } = &effects[1] else { panic!("{effects:?}") };
     assert_eq!(why, "its search encountered error: no such metric");
     let effects = life.on(Event::Ended { run: run("r2", 1), end: End::Killed });
     assert_eq!(brief(&effects), ["trial Error", "experiment Error", "collect"]);

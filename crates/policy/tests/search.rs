@@ -410,11 +410,11 @@ fn a_large_search_restored_now_and_then_goes_on_the_same() {
 
 /// Warnings in a list of actions: whose, and what.
 fn warned(actions: &[Action]) -> Vec<(&str, &str)> {
-    let one = |action| match action {
-        &Action::Warn { ref request, ref text } => Some((request.as_str(), text.as_str())),
+    let warnings = actions.iter().filter_map(|action| match action {
+        Action::Warn { request, text } => Some((request.as_str(), text.as_str())),
         _ => None,
-    };
-    actions.iter().filter_map(one).collect()
+    });
+    warnings.collect()
 }
 
 #[test]

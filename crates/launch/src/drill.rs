@@ -5,7 +5,7 @@
 //! They come only while a round runs and its ranks have begun, and never more of them than `times`, so that the drill
 //! itself does not use up the restarts.
 //!
-//! Whether a job resumed is judged by the steps and epochs that the node's first rank prints ([`progress`]): after a
+//! Whether a job resumed is judged by the steps and epochs that the node's first rank prints (`progress`): after a
 //! restart they must be later than those with which the job began. A job that prints none is not judged.
 
 pub(crate) mod progress;

@@ -29,7 +29,7 @@ use instep_launch::guardian;
 #[derive(Debug, Parser)]
 #[command(name = "instep", version, max_term_width = 100, infer_subcommands = false)]
 #[command(
-    after_help = "Every torchrun command line works as `instep run ...`.\n`instep -m ADDRESS COMMAND` works as with \
+    after_help = "torchrun's command lines work as `instep run ...`.\n`instep -m ADDRESS COMMAND` works as with \
                         Determined's `det`."
 )]
 struct Cli {

@@ -1,9 +1,11 @@
 //! Why a task failed, from the summary that our launcher leaves, and where people find its logs.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use serde_json::Value;
 
 use crate::order::TaskOrder;
@@ -19,8 +21,12 @@ const LONGEST_SENTENCE: usize = 400;
 
 /// What a launcher says went wrong: the rank that caused it, and its exception.
 pub fn read(summary: &Path) -> Option<String> {
+    // The task may have put anything there: a pipe must not keep us waiting.
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(summary).ok()?;
+    file.metadata().ok().filter(std::fs::Metadata::is_file)?;
     let mut bytes = Vec::new();
-    File::open(summary).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
     sentence(&serde_json::from_slice(&bytes).ok()?)
 }
 
@@ -33,7 +39,9 @@ fn sentence(summary: &Value) -> Option<String> {
         (Some(rank), Some(message)) if failed_itself => format!("rank {rank}: {message}"),
         _ => summary.get("cause").or(summary.get("reason"))?.as_str()?.to_owned(),
     };
-    Some(sentence.chars().take(LONGEST_SENTENCE).collect())
+    // On one line: what a task says must not look like our own next line.
+    let plain = |letter: char| if letter.is_control() { ' ' } else { letter };
+    Some(sentence.chars().map(plain).take(LONGEST_SENTENCE).collect())
 }
 
 /// The command that shows what a task wrote.
@@ -46,7 +54,7 @@ pub fn command_for_logs(order: &TaskOrder) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::sentence;
+    use super::{read, sentence};
     use serde_json::json;
 
     #[test]
@@ -64,5 +72,18 @@ mod tests {
         }
         assert_eq!(sentence(&json!({"reason": "no port"})).as_deref(), Some("no port"));
         assert_eq!(sentence(&json!(3)), None);
+        let forged = json!({"cause": "x\nhint: \u{1b}[2Jrun this"});
+        assert_eq!(sentence(&forged).as_deref(), Some("x hint:  [2Jrun this"));
+    }
+
+    #[test]
+    fn a_pipe_or_a_link_in_place_of_the_summary_is_no_summary() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, link, file) = (folder.path().join("pipe"), folder.path().join("link"), folder.path().join("file"));
+        std::fs::write(&file, r#"{"reason": "no port"}"#).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert_eq!((read(&pipe), read(&link)), (None, None));
+        assert_eq!(read(&file).as_deref(), Some("no port"));
     }
 }

@@ -33,6 +33,7 @@ struct Stream {
     reader: File,
     writer: File,
     cutter: Cutter,
+    noticed: Noticed,
 }
 
 impl Stream {
@@ -46,7 +47,7 @@ impl Stream {
         let flags = (OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits();
         let reader = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path)?;
         let writer = OpenOptions::new().write(true).open(&path)?;
-        Ok(Stream { name, reader, writer, cutter: Cutter::default() })
+        Ok(Stream { name, reader, writer, cutter: Cutter::default(), noticed: Noticed::default() })
     }
 }
 
@@ -56,7 +57,6 @@ pub struct Output {
     /// What all lines of this task have in common.
     label: LogRecord,
     spool: Spool,
-    noticed: Noticed,
 }
 
 /// What lines of output tell about a failure.
@@ -66,7 +66,7 @@ struct Noticed {
     missing_module: Option<String>,
     /// A traceback has begun, and its exception has not come yet.
     in_traceback: bool,
-    /// The last exception that was not caught.
+    /// The last exception with a traceback.
     exception: Option<String>,
 }
 
@@ -82,7 +82,8 @@ impl Noticed {
             self.in_traceback = true;
         } else if self.in_traceback && !text.is_empty() && !text.starts_with(' ') {
             self.in_traceback = false;
-            self.exception = Some(text.chars().take(LONGEST_EXCEPTION).collect());
+            let plain = |letter: char| if letter.is_control() { ' ' } else { letter };
+            self.exception = Some(text.chars().map(plain).take(LONGEST_EXCEPTION).collect());
         }
     }
 }
@@ -99,7 +100,7 @@ impl Output {
             ..LogRecord::default()
         };
         let streams = [Stream::open(pipes, "stdout")?, Stream::open(pipes, "stderr")?];
-        Ok(Output { streams, label, spool: Spool::start(spool, client)?, noticed: Noticed::default() })
+        Ok(Output { streams, label, spool: Spool::start(spool, client)? })
     }
 
     /// Where a program writes to.
@@ -128,7 +129,7 @@ impl Output {
             let mut chunk = vec![0; CHUNK];
             let Ok(count @ 1..) = stream.reader.read(&mut chunk) else { continue };
             any = true;
-            let (name, label, noticed) = (stream.name, &self.label, &mut self.noticed);
+            let (name, label, noticed) = (stream.name, &self.label, &mut stream.noticed);
             stream.cutter.push(&chunk[..count], |line| records.push(record(label, name, line, noticed)));
         }
         self.append(&records);
@@ -144,7 +145,7 @@ impl Output {
         }
         let mut records = Vec::new();
         for stream in &mut self.streams {
-            let (name, label, noticed) = (stream.name, &self.label, &mut self.noticed);
+            let (name, label, noticed) = (stream.name, &self.label, &mut stream.noticed);
             stream.cutter.close(|line| records.push(record(label, name, line, noticed)));
         }
         self.append(&records);
@@ -168,12 +169,12 @@ impl Output {
 
     /// A module that Python did not find.
     pub fn missing_module(&self) -> Option<&str> {
-        self.noticed.missing_module.as_deref()
+        self.streams.iter().find_map(|stream| stream.noticed.missing_module.as_deref())
     }
 
-    /// The last exception that a Python program ended with.
+    /// The last exception that a Python program printed.
     pub fn exception(&self) -> Option<&str> {
-        self.noticed.exception.as_deref()
+        self.streams.iter().rev().find_map(|stream| stream.noticed.exception.as_deref())
     }
 
     /// Delivers what is left, for at most so long. Gives the bytes that were not.

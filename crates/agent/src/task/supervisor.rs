@@ -255,11 +255,11 @@ impl Supervisor {
         let code = self.run_program(command, &all, place)?;
         drop(watch);
         self.explain(code);
+        if code == 0 {
+            return Err(Ended::Code(code));
+        }
         let why = failure::read(&summary).or_else(|| self.output.exception().map(str::to_owned));
-        Err(match why.filter(|_| code != 0) {
-            Some(why) => Ended::Because(code, why),
-            None => Ended::Code(code),
-        })
+        Err(why.map_or(Ended::Code(code), |why| Ended::Because(code, why)))
     }
 
     /// Says what to do about ends that have a usual cause.

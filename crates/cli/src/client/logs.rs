@@ -9,7 +9,7 @@ use crate::console;
 /// Which lines are wanted.
 #[derive(Debug, Default, Args)]
 pub(crate) struct LogArguments {
-    /// Wait for further lines until the trial ends
+    /// Wait for further lines until the end
     #[arg(short, long)]
     follow: bool,
     /// Only the first N lines

@@ -7,7 +7,7 @@ use instep_api::states::State;
 use instep_api::trials::{Trial, TrialsResponse};
 use instep_client::{Client, Query};
 
-use super::{api, shown};
+use super::{api, shown, table};
 use crate::report::Hinted;
 
 /// How many last lines of a failed trial are shown.
@@ -46,7 +46,7 @@ pub(super) fn not_completed(client: &Client, experiment: &Experiment, with_lines
 pub(super) fn reason(client: &Client, trial: &Trial) -> Option<String> {
     let task: TaskResponse = client.get(&api(&["tasks", &trial.task_id])).ok()?;
     let last = task.task.allocations.into_iter().max_by(|a, b| a.end_time.cmp(&b.end_time))?;
-    last.exit_reason.filter(|reason| !reason.is_empty())
+    last.exit_reason.filter(|reason| !reason.is_empty()).map(|reason| table::on_one_line(&reason))
 }
 
 /// The last lines of the rank that a reason names, else of all.
@@ -55,7 +55,7 @@ fn last_lines(client: &Client, trial: &Trial, why: &str) -> anyhow::Result<Vec<S
     let query = Query::new().with("limit", LAST_LINES).with("orderBy", "ORDER_BY_DESC").with_some("rankIds", rank);
     let mut lines = Vec::new();
     for line in client.stream::<ShownLine>(&format!("/api/v1/trials/{}/logs{query}", trial.id), None)? {
-        lines.push(line?.log.trim_end().to_owned());
+        lines.push(table::on_one_line(line?.log.trim_end()));
     }
     lines.reverse();
     Ok(lines)

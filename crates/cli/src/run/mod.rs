@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use instep_launch::{Plan, PlanError, plan, supervisor};
 
+use self::summary::Summaries;
 use crate::console::TerminalConsole;
 use crate::report::{self, Hinted};
 
@@ -52,9 +53,7 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
         return Ok(ExitCode::SUCCESS);
     }
     missing_script(&plan)?;
-    if let Some(path) = &own.summary_json {
-        summary::prepare(path)?;
-    }
+    let summaries = Summaries::new(own.summary_json)?;
     let mut console = TerminalConsole::new(!own.no_status);
     for warning in &plan.warnings {
         console.warn(warning);
@@ -65,9 +64,7 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
         Ok(outcome) => outcome,
         Err(error) => {
             let (reason, hint) = (report::chain(&error), error.hint());
-            if let Some(path) = &own.summary_json {
-                summary::write_reason(path, &plan, &reason)?;
-            }
+            summaries.write(&summary::of_reason(&plan, &reason), &mut console)?;
             return Err(Hinted::new(reason, hint).into());
         }
     };
@@ -76,9 +73,7 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
         report::failure(&plan, &outcome);
         summary::pass_on_error_file(&outcome);
     }
-    if let Some(path) = &own.summary_json {
-        summary::write(path, &plan, &outcome)?;
-    }
+    summaries.write(&summary::of_outcome(&plan, &outcome), &mut console)?;
     Ok(exit_code(&outcome, own.propagate_exit_code))
 }
 

@@ -299,14 +299,7 @@ pub(crate) struct RunArguments {
     #[arg(long, alias = "no_status", help_heading = "Output")]
     no_status: bool,
     /// Write what happened to this file when the run ends
-    #[arg(
-        long,
-        alias = "summary_json",
-        value_name = "FILE",
-        env = "INSTEP_SUMMARY_JSON",
-        hide_env = true,
-        help_heading = "Output"
-    )]
+    #[arg(long, alias = "summary_json", value_name = "FILE", help_heading = "Output")]
     summary_json: Option<PathBuf>,
     /// Show what would be started, and start nothing; --dry-run=json for programs
     #[arg(long, alias = "dry_run", value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text", hide_possible_values = true, help_heading = "Output")]

@@ -9,31 +9,53 @@ use instep_launch::Outcome;
 use instep_launch::{Plan, environment, failure};
 use serde_json::{Value, json};
 
+use crate::console::TerminalConsole;
 use crate::report::Hinted;
 
-/// Finds out before the run whether the file can be written: at its end it would be too late.
-pub(super) fn prepare(path: &Path) -> anyhow::Result<()> {
+/// Where the agent that runs a task wants to find how it went.
+const WELCOME_AT: &str = "INSTEP_SUMMARY_JSON";
+
+/// Who wants a summary: the user, and the agent that started us, which can do without.
+pub(super) struct Summaries {
+    wanted: Option<PathBuf>,
+    welcome: Option<PathBuf>,
+}
+
+impl Summaries {
+    /// Finds out before the run whether the file that the user wants can be written: at its end it would be too late.
+    pub(super) fn new(wanted: Option<PathBuf>) -> anyhow::Result<Summaries> {
+        wanted.as_deref().map(prepare).transpose()?;
+        let welcome = std::env::var_os(WELCOME_AT).filter(|path| !path.is_empty()).map(PathBuf::from);
+        Ok(Summaries { wanted, welcome })
+    }
+
+    pub(super) fn write(&self, summary: &Value, console: &mut TerminalConsole) -> anyhow::Result<()> {
+        if let Some(path) = &self.welcome
+            && let Err(error) = replace(path, summary)
+        {
+            console.warn(&format!("{error:#}"));
+        }
+        self.wanted.as_deref().map_or(Ok(()), |path| replace(path, summary))
+    }
+}
+
+fn prepare(path: &Path) -> anyhow::Result<()> {
     fs::OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(|cause| {
         let message = format!("cannot write the summary to {}: {cause}", path.display());
         Hinted::new(message, "give --summary-json a file in a directory that exists and that you may write to").into()
     })
 }
 
-pub(super) fn write(path: &Path, plan: &Plan, outcome: &Outcome) -> anyhow::Result<()> {
-    replace(path, &as_json(plan, outcome))
-}
-
 /// The summary of a run that never began: what was to be started, and why it was not.
-pub(super) fn write_reason(path: &Path, plan: &Plan, reason: &str) -> anyhow::Result<()> {
-    let summary = json!({
+pub(super) fn of_reason(plan: &Plan, reason: &str) -> Value {
+    json!({
         "outcome": "failed",
         "reason": reason,
         "program": plan.program_name,
         "run_id": plan.job.run_id,
         "rounds": 0,
         "failures": [],
-    });
-    replace(path, &summary)
+    })
 }
 
 fn replace(path: &Path, summary: &Value) -> anyhow::Result<()> {
@@ -44,7 +66,7 @@ fn replace(path: &Path, summary: &Value) -> anyhow::Result<()> {
         .with_context(|| format!("write the summary to {}", path.display()))
 }
 
-fn as_json(plan: &Plan, outcome: &Outcome) -> Value {
+pub(super) fn of_outcome(plan: &Plan, outcome: &Outcome) -> Value {
     let root = outcome.root_cause();
     json!({
         "outcome": match (outcome.success, outcome.signal) {

@@ -138,6 +138,9 @@ class DeviceGroup:
     def run(self, operations: Sequence[Operation], stream: int, timeout: float) -> None:
         """Do operations on device memory, behind what `stream` has been given, and have `stream` wait for their end."""
 
+    def abort(self) -> None:
+        """Fail everything under way, here and on the peers."""
+
     def close(self) -> None:
         """Wait for what is under way, and give the memory back."""
 

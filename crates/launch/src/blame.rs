@@ -66,7 +66,8 @@ pub(crate) fn exceptions<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<Ex
     let mut chained = false;
     for line in lines {
         let line = without_rank(line).trim_end();
-        if line.starts_with("Traceback (most recent call last):") {
+        // A progress bar may stand before it on the line.
+        if line.ends_with("Traceback (most recent call last):") {
             if !std::mem::take(&mut chained) {
                 chain.clear();
             }
@@ -74,7 +75,8 @@ pub(crate) fn exceptions<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<Ex
         } else if CHAINED.contains(&line) {
             (chained, room) = (true, 0);
         } else if in_frames {
-            if !line.is_empty() && !line.starts_with(' ') {
+            // Threads of torch may log in the middle of it.
+            if !line.is_empty() && !line.starts_with(' ') && !is_log(line) {
                 chain.push(Exception { line: line.to_owned(), text: line.to_owned() });
                 (in_frames, room) = (false, LINES_OF_AN_EXCEPTION - 1);
             }

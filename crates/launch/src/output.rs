@@ -358,6 +358,12 @@ fn keep(lines: &mut VecDeque<Vec<u8>>, part: &[u8], new_line: bool) {
         lines.push_back(Vec::new());
     }
     if let Some(last) = lines.back_mut() {
+        // Of a progress bar only its last state is kept, so that there is room for what follows it on the line.
+        let begin = part.trim_ascii_end().iter().rposition(|byte| *byte == b'\r').map_or(0, |at| at + 1);
+        if begin > 0 {
+            last.clear();
+        }
+        let part = &part[begin..];
         let room = KEPT_LINE_BYTES.saturating_sub(last.len());
         last.extend_from_slice(&part[..part.len().min(room)]);
     }

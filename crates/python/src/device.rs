@@ -114,6 +114,13 @@ impl DeviceGroup {
         done.map_err(|error| errors::collectives(py, &error, &self.label))
     }
 
+    /// Fail everything under way, here and on the peers; nothing if it is closed.
+    fn abort(&self) {
+        if let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            engine.abort();
+        }
+    }
+
     /// Wait for what is under way, and give the memory back.
     fn close(&self, py: Python<'_>) {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();

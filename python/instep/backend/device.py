@@ -63,7 +63,7 @@ class Device:
 
     def abort(self) -> None:
         """Fail everything under way, here and on the peers."""
-        self._signals.native.abort()
+        self.native.abort()
 
     def close(self) -> None:
         """Give everything back."""
@@ -144,6 +144,12 @@ class DeviceWork(Work):
         super().__init__(native.ticket, outputs)
         self._native = native
         self._device = device
+        # A GPU that took no more orders when the operation had ended.
+        self._late: Exception | None = None
+
+    def exception(self) -> BaseException | None:
+        """What it ended with, None if well or under way."""
+        return self._late or super().exception()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Put the current stream behind the operation, and raise what went wrong."""
@@ -152,7 +158,12 @@ class DeviceWork(Work):
         return True
 
     def _settle(self) -> None:
-        with self._device.aside():
-            if self.exception() is None:
-                self._device.order(self._native)
-            super()._settle()
+        try:
+            with self._device.aside():
+                if self.exception() is None:
+                    self._device.order(self._native)
+                super()._settle()
+        except Exception as error:  # whoever waits gets it
+            self._late = error
+            if not self._settled.is_set():
+                super()._settle()

@@ -133,7 +133,7 @@ class Link:
     def abort(self) -> None:
         """Fail everything under way, here and on the peers, and return at once."""
         self.native.abort()
-        for device in self._devices.values():
+        for device in list(self._devices.values()):  # another thread may be adding one
             if device is not None:
                 device.abort()
 

@@ -418,6 +418,8 @@ impl Supervisor {
 fn die_with_us(command: &mut Command) {
     let parent = std::process::id().cast_signed();
     let before = move || {
+        // We block the signals that we wait for, and a program would inherit that: nobody could ask it to end.
+        SigSet::empty().thread_set_mask()?;
         prctl::set_pdeathsig(Signal::SIGKILL)?;
         if getppid().as_raw() == parent { Ok(()) } else { Err(io::Error::other("the supervisor has ended")) }
     };

@@ -43,7 +43,7 @@ use instep_recorder::Entry;
 use shared::{Arena, Prepared};
 use signal::all_of;
 use staged::{Stage, Until};
-use watch::Watch;
+use watch::{Alarm, Watch};
 
 use crate::call::Call;
 use crate::diary::Diary;
@@ -76,6 +76,9 @@ pub struct DeviceGroup {
     /// Jobs that the thread has not done yet.
     queued: Arc<AtomicUsize>,
     worker: Arc<Mutex<Worker>>,
+    /// For abort, which must not wait for the worker.
+    group: Arc<Group>,
+    alarm: Option<Alarm>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -169,6 +172,7 @@ impl DeviceGroup {
         let shared = shared.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
         let place = (rank, group.world_size());
         let (number, is_shared, diary) = (stream.number(), shared.is_some(), home.diary());
+        let (own, alarm) = (Arc::clone(&group), shared.as_ref().map(|shared| shared.watch.alarm().clone()));
         let (jobs, queue) = channel();
         let worker = Worker { gpu: Arc::clone(&gpu), group, stream, shared, stage, diary: diary.clone(), sequence: 0 };
         let (worker, queued) = (Arc::new(Mutex::new(worker)), Arc::new(AtomicUsize::new(0)));
@@ -178,7 +182,25 @@ impl DeviceGroup {
             .spawn(move || work(&works, &queue, &counts))
             .map_err(|cause| Error::system("start a thread", cause))?;
         let (jobs, thread) = (Mutex::new(Some(jobs)), Some(thread));
-        Ok(Ok(DeviceGroup { gpu, stream: number, is_shared, diary, place, jobs, queued, worker, thread }))
+        Ok(Ok(DeviceGroup {
+            gpu,
+            stream: number,
+            is_shared,
+            diary,
+            place,
+            jobs,
+            queued,
+            worker,
+            group: own,
+            alarm,
+            thread,
+        }))
+    }
+
+    /// Fails everything under way, here and on the peers, lets our stream pass, and returns at once.
+    pub fn abort(&self) {
+        self.group.abort();
+        self.alarm.iter().for_each(Alarm::abort);
     }
 
     /// Whether a reduction can be done on the GPU: all that the host can do.
@@ -336,7 +358,7 @@ impl Worker {
         if result.is_err() {
             // Also when only our GPU is at fault: the others must not wait for us.
             self.group.abort();
-            self.shared.iter_mut().for_each(|shared| shared.watch.abort());
+            self.shared.iter().for_each(|shared| shared.watch.alarm().abort());
         }
         result.map(|()| is_done)
     }

@@ -18,11 +18,30 @@ use crate::Error;
 /// How often an aborted group's counters are released, in milliseconds.
 const AGAIN_MS: u16 = 5;
 
+/// What the thread is told: said, not left to the end of the pipe, of which forked children have copies.
+const ABORTED: u8 = 1;
+const NOT_NEEDED: u8 = 0;
+
 /// Ends its thread when dropped; to be dropped when the stream has done everything.
 pub(super) struct Watch {
-    /// A byte says that the group is aborted, its end that nobody needs the thread any more.
-    alarm: Option<PipeWriter>,
+    alarm: Alarm,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What wakes the thread.
+#[derive(Clone)]
+pub(super) struct Alarm(Arc<PipeWriter>);
+
+impl Alarm {
+    /// The group is aborted: nobody is to be waited for.
+    pub(super) fn abort(&self) {
+        self.say(ABORTED);
+    }
+
+    fn say(&self, word: u8) {
+        // A thread that has ended has let everybody pass.
+        let _ = self.0.as_ref().write_all(&[word]);
+    }
 }
 
 struct Watched {
@@ -46,21 +65,17 @@ impl Watch {
             .name("instep-device-watch".to_owned())
             .spawn(move || watched.run())
             .map_err(|cause| Error::system("start a thread", cause))?;
-        Ok(Watch { alarm: Some(writer), thread: Some(thread) })
+        Ok(Watch { alarm: Alarm(Arc::new(writer)), thread: Some(thread) })
     }
 
-    /// The group is aborted: nobody is to be waited for.
-    pub(super) fn abort(&mut self) {
-        if let Some(alarm) = &mut self.alarm {
-            // A thread that has ended has let everybody pass.
-            let _ = alarm.write_all(&[1]);
-        }
+    pub(super) fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.alarm = None;
+        self.alarm.say(NOT_NEEDED);
         self.thread.take().into_iter().for_each(crate::group::join);
     }
 }
@@ -76,8 +91,9 @@ impl Watched {
             let (alarm, ended) =
                 self.sleep(&alive, if waits { PollTimeout::from(AGAIN_MS) } else { PollTimeout::NONE });
             if alarm {
-                match self.alarm.read(&mut [0]) {
-                    Ok(1) => aborted = true,
+                let mut word = [NOT_NEEDED];
+                match self.alarm.read(&mut word) {
+                    Ok(1) if word == [ABORTED] => aborted = true,
                     _ => return,
                 }
             }

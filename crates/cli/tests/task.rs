@@ -267,6 +267,15 @@ fn a_stop_ends_the_whole_tree_also_one_that_does_not_want_to() {
 }
 
 #[test]
+fn a_program_gets_the_signals_that_its_supervisor_keeps_for_itself() {
+    let case = Case::of("grep SigBlk /proc/self/status");
+    let (_share, mut child) = case.start(&[]);
+    case.wait_for_output("SigBlk");
+    child.wait().unwrap();
+    assert!(case.master.output().contains("SigBlk:\t0000000000000000"), "{}", case.master.output());
+}
+
+#[test]
 fn whoever_of_the_two_is_killed_the_tree_ends() {
     for supervisor in [false, true] {
         let case = Case::of("python3 s.py").context(&[("s.py", STUBBORN)]);

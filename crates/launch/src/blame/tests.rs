@@ -176,3 +176,15 @@ proptest! {
         let _ = of_lines(&format!("Traceback (most recent call last):\n{text}"));
     }
 }
+
+#[test]
+fn a_traceback_is_found_behind_a_progress_bar_and_around_lines_of_a_log() {
+    let lines = [
+        " 40%|####      | 4/10 [00:01<00:02,  2.5it/s][rank0]: Traceback (most recent call last):",
+        "[rank0]:   File \"train.py\", line 3, in <module>",
+        "[W1116 22:00:00.000000 socket.cpp:464] a thread of torch logs",
+        "[rank0]: ValueError: no",
+    ];
+    let found: Vec<String> = exceptions(lines).into_iter().map(|exception| exception.line).collect();
+    assert_eq!(found, ["ValueError: no"]);
+}

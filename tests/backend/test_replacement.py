@@ -161,7 +161,9 @@ tensor = torch.ones(3)
 dist.all_reduce(tensor)
 kind = type(dist.group.WORLD).__module__
 dist.new_group(backend="gloo")
-print("rank", rank, dist.get_backend(), kind, int(tensor[0]), flush=True)
+# One write, so that ranks that share a pipe do not mix their lines.
+line = " ".join(["rank", str(rank), dist.get_backend(), kind, str(int(tensor[0]))])
+os.write(1, line.encode() + b"\\n")
 dist.destroy_process_group()
 """
 

@@ -120,10 +120,10 @@ pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(),
     let state = StateFolder::at(&options.state);
     let failed = |source| AgentError::Folder { path: options.state.clone(), source };
     state.prepare().map_err(failed)?;
-    let _lock = lock(&state, &options.devices)?;
+    let lock = lock(&state, &options.devices)?;
     let shares = Shares::find(state.clone()).map_err(failed)?;
     let signals = block_signals()?;
-    let mut agent = Agent { options, state, shares, signals, machine: None, failures: 0, leaving: None };
+    let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, leaving: None };
     if agent.shares.running() > 0 {
         surroundings.say(&format!("{} of before still running here", tasks(agent.shares.running())));
     }
@@ -173,10 +173,13 @@ fn lock(state: &StateFolder, devices: &[Device]) -> Result<Flock<std::fs::File>,
         std::thread::sleep(LOOK / 10);
     };
     held.set_len(0)?;
-    let lent = Lent::of(devices);
-    let words = format!("{} {} {}", std::process::id(), lent.slots, if lent.gpus { "gpus" } else { "processors" });
-    held.write_all_at(words.as_bytes(), 0)?;
+    held.write_all_at(lock_line(devices).as_bytes(), 0)?;
     Ok(held)
+}
+
+fn lock_line(devices: &[Device]) -> String {
+    let lent = Lent::of(devices);
+    format!("{} {} {}", std::process::id(), lent.slots, if lent.gpus { "gpus" } else { "processors" })
 }
 
 /// What an agent lends.
@@ -210,6 +213,9 @@ pub fn tasks_at_work(state: &Path) -> std::io::Result<usize> {
     Ok(shares.filter(|share| share.exit().is_none()).count())
 }
 
+/// The word in the lock of an agent that a master has accepted.
+const REGISTERED: &str = "registered";
+
 /// What an agent says of itself in its lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Running {
@@ -217,6 +223,8 @@ pub struct Running {
     pub pid: i32,
     /// Not known of one of an earlier version.
     pub lends: Option<Lent>,
+    /// A master has accepted it, so that its slots are listed.
+    pub registered: bool,
 }
 
 /// The agent that uses a state folder, if one does.
@@ -231,7 +239,7 @@ pub fn running(state: &Path) -> Option<Running> {
             let pid = words.next()?.parse().ok()?;
             let lends =
                 words.next().and_then(|slots| Some(Lent { slots: slots.parse().ok()?, gpus: words.next()? == "gpus" }));
-            Some(Running { pid, lends })
+            Some(Running { pid, lends, registered: words.next() == Some(REGISTERED) })
         }
     }
 }
@@ -239,6 +247,7 @@ pub fn running(state: &Path) -> Option<Running> {
 struct Agent<'a> {
     options: &'a Options,
     state: StateFolder,
+    lock: Flock<std::fs::File>,
     shares: Shares,
     signals: SignalFd,
     /// What tasks are told of this machine; known after the first welcome.
@@ -337,7 +346,11 @@ impl Agent<'_> {
         self.shares.all_told();
         let welcome = self.welcomed(link)?;
         self.note_heard();
-        self.machine = Some(self.machine(&welcome));
+        if self.machine.replace(self.machine(&welcome)).is_none() {
+            let line = format!("{} {REGISTERED}", lock_line(&self.options.devices));
+            // Without it `instep up` waits longer than it must.
+            let _ = self.lock.write_all_at(line.as_bytes(), 0);
+        }
         let again = if self.failures == 0 { "" } else { " again" };
         if self.failures == 0 || self.failures >= QUIET_FAILURES {
             let slots = Lent::of(&self.options.devices);

@@ -56,7 +56,8 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, 
         .spawn()?;
     let deadline = Instant::now() + START_DEADLINE;
     let started = loop {
-        if let Some(started) = agent::running(&state) {
+        let started = agent::running(&state);
+        if let Some(started) = started.filter(|started| started.registered || Instant::now() > deadline) {
             break started;
         }
         if child.try_wait()?.is_some() || Instant::now() > deadline {

@@ -1,11 +1,12 @@
-"""What the suite shares: the process that ranks are forked from, and the interpreter with Lightning."""
+"""What the suite shares: the processes that ranks are forked from."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,12 @@ PRELOADED = (
 )
 
 
-@pytest.fixture(scope="session")
-def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The command that has a script run in a fork of a process with torch imported: put the script behind it."""
-    path = tmp_path_factory.mktemp("zygote") / "socket"
+@contextlib.contextmanager
+def forking(python: Path, folder: Path, modules: Sequence[str]) -> Iterator[list[str]]:
+    """Give the command that has a script run in a fork of a process with these imported: put the script behind it."""
+    path = folder / "socket"
     with subprocess.Popen(
-        [python, HERE / "zygote.py", path, *PRELOADED],
+        [python, HERE / "zygote.py", path, *modules],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -43,6 +44,15 @@ def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[l
 
 
 @pytest.fixture(scope="session")
-def python_with_lightning() -> Path:
-    """The interpreter that sees Lightning, torch and instep: `scripts/build.py frameworks` makes it."""
-    return built(ROOT / "build" / "frameworks" / "bin" / "python")
+def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The command of a rank that finds torch imported."""
+    with forking(python, tmp_path_factory.mktemp("zygote"), PRELOADED) as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def zygote_with_lightning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The same with Lightning, in the environment that `scripts/build.py frameworks` makes."""
+    python = built(ROOT / "build" / "frameworks" / "bin" / "python")
+    with forking(python, tmp_path_factory.mktemp("zygote"), (*PRELOADED, "lightning")) as command:
+        yield command

@@ -81,10 +81,7 @@ def test_a_rank_fails(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    if framework == "lightning":
-        rank = [request.getfixturevalue("python_with_lightning")]
-    else:
-        rank = request.getfixturevalue("zygote")
+    rank = request.getfixturevalue("zygote_with_lightning" if framework == "lightning" else "zygote")
     waits = failure.silent or (failure.name == "mismatch" and backend == "gloo")
     timeout_s = SHORT_S if waits else LONG_S
     summary_file = tmp_path / "summary.json"

@@ -89,6 +89,8 @@ def batches(failure: str) -> Iterator[torch.Tensor]:
 
 def kill_itself(number: signal.Signals) -> None:
     """Get a signal, and stay where it ends nothing at once."""
+    if number is signal.SIGINT:  # which what a shell starts in the background ignores
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), number)
     signal.pause()
 

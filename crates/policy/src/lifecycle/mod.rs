@@ -13,7 +13,7 @@
 //! - [`gang`]: the shares of a run on several machines, which live and end together.
 //! - [`single`]: a task beside the experiments, which runs once.
 //!
-//! Invariants, cited by the tests in `tests/lifecycle.rs`:
+//! Invariants, cited by the tests in `tests/integration/lifecycle`:
 //!
 //! - L1: states only change as [`states`] allows.
 //! - L2: a trial has at most one run that has not ended, and no run's number is used twice.

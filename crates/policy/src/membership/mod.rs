@@ -20,7 +20,7 @@
 //!
 //! In all other jobs a lost node is a failure.
 //!
-//! Invariants, cited by the simulations in `tests/membership.rs` and `tests/elastic`:
+//! Invariants, cited by the simulations in `tests/integration`:
 //!
 //! - M1: a round starts only with nodes that said they have no worker alive.
 //! - M2: a round never has fewer than `min_nodes` or more than `max_nodes` nodes.

@@ -1,0 +1,9 @@
+//! The database through its public calls, each test with a file of its own.
+
+mod chunks;
+mod history;
+mod made;
+mod managed;
+mod metrics;
+mod templates;
+mod trials;

@@ -1,0 +1,4 @@
+//! Plans and the coordinator, through what the crate offers.
+
+mod coordinator;
+mod plan;

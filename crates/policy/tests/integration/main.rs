@@ -1,0 +1,8 @@
+//! Every kind of decision, alone and together with others under a virtual clock.
+
+mod elastic;
+mod lifecycle;
+mod membership;
+mod schedule;
+mod search;
+mod simulation;

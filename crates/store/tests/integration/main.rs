@@ -1,0 +1,5 @@
+//! The store from outside: its protocol, its decisions and a server with real sockets.
+
+mod protocol;
+mod server;
+mod state;

@@ -1,10 +1,11 @@
 # The front door. `make demo` and `make test` do their own set-up on a fresh machine; the logic is in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help demo test build wheel check fmt lint unit e2e sim golden bench soak lock clean
+.PHONY: help demo test build wheel check fmt lint unit e2e sim golden bench soak gpu lock clean
 
 PYTHON ?= python3
 # Handed to the tool behind a target: make e2e ARGS="-k wheel -x"
 ARGS ?=
+SUITE ?=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +48,11 @@ golden: build ## record torchrun's behaviour again, for tests/compat to compare 
 bench: build ## run bench/*.py against the stock tools; prints JSON
 	@$(PYTHON) scripts/bench.py $(ARGS)
 
-soak: ## long and repeated tests, and a minute of fuzzing
-	@$(PYTHON) scripts/soak.py $(ARGS)
+soak: ## long and repeated tests, and a minute of fuzzing (SUITE=ordinary: one suite)
+	@$(PYTHON) scripts/soak.py $(SUITE) $(ARGS)
+
+gpu: build ## tests of CUDA tensors, by ranks that share this machine's GPU
+	@.venv/bin/python tests/gpu/all.py $(ARGS)
 
 lock: ## resolve requirements/*.txt into requirements/lock.txt
 	@$(PYTHON) scripts/build.py lock

@@ -1,9 +1,11 @@
-"""Runs what is too long for every commit: models of shared memory, tests marked `soak`, repeated, a minute of fuzzing.
+"""Runs what is too long for every commit, in suites of an hour at most.
 
-    python3 scripts/soak.py [PYTEST ARGS]    (`make soak`)
+    python3 scripts/soak.py [SUITE] [PYTEST ARGS]    (`make soak SUITE=ordinary`); without a suite all of them
 
-SOAK_ROUNDS (1) says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS
-(20000) how many fresh schedules every simulation takes.
+A suite is a folder of tests/ with tests marked `soak`, or one of: models (of shared memory, in every order of
+accesses), simulations, collectives (every combination), fuzz. SOAK_ROUNDS (1) says how often the tests run,
+SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000) how many fresh schedules every simulation
+takes.
 """
 
 from __future__ import annotations
@@ -14,15 +16,27 @@ import subprocess
 import sys
 
 import system
-from project import CACHE, ROOT, VENV_PYTHON, cargo_environment, run, say
+from project import CACHE, ROOT, VENV_PYTHON, cargo_environment, fail, run, say
 
 FUZZ_VERSION = "0.13.2"
 NO_TESTS_COLLECTED = 5
+# What is built before the tests of a folder, where `make build` is not enough.
+NEEDED = {
+    "detached": ("build", "determined"),
+    "e2e": ("build", "wheel"),
+    "frameworks": ("build", "frameworks"),
+    "managed": ("build", "determined"),
+    "ordinary": ("build", "determined", "frameworks"),
+}
 
 
-def soak_tests(arguments: list[str], rounds: int) -> None:
-    """Run the tests marked `soak` again and again."""
-    command = [str(VENV_PYTHON), "-m", "pytest", "-m", "soak", *arguments]
+def soak_tests(folder: str, arguments: list[str]) -> None:
+    """Build what users get and run the tests of a folder that are marked `soak`, again and again."""
+    for made in ("build", "wheel", "determined", "frameworks"):
+        if made in NEEDED.get(folder, ("build",)):
+            run([sys.executable, "scripts/build.py", made], what=made)
+    rounds = int(os.environ.get("SOAK_ROUNDS", "1"))
+    command = [str(VENV_PYTHON), "-m", "pytest", "-m", "soak", f"tests/{folder}", *arguments]
     for number in range(1, rounds + 1):
         say(f"soak round {number} of {rounds}")
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -46,8 +60,9 @@ def models() -> None:
     )
 
 
-def simulations(seeds: int) -> None:
+def simulations() -> None:
     """Run every simulation of the decisions with schedules that nobody has seen before."""
+    seeds = int(os.environ.get("SOAK_SEEDS", "20000"))
     say(f"simulations, {seeds} fresh schedules each")
     run(
         ["cargo", "test", "--profile", "quick", "--quiet", "-p", "instep-policy"],
@@ -79,8 +94,9 @@ def every_combination() -> None:
     )
 
 
-def fuzz(seconds: int) -> None:
+def fuzz() -> None:
     """Feed every fuzz target random input, sharing the time between them."""
+    seconds = int(os.environ.get("SOAK_FUZZ_SECONDS", "60"))
     targets = sorted(path.stem for path in (ROOT / "fuzz" / "fuzz_targets").glob("*.rs"))
     if not targets:
         say("fuzz: no targets in fuzz/fuzz_targets")
@@ -113,18 +129,22 @@ def cargo_fuzz() -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Build, model, soak, fuzz."""
+    """Run one suite, or all of them."""
     system.require("soak")
-    run([sys.executable, "scripts/build.py", "build"], what="build")
-    run([sys.executable, "scripts/build.py", "wheel"], what="build the wheel that users install")
-    run([sys.executable, "scripts/build.py", "determined"], what="install Determined's client")
-    run([sys.executable, "scripts/build.py", "frameworks"], what="install the frameworks")
-    models()
-    simulations(int(os.environ.get("SOAK_SEEDS", "20000")))
-    every_combination()
-    soak_tests(arguments, int(os.environ.get("SOAK_ROUNDS", "1")))
-    fuzz(int(os.environ.get("SOAK_FUZZ_SECONDS", "60")))
+    folders = sorted({path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")})
+    named = bool(arguments) and not arguments[0].startswith("-")
+    chosen, rest = ([arguments[0]], arguments[1:]) if named else ([*OTHERS, *folders], arguments)
+    for name in chosen:
+        if name in OTHERS:
+            OTHERS[name]()
+        elif name in folders:
+            soak_tests(name, rest)
+        else:
+            fail(f"there is no soak suite `{name}`", hint=f"one of: {', '.join([*OTHERS, *folders])}", status=2)
 
+
+# What runs without pytest.
+OTHERS = {"models": models, "simulations": simulations, "collectives": every_combination, "fuzz": fuzz}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::call::{Call, Kind};
 use crate::dtype::{DataType, Element, Reduction};
-use crate::plan::share;
+use crate::partition::share;
 use crate::{Error, Rank};
 
 /// Memory an operation reads.
@@ -136,9 +136,9 @@ impl Operation {
     }
 
     /// What one of so many lanes does of it.
-    pub(crate) fn moved_to_lane(&self, lane: usize, lanes: usize) -> Operation {
+    pub(crate) fn channel_share(&self, channel: usize, channels: usize) -> Operation {
         let element = self.dtype().size();
-        let range = |bytes: usize| share(bytes, element, lanes, lane);
+        let range = |bytes: usize| share(bytes, element, channels, channel);
         self.moved(|source| source.part(range(source.bytes)), |target| target.part(range(target.bytes)))
     }
 

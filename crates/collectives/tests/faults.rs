@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use instep_collectives::{
     Address, Bound, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
-use ranks::{PATIENCE, alone, lanes, options, streams, threads};
+use ranks::{PATIENCE, alone, channels, options, tcp, threads};
 
 /// A call that one rank makes otherwise than the rest.
 type Call = fn(&Group) -> Result<(), Error>;
@@ -61,7 +61,7 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
         ),
     ];
     for (most, odd, one_side, other_side) in cases {
-        for (world, options) in [(2, options(true)), (3, options(true)), (2, streams()), (3, streams())] {
+        for (world, options) in [(2, options(true)), (3, options(true)), (2, tcp()), (3, tcp())] {
             let errors = threads(world, &options, |group| {
                 all_reduce(&group).unwrap();
                 let call = if group.rank() == Rank(1) { odd } else { most };
@@ -83,7 +83,7 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
 
 #[test]
 fn a_time_out_names_who_had_not_come() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         let late = Options { timeout: Duration::from_millis(150), ..options.clone() };
         let over = Barrier::new(4);
         let errors = threads(4, &late, |group| {
@@ -105,7 +105,7 @@ fn a_time_out_names_who_had_not_come() {
 
 #[test]
 fn a_rank_that_leaves_is_named_at_once() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         let errors = threads(3, &Options { host: Some("node7".into()), ..options.clone() }, |group| {
             group.barrier().unwrap();
             if group.rank() == Rank(2) {
@@ -125,7 +125,7 @@ fn a_rank_that_leaves_is_named_at_once() {
 
 #[test]
 fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         for round in 0..20 {
             let root = Rank(round % 4);
             threads(4, &options, |group| {
@@ -140,7 +140,7 @@ fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
 
 #[test]
 fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         let started = Barrier::new(2);
         let over = Barrier::new(2);
         threads(2, &options, |group| {
@@ -175,7 +175,7 @@ fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
 
 #[test]
 fn dropping_a_group_ends_what_is_queued() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         threads(2, &options, |group| {
             if group.rank() == Rank(0) {
                 // SAFETY: no memory is involved.
@@ -189,7 +189,7 @@ fn dropping_a_group_ends_what_is_queued() {
 
 #[test]
 fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         threads(2, &options, |group| {
             // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
             unsafe { group.submit(Operation::Barrier) }.unwrap().wait(PATIENCE).unwrap();
@@ -296,7 +296,7 @@ fn two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past() {
 #[test]
 fn a_thousand_reconfigurations_over_tcp_leak_nothing_either() {
     if alone("a_thousand_reconfigurations_over_tcp_leak_nothing_either") {
-        reconfigure(&streams(), 1000);
+        reconfigure(&tcp(), 1000);
     }
 }
 
@@ -307,7 +307,7 @@ fn a_group_in_a_host_takes_in_ranks_over_the_network() {
         let rank = group.rank();
         all_reduce(&group).unwrap();
         // As if the others were elsewhere: nobody has the memory of the first generation any more.
-        let elsewhere = Group::bind(streams()).unwrap();
+        let elsewhere = Group::bind(tcp()).unwrap();
         let all = exchange.gather(rank.0, elsewhere.address().clone());
         assert!(group.needs_network(&all));
         let mixed =
@@ -394,7 +394,7 @@ fn a_meeting_that_fails_says_who_did_not_come() {
 
 #[test]
 fn strangers_and_other_generations_do_not_disturb_a_meeting_over_tcp() {
-    let places: Vec<Bound> = (0..3).map(|_| Group::bind(streams()).unwrap()).collect();
+    let places: Vec<Bound> = (0..3).map(|_| Group::bind(tcp()).unwrap()).collect();
     places.iter().for_each(|place| place.open_to_network().unwrap());
     let [zero, one, stale] = places.try_into().unwrap();
     let port = port_of(zero.address());
@@ -444,7 +444,7 @@ fn somebody_elses_listener_at_a_listed_address_is_passed_over() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let loud = TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let places: Vec<Bound> = (0..2).map(|_| Group::bind(streams()).unwrap()).collect();
+    let places: Vec<Bound> = (0..2).map(|_| Group::bind(tcp()).unwrap()).collect();
     places.iter().for_each(|place| place.open_to_network().unwrap());
     let honest: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
     // Endpoints are fields with tag 6, before which others can be put.
@@ -472,7 +472,7 @@ fn somebody_elses_listener_at_a_listed_address_is_passed_over() {
 
 #[test]
 fn a_meeting_over_tcp_that_fails_says_who_did_not_come() {
-    let places: Vec<Bound> = (0..3).map(|_| Group::bind(streams()).unwrap()).collect();
+    let places: Vec<Bound> = (0..3).map(|_| Group::bind(tcp()).unwrap()).collect();
     places.iter().for_each(|place| place.open_to_network().unwrap());
     let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
     let place = places.into_iter().next().unwrap();
@@ -482,7 +482,7 @@ fn a_meeting_over_tcp_that_fails_says_who_did_not_come() {
 
 #[test]
 fn a_rank_without_a_network_is_told_to_open_it() {
-    let places: Vec<Bound> = (0..2).map(|_| Group::bind(streams()).unwrap()).collect();
+    let places: Vec<Bound> = (0..2).map(|_| Group::bind(tcp()).unwrap()).collect();
     let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
     assert!(places[0].needs_network(&addresses));
     let place = places.into_iter().next().unwrap();
@@ -492,7 +492,7 @@ fn a_rank_without_a_network_is_told_to_open_it() {
 
 #[test]
 fn threads_of_a_rank_speak_of_the_whole_call() {
-    let options = lanes();
+    let options = channels();
     let errors = threads(3, &options, |group| {
         let mut values = vec![1f32; 30_000 + group.rank().0 / 2];
         group.all_reduce(&mut [1f32; 30_000], Reduction::Sum).unwrap();

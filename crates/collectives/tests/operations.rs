@@ -8,7 +8,7 @@ use instep_collectives::{
     Address, DataType, Error, Group, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
 use ranks::{
-    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, every_path, introduce, streams, threads,
+    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, every_path, introduce, tcp, threads,
 };
 
 /// Nothing, one, odd numbers, and enough for several steps or the path of large buffers.
@@ -88,7 +88,7 @@ fn every_operation_type_reduction_world_length_and_path() {
 
 #[test]
 fn long_buffers_take_several_steps_over_tcp() {
-    threads(3, &streams(), |group| {
+    threads(3, &tcp(), |group| {
         // More than a step of a reduction, and an odd number.
         check_operations(&group, DataType::I16, 2_200_003);
     });

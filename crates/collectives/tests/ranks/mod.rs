@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use instep_collectives::{
-    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Source, Target, Transport,
+    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Source, Target, TransportChoice,
 };
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,18 +31,18 @@ pub fn options(single_copy: bool) -> Options {
 }
 
 /// Over TCP, also here.
-pub fn streams() -> Options {
-    Options { timeout: PATIENCE, transport: Transport::Streams, ..Options::default() }
+pub fn tcp() -> Options {
+    Options { timeout: PATIENCE, transport: TransportChoice::Tcp, ..Options::default() }
 }
 
 /// With several threads for what has a few kilobytes.
-pub fn lanes() -> Options {
-    Options { lanes: Some(3), lane_bytes: 4 << 10, ..options(true) }
+pub fn channels() -> Options {
+    Options { channels: Some(3), channel_bytes: 4 << 10, ..options(true) }
 }
 
 /// Everything that bytes can travel through.
 pub fn every_path() -> [Options; 4] {
-    [options(false), options(true), streams(), lanes()]
+    [options(false), options(true), tcp(), channels()]
 }
 
 /// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.

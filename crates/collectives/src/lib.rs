@@ -86,7 +86,7 @@ pub use address::Address;
 pub use bootstrap::Bound;
 pub use call::{Call, Kind};
 pub use device::{DeviceGroup, DeviceTicket};
-pub use dtype::{DataType, Element, Reduction};
+pub use dtype::{DataType, Element, Reduction, UnsupportedReduction};
 pub use error::{Error, Noticed};
 pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};

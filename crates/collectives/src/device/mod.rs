@@ -313,14 +313,6 @@ fn work(worker: &Mutex<Worker>, queue: &Receiver<Job>, queued: &AtomicUsize) {
     let _ = worker.stream.synchronize();
 }
 
-/// One operation while it is done.
-struct Turn<'a> {
-    call: Call,
-    group: &'a Group,
-    sequence: u64,
-    timeout: Duration,
-}
-
 /// Where the ranks share their GPU. The watch goes last: what the arena's memory waits for may need it.
 struct Shared {
     arena: Arena,
@@ -365,7 +357,7 @@ impl Worker {
 
     fn perform(&mut self, operation: &Operation, timeout: Duration, until: Until) -> Result<bool, Error> {
         let call = operation.check(self.group.rank().0, self.group.world_size())?;
-        let turn = Turn { call, group: &self.group, sequence: self.sequence, timeout };
+        let turn = signal::Turn { call, group: &self.group, sequence: self.sequence, timeout };
         self.sequence += 1;
         // Where parts may differ, all_to_all, not every rank would come to the same conclusion.
         let small = (1..=SMALL * self.group.world_size()).contains(&operation.bytes_of_all(self.group.world_size()));

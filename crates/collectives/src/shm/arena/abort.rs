@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::event::yield_now;
-use super::{Arena, load, store};
+use super::Arena;
+use super::event::{load, store, yield_now};
 use crate::abort::AbortReason;
 
 const NONE: u32 = 0;

@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::DEPTH;
 use super::event::{AtomicU32, AtomicU64, Event};
 use crate::call::{CALL_WORDS, Call};
+
+/// Buffers per rank: one is filled while the other is read.
+pub(crate) const DEPTH: u64 = 2;
 
 /// One rank's counters. What peers look at together lies together; what different events change lies apart.
 #[cfg_attr(loom, derive(Default))]

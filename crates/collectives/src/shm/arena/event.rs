@@ -18,6 +18,16 @@ pub(crate) use loom::{
     thread::yield_now,
 };
 
+pub(crate) fn load(word: &AtomicU64) -> u64 {
+    // Ordered by the acquire load of the counter that says the word is written.
+    word.load(Ordering::Relaxed)
+}
+
+pub(crate) fn store(word: &AtomicU64, value: u64) {
+    // Ordered by the release store of the counter that follows.
+    word.store(value, Ordering::Relaxed);
+}
+
 /// A word that changes when something happens, for those who sleep until then.
 #[cfg_attr(loom, derive(Default))]
 #[cfg_attr(not(loom), repr(transparent))]

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::event::{AtomicU64, yield_now};
-use super::{Arena, load, store};
+use super::Arena;
+use super::event::{AtomicU64, load, store, yield_now};
 use crate::Rank;
 
 /// Ranks that are named.

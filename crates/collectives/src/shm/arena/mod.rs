@@ -36,7 +36,6 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -47,11 +46,11 @@ use crate::abort::ABORT_WORDS;
 use crate::partition::step_bytes;
 use crate::rank::LocalRank;
 use control::Control;
+pub(crate) use control::DEPTH;
 use event::{AtomicU32, AtomicU64};
+pub(crate) use event::{load, store};
 use late::LateRanks;
 
-/// Buffers per rank: one is filled while the other is read.
-pub(crate) const DEPTH: u64 = 2;
 /// More threads of a rank than this are not worth their memory.
 pub(crate) const MAX_CHANNELS: usize = 8;
 
@@ -316,16 +315,6 @@ impl Row<'_> {
     pub(crate) fn expects(&self, peer: LocalRank) -> &AtomicU64 {
         self.at(1, peer)
     }
-}
-
-pub(crate) fn load(word: &AtomicU64) -> u64 {
-    // Ordered by the acquire load of the counter that says the word is written.
-    word.load(Ordering::Relaxed)
-}
-
-pub(crate) fn store(word: &AtomicU64, value: u64) {
-    // Ordered by the release store of the counter that follows.
-    word.store(value, Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use loom::thread;
 use super::ShmTransport;
 use super::pipeline::{Needs, Pipeline, StepContext, StepFn, View};
 use crate::call::Call;
-use crate::rank::LocalRank;
-use crate::transport::Transport;
 use crate::operation::{Operation, Source, Target};
+use crate::rank::LocalRank;
 use crate::shm::arena::model::{Data, explore, never};
 use crate::shm::arena::{Arena, DEPTH};
 use crate::shm::wait::Waiter;
+use crate::transport::Transport;
 use crate::{DataType, Kind, Rank, Reduction};
 
 const WORLD: usize = 2;
@@ -169,7 +169,8 @@ fn a_few_bytes_travel_beside_the_counter() {
         explore(Some(preemptions), move || {
             on_every_rank(move |mut transport, _| {
                 for number in 0..operations {
-                    let given = [0, 1].map(LocalRank).map(|segment| input(transport.local_rank(), number, segment) as i64);
+                    let given =
+                        [0, 1].map(LocalRank).map(|segment| input(transport.local_rank(), number, segment) as i64);
                     let mut found = [0i64; 2];
                     let operation = Operation::AllReduce {
                         input: Source::of(&given),

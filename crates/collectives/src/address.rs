@@ -1,4 +1,4 @@
-//! Where a rank can be met: opaque bytes for callers to exchange through a store of their choice.
+//! Where a rank listens: opaque bytes for callers to exchange through a store of their choice.
 //!
 //! ```text
 //! "instep" version(1) { tag(1) length(2, little endian) value }*
@@ -8,7 +8,7 @@
 //! tag 7  empty: sums are to be in the order of ranks everywhere
 //! tag 8  the port for messages at those endpoints (2, little endian)
 //! ```
-//! Fields with other tags are skipped, so that later versions can add ways to be met.
+//! Fields with other tags are skipped, so that later versions can add ways to connect.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ const P2P_PORT: u8 = 8;
 /// The most endpoints that an address may have: a rank calls them one after the other.
 const MAX_ENDPOINTS: usize = 64;
 
-/// Where a rank can be met. Made by [`crate::Group::bind`], carried as bytes.
+/// Where a rank listens. Made by [`crate::Group::bind`], carried as bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     pub(crate) host: String,
@@ -170,8 +170,8 @@ mod tests {
         }
 
         #[test]
-        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), place: [u8; 16], port: u16, p2p_port: u16, canonical: bool) {
-            let endpoints = vec![(place, port).into(), ([1, 2, 3, 4], port).into()];
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), ip: [u8; 16], port: u16, p2p_port: u16, canonical: bool) {
+            let endpoints = vec![(ip, port).into(), ([1, 2, 3, 4], port).into()];
             let address = Address { host, token, endpoints, canonical, p2p_port, ..sample() };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
         }

@@ -156,8 +156,8 @@ impl Call {
     /// A number that differs when the words differ, for all practical purposes.
     pub(crate) fn fingerprint(&self, sequence: u64) -> u64 {
         self.words().into_iter().chain([sequence]).fold(0x9e37_79b9_7f4a_7c15, |state, word| {
-            let mixed = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
-            mixed ^ (mixed >> 29)
+            let hashed = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
+            hashed ^ (hashed >> 29)
         })
     }
 }

@@ -93,7 +93,7 @@ pub enum Error {
     Connect {
         /// How long it was given.
         timeout: Duration,
-        /// Who did not come, or what was heard instead.
+        /// Who did not come, or what was received instead.
         what: String,
     },
     /// An address does not parse.

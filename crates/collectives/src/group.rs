@@ -11,7 +11,7 @@
 //! later, until [`Group::reconfigure`] gives the same object new peers at a higher generation.
 //!
 //! Shutdown, when the group is dropped: what is queued or under way is aborted (the peers get that as an error), the worker
-//! and the thread for messages are joined, then the place among the ranks is given up, which peers that still wait for this
+//! and the thread for messages are joined, then the membership is given up, which peers that still wait for this
 //! rank notice. A copy of the group in a forked child is dropped without any of that: it does not speak for its parent.
 #![expect(unsafe_code, reason = "callers vouch for buffers")]
 
@@ -105,12 +105,12 @@ impl Group {
         lock(&self.shared.queue).generation
     }
 
-    /// Where this rank can be met; stays the same over reconfigurations.
+    /// Where this rank listens; stays the same over reconfigurations.
     pub fn address(&self) -> &Address {
         self.bound.address()
     }
 
-    /// Whether these ranks would need a network to meet, see [`Bound::needs_network`].
+    /// Whether these ranks would need a network to connect, see [`Bound::needs_network`].
     pub fn needs_network(&self, addresses: &[Address]) -> bool {
         self.bound.needs_network(addresses)
     }
@@ -312,7 +312,7 @@ impl Group {
         self.abort();
         let (history, old_p2p) = {
             let mut queue = lock(&self.shared.queue);
-            // What is under way returns as soon as it looks at the verdict.
+            // What is under way returns as soon as it sees the abort.
             while queue.busy {
                 queue = self.shared.await_change(queue);
             }

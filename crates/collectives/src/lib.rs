@@ -5,7 +5,7 @@
 //! | [`Group`] | the ranks that work together: bind, connect, submit, abort, reconfigure |
 //! | [`Operation`] | what a group can do, on buffers given as [`Source`] and [`Target`] |
 //! | [`DataType`], [`Reduction`] | what is in the buffers and how it becomes one |
-//! | [`Address`] | where a rank can be met; exchanging them is the caller's job |
+//! | [`Address`] | where a rank listens; exchanging them is the caller's job |
 //! | [`Error`] | what can go wrong, with the ranks and calls by name |
 //! | `partition` | how buffers are cut into steps, segments and shares, as data |
 //! | `schedule` | what each rank sends, receives and reduces between hosts, as data |

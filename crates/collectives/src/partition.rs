@@ -12,7 +12,7 @@ use std::ops::Range;
 /// A segment starts on a cache line, so that two ranks never write to the same one.
 const LINE_BYTES: usize = 64;
 
-/// Lanes unless somebody asks for more.
+/// Channels unless somebody asks for more.
 const DEFAULT_CHANNELS: usize = 4;
 
 /// A part of a buffer, cut into steps. Never empty: an operation on nothing has one step that moves nothing.
@@ -74,7 +74,7 @@ pub(crate) fn segment(count: usize, element: usize, world: usize, rank: usize) -
     (length * rank).min(count)..(length * (rank + 1)).min(count)
 }
 
-/// The bytes that one of several lanes takes of a buffer.
+/// The bytes that one of several channels takes of a buffer.
 pub(crate) fn share(bytes: usize, element: usize, channels: usize, channel: usize) -> Range<usize> {
     let range = segment(bytes / element, element, channels, channel);
     range.start * element..range.end * element
@@ -86,7 +86,7 @@ pub(crate) fn channels(ranks: usize, cores: usize) -> usize {
 }
 
 /// How much of a slot a step uses: what stays in the private caches until the others have read it, or four times as much
-/// when ranks outnumber cores. Those wait for a core at every meeting, so they better meet seldom.
+/// when ranks outnumber cores. Those wait for a core at every synchronisation, so there should be few.
 pub(crate) fn step_bytes(slot_bytes: usize, world: usize, cores: usize) -> usize {
     if world > cores { slot_bytes / 2 } else { slot_bytes / 8 }
 }
@@ -97,8 +97,8 @@ pub(crate) fn results_stay(world: usize) -> bool {
     world >= 8
 }
 
-/// Up to how many bytes one meeting with everybody reducing everything beats two with a segment each. When ranks outnumber
-/// cores a meeting costs as much as reducing many kilobytes, of which each rank reads those of all.
+/// Up to how many bytes one synchronisation with everybody reducing everything beats two with a segment each. When ranks outnumber
+/// cores a synchronisation costs as much as reducing many kilobytes, of which each rank reads those of all.
 pub(crate) fn small_bytes(world: usize, cores: usize) -> usize {
     if world > cores { (32 << 10).min((256 << 10) / world) } else { 8 << 10 }
 }
@@ -148,9 +148,9 @@ mod tests {
                         for rank in 0..world {
                             let segment = segments.of(step, rank);
                             assert_eq!(range.start + segment.start, next, "{count} × {element} over {world}");
-                            let place = rank * segments.length;
-                            assert!(segment.is_empty() || segment.start == place, "the same in every step");
-                            assert!((place * element).is_multiple_of(LINE_BYTES));
+                            let start = rank * segments.length;
+                            assert!(segment.is_empty() || segment.start == start, "the same in every step");
+                            assert!((start * element).is_multiple_of(LINE_BYTES));
                             next = range.start + segment.end;
                         }
                     }
@@ -179,20 +179,20 @@ mod tests {
     }
 
     #[test]
-    fn ranks_without_a_core_each_meet_less_often() {
+    fn ranks_without_a_core_each_synchronise_less_often() {
         assert_eq!((step_bytes(1 << 20, 2, 2), small_bytes(2, 2)), (128 << 10, 8 << 10));
         assert_eq!((step_bytes(1 << 20, 4, 2), small_bytes(4, 2)), (512 << 10, 32 << 10));
         assert_eq!(small_bytes(64, 2), 4 << 10);
     }
 
     #[test]
-    fn lanes_have_a_core_each() {
+    fn channels_have_a_core_each() {
         let found = [(2, 2), (2, 7), (2, 16), (8, 16), (16, 8), (1, 64)].map(|(ranks, cores)| channels(ranks, cores));
         assert_eq!(found, [1, 3, 4, 2, 1, 4]);
     }
 
     #[test]
-    fn the_first_lane_has_the_largest_share_of_all_that_is_not_larger() {
+    fn no_channel_has_a_larger_share_than_the_first() {
         for largest in 0..2000 {
             let first = share(largest, 4, 3, 0).len();
             assert!((0..=largest).all(|bytes| (0..3).all(|channel| share(bytes, 4, 3, channel).len() <= first)));

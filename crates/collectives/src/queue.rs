@@ -50,7 +50,7 @@ pub(crate) struct Queue {
 /// Operations with one ticket, one after the other.
 pub(crate) struct Job {
     pub(crate) operations: Vec<Operation>,
-    /// What the diary has of them.
+    /// What the flight recorder has of them.
     pub(crate) entries: Vec<Entry>,
     pub(crate) timeout: Duration,
     pub(crate) ticket: Ticket,
@@ -206,7 +206,7 @@ impl GroupShared {
     }
 }
 
-/// What the diary has of operations that are done together; nothing where there is no recorder.
+/// What the flight recorder has of operations that are done together; nothing where there is no recorder.
 struct RecordedJob<'a> {
     recorder: &'a FlightRecorder,
     entries: &'a mut [Entry],

@@ -86,7 +86,7 @@ impl Ticket {
     }
 
     /// Has `callback` called once with how the operation ended: on the thread that ends it, before anything else happens
-    /// there, or right here if it has ended already. No lock of the engine is held meanwhile. A panic in it stays in it.
+    /// there, or right here if it has ended already. No lock of the group is held meanwhile. A panic in it stays in it.
     pub fn when_finished(&self, callback: impl FnOnce(&Result<(), Error>) + Send + 'static) {
         let result = match &mut *self.completion() {
             Completion::UnderWay(callbacks) => {

@@ -114,7 +114,8 @@ fn imports(code: &str) -> Vec<(Vec<String>, bool)> {
     for statement in code.split(';') {
         // What follows the last brace or line that ends something else.
         let Some(at) = statement.rfind("use ").filter(|at| is_start(&statement[..*at])) else { continue };
-        let public = statement[..at].trim_end().rsplit('\n').next().is_some_and(|before| before.trim().starts_with("pub"));
+        let public =
+            statement[..at].trim_end().rsplit('\n').next().is_some_and(|before| before.trim().starts_with("pub"));
         expand(&[], statement[at + 4..].trim(), &mut |path| found.push((path, public)));
     }
     found
@@ -252,7 +253,8 @@ impl Crate {
             }
             seen
         };
-        let reach: BTreeMap<&Module, BTreeSet<Module>> = self.modules.keys().map(|module| (module, reached(module))).collect();
+        let reach: BTreeMap<&Module, BTreeSet<Module>> =
+            self.modules.keys().map(|module| (module, reached(module))).collect();
         let mut circles = BTreeSet::new();
         for (module, others) in &reach {
             let mutual = others.iter().filter(|other| reach[other].contains(*module));
@@ -297,13 +299,17 @@ fn no_more_than_two_files_import_each_other() {
 
 #[test]
 fn paths_are_followed_to_the_file_that_has_the_item() {
-    let code = "use crate::{Error, call::{Call, Kind as Other}};\npub(crate) use child::Item;\nuse super::*;\nuse std::fmt;";
+    let code =
+        "use crate::{Error, call::{Call, Kind as Other}};\npub(crate) use child::Item;\nuse super::*;\nuse std::fmt;";
     let path = |text: &str| text.split("::").map(str::to_owned).collect::<Vec<_>>();
     let expected = [("crate::Error", false), ("crate::call::Call", false), ("crate::call::Kind", false)];
     let mut expected: Vec<_> = expected.map(|(text, public)| (path(text), public)).to_vec();
     expected.extend([(path("child::Item"), true), (path("super::*"), false), (path("std::fmt"), false)]);
     assert_eq!(imports(code), expected);
-    assert_eq!(inline_paths("let x = crate::sync::join(self.y); self::z()"), [path("crate::sync::join"), path("self::z")]);
+    assert_eq!(
+        inline_paths("let x = crate::sync::join(self.y); self::z()"),
+        [path("crate::sync::join"), path("self::z")]
+    );
     let file = |name: &str, code: &str| File { name: name.to_owned(), code: code.to_owned() };
     let modules = BTreeMap::from([
         (vec![], file("lib.rs", "mod a;\nmod b;\npub use b::Item;")),

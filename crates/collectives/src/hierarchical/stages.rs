@@ -10,7 +10,7 @@
 //! | gather, scatter of small parts | through one rank of each host | its parts together | see `gather_scatter` |
 //! | barrier | barrier | barrier | barrier |
 //!
-//! A rank returns after a last barrier with its host: by then every rail has heard from every host that all its ranks came.
+//! A rank returns after a last barrier with its host: by then every rail knows of every host that all its ranks came.
 //! A host of L ranks sends and receives what one rank would; B bytes of an all_reduce cross its link 2·B·(h − 1)/h times in
 //! both directions, for h hosts.
 

@@ -263,7 +263,7 @@ impl Matching {
     fn still_possible(&self, id: Id) -> Result<(), MatchError> {
         let Some(pending) = self.pending.get(&id) else { return Ok(()) };
         let gone = |peer: Rank| self.peers[peer.0].gone.map(|noticed| MatchError::Gone { id, peer, noticed });
-        let trouble = match pending.peer {
+        let error = match pending.peer {
             Some(peer) => gone(peer),
             None => {
                 let others = || self.rank.others(self.peers.len());
@@ -273,10 +273,10 @@ impl Matching {
                 died.or_else(|| others().next().filter(|_| all_left)).and_then(gone)
             }
         };
-        trouble.map_or(Ok(()), Err)
+        error.map_or(Ok(()), Err)
     }
 
-    /// A peer says something. If bytes follow, they go to the place returned; [`Matching::arrived`] when they are there.
+    /// A peer says something. If bytes follow, they go to the destination returned; [`Matching::arrived`] when they are there.
     pub(crate) fn handle_frame(&mut self, from: Rank, frame: Frame) -> Result<Option<Destination>, MatchError> {
         let violation = MatchError::Violation { by: from };
         if self.peers[from.0].gone.is_some() {

@@ -10,7 +10,7 @@
 //! 5 taken     id                                   the receiver has read the offer where it lies
 //! 6 credit    length                               so much room for small messages is free again
 //! 7 goodbye                                        the rank leaves the group; nothing follows
-//! 8 verdict   length, then the words               the group is aborted, and why
+//! 8 abort     length, then the reason              the group is aborted, and why
 //! ```
 //! An id is the sender's number of the message. Before anything else comes the hello that also opens connections between
 //! hosts, see [`crate::tcp::wire`].
@@ -49,8 +49,8 @@ impl Frame {
         let mut bytes = [0; FRAME_BYTES];
         bytes[..3].copy_from_slice(&FRAME_MAGIC);
         bytes[3] = kind;
-        for (destination, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
-            destination.copy_from_slice(&word.to_le_bytes());
+        for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            field.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }

@@ -9,7 +9,7 @@ use crate::partition::{Cut, segment};
 const AHEAD: usize = 2;
 /// Rounds that have room for the values of all members at the same time.
 const SLOTS: usize = AHEAD + 1;
-/// Lanes start apart on cache lines.
+/// Contributions start apart on cache lines.
 const LINE_BYTES: usize = 64;
 /// The shortest message that a lack of scratch memory leads to.
 const SHORTEST: usize = 4 << 10;
@@ -158,7 +158,7 @@ impl Builder {
         }
     }
 
-    /// The longest message of a reduction that has so many lanes in scratch memory.
+    /// The longest message of a reduction that has so many contributions in scratch memory.
     fn message_of_reduction(&self) -> usize {
         let share = self.sizes.scratch / (SLOTS * self.world);
         share.clamp(SHORTEST.min(self.sizes.message), self.sizes.message)

@@ -1,7 +1,7 @@
 //! How bytes travel between hosts, as data: for every rank a list of what to send, receive and reduce, and in which order.
 //!
 //! Pure: a schedule is a function of the operation, its sizes and the number of members, so every member derives its part
-//! without a word, and the parts fit. `streams` carries schedules out over TCP; the tests here do so in memory, with buffers of a
+//! without communication, and the parts fit. `tcp` executes schedules; the tests here do so in memory, with buffers of a
 //! few bytes and a scheduler that is as mean as it can.
 //!
 //! Two members of the same schedule exchange *messages*, in the order in which they stand in both lists: the n-th send to a

@@ -1,4 +1,4 @@
-//! Plans carried out in memory: links hold a few bytes, and who moves next is drawn by lot.
+//! Schedules executed in memory: links hold a few bytes, and who moves next is drawn by lot.
 #![expect(unsafe_code, reason = "tests of code that is given raw memory")]
 
 use std::collections::VecDeque;
@@ -433,10 +433,10 @@ fn nobody_is_through_before_all_have_entered() {
         for rank in 0..4 {
             let schedule = schedule(&collective, 4, rank, &sizes);
             for other in (0..4).filter(|other| *other != rank) {
-                let hears =
+                let receives =
                     |primitive: Primitive| matches!(primitive, Primitive::Receive { from, .. } if from == other);
                 assert!(
-                    schedule.steps.iter().any(|step| hears(step.primitive)),
+                    schedule.steps.iter().any(|step| receives(step.primitive)),
                     "{collective:?}: {rank} hears of {other}"
                 );
             }

@@ -165,13 +165,13 @@ impl ShmBootstrap<'_> {
         let own =
             process_handle(std::process::id() as i32).map_err(|error| Error::system("open a process handle", error))?;
         let mut processes = vec![own];
-        let mut streams = Vec::new();
+        let mut waiting = Vec::new();
         for (stream, process) in joined.into_iter().flatten() {
-            streams.push(stream);
+            waiting.push(stream);
             processes.push(process);
         }
         let handles: Vec<RawFd> = [&file].into_iter().chain(&processes).map(AsRawFd::as_raw_fd).collect();
-        for (index, stream) in streams.iter().enumerate() {
+        for (index, stream) in waiting.iter().enumerate() {
             welcome(stream, &handles)
                 .map_err(|error| self.failed(format!("rank {} went away: {error}", self.group_ranks[index + 1])))?;
         }

@@ -265,7 +265,7 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// The words that follow the header of a verdict; their sender has them ready.
+    /// The reason that follows the header of an abort; its sender has it ready.
     fn receive_abort(&self, peer: usize, context: &ExchangeContext) -> ExchangeError {
         let lost = ExchangeError::Lost(peer, Noticed::ConnectionClosed);
         let Some(link) = &self.peers[peer] else { return lost };
@@ -289,13 +289,13 @@ impl TcpTransport {
         AbortReason::from_bytes(&bytes).map_or(ExchangeError::Lost(peer, Noticed::Garbled), ExchangeError::Abort)
     }
 
-    /// A verdict that a peer sent after its part of an operation that went well here, and that it gave up itself.
+    /// The abort of a peer that sent all its parts of an operation that went well here, and then gave it up itself.
     pub(super) fn check_for_late_abort(&self, context: &ExchangeContext) -> ExchangeResult {
         for peer in self.peers() {
-            let Some((header, words)) = self.peek_message(peer) else { continue };
+            let Some((header, found)) = self.peek_message(peer) else { continue };
             if header.kind == MessageKind::Abort
                 && header.sequence <= context.sequence
-                && let Some(reason) = words
+                && let Some(reason) = found
             {
                 return Err(ExchangeError::Abort(reason));
             }
@@ -303,7 +303,7 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// The verdict or goodbye of a peer that goes, if that is what follows the next `skipped` bytes.
+    /// The abort or goodbye of a peer that goes, if that is what follows the next `skipped` bytes.
     fn final_message(&self, peer: usize, mut skipped: usize) -> Option<ExchangeError> {
         let link = self.peers[peer].as_ref()?;
         let mut rest = [0; 4096];
@@ -322,15 +322,15 @@ impl TcpTransport {
         }
     }
 
-    /// What a peer says next, and the verdict if it is one, without taking it.
+    /// The next message of a peer, and the reason if it is an abort, without taking it.
     fn peek_message(&self, peer: usize) -> Option<(MessageHeader, Option<AbortReason>)> {
         let link = self.peers[peer].as_ref()?;
         let mut bytes = [0; HEADER_BYTES + ABORT_BYTES];
         let found = peek(&link.socket, &mut bytes);
-        let (header, words) = bytes.split_at(HEADER_BYTES);
+        let (header, body) = bytes.split_at(HEADER_BYTES);
         let header = MessageHeader::from_bytes(header.try_into().ok()?).filter(|_| found >= HEADER_BYTES)?;
         let whole = header.kind == MessageKind::Abort && found == bytes.len();
-        Some((header, whole.then(|| AbortReason::from_bytes(words)).flatten()))
+        Some((header, whole.then(|| AbortReason::from_bytes(body)).flatten()))
     }
 
     /// Waits until something moves, or something is wrong.
@@ -339,9 +339,9 @@ impl TcpTransport {
         if left.is_zero() {
             return Err(ExchangeError::Deadline);
         }
-        // A verdict about a later operation is none about this one, and stays where it is.
-        let deaf = self.abort_flag.abort_reason().is_some_and(|reason| !reason.concerns(run.context.user_sequence));
-        let wanted = if deaf { PollFlags::empty() } else { PollFlags::POLLIN };
+        // An abort of a later operation is none of this one, and stays where it is.
+        let of_later = self.abort_flag.abort_reason().is_some_and(|reason| !reason.concerns(run.context.user_sequence));
+        let wanted = if of_later { PollFlags::empty() } else { PollFlags::POLLIN };
         let mut handles = vec![PollFd::new(self.abort_flag.handle(), wanted)];
         let mut settled = vec![None];
         for (peer, link) in self.peers.iter().enumerate() {

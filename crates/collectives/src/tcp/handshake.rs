@@ -189,8 +189,8 @@ impl OutgoingHandshake {
 
     /// Takes this connection, which was answered; nothing if it is gone.
     pub(crate) fn confirm(&self) -> Option<TcpStream> {
-        let told = send_all(&self.socket, &CONFIRMATION, Instant::now());
-        self.socket.try_clone().ok().filter(|_| told)
+        let sent = send_all(&self.socket, &CONFIRMATION, Instant::now());
+        self.socket.try_clone().ok().filter(|_| sent)
     }
 }
 
@@ -227,7 +227,7 @@ impl IncomingHandshake {
     }
 
     /// `expects` knows who may call what for; others are let go, and call again if they are early. Who is let in where
-    /// `closing` says why not hears that.
+    /// `closing` says why not is told that.
     pub(crate) fn advance(
         &mut self,
         membership: Membership<'_>,

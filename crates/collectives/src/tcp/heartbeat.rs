@@ -6,9 +6,9 @@
 //! what ends the wait for it. (The connections of collectives have no such limit: a rank that is late with reading would
 //! look like a host that is gone.)
 //!
-//! The same connection carries the verdict when a group ends, so that hosts hear of it whose ranks are busy with other things.
-//! And it carries who of a host has not come to an operation, once that has not changed for a beat: the others only see that
-//! nothing comes from ranks which wait for those. What hosts say is in `body`.
+//! The same connection carries the reason when a group is aborted, so that hosts whose ranks are busy with other things learn
+//! of it. And it carries which ranks of a host are late for an operation, once that has not changed for a beat: the others only
+//! see that nothing comes from ranks which wait for those. The format is in `messages`.
 //!
 //! The thread belongs to the transport: it starts with it, and is joined when the transport is dropped.
 #![expect(unsafe_code, reason = "reads sockets")]
@@ -121,7 +121,7 @@ struct HostConnection {
     decoder: Decoder,
     /// What it said last about its ranks.
     late: Option<LateReport>,
-    /// What it was told and found no room.
+    /// What found no room yet.
     unsent: Vec<u8>,
 }
 

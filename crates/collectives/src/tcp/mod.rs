@@ -178,8 +178,8 @@ impl TcpTransport {
                 Some(AbortReason::Lost { rank: self.members[peer], call, sequence, noticed, by })
             }
             ExchangeError::Deadline => {
-                let absent = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
-                let silent = (0..self.world()).filter(absent).map(|peer| self.members[peer]).collect();
+                let is_late = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
+                let silent = (0..self.world()).filter(is_late).map(|peer| self.members[peer]).collect();
                 // A rank says nothing while it waits for others of its host: that host knows for whom.
                 let reported = self.arena.as_ref().and_then(|arena| arena.late_elsewhere(sequence));
                 let missing = reported.unwrap_or(silent);
@@ -244,7 +244,7 @@ impl Transport for TcpTransport {
         for peer in self.peers.iter_mut().flatten() {
             let until = if is_silent(&peer.socket) { at_once } else { later };
             let whole = peer.unsent.take().is_none_or(|rest| {
-                // SAFETY: told from inside the operation that gave the payload; between operations nothing is unsent.
+                // SAFETY: called from inside the operation that gave the payload; between operations nothing is unsent.
                 unsafe { send_rest(&peer.socket, &rest.header, rest.payload, rest.length, rest.done, until) }
             });
             if whole {

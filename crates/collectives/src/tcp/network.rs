@@ -43,13 +43,13 @@ pub(crate) fn open(interfaces: Option<&str>) -> Result<Network, Error> {
 
 /// A listener for both families, or for IPv4 where there is no other.
 fn listen() -> Result<(TcpListener, bool), Error> {
-    let bind = |domain: Domain, place: IpAddr| {
+    let bind = |domain: Domain, address: IpAddr| {
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         if domain == Domain::IPV6 {
             socket.set_only_v6(false)?;
         }
         socket.set_nonblocking(true)?;
-        socket.bind(&SocketAddr::new(place, 0).into())?;
+        socket.bind(&SocketAddr::new(address, 0).into())?;
         socket.listen(BACKLOG)?;
         Ok(TcpListener::from(socket))
     };
@@ -70,21 +70,21 @@ fn usable(interfaces: Option<&str>) -> Result<Vec<IpAddr>, Error> {
         if !names.contains(&interface.interface_name) {
             names.push(interface.interface_name.clone());
         }
-        let Some(place) = interface.address.and_then(|address| {
+        let Some(ip) = interface.address.and_then(|address| {
             let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
             four.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
         }) else {
             continue;
         };
-        let link_local = match place {
-            IpAddr::V4(place) => place.is_link_local(),
-            IpAddr::V6(place) => place.is_unicast_link_local(),
+        let link_local = match ip {
+            IpAddr::V4(address) => address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
         };
         let named = wanted.as_ref().is_none_or(|wanted| wanted.contains(&interface.interface_name.as_str()));
-        if place.is_loopback() {
-            loopback.push(place);
+        if ip.is_loopback() {
+            loopback.push(ip);
         } else if named && !link_local {
-            found.push(place);
+            found.push(ip);
         }
     }
     if let Some(missing) = wanted.iter().flatten().find(|wanted| !names.iter().any(|name| name == *wanted)) {

@@ -286,7 +286,7 @@ proptest! {
 #[test]
 fn a_lost_peer_fails_what_needs_it() {
     let gone = |peer: Rank, noticed: Noticed| {
-        move |trouble: MatchError| match trouble {
+        move |error: MatchError| match error {
             MatchError::Gone { peer: found, noticed: how, .. } => (found, how) == (peer, noticed),
             _ => false,
         }

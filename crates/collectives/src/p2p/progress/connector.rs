@@ -1,7 +1,7 @@
 //! Connections with other hosts, opened when the first message or receive needs them.
 //!
 //! Either of two ranks may call; if both do at once, there are two connections, and each writes to the one it has first.
-//! The port for messages is the rank's own over all generations of its group: who calls for an earlier one hears that this
+//! The port for messages is the rank's own over all generations of its group: who calls for an earlier one is told that this
 //! rank has left it, who is ahead calls again.
 
 use std::io;
@@ -41,7 +41,7 @@ impl ProgressThread {
         let Some((_, membership)) = self.config.network() else { return };
         match membership.endpoints(peer, Purpose::P2p) {
             Ok(endpoints) => self.peers[peer.0].dialing = Some(PeerDial::new(endpoints, Instant::now())),
-            // Every rank had some when the group met.
+            // Every rank had some when the group was connected.
             Err(_) => self.peers[peer.0].disconnect = Disconnect::now(Noticed::ConnectionClosed),
         }
         self.advance_dial(peer);
@@ -128,9 +128,9 @@ impl ProgressThread {
         self.callers.clear();
     }
 
-    /// The group is aborted, and nothing is under way: who calls hears why, until the messages of this generation are dropped.
+    /// The group is aborted, and nothing is under way: who calls is told why, until the messages of this generation are dropped.
     pub(super) fn refuse_until_closed(&mut self, final_message: &[u8]) {
-        let mut told: Vec<TcpStream> = Vec::new();
+        let mut refused: Vec<TcpStream> = Vec::new();
         while let Some((listener, membership)) = self.config.network()
             && !lock(&self.shared.inbox).closing
         {
@@ -139,7 +139,7 @@ impl ProgressThread {
             let expects = |peer: Rank, purpose: Purpose| purpose == Purpose::P2p && peer != rank;
             advance_callers(&mut self.callers, membership, expects, None, |socket, _| {
                 send_all(&socket, final_message, Instant::now());
-                told.push(socket);
+                refused.push(socket);
             });
             let mut handles = vec![PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN)];
             if open {
@@ -154,7 +154,7 @@ impl ProgressThread {
             let _ = poll(&mut handles, wait.map_or(nix::poll::PollTimeout::NONE, poll_timeout));
             let _ = self.shared.wake.read();
         }
-        linger(told.iter());
+        linger(refused.iter());
         self.callers.clear();
     }
 

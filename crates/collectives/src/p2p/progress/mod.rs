@@ -1,7 +1,7 @@
 //! The thread that performs what [`Matching`] decides.
 //!
-//! Here: its loop, orders, deadlines, what comes in and goes out. `peers` has the connections, `calls` those with other hosts,
-//! `memory` the copies, `shutdown` the last words.
+//! Here: its loop, requests, deadlines, what comes in and goes out. `peers` has the connections, `connector` those with other
+//! hosts (`dial`: how one of them is called), `actions` the copies, `shutdown` what is sent last.
 
 mod actions;
 mod connector;
@@ -218,7 +218,7 @@ impl ProgressThread {
         }
     }
 
-    /// Performs what the post has decided.
+    /// Performs what the matching has decided.
     fn act(&mut self) -> Result<(), ProgressEnd> {
         while let Some(action) = self.matching.next_action() {
             self.perform(action)?;
@@ -242,7 +242,7 @@ impl ProgressThread {
                         Some(Request { kind: RequestKind::Send { source, .. }, .. }) => {
                             source.pointer.wrapping_add(offset)
                         }
-                        _ => unreachable!("the post writes sends under way"),
+                        _ => unreachable!("the matching writes sends under way"),
                     },
                     _ => std::ptr::null(),
                 };
@@ -334,7 +334,7 @@ impl ProgressThread {
     }
 
     fn check_abort(&self) -> Result<(), ProgressEnd> {
-        // The first verdict counts; this one only asks for it.
+        // The first reason counts; this one only asks for it.
         let reason = AbortReason::Aborted { by: self.config.rank };
         if self.config.abort.is_aborted() { Err(ProgressEnd::Failed((self.abort_group)(&reason))) } else { Ok(()) }
     }
@@ -390,8 +390,8 @@ impl ProgressThread {
             }
             (Received::Frame(Frame::Goodbye), Some(peer)) => self.peer_lost(peer, Noticed::LeftGroup),
             (Received::Frame(frame), Some(peer)) => {
-                let heard = self.matching.handle_frame(peer, frame);
-                if let Ok(Some(destination)) = heard {
+                let handled = self.matching.handle_frame(peer, frame);
+                if let Ok(Some(destination)) = handled {
                     let pointer = match destination {
                         Destination::Target { receive, offset, .. } => self.target(receive).wrapping_add(offset),
                         Destination::Held { held } => {
@@ -402,7 +402,7 @@ impl ProgressThread {
                         link.expect(destination, pointer, frame.payload());
                     }
                 }
-                self.decide(heard.map(|_| ()))
+                self.decide(handled.map(|_| ()))
             }
             (Received::Payload(destination, length), Some(peer)) => {
                 self.matching.arrived(peer, destination, length);
@@ -426,11 +426,11 @@ impl ProgressThread {
         }
     }
 
-    /// Trouble is the group's, unless it concerns nobody.
+    /// A failure is the group's, unless it concerns nobody.
     fn decide(&mut self, result: Result<(), MatchError>) -> Result<(), ProgressEnd> {
-        let Err(trouble) = result else { return Ok(()) };
+        let Err(error) = result else { return Ok(()) };
         let by = self.config.rank;
-        let reason = match trouble {
+        let reason = match error {
             MatchError::Mismatch { from, message, bytes, receive } => {
                 let tag = self.matching.pending(receive).map_or(0, |pending| pending.tag);
                 AbortReason::Mismatch {

@@ -109,7 +109,7 @@ impl ProgressThread {
         self.peers[peer.0].dial_again = false;
     }
 
-    /// Peers without a connection are gone, once everybody who called has been heard.
+    /// Peers without a connection are gone, once the hellos of all who called are read.
     pub(super) fn reap(&mut self) -> Result<(), ProgressEnd> {
         if self.peers.iter().all(|state| state.disconnect.is_none()) {
             return Ok(());

@@ -16,11 +16,11 @@ use crate::socket::{linger, poll_timeout, send_all};
 
 /// How long what is written may take to leave this rank when it closes.
 const GRACE: Duration = Duration::from_secs(1);
-/// And when the group is aborted: how long a peer may take to read what comes before the verdict.
+/// And when the group is aborted: how long a peer may take to read what comes before the abort reason.
 const ABORT_GRACE: Duration = Duration::from_millis(200);
 
 impl ProgressThread {
-    /// Peers of other hosts do not see that the group is aborted: they hear why. A frame that was begun is finished first, as
+    /// Peers of other hosts do not see that the group is aborted: they are told why. A frame that was begun is finished first, as
     /// long as its memory is there. Returns what later callers are told.
     pub(super) fn broadcast_abort(&mut self) -> Vec<u8> {
         let P2pListener::Network { .. } = self.config.listener else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! Which ranks of other hosts have not come to an operation, as the first rank of this host has heard: for a rank whose time is up.
+//! Which ranks of other hosts have not come to an operation, as the first rank of this host knows: for a rank whose deadline passes.
 //!
 //! One thread writes it, any rank may read it. The version is odd while it is written; a reader that finds it so, or changed,
 //! looks again, and does without it soon: the writer may be dead.
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_absent_is_known_for_one_operation_at_a_time() {
+    fn late_ranks_are_known_for_one_operation_at_a_time() {
         let (arena, _file) = Arena::create(2, 4096, 1).unwrap();
         assert_eq!(arena.late_elsewhere(0), None);
         arena.set_late_elsewhere(0, &[Rank(3), Rank(9)]);

@@ -193,8 +193,8 @@ impl Arena {
         let layout = Layout { world, slot_bytes, channels: header.channels as usize };
         let found = (header.magic, header.world, header.slot_bytes);
         // So many channels that their size overflows are none of ours.
-        let lanes_fit = (1..=MAX_CHANNELS).contains(&layout.channels);
-        if found != (MAGIC, world as u64, slot_bytes as u64) || !lanes_fit || layout.total() != size {
+        let channels_fit = (1..=MAX_CHANNELS).contains(&layout.channels);
+        if found != (MAGIC, world as u64, slot_bytes as u64) || !channels_fit || layout.total() != size {
             return Err(different());
         }
         Ok(Arena::new(memory, layout))

@@ -191,12 +191,12 @@ fn the_first_reason_stays_and_readers_see_all_of_it_or_nothing() {
             thread::spawn(move || arena.abort(&reasons()[writer]))
         });
         let seen = arena.abort_reason();
-        assert!(seen.as_ref().is_none_or(|seen| reasons().contains(seen)), "mixed: {seen:?}");
+        assert!(seen.as_ref().is_none_or(|seen| reasons().contains(seen)), "torn: {seen:?}");
         for writer in writing {
             writer.join().expect("writers do not panic");
         }
         let last = arena.abort_reason().expect("the group is aborted");
-        assert!(reasons().contains(&last), "mixed: {last:?}");
+        assert!(reasons().contains(&last), "torn: {last:?}");
         assert!(seen.is_none_or(|seen| seen == last), "another one came after the first");
     });
 }

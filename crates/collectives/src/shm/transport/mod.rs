@@ -209,9 +209,9 @@ impl ShmTransport {
                 Some(AbortReason::Lost { rank: self.group_rank(rank), call, sequence, noticed, by })
             }
             StepError::Interrupted(Interrupted::Deadline) => {
-                let absent = |rank: &LocalRank| !self.arena.control(*rank).has_entered(context.sequence);
+                let is_late = |rank: &LocalRank| !self.arena.control(*rank).has_entered(context.sequence);
                 let here: Vec<Rank> =
-                    LocalRank::all(self.arena.world()).filter(absent).map(|rank| self.group_rank(rank)).collect();
+                    LocalRank::all(self.arena.world()).filter(is_late).map(|rank| self.group_rank(rank)).collect();
                 // All are here: some may wait for other hosts.
                 let elsewhere = || self.arena.late_elsewhere(sequence).unwrap_or_default();
                 let missing = if here.is_empty() { elsewhere() } else { here };

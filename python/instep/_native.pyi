@@ -175,9 +175,9 @@ class CollectiveGroup:
         timeout: float,
         label: str = "",
         single_copy: bool = True,
-        lanes: int | None = None,
+        channels: int | None = None,
         local_world: int | None = None,
-        streams: bool = False,
+        tcp: bool = False,
         interface: str | None = None,
         secret: str | None = None,
         canonical: bool = False,
@@ -186,16 +186,16 @@ class CollectiveGroup:
         ranks: Sequence[int] = ...,
     ) -> Self: ...
     def address(self) -> bytes:
-        """Where this rank can be met, for the other ranks."""
+        """Where this rank listens, for the other ranks."""
 
     def needs_network(self, addresses: Sequence[bytes]) -> bool:
-        """Whether these ranks, this one among them, can only meet over the network."""
+        """Whether these ranks, this one among them, can only be connected over the network."""
 
     def open_to_network(self) -> None:
         """Listen on the network too; the address changes."""
 
     def connect(self, rank: int, addresses: Sequence[bytes], generation: int, timeout: float) -> int | None:
-        """Meet the other ranks, whose addresses are given in their order; a group that met others before is rebuilt."""
+        """Connect to the other ranks, whose addresses are given in their order; a connected group gets other peers."""
 
     def run(self, operation: Operation, timeout: float) -> None:
         """Do an operation and return when it is done; on this thread, unless others are queued."""

@@ -45,8 +45,8 @@ fn main() -> Fallible<()> {
 
 /// Exchanges addresses through the launcher's store.
 fn connect(rank: usize, world: usize) -> Fallible<Group> {
-    let lanes = env::var("INSTEP_LANES").ok().map(|lanes| lanes.parse()).transpose()?;
-    let bound = Group::bind(Options { lanes, ..Options::default() })?;
+    let channels = env::var("INSTEP_LANES").ok().map(|channels| channels.parse()).transpose()?;
+    let bound = Group::bind(Options { channels, ..Options::default() })?;
     let mut store = Client::connect(&env::var("MASTER_ADDR")?, env::var("MASTER_PORT")?.parse()?, PATIENCE)?;
     let key = |rank: usize| format!("all_reduce/{}/{rank}", env::var("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());
     store.set(&key(rank), &bound.address().to_bytes())?;

@@ -1,4 +1,4 @@
-//! Where a rank can be met: opaque bytes for callers to exchange through a store of their choice.
+//! Where a rank listens: opaque bytes for callers to exchange through a store of their choice.
 //!
 //! ```text
 //! "instep" version(1) { tag(1) length(2, little endian) value }*
@@ -8,7 +8,7 @@
 //! tag 7  empty: sums are to be in the order of ranks everywhere
 //! tag 8  the port for messages at those endpoints (2, little endian)
 //! ```
-//! Fields with other tags are skipped, so that later versions can add ways to be met.
+//! Fields with other tags are skipped, so that later versions can add ways to connect.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -23,16 +23,16 @@ const TOKEN: u8 = 4;
 const NETWORK: u8 = 5;
 const ENDPOINT: u8 = 6;
 const CANONICAL: u8 = 7;
-const MAIL_PORT: u8 = 8;
+const P2P_PORT: u8 = 8;
 
 /// The most endpoints that an address may have: a rank calls them one after the other.
-const MOST_ENDPOINTS: usize = 64;
+const MAX_ENDPOINTS: usize = 64;
 
-/// Where a rank can be met. Made by [`crate::Group::bind`], carried as bytes.
+/// Where a rank listens. Made by [`crate::Group::bind`], carried as bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     pub(crate) host: String,
-    /// Equal for two ranks that can share memory: see [`crate::arena::handshake::bind`].
+    /// Equal for two ranks that can share memory: see [`crate::shm::bootstrap::bind`].
     pub(crate) memory: String,
     pub(crate) socket: Vec<u8>,
     pub(crate) token: [u8; 16],
@@ -41,7 +41,7 @@ pub struct Address {
     /// Where it can be called over the network; empty unless it was opened to it.
     pub(crate) endpoints: Vec<SocketAddr>,
     /// Where it takes messages, at the same places; 0 unless it was opened to the network.
-    pub(crate) mail_port: u16,
+    pub(crate) p2p_port: u16,
     /// It wants sums in the order of ranks, whatever the hosts.
     pub(crate) canonical: bool,
 }
@@ -50,7 +50,7 @@ impl Address {
     /// The bytes to hand to the other ranks.
     pub fn to_bytes(&self) -> Vec<u8> {
         let endpoints: Vec<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
-        let mail_port = self.mail_port.to_le_bytes();
+        let p2p_port = self.p2p_port.to_le_bytes();
         let mut fields: Vec<(u8, &[u8])> = vec![
             (HOST, self.host.as_bytes()),
             (MEMORY, self.memory.as_bytes()),
@@ -58,12 +58,12 @@ impl Address {
             (TOKEN, &self.token),
             (NETWORK, self.network.as_bytes()),
         ];
-        fields.extend(endpoints.iter().take(MOST_ENDPOINTS).map(|endpoint| (ENDPOINT, endpoint.as_bytes())));
+        fields.extend(endpoints.iter().take(MAX_ENDPOINTS).map(|endpoint| (ENDPOINT, endpoint.as_bytes())));
         if self.canonical {
             fields.push((CANONICAL, &[]));
         }
-        if self.mail_port != 0 {
-            fields.push((MAIL_PORT, &mail_port));
+        if self.p2p_port != 0 {
+            fields.push((P2P_PORT, &p2p_port));
         }
         let mut bytes = MAGIC.to_vec();
         for (tag, value) in fields {
@@ -80,7 +80,7 @@ impl Address {
         let wrong = |what| Error::Address { what };
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(wrong("it does not start as one of this version"))?;
         let (mut host, mut memory, mut socket, mut token, mut network) = (None, None, None, None, None);
-        let (mut endpoints, mut canonical, mut mail_port) = (Vec::new(), false, 0);
+        let (mut endpoints, mut canonical, mut p2p_port) = (Vec::new(), false, 0);
         while let [tag, low, high, after @ ..] = rest {
             let length = usize::from(u16::from_le_bytes([*low, *high]));
             let (value, after) = after.split_at_checked(length).ok_or(wrong("it is cut off"))?;
@@ -93,13 +93,13 @@ impl Address {
                 TOKEN => token = Some(value.try_into().map_err(|_| wrong("its token has the wrong length"))?),
                 NETWORK => network = Some(text()?),
                 CANONICAL => canonical = true,
-                MAIL_PORT => {
+                P2P_PORT => {
                     let port = value.try_into().map_err(|_| wrong("its port for messages has the wrong length"))?;
-                    mail_port = u16::from_le_bytes(port);
+                    p2p_port = u16::from_le_bytes(port);
                 }
                 ENDPOINT => {
                     let endpoint = text()?.parse().map_err(|_| wrong("an endpoint is none"))?;
-                    if endpoints.len() < MOST_ENDPOINTS {
+                    if endpoints.len() < MAX_ENDPOINTS {
                         endpoints.push(endpoint);
                     }
                 }
@@ -111,7 +111,7 @@ impl Address {
         }
         match (host, memory, socket, token, network) {
             (Some(host), Some(memory), Some(socket), Some(token), Some(network)) => {
-                Ok(Address { host, memory, socket, token, network, endpoints, canonical, mail_port })
+                Ok(Address { host, memory, socket, token, network, endpoints, canonical, p2p_port })
             }
             _ => Err(wrong("a field is missing")),
         }
@@ -148,7 +148,7 @@ mod tests {
             token: [7; 16],
             network: "n".into(),
             canonical: false,
-            mail_port: 80,
+            p2p_port: 80,
             endpoints: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()],
         }
     }
@@ -170,9 +170,9 @@ mod tests {
         }
 
         #[test]
-        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), place: [u8; 16], port: u16, mail_port: u16, canonical: bool) {
-            let endpoints = vec![(place, port).into(), ([1, 2, 3, 4], port).into()];
-            let address = Address { host, token, endpoints, canonical, mail_port, ..sample() };
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), ip: [u8; 16], port: u16, p2p_port: u16, canonical: bool) {
+            let endpoints = vec![(ip, port).into(), ([1, 2, 3, 4], port).into()];
+            let address = Address { host, token, endpoints, canonical, p2p_port, ..sample() };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
         }
     }

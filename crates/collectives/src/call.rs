@@ -114,8 +114,8 @@ impl Call {
     }
 
     /// A message to or from a rank.
-    pub(crate) fn message(kind: Kind, bytes: usize, peer: Option<usize>, tag: u64) -> Call {
-        Call { root: peer.map(Rank), factor: tag, ..Call::new(kind, DataType::Bytes, bytes) }
+    pub(crate) fn message(kind: Kind, bytes: usize, peer: Option<Rank>, tag: u64) -> Call {
+        Call { root: peer, factor: tag, ..Call::new(kind, DataType::Bytes, bytes) }
     }
 
     /// Of a message.
@@ -156,8 +156,8 @@ impl Call {
     /// A number that differs when the words differ, for all practical purposes.
     pub(crate) fn fingerprint(&self, sequence: u64) -> u64 {
         self.words().into_iter().chain([sequence]).fold(0x9e37_79b9_7f4a_7c15, |state, word| {
-            let mixed = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
-            mixed ^ (mixed >> 29)
+            let hashed = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
+            hashed ^ (hashed >> 29)
         })
     }
 }
@@ -226,7 +226,7 @@ mod tests {
         let call = Call::new(Kind::Reduce, DataType::F32, 10).rooted(Rank(3)).reducing(Reduction::Average).unwrap();
         assert_eq!(call.to_string(), "reduce(10 × f32, AVG, root 3)");
         assert_eq!(Call::new(Kind::Barrier, DataType::Bytes, 0).to_string(), "barrier");
-        let send = Call::message(Kind::Send, 12, Some(3), 7);
+        let send = Call::message(Kind::Send, 12, Some(Rank(3)), 7);
         assert_eq!(send.to_string(), "send(12 bytes to rank 3, tag 7)");
         assert_eq!(Call::from_words(send.words()), Some(send));
         assert_eq!(Call::message(Kind::Receive, 0, None, 0).to_string(), "receive(0 bytes from any rank, tag 0)");

@@ -12,7 +12,7 @@
 //! f16 and bf16 are accumulated in f32 over the values of all ranks and rounded once. `Min` and `Max` treat NaN as gloo's
 //! `std::min` and `std::max` do, folded from rank 0 upwards: a NaN of rank 0 stays, a NaN of a later rank is passed over.
 
-use crate::Error;
+use std::fmt;
 
 /// What the elements of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,8 +151,8 @@ impl Reduction {
         }
     }
 
-    /// Says no before anything is sent.
-    pub fn check(self, dtype: DataType) -> Result<(), Error> {
+    /// Whether it is defined for a type; asked before anything is sent.
+    pub fn check(self, dtype: DataType) -> Result<(), UnsupportedReduction> {
         use DataType as D;
         use Reduction as R;
         let fits = match (self, dtype) {
@@ -169,7 +169,7 @@ impl Reduction {
             (R::PremultipliedSum(_), D::F64 | D::F32 | D::F16 | D::BF16 | D::Complex64 | D::Complex128) => true,
             (R::PremultipliedSum(_), _) => false,
         };
-        if fits { Ok(()) } else { Err(Error::Unsupported { reduction: self.name(), dtype: dtype.name() }) }
+        if fits { Ok(()) } else { Err(UnsupportedReduction { reduction: self.name(), dtype: dtype.name() }) }
     }
 
     pub(crate) const fn code(self) -> u8 {
@@ -191,9 +191,24 @@ impl Reduction {
     }
 }
 
+/// A reduction that is not defined for a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnsupportedReduction {
+    /// As torch spells it.
+    pub reduction: &'static str,
+    /// The element type.
+    pub dtype: &'static str,
+}
+
+impl fmt::Display for UnsupportedReduction {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} is not defined for {}", self.reduction, self.dtype)
+    }
+}
+
 /// A Rust type that is the same bytes as a [`DataType`].
 pub trait Element: Copy + Send + 'static {
-    /// The type the engine knows it as.
+    /// The type it is in operations.
     const DTYPE: DataType;
 }
 

@@ -7,18 +7,15 @@ use std::time::Duration;
 
 use crate::Rank;
 use crate::call::{Call, Kind};
+use crate::dtype::UnsupportedReduction;
+use crate::rank::join_ranks;
 
 /// Why an operation, or the group, failed. Clones are cheap: every operation in flight gets the same reason.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// This reduction is not defined for this type; nothing was sent.
-    #[error("{reduction} is not defined for {dtype}")]
-    Unsupported {
-        /// As torch spells it.
-        reduction: &'static str,
-        /// The element type.
-        dtype: &'static str,
-    },
+    #[error("{0}")]
+    Unsupported(UnsupportedReduction),
     /// The arguments contradict each other; nothing was sent.
     #[error("{what}")]
     Invalid {
@@ -26,7 +23,7 @@ pub enum Error {
         what: String,
     },
     /// Two ranks called different operations at the same point; the group is aborted.
-    #[error("rank {rank} called {call} but rank {other_rank} called {other}{}", place(call, *sequence))]
+    #[error("rank {rank} called {call} but rank {other_rank} called {other}{}", position(call, *sequence))]
     Mismatch {
         /// One side.
         rank: Rank,
@@ -96,7 +93,7 @@ pub enum Error {
     Connect {
         /// How long it was given.
         timeout: Duration,
-        /// Who did not come, or what was heard instead.
+        /// Who did not come, or what was received instead.
         what: String,
     },
     /// An address does not parse.
@@ -105,7 +102,7 @@ pub enum Error {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// The system refused something the engine cannot do without.
+    /// The system refused something that the group cannot do without.
     #[error("could not {what}")]
     System {
         /// What was tried.
@@ -113,6 +110,12 @@ pub enum Error {
         /// The answer.
         source: Arc<io::Error>,
     },
+}
+
+impl From<UnsupportedReduction> for Error {
+    fn from(unsupported: UnsupportedReduction) -> Error {
+        Error::Unsupported(unsupported)
+    }
 }
 
 impl Error {
@@ -188,7 +191,7 @@ fn unit(call: &Call) -> &'static str {
     if call.kind.is_message() { "message" } else { "operation" }
 }
 
-fn place(call: &Call, sequence: u64) -> String {
+fn position(call: &Call, sequence: u64) -> String {
     if call.kind.is_message() { String::new() } else { format!(" as operation {sequence} of the group") }
 }
 
@@ -196,7 +199,7 @@ fn waiting_for(call: &Call, missing: &[Rank]) -> String {
     let names = match missing {
         [] => return "every rank had started it, not all had finished".to_owned(),
         [one] => format!("rank {one}"),
-        several => format!("ranks {}", several.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")),
+        several => format!("ranks {}", join_ranks(several)),
     };
     match call.kind {
         Kind::Send => format!("{names} had not taken it"),

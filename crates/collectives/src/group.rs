@@ -11,7 +11,7 @@
 //! later, until [`Group::reconfigure`] gives the same object new peers at a higher generation.
 //!
 //! Shutdown, when the group is dropped: what is queued or under way is aborted (the peers get that as an error), the worker
-//! and the thread for messages are joined, then the place among the ranks is given up, which peers that still wait for this
+//! and the thread for messages are joined, then the membership is given up, which peers that still wait for this
 //! rank notice. A copy of the group in a forked child is dropped without any of that: it does not speak for its parent.
 #![expect(unsafe_code, reason = "callers vouch for buffers")]
 
@@ -20,22 +20,22 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::arena::Arena;
-use crate::bound::{Bound, Met};
+use crate::abort::AbortGroup;
+use crate::bootstrap::Bound;
 use crate::call::{Call, Kind};
-use crate::diary::Diary;
 use crate::dtype::{Element, Reduction};
-use crate::mail::{Condemn, Mail};
+use crate::flight_recorder::FlightRecorder;
 use crate::operation::{Operation, Source, Target};
-use crate::queue::{Job, Shared, lock};
+use crate::p2p::P2p;
+use crate::queue::{GroupShared, Job};
+use crate::shm::arena::Arena;
+use crate::sync::{ForkGuard, MAX_TIMEOUT, join, lock};
 use crate::ticket::Ticket;
-use crate::transport::Engine;
+use crate::transport::builder::Connected;
 use crate::{Address, Error, Rank};
 
 /// Operations that can be queued; a caller who submits more waits until there is room.
-const LONGEST_QUEUE: usize = 4096;
-/// The longest time a message can be given: far, but where instants do not overflow.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_QUEUED: usize = 4096;
 
 /// What the survivors of a reconfiguration agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,55 +46,53 @@ pub struct Reconfigured {
 
 /// The ranks that work together. Shared by reference between threads.
 pub struct Group {
-    shared: Arc<Shared>,
+    shared: Arc<GroupShared>,
     worker: Mutex<Option<JoinHandle<()>>>,
     /// One reconfiguration at a time.
     reconfiguring: Mutex<()>,
     bound: Bound,
-    /// Who made it.
-    process: u32,
+    owner: ForkGuard,
 }
 
 impl Group {
-    /// A rank that has met its peers.
-    pub(crate) fn new(bound: Bound, met: Met, generation: u64) -> Result<Group, Error> {
+    /// A rank that is connected to its peers.
+    pub(crate) fn new(bound: Bound, connected: Connected, generation: u64) -> Result<Group, Error> {
         let group = Group {
-            shared: Arc::new(Shared::new(generation, Diary(bound.options.recorder.clone()))),
+            shared: Arc::new(GroupShared::new(generation, FlightRecorder(bound.options.recorder.clone()))),
             worker: Mutex::new(None),
             reconfiguring: Mutex::new(()),
             bound,
-            process: std::process::id(),
+            owner: ForkGuard::new(),
         };
-        group.take_place(met)?;
+        group.install(connected)?;
         Ok(group)
     }
 
-    /// Goes on with these peers.
-    fn take_place(&self, met: Met) -> Result<(), Error> {
-        let Met { engine, mail } = met;
-        let world = mail.addresses.len();
-        let (rank, fate, shared) = (mail.rank, mail.fate.clone(), Arc::downgrade(&self.shared));
-        let hosts: Vec<String> = mail.addresses.iter().map(|address| address.host.clone()).collect();
-        let condemn: Condemn = Arc::new(move |verdict| {
-            fate.abort(verdict);
-            let host = |rank: usize| hosts.get(rank).cloned().unwrap_or_default();
-            let error = fate.verdict().map_or(Error::Aborted { by: Rank(rank) }, |verdict| verdict.to_error(host));
+    /// Uses the connections to these peers from now on.
+    fn install(&self, connected: Connected) -> Result<(), Error> {
+        let Connected { transport, p2p } = connected;
+        let world = p2p.addresses.len();
+        let (rank, abort, shared) = (p2p.rank, p2p.abort.clone(), Arc::downgrade(&self.shared));
+        let hosts: Vec<String> = p2p.addresses.iter().map(|address| address.host.clone()).collect();
+        let abort_group: AbortGroup = Arc::new(move |reason| {
+            abort.abort(reason);
+            let error = abort.to_error(rank, &hosts);
             if let Some(shared) = shared.upgrade() {
                 shared.fail_queue(&error);
             }
             error
         });
-        let mail = Arc::new(Mail::new(mail, condemn)?);
+        let p2p = Arc::new(P2p::new(p2p, abort_group)?);
         let mut queue = lock(&self.shared.queue);
-        queue.connected(&engine, mail, world);
-        self.shared.diary.connected(rank, world, queue.generation);
-        *lock(&self.shared.engine) = Some(engine);
+        queue.connected(&*transport, p2p, world);
+        self.shared.recorder.connected(rank.0, world, queue.generation);
+        *lock(&self.shared.transport) = Some(transport);
         Ok(())
     }
 
     /// This rank's number.
     pub fn rank(&self) -> Rank {
-        Rank(lock(&self.shared.queue).rank)
+        lock(&self.shared.queue).rank
     }
 
     /// How many ranks there are.
@@ -107,12 +105,12 @@ impl Group {
         lock(&self.shared.queue).generation
     }
 
-    /// Where this rank can be met; stays the same over reconfigurations.
+    /// Where this rank listens; stays the same over reconfigurations.
     pub fn address(&self) -> &Address {
         self.bound.address()
     }
 
-    /// Whether these ranks would need a network to meet, see [`Bound::needs_network`].
+    /// Whether these ranks would need a network to connect, see [`Bound::needs_network`].
     pub fn needs_network(&self, addresses: &[Address]) -> bool {
         self.bound.needs_network(addresses)
     }
@@ -134,10 +132,7 @@ impl Group {
 
     /// The memory that the ranks share and a handle on every rank's process, in a group whose ranks all share memory.
     pub(crate) fn shared_memory(&self) -> Option<(Arc<Arena>, Arc<[OwnedFd]>)> {
-        match lock(&self.shared.engine).as_ref()? {
-            Engine::Arena(engine) => Some((Arc::clone(engine.arena()), engine.processes())),
-            Engine::Streams(_) | Engine::Mixed(_) => None,
-        }
+        lock(&self.shared.transport).as_ref()?.shared_memory()
     }
 
     /// Queues an operation for the group's worker. What contradicts itself is refused at once.
@@ -169,14 +164,14 @@ impl Group {
     fn queue_up(&self, operations: Vec<Operation>, timeout: Duration) -> Result<Ticket, Error> {
         let mut queue = lock(&self.shared.queue);
         queue.admit(&operations)?;
-        while queue.jobs.len() >= LONGEST_QUEUE {
+        while queue.jobs.len() >= MAX_QUEUED {
             queue = self.shared.await_change(queue);
             queue.admit(&operations)?;
         }
         self.start_worker()?;
         let ticket = Ticket::new();
-        let calls = operations.iter().filter_map(|operation| operation.check(queue.rank, queue.world).ok());
-        let entries = calls.filter_map(|call| self.shared.diary.submitted(&call)).collect();
+        let calls = operations.iter().filter_map(|operation| operation.check(queue.rank.0, queue.world).ok());
+        let entries = calls.filter_map(|call| self.shared.recorder.submitted(&call)).collect();
         queue.jobs.push_back(Job { operations, entries, timeout, ticket: ticket.clone() });
         self.shared.work.notify_one();
         Ok(ticket)
@@ -192,8 +187,8 @@ impl Group {
     }
 
     /// Where its operations are written down.
-    pub(crate) fn diary(&self) -> Diary {
-        self.shared.diary.clone()
+    pub(crate) fn recorder(&self) -> FlightRecorder {
+        self.shared.recorder.clone()
     }
 
     /// As [`Group::run`], with a time limit of its own, counted from when the operation starts.
@@ -210,7 +205,7 @@ impl Group {
                 return unsafe { self.submit_within(operation, timeout) }?.join();
             }
             queue.busy = true;
-            operation.check(queue.rank, queue.world).ok().and_then(|call| self.shared.diary.begun(&call))
+            operation.check(queue.rank.0, queue.world).ok().and_then(|call| self.shared.recorder.begun(&call))
         };
         self.shared.perform(std::slice::from_ref(&operation), entry.as_mut_slice(), timeout).0
     }
@@ -222,9 +217,9 @@ impl Group {
     /// # Safety
     /// The memory stays valid, and is not written to, until the ticket is finished.
     pub unsafe fn send(&self, source: Source, to: Rank, tag: u64, timeout: Duration) -> Result<Ticket, Error> {
-        let mail = self.mail("to", Some(to))?;
-        let call = Call::message(Kind::Send, source.bytes, Some(to.0), tag);
-        self.shared.diary.message(&call, || mail.send(source, to.0, tag, timeout.min(LONGEST)))
+        let p2p = self.p2p("to", Some(to))?;
+        let call = Call::message(Kind::Send, source.bytes, Some(to), tag);
+        self.shared.recorder.message(&call, || p2p.send(source, to, tag, timeout.min(MAX_TIMEOUT)))
     }
 
     /// Takes a message of exactly this size from a rank, or from whoever is first; [`Ticket::source`] tells who it was. The
@@ -239,13 +234,12 @@ impl Group {
         tag: u64,
         timeout: Duration,
     ) -> Result<Ticket, Error> {
-        let mail = self.mail("from", from)?;
-        let from = from.map(|rank| rank.0);
+        let p2p = self.p2p("from", from)?;
         let call = Call::message(Kind::Receive, target.bytes, from, tag);
-        self.shared.diary.message(&call, || mail.receive(target, from, tag, timeout.min(LONGEST)))
+        self.shared.recorder.message(&call, || p2p.receive(target, from, tag, timeout.min(MAX_TIMEOUT)))
     }
 
-    fn mail(&self, direction: &str, peer: Option<Rank>) -> Result<Arc<Mail>, Error> {
+    fn p2p(&self, direction: &str, peer: Option<Rank>) -> Result<Arc<P2p>, Error> {
         let queue = lock(&self.shared.queue);
         if let Some(failure) = &queue.failure {
             return Err(failure.clone());
@@ -256,7 +250,7 @@ impl Group {
                 queue.world
             )));
         }
-        queue.mail.clone().ok_or(Error::NotConnected)
+        queue.p2p.clone().ok_or(Error::NotConnected)
     }
 
     /// Sums, averages … a vector over all ranks, in place.
@@ -316,25 +310,25 @@ impl Group {
         }
         self.bound.check(rank, addresses)?;
         self.abort();
-        let (history, old_mail) = {
+        let (history, old_p2p) = {
             let mut queue = lock(&self.shared.queue);
-            // What is under way returns as soon as it looks at the verdict.
+            // What is under way returns as soon as it sees the abort.
             while queue.busy {
                 queue = self.shared.await_change(queue);
             }
-            let old = lock(&self.shared.engine).take();
-            queue.history = old.as_ref().map(Engine::completed).or(queue.history);
-            queue.fate = None;
+            let old = lock(&self.shared.transport).take();
+            queue.history = old.as_ref().map(|transport| transport.completed()).or(queue.history);
+            queue.abort = None;
             queue.failure = Some(Error::NotConnected);
             queue.generation = generation;
-            (queue.history, queue.mail.take())
+            (queue.history, queue.p2p.take())
         };
         // Ends its thread, which must not wait for the queue's lock in our hands.
-        drop(old_mail);
+        drop(old_p2p);
         let left = timeout.saturating_sub(started.elapsed());
-        let met = self.bound.meet(rank, addresses, generation, history, left)?;
-        let completed_by_all = met.engine.agreed();
-        self.take_place(met)?;
+        let connected = self.bound.connect_transport(rank, addresses, generation, history, left)?;
+        let completed_by_all = connected.transport.agreed();
+        self.install(connected)?;
         Ok(Reconfigured { completed_by_all })
     }
 
@@ -352,31 +346,23 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.owner.is_owner() {
             return;
         }
-        let mail = {
+        let p2p = {
             let mut queue = lock(&self.shared.queue);
-            let mail = queue.mail.take();
-            if queue.busy || !queue.jobs.is_empty() || mail.as_ref().is_some_and(|mail| mail.is_busy()) {
+            let p2p = queue.p2p.take();
+            if queue.busy || !queue.jobs.is_empty() || p2p.as_ref().is_some_and(|p2p| p2p.is_busy()) {
                 drop(queue);
                 self.shared.abort();
             }
-            mail
+            p2p
         };
-        drop(mail);
+        drop(p2p);
         lock(&self.shared.queue).closing = true;
         self.shared.work.notify_one();
         if let Some(worker) = lock(&self.worker).take() {
             join(worker);
         }
-    }
-}
-
-/// Waits for the end of a thread, unless it is the one that asks: callers' functions run on it.
-pub(crate) fn join(thread: JoinHandle<()>) {
-    if thread.thread().id() != std::thread::current().id() {
-        // A thread that panicked has nothing more to say.
-        let _ = thread.join();
     }
 }

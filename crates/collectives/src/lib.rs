@@ -5,16 +5,17 @@
 //! | [`Group`] | the ranks that work together: bind, connect, submit, abort, reconfigure |
 //! | [`Operation`] | what a group can do, on buffers given as [`Source`] and [`Target`] |
 //! | [`DataType`], [`Reduction`] | what is in the buffers and how it becomes one |
-//! | [`Address`] | where a rank can be met; exchanging them is the caller's job |
+//! | [`Address`] | where a rank listens; exchanging them is the caller's job |
 //! | [`Error`] | what can go wrong, with the ranks and calls by name |
-//! | `plan` | how buffers are cut, as data |
-//! | `route` | how bytes travel between hosts, as data |
+//! | `partition` | how buffers are cut into steps, segments and shares, as data |
+//! | `schedule` | what each rank sends, receives and reduces between hosts, as data |
 //! | `kernel` | the loops that reduce |
-//! | `arena` | the shared memory: layout, hand-over, waiting, who is alive |
-//! | `engine` | one operation after the other on an arena |
-//! | `streams` | the same over TCP, where ranks do not share memory |
-//! | `mixed` | both: inside every host first, then between hosts |
-//! | `mail` | send and receive between two ranks |
+//! | `transport` | what all transports do, and which one a group gets |
+//! | `shm` | collectives through shared memory, among the ranks of a host |
+//! | `tcp` | the same over TCP, where ranks do not share memory |
+//! | `hierarchical` | both: inside every host first, then between hosts |
+//! | `p2p` | send and receive between two ranks |
+//! | `abort` | whether a group is aborted, and why |
 //! | [`DeviceGroup`] | the same on memory of a GPU that the ranks share |
 //!
 //! Promises:
@@ -33,13 +34,13 @@
 //! use std::time::Duration;
 //! use instep_collectives::{Group, Options, Rank, Reduction};
 //!
-//! let places = [Group::bind(Options::default())?, Group::bind(Options::default())?];
-//! let addresses: Vec<_> = places.iter().map(|place| place.address().clone()).collect();
+//! let bound = [Group::bind(Options::default())?, Group::bind(Options::default())?];
+//! let addresses: Vec<_> = bound.iter().map(|bound| bound.address().clone()).collect();
 //! std::thread::scope(|scope| {
-//!     for (rank, place) in places.into_iter().enumerate() {
+//!     for (rank, bound) in bound.into_iter().enumerate() {
 //!         let addresses = &addresses;
 //!         scope.spawn(move || {
-//!             let group = place.connect(Rank(rank), addresses, 0, Duration::from_secs(10)).unwrap();
+//!             let group = bound.connect(Rank(rank), addresses, 0, Duration::from_secs(10)).unwrap();
 //!             let mut gradient = [1.0f32, 2.0, rank as f32];
 //!             group.all_reduce(&mut gradient, Reduction::Sum).unwrap();
 //!             assert_eq!(gradient, [2.0, 4.0, 1.0]);
@@ -51,27 +52,29 @@
 //!
 //! Not here: ranks with different GPUs; encryption, so the network must be trusted. Linux 5.3 or newer.
 
+mod abort;
 mod address;
-mod arena;
-mod bound;
+mod bootstrap;
 mod call;
 mod device;
-mod diary;
 mod dtype;
-mod engine;
 mod error;
-mod fate;
+mod flight_recorder;
 mod group;
 mod half;
+mod hierarchical;
 mod kernel;
-mod mail;
-mod mixed;
 mod operation;
-mod plan;
+mod options;
+mod p2p;
+mod partition;
 mod queue;
-mod route;
+mod rank;
+mod schedule;
+mod shm;
 mod socket;
-mod streams;
+mod sync;
+mod tcp;
 mod ticket;
 mod transport;
 
@@ -79,25 +82,15 @@ mod transport;
 #[doc(hidden)]
 pub mod untrusted;
 
-use std::fmt;
-
 pub use address::Address;
-pub use bound::{Bound, Options, Transport};
+pub use bootstrap::Bound;
 pub use call::{Call, Kind};
 pub use device::{DeviceGroup, DeviceTicket};
-pub use dtype::{DataType, Element, Reduction};
+pub use dtype::{DataType, Element, Reduction, UnsupportedReduction};
 pub use error::{Error, Noticed};
 pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};
-pub use streams::secret::Secret;
+pub use options::{Options, TransportChoice};
+pub use rank::Rank;
+pub use tcp::secret::Secret;
 pub use ticket::{Output, Ticket};
-
-/// A member's number in its group, from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Rank(pub usize);
-
-impl fmt::Display for Rank {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(formatter)
-    }
-}

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::call::{Call, Kind};
 use crate::dtype::{DataType, Element, Reduction};
-use crate::plan::share;
+use crate::partition::share;
 use crate::{Error, Rank};
 
 /// Memory an operation reads.
@@ -135,10 +135,10 @@ impl Operation {
         moved
     }
 
-    /// What one of so many lanes does of it.
-    pub(crate) fn moved_to_lane(&self, lane: usize, lanes: usize) -> Operation {
+    /// What one of so many channels does of it.
+    pub(crate) fn channel_share(&self, channel: usize, channels: usize) -> Operation {
         let element = self.dtype().size();
-        let range = |bytes: usize| share(bytes, element, lanes, lane);
+        let range = |bytes: usize| share(bytes, element, channels, channel);
         self.moved(|source| source.part(range(source.bytes)), |target| target.part(range(target.bytes)))
     }
 
@@ -256,11 +256,11 @@ pub(crate) fn hold_apart(inputs: &[Source], outputs: &[Target]) -> Option<(Vec<u
     let span = |pointer: *const u8, bytes: usize| pointer as usize..pointer as usize + bytes;
     let overlap = inputs.iter().any(|input| {
         let input = span(input.pointer, input.bytes);
-        let meets = |output: &Target| {
+        let overlaps = |output: &Target| {
             let output = span(output.pointer, output.bytes);
             input.start < output.end && output.start < input.end
         };
-        outputs.iter().any(meets)
+        outputs.iter().any(overlaps)
     });
     if !overlap {
         return None;
@@ -269,12 +269,12 @@ pub(crate) fn hold_apart(inputs: &[Source], outputs: &[Target]) -> Option<(Vec<u
     let mut sources = Vec::with_capacity(inputs.len());
     let mut start = 0;
     for input in inputs {
-        let place = &mut held[start..start + input.bytes];
-        if !place.is_empty() {
+        let copy = &mut held[start..start + input.bytes];
+        if !copy.is_empty() {
             // SAFETY: whoever gave the operation vouches for the input; the copy is new memory.
-            unsafe { std::ptr::copy_nonoverlapping(input.pointer, place.as_mut_ptr(), input.bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(input.pointer, copy.as_mut_ptr(), input.bytes) };
         }
-        sources.push(Source::new(place.as_ptr(), input.bytes));
+        sources.push(Source::new(copy.as_ptr(), input.bytes));
         start += input.bytes;
     }
     Some((held, sources))

@@ -6,25 +6,26 @@ use std::time::{Duration, Instant};
 
 use instep_recorder::Entry;
 
-use crate::arena::verdict::Verdict;
-use crate::diary::Diary;
-use crate::fate::Fate;
-use crate::mail::Mail;
+use crate::abort::Abort;
+use crate::abort::AbortReason;
+use crate::flight_recorder::FlightRecorder;
 use crate::operation::Operation;
+use crate::p2p::P2p;
+use crate::sync::lock;
 use crate::ticket::{Output, Ticket};
-use crate::transport::Engine;
+use crate::transport::Transport;
 use crate::{Error, Rank};
 
 /// What a group's threads share.
-pub(crate) struct Shared {
+pub(crate) struct GroupShared {
     pub(crate) queue: Mutex<Queue>,
     /// For the worker: there is something to do, or the group closes.
     pub(crate) work: Condvar,
     /// For callers who wait for room in the queue or for the end of what is under way.
     changed: Condvar,
     /// Held by whoever made the queue busy.
-    pub(crate) engine: Mutex<Option<Engine>>,
-    pub(crate) diary: Diary,
+    pub(crate) transport: Mutex<Option<Box<dyn Transport>>>,
+    pub(crate) recorder: FlightRecorder,
 }
 
 pub(crate) struct Queue {
@@ -35,13 +36,13 @@ pub(crate) struct Queue {
     /// Callers who wait for a change.
     waiting: usize,
     pub(crate) failure: Option<Error>,
-    pub(crate) rank: usize,
+    pub(crate) rank: Rank,
     pub(crate) world: usize,
     pub(crate) generation: u64,
     pub(crate) single_copy: bool,
-    /// For abort, which must not wait for the engine.
-    pub(crate) fate: Option<Fate>,
-    pub(crate) mail: Option<Arc<Mail>>,
+    /// For abort, which must not wait for the transport.
+    pub(crate) abort: Option<Abort>,
+    pub(crate) p2p: Option<Arc<P2p>>,
     /// Operations completed in the generation before, as this rank counts them.
     pub(crate) history: Option<u64>,
 }
@@ -49,53 +50,49 @@ pub(crate) struct Queue {
 /// Operations with one ticket, one after the other.
 pub(crate) struct Job {
     pub(crate) operations: Vec<Operation>,
-    /// What the diary has of them.
+    /// What the flight recorder has of them.
     pub(crate) entries: Vec<Entry>,
     pub(crate) timeout: Duration,
     pub(crate) ticket: Ticket,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Queue {
     pub(crate) fn admit(&self, operations: &[Operation]) -> Result<(), Error> {
         for operation in operations {
-            operation.check(self.rank, self.world)?;
+            operation.check(self.rank.0, self.world)?;
         }
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    pub(crate) fn connected(&mut self, engine: &Engine, mail: Arc<Mail>, world: usize) {
-        self.rank = engine.rank();
+    pub(crate) fn connected(&mut self, transport: &dyn Transport, p2p: Arc<P2p>, world: usize) {
+        self.rank = transport.rank();
         self.world = world;
-        self.single_copy = engine.uses_single_copy();
-        self.fate = Some(engine.fate());
-        self.mail = Some(mail);
+        self.single_copy = transport.uses_single_copy();
+        self.abort = Some(transport.abort());
+        self.p2p = Some(p2p);
         self.failure = None;
     }
 }
 
-impl Shared {
+impl GroupShared {
     /// Not connected yet.
-    pub(crate) fn new(generation: u64, diary: Diary) -> Shared {
+    pub(crate) fn new(generation: u64, recorder: FlightRecorder) -> GroupShared {
         let queue = Queue {
             jobs: VecDeque::new(),
             busy: false,
             closing: false,
             waiting: 0,
             failure: Some(Error::NotConnected),
-            rank: 0,
+            rank: Rank(0),
             world: 0,
             generation,
             single_copy: false,
-            fate: None,
-            mail: None,
+            abort: None,
+            p2p: None,
             history: None,
         };
-        let engine = Mutex::new(None);
-        Shared { queue: Mutex::new(queue), work: Condvar::new(), changed: Condvar::new(), engine, diary }
+        let transport = Mutex::new(None);
+        GroupShared { queue: Mutex::new(queue), work: Condvar::new(), changed: Condvar::new(), transport, recorder }
     }
 
     pub(crate) fn await_change<'a>(&self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
@@ -115,40 +112,40 @@ impl Shared {
         };
         // Callers' functions run in here: no lock is held.
         for job in jobs {
-            job.entries.iter().for_each(|entry| self.diary.ended(Some(entry), false));
+            job.entries.iter().for_each(|entry| self.recorder.ended(Some(entry), false));
             job.ticket.finish(Err(error.clone()), Output::Untouched);
         }
         self.spread();
     }
 
-    /// Has the engine tell the peers that the group is aborted. If it is at work, it does so itself, or whoever put it to
+    /// Has the transport tell the peers that the group is aborted. If it is at work, it does so itself, or whoever put it to
     /// work does.
     fn spread(&self) {
-        if let Ok(mut engine) = self.engine.try_lock()
-            && let Some(engine) = engine.as_mut()
+        if let Ok(mut transport) = self.transport.try_lock()
+            && let Some(transport) = transport.as_mut()
         {
-            engine.tell();
+            transport.broadcast_abort();
         }
     }
 
-    /// As [`Shared::fail_queue`], and messages fail, too.
+    /// As [`GroupShared::fail_queue`], and messages fail, too.
     pub(crate) fn fail(&self, error: &Error) {
         self.fail_queue(error);
-        let mail = lock(&self.queue).mail.clone();
-        if let Some(mail) = mail {
-            mail.fail(error);
+        let p2p = lock(&self.queue).p2p.clone();
+        if let Some(p2p) = p2p {
+            p2p.fail(error);
         }
     }
 
     pub(crate) fn abort(&self) {
-        let (by, fate) = {
+        let (by, abort) = {
             let queue = lock(&self.queue);
-            (queue.rank, queue.fate.clone())
+            (queue.rank, queue.abort.clone())
         };
-        if let Some(fate) = fate {
-            fate.abort(&Verdict::Aborted { by });
+        if let Some(abort) = abort {
+            abort.abort(&AbortReason::Aborted { by });
         }
-        self.fail(&Error::Aborted { by: Rank(by) });
+        self.fail(&Error::Aborted { by });
     }
 
     /// Does operations for which the queue was made busy.
@@ -158,9 +155,11 @@ impl Shared {
         entries: &mut [Entry],
         timeout: Duration,
     ) -> (Result<(), Error>, Output) {
-        let (result, output) = match lock(&self.engine).as_mut() {
+        let (result, output) = match lock(&self.transport).as_mut() {
             None => (Err(Error::NotConnected), Output::Untouched),
-            Some(engine) => run_all(engine, operations, timeout, &mut Notes { diary: &self.diary, entries }),
+            Some(transport) => {
+                run_all(&mut **transport, operations, timeout, &mut RecordedJob { recorder: &self.recorder, entries })
+            }
         };
         if let Err(error) = &result {
             self.fail(error);
@@ -174,8 +173,8 @@ impl Shared {
         if queue.waiting > 0 {
             self.changed.notify_all();
         }
-        // Somebody may have aborted the group while the engine was in our hands, and gone well.
-        let aborted = result.is_ok() && queue.fate.as_ref().is_some_and(Fate::is_aborted);
+        // Somebody may have aborted the group while the transport was in our hands, and gone well.
+        let aborted = result.is_ok() && queue.abort.as_ref().is_some_and(Abort::is_aborted);
         drop(queue);
         if aborted {
             self.spread();
@@ -207,45 +206,45 @@ impl Shared {
     }
 }
 
-/// What the diary has of operations that are done together; nothing where there is no recorder.
-struct Notes<'a> {
-    diary: &'a Diary,
+/// What the flight recorder has of operations that are done together; nothing where there is no recorder.
+struct RecordedJob<'a> {
+    recorder: &'a FlightRecorder,
     entries: &'a mut [Entry],
 }
 
-impl Notes<'_> {
+impl RecordedJob<'_> {
     fn run(
         &mut self,
-        engine: &mut Engine,
+        transport: &mut dyn Transport,
         index: usize,
         operation: &Operation,
         timeout: Duration,
     ) -> Result<(), Error> {
-        self.diary.started(self.entries.get_mut(index));
-        let result = engine.run(operation, timeout);
+        self.recorder.started(self.entries.get_mut(index));
+        let result = transport.run(operation, timeout);
         let ended = if result.is_ok() { index + 1 } else { self.entries.len() };
         for entry in self.entries.get(index..ended).unwrap_or_default() {
-            self.diary.ended(Some(entry), result.is_ok());
+            self.recorder.ended(Some(entry), result.is_ok());
         }
         result
     }
 }
 
 fn run_all(
-    engine: &mut Engine,
+    transport: &mut dyn Transport,
     operations: &[Operation],
     timeout: Duration,
-    notes: &mut Notes<'_>,
+    recorded: &mut RecordedJob<'_>,
 ) -> (Result<(), Error>, Output) {
     if let [operation] = operations {
-        let result = notes.run(engine, 0, operation, timeout);
-        let output = if result.is_ok() { Output::Complete } else { engine.output() };
+        let result = recorded.run(transport, 0, operation, timeout);
+        let output = if result.is_ok() { Output::Complete } else { transport.output() };
         return (result, output);
     }
     let started = Instant::now();
     for (index, operation) in operations.iter().enumerate() {
-        if let Err(error) = notes.run(engine, index, operation, timeout.saturating_sub(started.elapsed())) {
-            let output = if index == 0 { engine.output() } else { Output::Undefined };
+        if let Err(error) = recorded.run(transport, index, operation, timeout.saturating_sub(started.elapsed())) {
+            let output = if index == 0 { transport.output() } else { Output::Undefined };
             return (Err(error), output);
         }
     }

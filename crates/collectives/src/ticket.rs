@@ -21,12 +21,12 @@ pub enum Output {
 /// An operation under way. Dropping the ticket does not stop the operation.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    state: Arc<State>,
+    state: Arc<TicketState>,
 }
 
 #[derive(Debug)]
-struct State {
-    progress: Mutex<Progress>,
+struct TicketState {
+    completion: Mutex<Completion>,
     finished: Condvar,
 }
 
@@ -39,16 +39,16 @@ struct Outcome {
 
 type Callback = Box<dyn FnOnce(&Result<(), Error>) + Send>;
 
-enum Progress {
+enum Completion {
     UnderWay(Vec<Callback>),
     Finished(Outcome),
 }
 
-impl fmt::Debug for Progress {
+impl fmt::Debug for Completion {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Progress::UnderWay(_) => formatter.write_str("UnderWay"),
-            Progress::Finished(outcome) => outcome.fmt(formatter),
+            Completion::UnderWay(_) => formatter.write_str("UnderWay"),
+            Completion::Finished(outcome) => outcome.fmt(formatter),
         }
     }
 }
@@ -56,12 +56,15 @@ impl fmt::Debug for Progress {
 impl Ticket {
     pub(crate) fn new() -> Ticket {
         Ticket {
-            state: Arc::new(State { progress: Mutex::new(Progress::UnderWay(Vec::new())), finished: Condvar::new() }),
+            state: Arc::new(TicketState {
+                completion: Mutex::new(Completion::UnderWay(Vec::new())),
+                finished: Condvar::new(),
+            }),
         }
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.state.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    fn completion(&self) -> MutexGuard<'_, Completion> {
+        self.state.completion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Only without locks: callers' functions run in here.
@@ -71,26 +74,26 @@ impl Ticket {
 
     /// As [`Ticket::finish`], of something that was received from somebody.
     pub(crate) fn finish_from(&self, result: Result<(), Error>, output: Output, source: Option<Rank>) {
-        let mut progress = self.progress();
-        let Progress::UnderWay(callbacks) = &mut *progress else { return };
+        let mut completion = self.completion();
+        let Completion::UnderWay(callbacks) = &mut *completion else { return };
         let callbacks = std::mem::take(callbacks);
-        *progress = Progress::Finished(Outcome { result: result.clone(), output, source });
+        *completion = Completion::Finished(Outcome { result: result.clone(), output, source });
         self.state.finished.notify_all();
-        drop(progress);
+        drop(completion);
         for callback in callbacks {
             call(callback, &result);
         }
     }
 
     /// Has `callback` called once with how the operation ended: on the thread that ends it, before anything else happens
-    /// there, or right here if it has ended already. No lock of the engine is held meanwhile. A panic in it stays in it.
+    /// there, or right here if it has ended already. No lock of the group is held meanwhile. A panic in it stays in it.
     pub fn when_finished(&self, callback: impl FnOnce(&Result<(), Error>) + Send + 'static) {
-        let result = match &mut *self.progress() {
-            Progress::UnderWay(callbacks) => {
+        let result = match &mut *self.completion() {
+            Completion::UnderWay(callbacks) => {
                 callbacks.push(Box::new(callback));
                 return;
             }
-            Progress::Finished(outcome) => outcome.result.clone(),
+            Completion::Finished(outcome) => outcome.result.clone(),
         };
         callback(&result);
     }
@@ -98,16 +101,16 @@ impl Ticket {
     /// Waits for the end of the operation, at most so long; [`Error::Unfinished`] then, and the operation goes on.
     pub fn wait(&self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
-        let mut progress = self.progress();
+        let mut completion = self.completion();
         loop {
-            if let Progress::Finished(outcome) = &*progress {
+            if let Completion::Finished(outcome) = &*completion {
                 return outcome.result.clone();
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return Err(Error::Unfinished { waited: timeout });
             }
-            progress = self.state.finished.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
+            completion = self.state.finished.wait_timeout(completion, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -123,22 +126,22 @@ impl Ticket {
 
     /// Whether it has ended, well or not.
     pub fn is_finished(&self) -> bool {
-        matches!(&*self.progress(), Progress::Finished(_))
+        matches!(&*self.completion(), Completion::Finished(_))
     }
 
     /// What the output is once the operation has ended; [`Output::Undefined`] while it is under way.
     pub fn output(&self) -> Output {
-        match &*self.progress() {
-            Progress::UnderWay(_) => Output::Undefined,
-            Progress::Finished(outcome) => outcome.output,
+        match &*self.completion() {
+            Completion::UnderWay(_) => Output::Undefined,
+            Completion::Finished(outcome) => outcome.output,
         }
     }
 
     /// Who sent what a finished [`crate::Group::receive`] received; `None` for everything else.
     pub fn source(&self) -> Option<Rank> {
-        match &*self.progress() {
-            Progress::UnderWay(_) => None,
-            Progress::Finished(outcome) => outcome.source,
+        match &*self.completion() {
+            Completion::UnderWay(_) => None,
+            Completion::Finished(outcome) => outcome.source,
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use instep_collectives::{
     Address, Bound, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
-use ranks::{PATIENCE, alone, lanes, options, streams, threads};
+use ranks::{PATIENCE, alone, channels, options, tcp, threads};
 
 /// A call that one rank makes otherwise than the rest.
 type Call = fn(&Group) -> Result<(), Error>;
@@ -35,7 +35,7 @@ fn all_to_all(group: &Group, sent: usize, expected: usize) -> Result<(), Error> 
 }
 
 #[test]
-fn ranks_that_call_different_things_all_hear_both_sides() {
+fn ranks_that_call_different_operations_all_get_an_error_that_names_both() {
     let cases: [(Call, Call, &str, &str); 7] = [
         (all_reduce, |group| group.barrier(), "all_reduce(100 × f32, SUM)", "barrier"),
         (all_reduce, |group| group.all_reduce(&mut [1f32; 101], Reduction::Sum), "100 × f32", "101 × f32"),
@@ -61,7 +61,7 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
         ),
     ];
     for (most, odd, one_side, other_side) in cases {
-        for (world, options) in [(2, options(true)), (3, options(true)), (2, streams()), (3, streams())] {
+        for (world, options) in [(2, options(true)), (3, options(true)), (2, tcp()), (3, tcp())] {
             let errors = threads(world, &options, |group| {
                 all_reduce(&group).unwrap();
                 let call = if group.rank() == Rank(1) { odd } else { most };
@@ -82,15 +82,15 @@ fn ranks_that_call_different_things_all_hear_both_sides() {
 }
 
 #[test]
-fn a_time_out_names_who_had_not_come() {
-    for options in [options(false), streams()] {
+fn a_timeout_names_the_late_ranks() {
+    for options in [options(false), tcp()] {
         let late = Options { timeout: Duration::from_millis(150), ..options.clone() };
         let over = Barrier::new(4);
         let errors = threads(4, &late, |group| {
             let here = ![1, 3].contains(&group.rank().0);
             let error = here.then(|| all_reduce(&group).unwrap_err());
             over.wait();
-            // Who comes late hears the same.
+            // A late rank gets the same error.
             error.unwrap_or_else(|| all_reduce(&group).unwrap_err())
         });
         for error in errors {
@@ -105,7 +105,7 @@ fn a_time_out_names_who_had_not_come() {
 
 #[test]
 fn a_rank_that_leaves_is_named_at_once() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         let errors = threads(3, &Options { host: Some("node7".into()), ..options.clone() }, |group| {
             group.barrier().unwrap();
             if group.rank() == Rank(2) {
@@ -125,7 +125,7 @@ fn a_rank_that_leaves_is_named_at_once() {
 
 #[test]
 fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         for round in 0..20 {
             let root = Rank(round % 4);
             threads(4, &options, |group| {
@@ -140,7 +140,7 @@ fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
 
 #[test]
 fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         let started = Barrier::new(2);
         let over = Barrier::new(2);
         threads(2, &options, |group| {
@@ -175,7 +175,7 @@ fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
 
 #[test]
 fn dropping_a_group_ends_what_is_queued() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         threads(2, &options, |group| {
             if group.rank() == Rank(0) {
                 // SAFETY: no memory is involved.
@@ -189,7 +189,7 @@ fn dropping_a_group_ends_what_is_queued() {
 
 #[test]
 fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
-    for options in [options(false), streams()] {
+    for options in [options(false), tcp()] {
         threads(2, &options, |group| {
             // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
             unsafe { group.submit(Operation::Barrier) }.unwrap().wait(PATIENCE).unwrap();
@@ -227,34 +227,34 @@ fn resident_kilobytes() -> usize {
 
 fn reconfigure(options: &Options, times: u64) {
     let before = holdings();
-    let meet = Barrier::new(3);
+    let barrier = Barrier::new(3);
     let addresses = std::sync::Mutex::new(vec![None::<Address>; 3]);
     let early = std::sync::Mutex::new(((0, 0, 0), 0));
     threads(3, options, |group| {
         let number = group.rank().0;
         addresses.lock().unwrap()[number] = Some(group.address().clone());
-        meet.wait();
+        barrier.wait();
         let all: Vec<Address> = addresses.lock().unwrap().iter().flatten().cloned().collect();
         for generation in 1..=times {
             // Rank 0 moves from one to the next; every fourth time somebody calls an operation alone before.
-            let order: Vec<usize> = (0..3).map(|place| (place + generation as usize) % 3).collect();
+            let order: Vec<usize> = (0..3).map(|index| (index + generation as usize) % 3).collect();
             let peers: Vec<Address> = order.iter().map(|member| all[*member].clone()).collect();
-            let place = Rank(order.iter().position(|member| *member == number).unwrap());
+            let rank = Rank(order.iter().position(|member| *member == number).unwrap());
             if generation % 4 == 0 && number == 0 {
                 let patience = Duration::from_millis(1);
                 // SAFETY: no memory is involved.
                 assert!(unsafe { group.run_within(Operation::Barrier, patience) }.is_err());
             }
-            let agreed = group.reconfigure(place, &peers, generation, PATIENCE).unwrap();
+            let agreed = group.reconfigure(rank, &peers, generation, PATIENCE).unwrap();
             let expected = if generation == 1 { 0 } else { 2 };
             assert_eq!(agreed.completed_by_all, Some(expected));
-            assert_eq!((group.rank(), group.generation()), (place, generation));
-            let mut values = vec![place.0 as i32; 10_000];
+            assert_eq!((group.rank(), group.generation()), (rank, generation));
+            let mut values = vec![rank.0 as i32; 10_000];
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
             assert!(values.iter().all(|value| *value == 3));
             // Messages, too, so that there are threads and connections to leak.
-            let (next, previous) = (Rank((place.0 + 1) % 3), Rank((place.0 + 2) % 3));
-            let (sent, mut received) = ([place.0 as u8], [9u8]);
+            let (next, previous) = (Rank((rank.0 + 1) % 3), Rank((rank.0 + 2) % 3));
+            let (sent, mut received) = ([rank.0 as u8], [9u8]);
             // SAFETY: the buffers outlive the tickets.
             let tickets = unsafe {
                 [
@@ -265,11 +265,11 @@ fn reconfigure(options: &Options, times: u64) {
             tickets.iter().for_each(|ticket| ticket.wait(PATIENCE).unwrap());
             assert_eq!(received, [previous.0 as u8]);
             group.barrier().unwrap();
-            meet.wait();
+            barrier.wait();
             if number == 0 && generation == times / 5 {
                 *early.lock().unwrap() = (holdings(), resident_kilobytes());
             }
-            meet.wait();
+            barrier.wait();
         }
         if number == 0 {
             let (holdings_then, resident_then) = *early.lock().unwrap();
@@ -280,7 +280,7 @@ fn reconfigure(options: &Options, times: u64) {
             let grown = resident_kilobytes().saturating_sub(resident_then);
             assert!(grown < 4096, "{grown} kB more than after a fifth of the reconfigurations");
         }
-        meet.wait();
+        barrier.wait();
         assert!(group.reconfigure(Rank(0), &all, times, PATIENCE).is_err(), "a generation comes once");
     });
     // Linux lists a joined thread for a moment longer.
@@ -301,7 +301,7 @@ fn two_hundred_reconfigurations_leak_nothing_and_agree_on_the_past() {
 #[test]
 fn a_thousand_reconfigurations_over_tcp_leak_nothing_either() {
     if alone("a_thousand_reconfigurations_over_tcp_leak_nothing_either") {
-        reconfigure(&streams(), 1000);
+        reconfigure(&tcp(), 1000);
     }
 }
 
@@ -312,22 +312,22 @@ fn a_group_in_a_host_takes_in_ranks_over_the_network() {
         let rank = group.rank();
         all_reduce(&group).unwrap();
         // As if the others were elsewhere: nobody has the memory of the first generation any more.
-        let elsewhere = Group::bind(streams()).unwrap();
+        let elsewhere = Group::bind(tcp()).unwrap();
         let all = exchange.gather(rank.0, elsewhere.address().clone());
         assert!(group.needs_network(&all));
-        let mixed =
+        let with_newcomers =
             |own: &Address| exchange.gather(rank.0, if rank.0 == 0 { own } else { elsewhere.address() }.clone());
-        let addresses = mixed(group.address());
+        let addresses = with_newcomers(group.address());
         if rank.0 == 0 {
             let error = group.reconfigure(rank, &addresses, 1, PATIENCE).unwrap_err().to_string();
             assert!(error.contains("the network is not open\nhint: call open_to_network"), "{error}");
             group.open_to_network().unwrap();
-            let addresses = mixed(group.address());
+            let addresses = with_newcomers(group.address());
             group.reconfigure(rank, &addresses, 2, PATIENCE).unwrap();
             all_reduce(&group).unwrap();
         } else {
             elsewhere.open_to_network().unwrap();
-            let addresses = mixed(group.address());
+            let addresses = with_newcomers(group.address());
             all_reduce(&elsewhere.connect(rank, &addresses, 2, PATIENCE).unwrap()).unwrap();
         }
     });
@@ -354,7 +354,7 @@ impl Exchange {
 }
 
 #[test]
-fn strangers_and_other_generations_do_not_disturb_a_meeting() {
+fn strangers_and_other_generations_do_not_disturb_a_bootstrap() {
     let zero = Group::bind(options(false)).unwrap();
     let one = Group::bind(options(false)).unwrap();
     let stale = Group::bind(options(false)).unwrap();
@@ -380,15 +380,15 @@ fn strangers_and_other_generations_do_not_disturb_a_meeting() {
 }
 
 #[test]
-fn a_meeting_that_fails_says_who_did_not_come() {
-    let places: Vec<_> = (0..4).map(|_| Group::bind(options(false)).unwrap()).collect();
-    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+fn a_bootstrap_that_fails_names_the_late_ranks() {
+    let bound: Vec<_> = (0..4).map(|_| Group::bind(options(false)).unwrap()).collect();
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
     std::thread::scope(|scope| {
         let mut ranks = Vec::new();
-        for (rank, place) in places.into_iter().enumerate().filter(|(rank, _)| [0, 2].contains(rank)) {
+        for (rank, bound) in bound.into_iter().enumerate().filter(|(rank, _)| [0, 2].contains(rank)) {
             let addresses = &addresses;
             let patience = Duration::from_millis(if rank == 0 { 200 } else { 20_000 });
-            ranks.push(scope.spawn(move || place.connect(Rank(rank), addresses, 0, patience).err().unwrap()));
+            ranks.push(scope.spawn(move || bound.connect(Rank(rank), addresses, 0, patience).err().unwrap()));
         }
         for rank in ranks {
             let error = rank.join().unwrap().to_string();
@@ -398,10 +398,10 @@ fn a_meeting_that_fails_says_who_did_not_come() {
 }
 
 #[test]
-fn strangers_and_other_generations_do_not_disturb_a_meeting_over_tcp() {
-    let places: Vec<Bound> = (0..3).map(|_| Group::bind(streams()).unwrap()).collect();
-    places.iter().for_each(|place| place.open_to_network().unwrap());
-    let [zero, one, stale] = places.try_into().unwrap();
+fn strangers_and_other_generations_do_not_disturb_a_bootstrap_over_tcp() {
+    let bound: Vec<Bound> = (0..3).map(|_| Group::bind(tcp()).unwrap()).collect();
+    bound.iter().for_each(|bound| bound.open_to_network().unwrap());
+    let [zero, one, stale] = bound.try_into().unwrap();
     let port = port_of(zero.address());
     let strangers: Vec<TcpStream> = (0..100)
         .map(|number| {
@@ -449,9 +449,9 @@ fn somebody_elses_listener_at_a_listed_address_is_passed_over() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let loud = TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let places: Vec<Bound> = (0..2).map(|_| Group::bind(streams()).unwrap()).collect();
-    places.iter().for_each(|place| place.open_to_network().unwrap());
-    let honest: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    let bound: Vec<Bound> = (0..2).map(|_| Group::bind(tcp()).unwrap()).collect();
+    bound.iter().for_each(|bound| bound.open_to_network().unwrap());
+    let honest: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
     // Endpoints are fields with tag 6, before which others can be put.
     let wrong: Vec<u8> = [silent.local_addr().unwrap(), loud.local_addr().unwrap(), nobody]
         .iter()
@@ -463,7 +463,7 @@ fn somebody_elses_listener_at_a_listed_address_is_passed_over() {
     let bytes = honest[0].to_bytes();
     let deceived = Address::from_bytes(&[&bytes[..7], &wrong, &bytes[7..]].concat()).unwrap();
     let seen_by_one = vec![deceived, honest[1].clone()];
-    let [zero, one] = places.try_into().unwrap();
+    let [zero, one] = bound.try_into().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (mut caller, _) = loud.accept().unwrap();
@@ -476,28 +476,28 @@ fn somebody_elses_listener_at_a_listed_address_is_passed_over() {
 }
 
 #[test]
-fn a_meeting_over_tcp_that_fails_says_who_did_not_come() {
-    let places: Vec<Bound> = (0..3).map(|_| Group::bind(streams()).unwrap()).collect();
-    places.iter().for_each(|place| place.open_to_network().unwrap());
-    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
-    let place = places.into_iter().next().unwrap();
-    let error = place.connect(Rank(0), &addresses, 0, Duration::from_millis(100)).err().unwrap().to_string();
+fn a_bootstrap_over_tcp_that_fails_names_the_late_ranks() {
+    let bound: Vec<Bound> = (0..3).map(|_| Group::bind(tcp()).unwrap()).collect();
+    bound.iter().for_each(|bound| bound.open_to_network().unwrap());
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
+    let bound = bound.into_iter().next().unwrap();
+    let error = bound.connect(Rank(0), &addresses, 0, Duration::from_millis(100)).err().unwrap().to_string();
     assert!(error.contains("rank 1, 2 did not come"), "{error}");
 }
 
 #[test]
-fn a_rank_without_a_network_is_told_to_open_it() {
-    let places: Vec<Bound> = (0..2).map(|_| Group::bind(streams()).unwrap()).collect();
-    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
-    assert!(places[0].needs_network(&addresses));
-    let place = places.into_iter().next().unwrap();
-    let error = place.connect(Rank(0), &addresses, 0, PATIENCE).err().unwrap().to_string();
+fn a_rank_without_a_network_gets_a_hint_to_open_it() {
+    let bound: Vec<Bound> = (0..2).map(|_| Group::bind(tcp()).unwrap()).collect();
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
+    assert!(bound[0].needs_network(&addresses));
+    let bound = bound.into_iter().next().unwrap();
+    let error = bound.connect(Rank(0), &addresses, 0, PATIENCE).err().unwrap().to_string();
     assert!(error.contains("rank 1 on ") && error.contains("hint: call open_to_network on every rank"), "{error}");
 }
 
 #[test]
-fn threads_of_a_rank_speak_of_the_whole_call() {
-    let options = lanes();
+fn errors_of_a_channel_name_the_whole_call() {
+    let options = channels();
     let errors = threads(3, &options, |group| {
         let mut values = vec![1f32; 30_000 + group.rank().0 / 2];
         group.all_reduce(&mut [1f32; 30_000], Reduction::Sum).unwrap();

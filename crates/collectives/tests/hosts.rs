@@ -86,27 +86,27 @@ fn the_canonical_order_gives_the_same_bits_on_every_topology() {
 }
 
 #[test]
-fn ranks_with_different_secrets_do_not_meet() {
+fn ranks_with_different_secrets_are_not_connected() {
     let secrets = ["one", "one", "other"];
-    let places: Vec<Bound> = ["a", "b", "c"]
+    let bound: Vec<Bound> = ["a", "b", "c"]
         .iter()
         .zip(secrets)
         .map(|(island, secret)| {
             let (island, secret) = (Some((*island).to_owned()), Some(Secret::new(secret)));
-            let place = Group::bind(Options { island, secret, ..options(false) }).unwrap();
-            place.open_to_network().unwrap();
-            place
+            let bound = Group::bind(Options { island, secret, ..options(false) }).unwrap();
+            bound.open_to_network().unwrap();
+            bound
         })
         .collect();
-    let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
     let errors: Vec<String> = std::thread::scope(|scope| {
-        let meet = |(rank, place): (usize, Bound)| {
+        let connect = |(rank, bound): (usize, Bound)| {
             let addresses = &addresses;
             scope.spawn(move || {
-                place.connect(Rank(rank), addresses, 0, Duration::from_secs(1)).err().map(|error| error.to_string())
+                bound.connect(Rank(rank), addresses, 0, Duration::from_secs(1)).err().map(|error| error.to_string())
             })
         };
-        let ranks: Vec<_> = places.into_iter().enumerate().map(meet).collect();
+        let ranks: Vec<_> = bound.into_iter().enumerate().map(connect).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
     });
     for error in errors {
@@ -165,11 +165,11 @@ fn different_calls_are_named_across_hosts() {
 fn a_rank_that_leaves_is_named_on_every_host() {
     // Few elements at once, many in chunks.
     for (leaver, count) in [(0, 10_000), (3, 10_000), (4, 10_000), (1, 3_000_000), (4, 3_000_000)] {
-        let met = std::sync::Barrier::new(5);
+        let barrier = std::sync::Barrier::new(5);
         let errors = threads_on("aabbb", &options(false), |group| {
             group.barrier().unwrap();
             // A loss would also end the barrier of a rank that is slow.
-            met.wait();
+            barrier.wait();
             if group.rank().0 == leaver {
                 return None;
             }
@@ -186,10 +186,10 @@ fn a_rank_that_leaves_is_named_on_every_host() {
 
 #[test]
 fn abort_reaches_every_host() {
-    let met = std::sync::Barrier::new(4);
+    let barrier = std::sync::Barrier::new(4);
     let errors = threads_on("aabb", &options(false), |group| {
         group.barrier().unwrap();
-        met.wait();
+        barrier.wait();
         if group.rank().0 == 3 {
             std::thread::sleep(Duration::from_millis(50));
             group.abort();
@@ -219,7 +219,7 @@ fn call_without(late: &[usize]) -> Vec<Error> {
 }
 
 #[test]
-fn a_time_out_names_the_ranks_that_did_not_come_and_not_those_that_wait_for_them() {
+fn a_timeout_names_the_late_ranks_and_not_those_that_wait_for_them() {
     for late in [&[4usize][..], &[1], &[2, 4], &[2, 3, 4]] {
         let expected: Vec<Rank> = late.iter().copied().map(Rank).collect();
         let errors = call_without(late);

@@ -60,7 +60,7 @@ fn a_connection_for_messages_is_opened_by_the_first_one() {
     threads_on("aabb", &options(false), |group| {
         let rank = group.rank().0;
         group.barrier().unwrap();
-        // Two rails, and the first ranks of both hosts feel each other's pulse: three connections with two ends each.
+        // Two rails, and the first ranks of both hosts have heartbeats: three connections with two ends each.
         step.wait();
         if rank == 0 {
             assert_eq!(connections(), 6);
@@ -108,7 +108,7 @@ fn a_connection_for_messages_is_opened_by_the_first_one() {
 }
 
 #[test]
-fn everybody_talks_to_everybody_on_every_topology() {
+fn every_rank_exchanges_messages_with_every_other_on_every_topology() {
     for hosts in HOSTS {
         let world = hosts.len();
         threads_on(hosts, &options(false), |group| {
@@ -178,7 +178,7 @@ fn a_rank_that_is_gone_before_it_was_called_is_named() {
                 let error = receive(&group, &mut bytes, Some(last)).wait(PATIENCE).unwrap_err();
                 check_loss(&error, last, started);
             } else {
-                // Hears of it without having asked.
+                // Is told without having asked.
                 let mut bytes = [0; 5];
                 let error = receive(&group, &mut bytes, Some(0)).wait(PATIENCE).unwrap_err();
                 check_loss(&error, last, started);
@@ -208,7 +208,7 @@ fn a_rank_that_goes_while_somebody_waits_for_it_is_named() {
 }
 
 #[test]
-fn who_calls_after_an_abort_hears_why() {
+fn a_rank_that_connects_after_an_abort_gets_the_reason() {
     for hosts in ["abc", "aabb"] {
         let aborted = Barrier::new(hosts.len());
         threads_on(hosts, &options(false), |group| {
@@ -316,8 +316,8 @@ fn ports(address: &Address) -> Vec<SocketAddr> {
     let all: HashSet<u16> = table.iter().flat_map(|table| table.lines()).filter_map(listens).collect();
     // The port for messages is in the bytes alone: tag 8, two bytes.
     let bytes = address.to_bytes();
-    let mail = bytes.windows(5).filter(|window| window[..3] == [8, 2, 0]).map(|at| u16::from_le_bytes([at[3], at[4]]));
-    mail.filter(|port| all.contains(port)).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect()
+    let p2p = bytes.windows(5).filter(|window| window[..3] == [8, 2, 0]).map(|at| u16::from_le_bytes([at[3], at[4]]));
+    p2p.filter(|port| all.contains(port)).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect()
 }
 
 #[test]
@@ -325,11 +325,11 @@ fn strangers_at_the_port_for_messages_disturb_nothing() {
     let step = Barrier::new(4);
     threads_on("aabb", &options(false), |group| {
         let rank = group.rank().0;
-        let doors = ports(group.address());
-        assert!(!doors.is_empty());
+        let endpoints = ports(group.address());
+        assert!(!endpoints.is_empty());
         let mut strangers = Vec::new();
-        for (number, door) in (0..30).flat_map(|number| doors.iter().map(move |door| (number, door))) {
-            let mut stranger = TcpStream::connect(door).unwrap();
+        for (number, endpoint) in (0..30).flat_map(|number| endpoints.iter().map(move |endpoint| (number, endpoint))) {
+            let mut stranger = TcpStream::connect(endpoint).unwrap();
             // Nothing, a little, and more than a hello.
             let _ = stranger.write_all(&vec![b'x'; number * 7]);
             strangers.push(stranger);

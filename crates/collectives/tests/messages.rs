@@ -72,7 +72,7 @@ fn messages_arrive_in_order_and_whole() {
 }
 
 #[test]
-fn tags_tell_messages_apart() {
+fn messages_with_different_tags_are_kept_apart() {
     for options in every_path() {
         threads(2, &options, |group| {
             if group.rank() == Rank(0) {
@@ -152,7 +152,7 @@ fn a_message_of_another_size_is_an_error_that_names_both_sides_on_both() {
                 let ticket = match group.rank().0 {
                     0 => send(&group, &bytes, 1, 4),
                     1 => receive(&group, &mut target, Some(0), 4),
-                    // Has nothing to do with it, and hears of it all the same.
+                    // Has nothing to do with it, and is told all the same.
                     _ => receive(&group, &mut target, Some(1), 4),
                 };
                 let own = ticket.wait(PATIENCE);
@@ -180,7 +180,7 @@ fn a_message_of_another_size_is_an_error_that_names_both_sides_on_both() {
 }
 
 #[test]
-fn a_time_out_says_who_did_not_send() {
+fn a_timeout_names_the_rank_that_did_not_send() {
     for options in every_path() {
         let over = Barrier::new(3);
         threads(3, &options, |group| {
@@ -204,7 +204,7 @@ fn a_time_out_says_who_did_not_send() {
 #[test]
 fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
     for options in every_path() {
-        let (left, heard) = (Barrier::new(3), Barrier::new(2));
+        let (left, received) = (Barrier::new(3), Barrier::new(2));
         threads(3, &options, |group| {
             match group.rank().0 {
                 2 => {
@@ -218,7 +218,7 @@ fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
                     // Others still talk, and a receive from anybody still waits for them.
                     send(&group, b"hello", 0, 8).wait(PATIENCE).unwrap();
                     assert!(group.failure().is_none());
-                    heard.wait();
+                    received.wait();
                     let mut bytes = [0; 5];
                     // SAFETY: as above. The group may have failed before this is asked of it, or while it waits.
                     let ticket = unsafe { group.receive(Target::of(&mut bytes), Some(Rank(0)), 8, PATIENCE) };
@@ -234,7 +234,7 @@ fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
                     let ticket = receive(&group, &mut bytes, None, 8);
                     ticket.wait(PATIENCE).unwrap();
                     assert_eq!((ticket.source(), &bytes), (Some(Rank(1)), b"hello"));
-                    heard.wait();
+                    received.wait();
                     let mut nothing = [0; 5];
                     let error = receive(&group, &mut nothing, Some(2), 7).wait(PATIENCE).unwrap_err();
                     let Error::PeerLost { rank: Rank(2), .. } = error else { panic!("{error}") };
@@ -280,9 +280,9 @@ fn a_failed_collective_fails_messages_too() {
 }
 
 #[test]
-fn other_peers_get_no_old_mail() {
+fn messages_of_an_earlier_generation_are_not_received() {
     for options in every_path() {
-        let met = Barrier::new(2);
+        let barrier = Barrier::new(2);
         let addresses = std::sync::Mutex::new(vec![None; 2]);
         threads(2, &options, |group| {
             let rank = group.rank();
@@ -290,7 +290,7 @@ fn other_peers_get_no_old_mail() {
             if rank == Rank(0) {
                 send(&group, b"stale", 1, 1).wait(PATIENCE).unwrap();
             }
-            met.wait();
+            barrier.wait();
             let all: Vec<_> = addresses.lock().unwrap().iter().flatten().cloned().collect();
             for generation in 1..20 {
                 group.reconfigure(rank, &all, generation, PATIENCE).unwrap();
@@ -300,7 +300,7 @@ fn other_peers_get_no_old_mail() {
                 ticket.wait(PATIENCE).unwrap();
                 assert_eq!(&bytes, b"fresh");
                 // Who goes on aborts what is under way.
-                met.wait();
+                barrier.wait();
             }
         });
     }

@@ -8,7 +8,8 @@ use instep_collectives::{
     Address, DataType, Error, Group, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
 use ranks::{
-    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, every_path, introduce, streams, threads,
+    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, every_path, exchange_addresses, tcp,
+    threads,
 };
 
 /// Nothing, one, odd numbers, and enough for several steps or the path of large buffers.
@@ -36,12 +37,12 @@ fn sample(path: usize, worlds: std::ops::RangeInclusive<usize>) {
 }
 
 #[test]
-fn one_to_four_ranks_through_the_arena() {
+fn one_to_four_ranks_through_shared_memory() {
     sample(0, 1..=4);
 }
 
 #[test]
-fn five_to_nine_ranks_through_the_arena() {
+fn five_to_nine_ranks_through_shared_memory() {
     sample(0, 5..=9);
 }
 
@@ -88,7 +89,7 @@ fn every_operation_type_reduction_world_length_and_path() {
 
 #[test]
 fn long_buffers_take_several_steps_over_tcp() {
-    threads(3, &streams(), |group| {
+    threads(3, &tcp(), |group| {
         // More than a step of a reduction, and an odd number.
         check_operations(&group, DataType::I16, 2_200_003);
     });
@@ -152,7 +153,7 @@ fn two_groups_work_at_once() {
             let other = {
                 // The second group's addresses travel through the first.
                 let bound = Group::bind(options.clone()).unwrap();
-                let addresses = introduce(&bound, |address| {
+                let addresses = exchange_addresses(&bound, |address| {
                     let mut own = address.to_bytes();
                     let length = own.len() as u16;
                     own.resize(1022, 0);
@@ -183,7 +184,7 @@ fn two_groups_work_at_once() {
 }
 
 #[test]
-fn what_contradicts_itself_leaves_the_group_usable() {
+fn an_invalid_call_leaves_the_group_usable() {
     for options in every_path() {
         threads(2, &options, |group| {
             let mut values = [1f32; 4];

@@ -13,13 +13,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use instep_collectives::{Address, DataType, Error, Group, Operation, Rank, Reduction, Target};
-use ranks::{PATIENCE, check_operations, every_path, introduce};
+use ranks::{PATIENCE, check_operations, every_path, exchange_addresses};
 
 /// Places in [`every_path`].
-const ARENA: usize = 0;
+const SHM: usize = 0;
 const SINGLE_COPY: usize = 1;
-const STREAMS: usize = 2;
-const LANES: usize = 3;
+const TCP: usize = 2;
+const CHANNELS: usize = 3;
 
 /// Processes of this test program, each a rank; they speak in lines of capitals.
 struct Ranks {
@@ -55,8 +55,8 @@ impl Ranks {
             processes.push((process, input, receiver));
         }
         let mut ranks = Ranks { processes };
-        for _ in 0..if path == STREAMS { 2 } else { 1 } {
-            let addresses: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "ADDRESS ")).collect();
+        for _ in 0..if path == TCP { 2 } else { 1 } {
+            let addresses: Vec<String> = (0..world).map(|rank| ranks.expect_line(rank, "ADDRESS ")).collect();
             for (_, input, _) in &mut ranks.processes {
                 writeln!(input, "{}", addresses.join(" ")).unwrap();
             }
@@ -65,7 +65,7 @@ impl Ranks {
     }
 
     /// The next line of a rank, which must start so.
-    fn hear(&mut self, rank: usize, start: &str) -> String {
+    fn expect_line(&mut self, rank: usize, start: &str) -> String {
         let line = self.processes[rank].2.recv_timeout(PATIENCE).unwrap();
         line.strip_prefix(start).unwrap_or_else(|| panic!("rank {rank} said {line}, not {start}")).to_owned()
     }
@@ -91,7 +91,7 @@ fn a_rank() {
         hide_memory();
     }
     let bound = Group::bind(every_path()[number("PATH_NUMBER")].clone()).unwrap();
-    let addresses = introduce(&bound, |address| {
+    let addresses = exchange_addresses(&bound, |address| {
         let hexadecimal: String = address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         println!("\nADDRESS {hexadecimal}");
         let mut line = String::new();
@@ -131,8 +131,8 @@ fn a_rank() {
             let lost: usize = line.trim().parse().unwrap();
             let rest: Vec<Address> =
                 (0..world).filter(|rank| *rank != lost).map(|rank| addresses[rank].clone()).collect();
-            let place = Rank(if rank > lost { rank - 1 } else { rank });
-            group.reconfigure(place, &rest, 4, PATIENCE).unwrap();
+            let new_rank = Rank(if rank > lost { rank - 1 } else { rank });
+            group.reconfigure(new_rank, &rest, 4, PATIENCE).unwrap();
             let mut values = [1i32];
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
             println!("\nREBUILT {}", values[0]);
@@ -185,7 +185,7 @@ fn hide_memory() {
 fn where_the_kernel_forbids_reading_peers_the_results_are_the_same() {
     let mut ranks = Ranks::start(3, "hidden table", SINGLE_COPY);
     for rank in 0..3 {
-        assert_eq!(ranks.hear(rank, "DONE "), "false");
+        assert_eq!(ranks.expect_line(rank, "DONE "), "false");
     }
     ranks.finish();
 }
@@ -193,12 +193,12 @@ fn where_the_kernel_forbids_reading_peers_the_results_are_the_same() {
 #[test]
 fn processes_get_the_same_results_on_every_path() {
     for world in [2, 3, 5] {
-        for path in [ARENA, SINGLE_COPY, STREAMS, LANES] {
+        for path in [SHM, SINGLE_COPY, TCP, CHANNELS] {
             let mut ranks = Ranks::start(world, "table", path);
-            let used: Vec<String> = (0..world).map(|rank| ranks.hear(rank, "DONE ")).collect();
+            let used: Vec<String> = (0..world).map(|rank| ranks.expect_line(rank, "DONE ")).collect();
             // Whether the kernel permits it is not ours to say, but the ranks must agree.
             assert!(used.iter().all(|answer| *answer == used[0]));
-            assert!([SINGLE_COPY, LANES].contains(&path) || used[0] == "false");
+            assert!([SINGLE_COPY, CHANNELS].contains(&path) || used[0] == "false");
             ranks.finish();
         }
     }
@@ -216,40 +216,40 @@ fn leftovers() -> Vec<String> {
 fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
     let cases = [
         (2, 1, SINGLE_COPY),
-        (3, 0, ARENA),
+        (3, 0, SHM),
         (4, 2, SINGLE_COPY),
-        (4, 3, ARENA),
-        (2, 0, STREAMS),
-        (4, 1, STREAMS),
-        (2, 1, LANES),
-        (3, 0, LANES),
+        (4, 3, SHM),
+        (2, 0, TCP),
+        (4, 1, TCP),
+        (2, 1, CHANNELS),
+        (3, 0, CHANNELS),
     ];
     for (world, killed, path) in cases {
         let mut ranks = Ranks::start(world, "reduce", path);
         for rank in 0..world {
-            ranks.hear(rank, "LOOPING");
+            ranks.expect_line(rank, "LOOPING");
         }
         let killed_at = now_us();
         ranks.processes[killed].0.kill().unwrap();
         let survivors: Vec<usize> = (0..world).filter(|rank| *rank != killed).collect();
         for rank in &survivors {
-            let said = ranks.hear(*rank, "LOST ");
-            let mut words = said.splitn(3, ' ');
-            let heard_at: u128 = words.next().unwrap().parse().unwrap();
-            assert_eq!(words.next().unwrap(), killed.to_string());
-            let message = words.next().unwrap();
+            let said = ranks.expect_line(*rank, "LOST ");
+            let mut parts = said.splitn(3, ' ');
+            let received_at: u128 = parts.next().unwrap().parse().unwrap();
+            assert_eq!(parts.next().unwrap(), killed.to_string());
+            let message = parts.next().unwrap();
             assert!(message.contains("all_reduce(2000000 × f32, MAX)"), "{message}");
-            let how = if path == STREAMS { "its connection was " } else { "its process ended" };
+            let how = if path == TCP { "its connection was " } else { "its process ended" };
             assert!(message.contains(how), "{message}");
             // 100 ms are promised to ranks that get to run; these share their cores with other tests.
-            let took = Duration::from_micros((heard_at - killed_at) as u64);
+            let took = Duration::from_micros((received_at - killed_at) as u64);
             assert!(took < Duration::from_millis(600), "rank {rank} took {took:?}");
         }
         for rank in &survivors {
             writeln!(ranks.processes[*rank].1, "{killed}").unwrap();
         }
         for rank in &survivors {
-            assert_eq!(ranks.hear(*rank, "REBUILT "), survivors.len().to_string());
+            assert_eq!(ranks.expect_line(*rank, "REBUILT "), survivors.len().to_string());
         }
         ranks.finish();
     }
@@ -258,10 +258,10 @@ fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
 
 #[test]
 fn a_process_that_exits_fails_a_receive_from_anybody() {
-    for path in [ARENA, STREAMS] {
+    for path in [SHM, TCP] {
         let mut ranks = Ranks::start(3, "leave", path);
         for rank in [0, 2] {
-            let error = ranks.hear(rank, "DONE ");
+            let error = ranks.expect_line(rank, "DONE ");
             assert!(error.contains("lost rank 1 on "), "{error}");
             assert!(error.contains("receive(1 bytes from any rank, tag 0)"), "{error}");
         }
@@ -283,11 +283,11 @@ fn await_stop(process: i32) {
 }
 
 #[test]
-fn a_stopped_process_is_named_when_the_time_is_over() {
-    for path in [ARENA, STREAMS] {
+fn a_stopped_process_is_named_in_the_timeout() {
+    for path in [SHM, TCP] {
         let mut ranks = Ranks::start(3, "stop", path);
         for rank in 0..3 {
-            ranks.hear(rank, "READY");
+            ranks.expect_line(rank, "READY");
         }
         let stopped = nix::unistd::Pid::from_raw(ranks.processes[1].0.id() as i32);
         nix::sys::signal::kill(stopped, nix::sys::signal::Signal::SIGSTOP).unwrap();
@@ -296,12 +296,12 @@ fn a_stopped_process_is_named_when_the_time_is_over() {
             writeln!(ranks.processes[rank].1).unwrap();
         }
         for rank in [0, 2] {
-            let error = ranks.hear(rank, "DONE ");
+            let error = ranks.expect_line(rank, "DONE ");
             assert!(error.contains("rank 1 had not started it"), "{error}");
         }
-        // It hears the same when it comes back.
+        // It gets the same error when it resumes.
         nix::sys::signal::kill(stopped, nix::sys::signal::Signal::SIGCONT).unwrap();
-        let error = ranks.hear(1, "DONE ");
+        let error = ranks.expect_line(1, "DONE ");
         assert!(error.contains("rank 1 had not started it"), "{error}");
         ranks.finish();
     }

@@ -19,11 +19,11 @@ fn recorded(folder: &tempfile::TempDir, rank: u32) -> (Arc<Recorder>, Options) {
 
 fn pair(folder: &tempfile::TempDir) -> (Vec<Arc<Recorder>>, Vec<Group>) {
     let (recorders, options): (Vec<_>, Vec<_>) = (0..2).map(|rank| recorded(folder, rank)).unzip();
-    let places: Vec<_> = options.into_iter().map(|options| Group::bind(options).unwrap()).collect();
-    let addresses: Vec<_> = places.iter().map(|place| place.address().clone()).collect();
-    let connecting = places.into_iter().enumerate().map(|(rank, place)| {
+    let bound: Vec<_> = options.into_iter().map(|options| Group::bind(options).unwrap()).collect();
+    let addresses: Vec<_> = bound.iter().map(|bound| bound.address().clone()).collect();
+    let connecting = bound.into_iter().enumerate().map(|(rank, bound)| {
         let addresses = addresses.clone();
-        std::thread::spawn(move || place.connect(Rank(rank), &addresses, 0, PATIENCE).unwrap())
+        std::thread::spawn(move || bound.connect(Rank(rank), &addresses, 0, PATIENCE).unwrap())
     });
     let connecting: Vec<_> = connecting.collect();
     (recorders, connecting.into_iter().map(|thread| thread.join().unwrap()).collect())

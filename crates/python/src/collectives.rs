@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Secret, Source, Target, Transport,
+    self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Secret, Source, Target, TransportChoice,
 };
 use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
 use pyo3::pybacked::PyBackedBytes;
@@ -83,7 +83,7 @@ impl Operation {
 
 #[pymethods]
 impl Operation {
-    /// In place: the memory becomes the reduction of all ranks' memory.
+    /// In state: the memory becomes the reduction of all ranks' memory.
     #[staticmethod]
     #[pyo3(signature = (address, length, dtype, reduce, factor=1.0))]
     fn all_reduce(address: usize, length: usize, dtype: usize, reduce: usize, factor: f64) -> PyResult<Operation> {
@@ -96,7 +96,7 @@ impl Operation {
         }))
     }
 
-    /// In place on the root: its memory becomes the reduction of all ranks' memory.
+    /// In state on the root: its memory becomes the reduction of all ranks' memory.
     #[staticmethod]
     #[pyo3(signature = (memory, dtype, reduce, root, factor=1.0))]
     fn reduce(memory: Memory, dtype: usize, reduce: usize, root: usize, factor: f64) -> PyResult<Operation> {
@@ -250,11 +250,11 @@ impl Ticket {
 /// The ranks that work together, as one of them holds them.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct CollectiveGroup {
-    place: RwLock<Place>,
+    state: RwLock<GroupState>,
     label: Arc<str>,
 }
 
-enum Place {
+enum GroupState {
     Bound(Box<engine::Bound>),
     Connected(Arc<Group>),
     /// After `shutdown`, or when connecting failed.
@@ -267,21 +267,21 @@ impl CollectiveGroup {
     }
 
     pub(crate) fn connected(&self, py: Python<'_>) -> PyResult<Arc<Group>> {
-        match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
-            Place::Connected(group) => Ok(Arc::clone(group)),
+        match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            GroupState::Connected(group) => Ok(Arc::clone(group)),
             _ => Err(errors::closed_group(py, &self.label)),
         }
     }
 
-    fn replace(&self, place: Place) -> Place {
-        std::mem::replace(&mut *self.place.write().unwrap_or_else(PoisonError::into_inner), place)
+    fn replace(&self, state: GroupState) -> GroupState {
+        std::mem::replace(&mut *self.state.write().unwrap_or_else(PoisonError::into_inner), state)
     }
 
     fn address_of(&self, py: Python<'_>) -> PyResult<Address> {
-        match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
-            Place::Bound(bound) => Ok(bound.address().clone()),
-            Place::Connected(group) => Ok(group.address().clone()),
-            Place::Closed => Err(errors::closed_group(py, &self.label)),
+        match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            GroupState::Bound(bound) => Ok(bound.address().clone()),
+            GroupState::Connected(group) => Ok(group.address().clone()),
+            GroupState::Closed => Err(errors::closed_group(py, &self.label)),
         }
     }
 
@@ -310,13 +310,13 @@ impl CollectiveGroup {
 
 #[pymethods]
 impl CollectiveGroup {
-    /// Ready to be met. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `lanes`:
+    /// Listen for the other ranks. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `channels`:
     /// how many threads share the work of a large operation, and `local_world`, how many ranks of the job share the cores if
-    /// that is not given; `streams`: TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
+    /// that is not given; `tcp`: TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
     /// know; `canonical`: sums in the order of ranks whatever the hosts; `recorder`: where operations are
     /// written down, as those of the group `name` with these ranks of the job, none for all.
     #[new]
-    #[pyo3(signature = (*, timeout, label="", single_copy=true, lanes=None, local_world=None, streams=false, interface=None, secret=None,
+    #[pyo3(signature = (*, timeout, label="", single_copy=true, channels=None, local_world=None, tcp=false, interface=None, secret=None,
         canonical=false, recorder=None, name="", ranks=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -324,9 +324,9 @@ impl CollectiveGroup {
         timeout: f64,
         label: &str,
         single_copy: bool,
-        lanes: Option<usize>,
+        channels: Option<usize>,
         local_world: Option<usize>,
-        streams: bool,
+        tcp: bool,
         interface: Option<String>,
         secret: Option<&str>,
         canonical: bool,
@@ -339,7 +339,7 @@ impl CollectiveGroup {
         let mut options = Options {
             timeout,
             single_copy,
-            lanes,
+            channels,
             local_world,
             interface,
             secret,
@@ -347,39 +347,39 @@ impl CollectiveGroup {
             recorder,
             ..Options::default()
         };
-        if streams {
-            options.transport = Transport::Streams;
+        if tcp {
+            options.transport = TransportChoice::Tcp;
         }
         let bound = Group::bind(options).map_err(|error| errors::collectives(py, &error, label))?;
-        Ok(CollectiveGroup { place: RwLock::new(Place::Bound(Box::new(bound))), label: label.into() })
+        Ok(CollectiveGroup { state: RwLock::new(GroupState::Bound(Box::new(bound))), label: label.into() })
     }
 
-    /// Where this rank can be met, for the other ranks.
+    /// Where this rank listens, for the other ranks.
     fn address<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &self.address_of(py)?.to_bytes()))
     }
 
-    /// Whether these ranks, this one among them, can only meet over the network.
+    /// Whether these ranks, this one among them, can only be connected over the network.
     fn needs_network(&self, py: Python<'_>, addresses: Vec<PyBackedBytes>) -> PyResult<bool> {
         let addresses = self.parse(py, &addresses)?;
-        match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
-            Place::Bound(bound) => Ok(bound.needs_network(&addresses)),
-            Place::Connected(group) => Ok(group.needs_network(&addresses)),
-            Place::Closed => Err(errors::closed_group(py, &self.label)),
+        match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            GroupState::Bound(bound) => Ok(bound.needs_network(&addresses)),
+            GroupState::Connected(group) => Ok(group.needs_network(&addresses)),
+            GroupState::Closed => Err(errors::closed_group(py, &self.label)),
         }
     }
 
     /// Listen on the network too; the address changes.
     fn open_to_network(&self, py: Python<'_>) -> PyResult<()> {
-        let result = match &*self.place.read().unwrap_or_else(PoisonError::into_inner) {
-            Place::Bound(bound) => bound.open_to_network(),
-            Place::Connected(group) => group.open_to_network(),
-            Place::Closed => return Err(errors::closed_group(py, &self.label)),
+        let result = match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            GroupState::Bound(bound) => bound.open_to_network(),
+            GroupState::Connected(group) => group.open_to_network(),
+            GroupState::Closed => return Err(errors::closed_group(py, &self.label)),
         };
         result.map_err(|error| errors::collectives(py, &error, &self.label))
     }
 
-    /// Meet the other ranks, whose addresses are given in the order of ranks; a group that has met its peers gets others.
+    /// Connect to the other ranks, whose addresses are given in the order of ranks; a connected group gets other peers.
     ///
     /// Gives how many operations of the generation before every survivor completed, None if nobody survived it.
     fn connect(
@@ -392,22 +392,22 @@ impl CollectiveGroup {
     ) -> PyResult<Option<u64>> {
         let timeout = errors::duration(timeout)?;
         let addresses = self.parse(py, &addresses)?;
-        let outcome = match self.replace(Place::Closed) {
-            Place::Closed => return Err(errors::closed_group(py, &self.label)),
-            Place::Bound(bound) => {
+        let outcome = match self.replace(GroupState::Closed) {
+            GroupState::Closed => return Err(errors::closed_group(py, &self.label)),
+            GroupState::Bound(bound) => {
                 let result = py.detach(|| bound.connect(Rank(rank), &addresses, generation, timeout));
                 result.map(|group| (Arc::new(group), None))
             }
-            Place::Connected(group) => {
+            GroupState::Connected(group) => {
                 // Back at once: others may abort, and see that it is being rebuilt.
-                self.replace(Place::Connected(Arc::clone(&group)));
+                self.replace(GroupState::Connected(Arc::clone(&group)));
                 let result = py.detach(|| group.reconfigure(Rank(rank), &addresses, generation, timeout));
                 result.map(|agreed| (group, agreed.completed_by_all))
             }
         };
         match outcome {
             Ok((group, completed_by_all)) => {
-                self.replace(Place::Connected(group));
+                self.replace(GroupState::Connected(group));
                 Ok(completed_by_all)
             }
             Err(error) => Err(errors::collectives(py, &error, &self.label)),
@@ -501,15 +501,15 @@ impl CollectiveGroup {
 
     /// Leave the group. What is under way fails; does nothing the second time.
     fn shutdown(&self, py: Python<'_>) {
-        let place = self.replace(Place::Closed);
+        let state = self.replace(GroupState::Closed);
         py.detach(|| {
             // Another thread may be inside an operation and hold the group: it must come back before the group can go.
-            if let Place::Connected(group) = &place
+            if let GroupState::Connected(group) = &state
                 && Arc::strong_count(group) > 1
             {
                 group.abort();
             }
-            drop(place);
+            drop(state);
         });
     }
 }
@@ -517,8 +517,8 @@ impl CollectiveGroup {
 impl Drop for CollectiveGroup {
     /// With the interpreter released, because dropping a group joins its threads.
     fn drop(&mut self) {
-        let place = self.replace(Place::Closed);
-        Python::attach(|py| py.detach(|| drop(place)));
+        let state = self.replace(GroupState::Closed);
+        Python::attach(|py| py.detach(|| drop(state)));
     }
 }
 

@@ -81,7 +81,7 @@ fn raised(py: Python<'_>, error: &CollectiveError, message: &str) -> PyResult<Py
     use CollectiveError as E;
     let details = PyDict::new(py);
     let class = match error {
-        E::Unsupported { .. } | E::Invalid { .. } => "InvalidCall",
+        E::Unsupported(_) | E::Invalid { .. } => "InvalidCall",
         E::Mismatch { rank, call, other_rank, other, sequence } => {
             details.set_item("ranks", (rank.0, other_rank.0))?;
             details.set_item("operation", (call.kind.name(), other.kind.name()))?;

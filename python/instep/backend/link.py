@@ -1,9 +1,9 @@
-"""This rank's connection with the other ranks of one group: how they meet, and how the group is rebuilt.
+"""This rank's connection with the other ranks of one group: how they are connected, and how the group is rebuilt.
 
 The engine only knows addresses. They are exchanged through the c10d store that torch gives to every group, under keys
 that name the attempt and the generation, so that what a dead attempt left behind in the store is never read:
 
-    instep/<restarts>/<generation>/host/<rank>         where to meet a rank inside its host
+    instep/<restarts>/<generation>/host/<rank>         where a rank listens inside its host
     instep/<restarts>/<generation>/network/<rank>      and on the network: only if they do not all share memory
 
 Torch numbers groups as each rank counts them, so ranks that make different groups at the same time give them one name
@@ -29,7 +29,7 @@ from instep.backend.device import Device, connect
 from instep.errors import ConnectFailed, InvalidCall
 
 # What a group's memory is laid out for.
-MOST_LANES = 8
+MAX_CHANNELS = 8
 
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
 _open: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -71,9 +71,9 @@ class Link:
             timeout=self.seconds,
             label=label,
             single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
-            lanes=_lanes(),
+            channels=_channels(),
             local_world=_number("LOCAL_WORLD_SIZE"),
-            streams=_transport() == "tcp",
+            tcp=_transport() == "tcp",
             interface=os.environ.get("INSTEP_SOCKET_IFNAME") or interface or None,
             secret=os.environ.get("INSTEP_SECRET") or None,
             canonical=_order() == "canonical",
@@ -81,10 +81,10 @@ class Link:
             name=name if global_ranks else "default",
             ranks=self.global_ranks,
         )
-        self._meet(self.seconds)
+        self._bootstrap(self.seconds)
         _open.add(self)
 
-    def _meet(self, seconds: float) -> int | None:
+    def _bootstrap(self, seconds: float) -> int | None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"instep/{attempt}/{self.generation}"
         deadline = time.monotonic() + seconds
@@ -107,7 +107,7 @@ class Link:
         self._leave_devices()
         self.store, self.rank, self.size, self.generation = store, rank, size, generation
         self.sequence = 0
-        return self._meet(seconds)
+        return self._bootstrap(seconds)
 
     def device(self, device: torch.device) -> Device | None:
         """How CUDA tensors are exchanged on a GPU; None if torch must copy. Called by all ranks, the first time."""
@@ -152,12 +152,12 @@ def members(store: Store, global_ranks: Sequence[int]) -> Store:
     return PrefixStore(digest, store)
 
 
-def _lanes() -> int | None:
+def _channels() -> int | None:
     """How many threads the user wants to share the work of a large operation."""
-    lanes, given = _number("INSTEP_LANES"), os.environ.get("INSTEP_LANES")
-    if given and (lanes is None or lanes > MOST_LANES):
-        raise InvalidCall(f"INSTEP_LANES is {given!r}\nhint: a number of threads, 1 to {MOST_LANES}")
-    return lanes
+    channels, given = _number("INSTEP_LANES"), os.environ.get("INSTEP_LANES")
+    if given and (channels is None or channels > MAX_CHANNELS):
+        raise InvalidCall(f"INSTEP_LANES is {given!r}\nhint: a number of threads, 1 to {MAX_CHANNELS}")
+    return channels
 
 
 def _number(variable: str) -> int | None:

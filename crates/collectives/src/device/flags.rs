@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::driver::{Address, Gpu, Stream, Trouble};
-use crate::arena::{Arena, FLAG_LINE};
+use crate::shm::arena::{Arena, FLAG_LINE};
 
 /// How far ahead of every wait a released counter is.
 const FAR_AHEAD: u32 = 1 << 30;

@@ -46,10 +46,10 @@ use staged::{Stage, Until};
 use watch::{Alarm, Watch};
 
 use crate::call::Call;
-use crate::diary::Diary;
 use crate::dtype::{DataType, Reduction};
+use crate::flight_recorder::FlightRecorder;
 use crate::operation::Operation;
-use crate::queue::lock;
+use crate::sync::lock;
 use crate::ticket::{Output, Ticket};
 use crate::{Error, Group};
 
@@ -68,7 +68,7 @@ pub struct DeviceGroup {
     gpu: Arc<Gpu>,
     stream: usize,
     is_shared: bool,
-    diary: Diary,
+    diary: FlightRecorder,
     /// Of this rank, and how many there are.
     place: (usize, usize),
     /// Held by whoever gives the group something to do, so that everything has an order.
@@ -171,7 +171,7 @@ impl DeviceGroup {
         let verdicts = all_of(&group, &[u8::from(shared.is_some())], timeout)?;
         let shared = shared.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
         let place = (rank, group.world_size());
-        let (number, is_shared, diary) = (stream.number(), shared.is_some(), home.diary());
+        let (number, is_shared, diary) = (stream.number(), shared.is_some(), home.recorder());
         let (own, alarm) = (Arc::clone(&group), shared.as_ref().map(|shared| shared.watch.alarm().clone()));
         let (jobs, queue) = channel();
         let worker = Worker { gpu: Arc::clone(&gpu), group, stream, shared, stage, diary: diary.clone(), sequence: 0 };
@@ -288,7 +288,7 @@ impl DeviceGroup {
 impl Drop for DeviceGroup {
     fn drop(&mut self) {
         *lock(&self.jobs) = None;
-        self.thread.take().into_iter().for_each(crate::group::join);
+        self.thread.take().into_iter().for_each(crate::sync::join);
     }
 }
 
@@ -313,14 +313,6 @@ fn work(worker: &Mutex<Worker>, queue: &Receiver<Job>, queued: &AtomicUsize) {
     let _ = worker.stream.synchronize();
 }
 
-/// One operation while it is done.
-struct Turn<'a> {
-    call: Call,
-    group: &'a Group,
-    sequence: u64,
-    timeout: Duration,
-}
-
 /// Where the ranks share their GPU. The watch goes last: what the arena's memory waits for may need it.
 struct Shared {
     arena: Arena,
@@ -334,7 +326,7 @@ struct Worker {
     stream: Arc<Stream>,
     shared: Option<Shared>,
     stage: Stage,
-    diary: Diary,
+    diary: FlightRecorder,
     sequence: u64,
 }
 
@@ -365,7 +357,7 @@ impl Worker {
 
     fn perform(&mut self, operation: &Operation, timeout: Duration, until: Until) -> Result<bool, Error> {
         let call = operation.check(self.group.rank().0, self.group.world_size())?;
-        let turn = Turn { call, group: &self.group, sequence: self.sequence, timeout };
+        let turn = signal::Turn { call, group: &self.group, sequence: self.sequence, timeout };
         self.sequence += 1;
         // Where parts may differ, all_to_all, not every rank would come to the same conclusion.
         let small = (1..=SMALL * self.group.world_size()).contains(&operation.bytes_of_all(self.group.world_size()));

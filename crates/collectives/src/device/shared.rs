@@ -15,12 +15,11 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::Turn;
 use super::driver::{Gpu, HANDLE_BYTES, Kernel, Memory, Stream, Trouble, UUID_BYTES};
 use super::flags::{Flags, Phase};
 use super::kernel;
 use super::layout::{Layout, Range, Take};
-use super::signal::{agree, signal};
+use super::signal::{Turn, agree, signal};
 use crate::Error;
 use crate::dtype::{DataType, Reduction};
 use crate::operation::Operation;

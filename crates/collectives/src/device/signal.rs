@@ -2,11 +2,18 @@
 
 use std::time::Duration;
 
-use super::Turn;
 use crate::call::{CALL_WORDS, Call, Kind};
 use crate::dtype::DataType;
 use crate::operation::{Operation, Source, Target};
 use crate::{Error, Group, Rank};
+
+/// One operation while it is done.
+pub(super) struct Turn<'a> {
+    pub(super) call: Call,
+    pub(super) group: &'a Group,
+    pub(super) sequence: u64,
+    pub(super) timeout: Duration,
+}
 
 /// What a rank calls and how many chunks its part takes.
 pub(super) type Signal = [u64; CALL_WORDS + 1];

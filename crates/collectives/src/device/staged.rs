@@ -13,10 +13,9 @@ use std::sync::Arc;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use super::Turn;
 use super::driver::{Event, Gpu, Stream, Trouble};
 use super::layout::{ALIGNMENT, Range};
-use super::signal::{agree, signal};
+use super::signal::{Turn, agree, signal};
 use crate::Error;
 use crate::operation::{Operation, Source, Target};
 

@@ -76,7 +76,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         self.alarm.say(NOT_NEEDED);
-        self.thread.take().into_iter().for_each(crate::group::join);
+        self.thread.take().into_iter().for_each(crate::sync::join);
     }
 }
 

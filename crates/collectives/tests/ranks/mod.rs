@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use instep_collectives::{
-    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Source, Target, Transport,
+    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Source, Target, TransportChoice,
 };
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,28 +31,28 @@ pub fn options(single_copy: bool) -> Options {
 }
 
 /// Over TCP, also here.
-pub fn streams() -> Options {
-    Options { timeout: PATIENCE, transport: Transport::Streams, ..Options::default() }
+pub fn tcp() -> Options {
+    Options { timeout: PATIENCE, transport: TransportChoice::Tcp, ..Options::default() }
 }
 
 /// With several threads for what has a few kilobytes.
-pub fn lanes() -> Options {
-    Options { lanes: Some(3), lane_bytes: 4 << 10, ..options(true) }
+pub fn channels() -> Options {
+    Options { channels: Some(3), channel_bytes: 4 << 10, ..options(true) }
 }
 
 /// Everything that bytes can travel through.
 pub fn every_path() -> [Options; 4] {
-    [options(false), options(true), streams(), lanes()]
+    [options(false), options(true), tcp(), channels()]
 }
 
 /// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.
-pub fn introduce(place: &Bound, exchange: impl Fn(Address) -> Vec<Address>) -> Vec<Address> {
-    let addresses = exchange(place.address().clone());
-    if !place.needs_network(&addresses) {
+pub fn exchange_addresses(bound: &Bound, exchange: impl Fn(Address) -> Vec<Address>) -> Vec<Address> {
+    let addresses = exchange(bound.address().clone());
+    if !bound.needs_network(&addresses) {
         return addresses;
     }
-    place.open_to_network().unwrap();
-    exchange(place.address().clone())
+    bound.open_to_network().unwrap();
+    exchange(bound.address().clone())
 }
 
 /// Runs `rank` on one thread per rank of a connected group, and returns what they return in the order of ranks.
@@ -73,21 +73,21 @@ fn threads_with<T: Send>(
 ) -> Vec<T> {
     let options = &options;
     let addresses = Mutex::new(vec![None; world]);
-    let bound = Barrier::new(world);
+    let barrier = Barrier::new(world);
     thread::scope(|scope| {
-        let (addresses, bound, rank) = (&addresses, &bound, &rank);
+        let (addresses, barrier, rank) = (&addresses, &barrier, &rank);
         let ranks: Vec<_> = (0..world)
             .map(|number| {
                 scope.spawn(move || {
-                    let place = Group::bind(options(number)).unwrap();
-                    let all = introduce(&place, |address| {
+                    let bound = Group::bind(options(number)).unwrap();
+                    let all = exchange_addresses(&bound, |address| {
                         addresses.lock().unwrap()[number] = Some(address);
-                        bound.wait();
+                        barrier.wait();
                         let all = addresses.lock().unwrap().iter().flatten().cloned().collect();
-                        bound.wait();
+                        barrier.wait();
                         all
                     });
-                    rank(place.connect(Rank(number), &all, 0, PATIENCE).unwrap())
+                    rank(bound.connect(Rank(number), &all, 0, PATIENCE).unwrap())
                 })
             })
             .collect();
@@ -100,7 +100,7 @@ fn value(rank: usize, at: usize) -> i64 {
     ((rank * 7 + at * 3) % PERIOD) as i64
 }
 
-/// After so many places values repeat, so that long buffers need not be computed one by one.
+/// After so many bound values repeat, so that long buffers need not be computed one by one.
 const PERIOD: usize = 5;
 
 fn repeated(count: usize, one: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {

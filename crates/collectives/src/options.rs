@@ -1,0 +1,72 @@
+//! How a group works, as its caller wants it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use instep_recorder::GroupRecorder;
+
+use crate::Secret;
+
+/// How a group works. All ranks must use the same `slot_bytes`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How messages call this host; its own name unless given.
+    pub host: Option<String>,
+    /// How long an operation may take that does not say so itself.
+    pub timeout: Duration,
+    /// Whether peers read long messages straight out of each other's memory, if the kernel permits it.
+    pub single_copy: bool,
+    /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
+    /// cache, or all of it when there are more ranks than cores.
+    pub slot_bytes: usize,
+    /// How many threads of a rank share the work of a large operation inside a host, up to eight; unless given, one
+    /// less than there are cores for each rank, up to four. All ranks do as the most modest of them.
+    pub channels: Option<usize>,
+    /// What each of them moves at least. All ranks do as the most modest of them.
+    pub channel_bytes: usize,
+    /// How many ranks of the job share the cores of this host; those of the group unless given.
+    pub local_world: Option<usize>,
+    /// What the bytes travel through.
+    pub transport: TransportChoice,
+    /// The network interfaces to be reached at (`"eth0"`, or several with commas between), all unless given.
+    pub interface: Option<String>,
+    /// Where the operations are written down for those who ask why a job hangs.
+    pub recorder: Option<Arc<GroupRecorder>>,
+    /// What ranks of other hosts must know to be let in; all ranks have the same, or none has one.
+    pub secret: Option<Secret>,
+    /// Sums in the order of ranks whatever the hosts: the same bits on every topology, for more bytes between hosts. If one
+    /// rank says so, all do.
+    pub canonical: bool,
+    /// Ranks with different names here share no memory even if they could, as if they were on different hosts: for tests.
+    pub island: Option<String>,
+}
+
+/// What the bytes of a group travel through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory if all ranks share it, TCP otherwise.
+    #[default]
+    Automatic,
+    /// TCP also inside a host; if one rank says so, all use it.
+    Tcp,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            host: None,
+            timeout: Duration::from_secs(30 * 60),
+            single_copy: true,
+            slot_bytes: 1 << 20,
+            channels: None,
+            channel_bytes: 512 << 10,
+            local_world: None,
+            transport: TransportChoice::Automatic,
+            interface: None,
+            recorder: None,
+            secret: None,
+            canonical: false,
+            island: None,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Connections with other hosts, opened when the first message or receive needs them.
+//!
+//! Either of two ranks may call; if both do at once, there are two connections, and each writes to the one it has first.
+//! The port for messages is the rank's own over all generations of its group: who calls for an earlier one is told that this
+//! rank has left it, who is ahead calls again.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::dial::{DialOutcome, PeerDial};
+use super::{ACCEPT_PAUSE, Disconnect, ProgressEnd, ProgressThread};
+use crate::p2p::config::{P2pConfig, P2pListener};
+use crate::p2p::link::Link;
+use crate::p2p::wire::Purpose;
+use crate::socket::{linger, poll_timeout, send_all};
+use crate::sync::lock;
+use crate::tcp::handshake::{
+    HandshakeStatus, IncomingHandshake, MAX_UNIDENTIFIED, Membership, OutgoingHandshake, STAGGER, configure,
+};
+use crate::{Noticed, Rank};
+
+/// A rank that goes may have told others why, and they this one: so long that is waited for.
+const REASON: Duration = Duration::from_millis(300);
+
+impl P2pConfig {
+    /// The listener of this rank, and who may call it, where messages go over the network.
+    fn network(&self) -> Option<(&TcpListener, Membership<'_>)> {
+        let P2pListener::Network { listener, secret } = &self.listener else { return None };
+        let P2pConfig { rank, addresses, generation, .. } = self;
+        Some((listener, Membership { rank: *rank, addresses, generation: *generation, secret: secret.as_ref() }))
+    }
+}
+
+impl ProgressThread {
+    /// Begins to dial a rank of another host.
+    pub(super) fn start_dial(&mut self, peer: Rank) {
+        let Some((_, membership)) = self.config.network() else { return };
+        match membership.endpoints(peer, Purpose::P2p) {
+            Ok(endpoints) => self.peers[peer.0].dialing = Some(PeerDial::new(endpoints, Instant::now())),
+            // Every rank had some when the group was connected.
+            Err(_) => self.peers[peer.0].disconnect = Disconnect::now(Noticed::ConnectionClosed),
+        }
+        self.advance_dial(peer);
+    }
+
+    /// Goes on with all dials.
+    pub(super) fn advance_dials(&mut self) {
+        for peer in Rank::all(self.peers.len()) {
+            self.advance_dial(peer);
+        }
+    }
+
+    fn advance_dial(&mut self, peer: Rank) {
+        let Some((_, membership)) = self.config.network() else { return };
+        let Some(dialing) = &mut self.peers[peer.0].dialing else { return };
+        let disconnect = match dialing.advance(membership, peer, Instant::now()) {
+            DialOutcome::Waiting => return,
+            DialOutcome::Connected(socket) => return self.connected(socket, peer),
+            DialOutcome::Gone => Noticed::ConnectionClosed,
+            DialOutcome::Left => Noticed::LeftGroup,
+        };
+        self.peers[peer.0].dialing = None;
+        self.peers[peer.0].disconnect = Disconnect::now(disconnect);
+    }
+
+    /// There is a connection to a peer, whoever called.
+    fn connected(&mut self, socket: TcpStream, peer: Rank) {
+        // Its own failure says nothing: the connection works without.
+        let _ = configure(&socket);
+        let key = self.add(Link::dialed(socket.into(), peer, 0, Vec::new(), Instant::now()));
+        self.peers[peer.0].out.get_or_insert(key);
+        self.peers[peer.0].dialing = None;
+    }
+
+    /// Accepts callers, and finds out who they are.
+    pub(super) fn accept_remote(&mut self) {
+        let Some((listener, membership)) = self.config.network() else { return };
+        let most = 2 * self.peers.len() + MAX_UNIDENTIFIED;
+        if !accept(listener, &mut self.callers, most) {
+            self.accept_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
+        }
+        let mut identified = Vec::new();
+        let expects = |peer: Rank, purpose: Purpose| {
+            let links = self.links.values().filter(|link| link.peer == Some(peer)).count();
+            purpose == Purpose::P2p && peer != membership.rank && links < 2
+        };
+        advance_callers(&mut self.callers, membership, expects, None, |socket, peer| identified.push((socket, peer)));
+        for (socket, peer) in identified {
+            self.connected(socket, peer);
+        }
+    }
+
+    /// Whether a peer has called, and may have sent something that was not read.
+    pub(super) fn has_caller(&self, peer: Rank) -> bool {
+        self.callers.iter().any(|caller| caller.identified.is_some_and(|(identified, _)| identified == peer))
+    }
+
+    /// When somebody is to be called, or given up, if nothing happens before.
+    pub(super) fn next_dial(&self) -> Option<Instant> {
+        let calls = self.peers.iter().filter_map(|state| state.dialing.as_ref().map(|dialing| dialing.next_at));
+        calls.chain(self.callers.iter().filter_map(IncomingHandshake::hello_deadline)).min()
+    }
+
+    /// What to poll for: callers, their hellos, and answers to this rank's calls.
+    pub(super) fn connector_handles(&self) -> Vec<PollFd<'_>> {
+        let Some((listener, _)) = self.config.network() else { return Vec::new() };
+        let accepts = self.accept_paused_until.is_none();
+        let network = accepts.then(|| PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        let calls = self.peers.iter().filter_map(|state| state.dialing.as_ref()).flat_map(|dialing| &dialing.calls);
+        network
+            .into_iter()
+            .chain(self.callers.iter().map(IncomingHandshake::handle))
+            .chain(calls.map(OutgoingHandshake::handle))
+            .collect()
+    }
+
+    /// The rank leaves in good order: who has called and waits is told.
+    pub(super) fn refuse_callers(&mut self) {
+        let Some((listener, membership)) = self.config.network() else { return };
+        accept(listener, &mut self.callers, MAX_UNIDENTIFIED + 2 * membership.addresses.len());
+        let text = format!("rank {} has left the group", membership.rank);
+        let expects = |_: Rank, purpose: Purpose| purpose == Purpose::P2p;
+        advance_callers(&mut self.callers, membership, expects, Some(&text), |_, _| {});
+        self.callers.clear();
+    }
+
+    /// The group is aborted, and nothing is under way: who calls is told why, until the messages of this generation are dropped.
+    pub(super) fn refuse_until_closed(&mut self, final_message: &[u8]) {
+        let mut refused: Vec<TcpStream> = Vec::new();
+        while let Some((listener, membership)) = self.config.network()
+            && !lock(&self.shared.inbox).closing
+        {
+            let open = accept(listener, &mut self.callers, MAX_UNIDENTIFIED + 2 * membership.addresses.len());
+            let rank = membership.rank;
+            let expects = |peer: Rank, purpose: Purpose| purpose == Purpose::P2p && peer != rank;
+            advance_callers(&mut self.callers, membership, expects, None, |socket, _| {
+                send_all(&socket, final_message, Instant::now());
+                refused.push(socket);
+            });
+            let mut handles = vec![PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN)];
+            if open {
+                handles.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+            }
+            handles.extend(self.callers.iter().map(IncomingHandshake::handle));
+            // Without room for callers, accepting is tried again now and then.
+            let again = (!open).then(|| Instant::now() + STAGGER);
+            let until = self.callers.iter().filter_map(IncomingHandshake::hello_deadline).chain(again).min();
+            let wait = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // An error of poll is a signal, or no memory: look again.
+            let _ = poll(&mut handles, wait.map_or(nix::poll::PollTimeout::NONE, poll_timeout));
+            let _ = self.shared.wake.read();
+        }
+        linger(refused.iter());
+        self.callers.clear();
+    }
+
+    /// Peers without a connection are gone, once all that they wrote is read.
+    pub(super) fn reap_remote(&mut self) -> Result<(), ProgressEnd> {
+        self.accept_remote();
+        for peer in Rank::all(self.peers.len()) {
+            let Some(Disconnect { noticed, since }) = self.peers[peer.0].disconnect else { continue };
+            if self.has_caller(peer) {
+                continue;
+            }
+            let linked = self.links.values().any(|link| link.peer == Some(peer));
+            if !linked && noticed != Noticed::LeftGroup && since.elapsed() < REASON {
+                continue;
+            }
+            self.peers[peer.0].disconnect = None;
+            if !linked {
+                self.peer_lost(peer, noticed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Accepts everybody who has called; whether that went well.
+fn accept(listener: &TcpListener, callers: &mut Vec<IncomingHandshake>, most: usize) -> bool {
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) if callers.len() < most => callers.push(IncomingHandshake::new(socket)),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+            // Gone before it was let in.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            // Out of descriptors, most likely.
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Goes on with the handshakes of all callers, and gives away the connections of those that are let in.
+fn advance_callers(
+    callers: &mut Vec<IncomingHandshake>,
+    membership: Membership<'_>,
+    expects: impl Fn(Rank, Purpose) -> bool,
+    closing: Option<&str>,
+    mut let_in: impl FnMut(TcpStream, Rank),
+) {
+    callers.retain_mut(|caller| match caller.advance(membership, &expects, closing) {
+        HandshakeStatus::Waiting => true,
+        HandshakeStatus::Done => {
+            if let (Some((peer, _)), Ok(socket)) = (caller.identified, caller.socket()) {
+                let_in(socket, peer);
+            }
+            false
+        }
+        HandshakeStatus::Closed | HandshakeStatus::Unreachable(_) | HandshakeStatus::Refused(_) => false,
+    });
+}

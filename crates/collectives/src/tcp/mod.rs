@@ -1,0 +1,286 @@
+//! Collectives over TCP: schedules executed, with the same bits as through shared memory.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | `network` | where a rank can be reached |
+//! | `secret` | what only the ranks of a job know |
+//! | `handshake` | two ranks recognise each other on a new connection |
+//! | `bootstrap` | pairs of ranks get their connections |
+//! | `wire` | handshakes and messages, as bytes |
+//! | `buffers` | the memory of an operation, and its [schedule](crate::schedule) |
+//! | `exchange` | executes a schedule |
+//! | `heartbeat` | notices hosts that fall silent, and tells all hosts why a group is aborted and which ranks are late |
+//! | `messages` | what hosts send each other there, as bytes |
+//!
+//! In every operation each rank hears from every other, also where there is nothing to move, and compares what they call:
+//! none returns before all have entered. Buffers are cut into messages, so that the memory beside them is bounded. All of it
+//! happens on the thread of the caller.
+//!
+//! A rank that finds out that the group must be aborted sends the reason to all peers before anything else, so that they
+//! report the same error. A message that was begun is finished first, which is why messages are not long.
+#![expect(unsafe_code, reason = "copies and reduces memory that callers vouch for")]
+
+pub(crate) mod bootstrap;
+mod buffers;
+mod context;
+mod exchange;
+pub(crate) mod handshake;
+pub(crate) mod heartbeat;
+mod messages;
+pub(crate) mod network;
+mod peer;
+pub(crate) mod secret;
+pub(crate) mod wire;
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::abort::{ABORT_BYTES, Abort, AbortFlag, AbortReason};
+use crate::call::CALL_WORDS;
+use crate::operation::{Operation, Source, Target, Whole};
+use crate::rank::ring;
+use crate::shm::arena::Arena;
+use crate::socket::{is_silent, linger, send_all, send_rest};
+use crate::sync::{ForkGuard, MAX_TIMEOUT};
+use crate::ticket::Output;
+use crate::transport::Transport;
+use crate::{DataType, Error, Rank};
+use context::{ExchangeContext, ExchangeError};
+use heartbeat::Heartbeat;
+use peer::TcpPeer;
+use wire::{MessageHeader, MessageKind};
+
+/// Operations of the transport itself before the caller's first.
+const INTERNAL_OPERATIONS: u64 = 1;
+/// How often a rank looks at its connections before it sleeps: some microseconds. Who sleeps is woken at once on a machine
+/// that others use too; who lets others run in between gets its core back when they please.
+const SPINS_BEFORE_SLEEP: u32 = 8;
+/// How long a peer may take to read what comes before an abort reason.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Which ranks a TCP transport connects: all of a group, or one of each host.
+pub(crate) struct TcpMembership {
+    /// Which of the members this rank is.
+    pub(crate) index: usize,
+    /// The group's rank of every member.
+    pub(crate) members: Vec<Rank>,
+    pub(crate) generation: u64,
+    /// In the order of the group's ranks.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) abort_flag: Arc<AbortFlag>,
+    /// Shared with other ranks of this host, which may abort the group there.
+    pub(crate) arena: Option<Arc<Arena>>,
+}
+
+/// One rank's side of the collectives over TCP.
+pub(crate) struct TcpTransport {
+    /// Which of the members this is.
+    index: usize,
+    members: Vec<Rank>,
+    generation: u64,
+    hosts: Vec<String>,
+    abort_flag: Arc<AbortFlag>,
+    arena: Option<Arc<Arena>>,
+    /// In the order of members; none for this one.
+    peers: Vec<Option<TcpPeer>>,
+    sequence: u64,
+    /// How often to look at the connections before sleeping.
+    spins_before_sleep: u32,
+    scratch: Vec<u8>,
+    touched: bool,
+    /// The abort reason is on its way to the peers.
+    abort_sent: bool,
+    owner: ForkGuard,
+    agreed: Option<u64>,
+    /// The first rank of each host has one.
+    heartbeat: Option<Heartbeat>,
+}
+
+impl TcpTransport {
+    /// Exchanges with the others how many operations of the generation before they completed.
+    pub(crate) fn new(
+        connections: Vec<Option<TcpStream>>,
+        membership: TcpMembership,
+        history: Option<u64>,
+        timeout: Duration,
+    ) -> Result<TcpTransport, Error> {
+        let TcpMembership { index, members, generation, hosts, abort_flag, arena } = membership;
+        let peers: Vec<Option<TcpPeer>> =
+            connections.into_iter().map(|connection| connection.map(TcpPeer::new)).collect();
+        let world = peers.len();
+        let mut transport = TcpTransport {
+            index,
+            members,
+            generation,
+            hosts,
+            abort_flag,
+            arena,
+            peers,
+            sequence: 0,
+            spins_before_sleep: SPINS_BEFORE_SLEEP,
+            scratch: Vec::new(),
+            touched: false,
+            abort_sent: false,
+            owner: ForkGuard::new(),
+            agreed: None,
+            heartbeat: None,
+        };
+        let own = [history.map_or(0, |completed| completed as i64 + 1)];
+        let mut all = vec![0i64; world];
+        let (input, outputs) = (Source::of(&own), Target::of(&mut all).split(world));
+        transport.run(&Operation::AllGather { input, outputs, dtype: DataType::I64 }, timeout)?;
+        transport.agreed =
+            all.into_iter().filter(|completed| *completed > 0).map(|completed| completed as u64 - 1).min();
+        Ok(transport)
+    }
+
+    /// From now on notices when another host is silent.
+    pub(crate) fn start_heartbeat(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
+        let heartbeat = Heartbeat::start(self.rank(), Vec::new(), connections, self.abort(), &self.abort_flag)?;
+        self.heartbeat = Some(heartbeat);
+        Ok(())
+    }
+
+    fn world(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Runs a part of what the group's ranks called, in the time that is left for it; as [`TcpTransport::run`] otherwise.
+    pub(crate) fn run_part(&mut self, operation: &Operation, whole: &Whole, left: Duration) -> Result<(), Error> {
+        self.touched = false;
+        let &Whole { call, sequence: user_sequence, ranks, timeout } = whole;
+        let deadline = Instant::now() + left.min(MAX_TIMEOUT);
+        self.abort_flag.begin(call, user_sequence);
+        let context = ExchangeContext { call, sequence: self.sequence, user_sequence, ranks, timeout, deadline };
+        self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
+        let result = match self.abort_flag.abort_reason() {
+            Some(_) => Err(ExchangeError::Aborted),
+            // Others may have given up an operation after they had sent all their parts of it.
+            None => self.perform(operation, &context).and_then(|()| self.check_for_late_abort(&context)),
+        };
+        match result {
+            Ok(()) => {
+                self.sequence += 1;
+                Ok(())
+            }
+            Err(stop) => Err(self.failed(stop, &context)),
+        }
+    }
+
+    fn failed(&mut self, stop: ExchangeError, context: &ExchangeContext) -> Error {
+        let by = self.rank();
+        let &ExchangeContext { call, user_sequence: sequence, timeout, .. } = context;
+        let reason = match stop {
+            ExchangeError::Aborted => None,
+            ExchangeError::Abort(reason) => Some(reason),
+            ExchangeError::Lost(peer, noticed) => {
+                Some(AbortReason::Lost { rank: self.members[peer], call, sequence, noticed, by })
+            }
+            ExchangeError::Deadline => {
+                let is_late = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
+                let silent = (0..self.world()).filter(is_late).map(|peer| self.members[peer]).collect();
+                // A rank says nothing while it waits for others of its host: that host knows for whom.
+                let reported = self.arena.as_ref().and_then(|arena| arena.late_elsewhere(sequence));
+                let missing = reported.unwrap_or(silent);
+                Some(AbortReason::Timeout { call, sequence, timeout, missing, by })
+            }
+        };
+        if let Some(reason) = reason {
+            self.abort_flag.abort(&reason);
+        }
+        // The other ranks of this host must not wait for what is gone.
+        if let (Some(arena), Some(reason)) = (&self.arena, self.abort_flag.abort_reason()) {
+            arena.abort(reason);
+        }
+        self.broadcast_abort();
+        self.abort().to_error(by, &self.hosts)
+    }
+
+    fn header(&self, kind: MessageKind, length: usize) -> MessageHeader {
+        MessageHeader {
+            kind,
+            generation: self.generation,
+            sequence: self.sequence,
+            step: 0,
+            call: [0; CALL_WORDS],
+            sends: 0,
+            expects: 0,
+            length: length as u64,
+        }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        ring(self.index, self.world())
+    }
+}
+
+impl Transport for TcpTransport {
+    fn rank(&self) -> Rank {
+        self.members[self.index]
+    }
+
+    fn abort(&self) -> Abort {
+        Abort::Tcp(Arc::clone(&self.abort_flag))
+    }
+
+    fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
+        let call = operation.check(self.index, self.world())?;
+        let timeout = timeout.min(MAX_TIMEOUT);
+        let whole = Whole { call, sequence: self.completed(), ranks: self.world(), timeout };
+        self.run_part(operation, &whole, timeout)
+    }
+
+    /// Sends the abort reason to all peers, if there is one and it is not sent yet.
+    fn broadcast_abort(&mut self) {
+        let Some(reason) = self.abort_flag.abort_reason() else { return };
+        if std::mem::replace(&mut self.abort_sent, true) {
+            return;
+        }
+        let mut bytes = self.header(MessageKind::Abort, ABORT_BYTES).to_bytes().to_vec();
+        bytes.extend(reason.to_bytes());
+        // One limit for all: peers that do not read cost this much once, and those whose hosts do not answer nothing.
+        let (at_once, later) = (Instant::now(), Instant::now() + GRACE);
+        for peer in self.peers.iter_mut().flatten() {
+            let until = if is_silent(&peer.socket) { at_once } else { later };
+            let whole = peer.unsent.take().is_none_or(|rest| {
+                // SAFETY: called from inside the operation that gave the payload; between operations nothing is unsent.
+                unsafe { send_rest(&peer.socket, &rest.header, rest.payload, rest.length, rest.done, until) }
+            });
+            if whole {
+                send_all(&peer.socket, &bytes, until);
+            }
+            let _ = peer.socket.shutdown(Shutdown::Write);
+        }
+    }
+
+    fn completed(&self) -> u64 {
+        self.sequence.saturating_sub(INTERNAL_OPERATIONS)
+    }
+
+    fn agreed(&self) -> Option<u64> {
+        self.agreed
+    }
+
+    fn output(&self) -> Output {
+        if self.touched { Output::Undefined } else { Output::Untouched }
+    }
+}
+
+impl Drop for TcpTransport {
+    /// Peers that still need this rank learn at once that it is gone.
+    fn drop(&mut self) {
+        if !self.owner.is_owner() {
+            return;
+        }
+        self.broadcast_abort();
+        if !self.abort_sent {
+            let goodbye = self.header(MessageKind::Goodbye, 0).to_bytes();
+            for peer in self.peers.iter().flatten() {
+                send_all(&peer.socket, &goodbye, Instant::now());
+                let _ = peer.socket.shutdown(Shutdown::Write);
+            }
+        }
+        linger(self.peers.iter().flatten().map(|peer| &peer.socket));
+    }
+}

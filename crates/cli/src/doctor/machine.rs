@@ -5,8 +5,8 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use instep_launch::devices::{self, Space};
-use instep_launch::nvidia::{self, Nvidia, NvidiaError};
+use instep_launch::machine::devices::{self, Space};
+use instep_launch::machine::nvidia::{self, Nvidia, NvidiaError};
 
 use super::{Check, DRIVER_TIMEOUT, ok, problem, read_text, warning};
 

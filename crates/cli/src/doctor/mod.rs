@@ -20,7 +20,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use instep_launch::nvidia;
+use instep_launch::machine::nvidia;
 use serde::Serialize;
 
 use self::machine::{
@@ -171,8 +171,8 @@ fn read_text(path: impl AsRef<Path>) -> Option<String> {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use instep_launch::devices::Space;
-    use instep_launch::nvidia::{Gpu, Nvidia, NvidiaError};
+    use instep_launch::machine::devices::Space;
+    use instep_launch::machine::nvidia::{Gpu, Nvidia, NvidiaError};
 
     use super::machine::{judge_cpus, judge_open_files, judge_worker_stacks};
     use super::network::{judge_default_ports, judge_loopback};

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use instep_policy::succession::Answer;
 
-use crate::contact;
 use crate::control::{self, Scouted, ToCoordinator};
-use crate::meeting::connect_to_self;
-use crate::post::Post;
+use crate::election::query;
+use crate::election::shared::Post;
+use crate::rendezvous::endpoint::connect_to_self;
 
 /// Shorter than the time that a coordinator at the endpoint waits before its first round.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -61,7 +61,7 @@ fn look_once(post: &Post, run_id: &str, port: u16, host_token: u64) -> Option<Sc
     let own = errands.claim.launcher;
     let mut found = Scouted { host_token, dead: Vec::new(), leading: Vec::new() };
     let mut leaders = Vec::new();
-    for (place, expected, answer) in contact::ask_all(errands.targets, run_id, Some((errands.claim, port))) {
+    for (place, expected, answer) in query::ask_all(errands.targets, run_id, Some((errands.claim, port))) {
         match (answer, expected) {
             (Answer::Ended, Some(launcher)) => found.dead.push(launcher),
             (Answer::Leading(claim), _) if claim.launcher != own => found.leading.push((place, claim)),
@@ -72,7 +72,7 @@ fn look_once(post: &Post, run_id: &str, port: u16, host_token: u64) -> Option<Sc
     leaders.sort();
     leaders.dedup();
     if !leaders.is_empty() {
-        for (place, _, answer) in contact::ask_all(leaders, run_id, Some((errands.claim, port))) {
+        for (place, _, answer) in query::ask_all(leaders, run_id, Some((errands.claim, port))) {
             if let Answer::Leading(claim) = answer
                 && claim.launcher != own
             {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use instep_policy::membership::Resumption;
 use instep_policy::succession::{Answer, Place, Search, Step};
 
-use crate::contact::{self, Asked};
-use crate::post::Post;
+use crate::election::query::{self, Asked};
+use crate::election::shared::Post;
 
 /// How a search ended.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Seek {
                 if let Some(place) = post.as_ref().and_then(|post| post.rumour()) {
                     search.also_ask(place);
                 }
-                let answers = contact::ask_all(search.targets(), &run_id, None);
+                let answers = query::ask_all(search.targets(), &run_id, None);
                 match search.decide(&answers) {
                     Step::Join(place) => break Found::Leader(place),
                     Step::Lead(resumption) => break Found::Ourselves(resumption),

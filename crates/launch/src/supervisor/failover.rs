@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::{ABANDON_AFTER, Next, Phase, Supervisor, failed};
 use crate::console::Note;
 use crate::control::ToCoordinator;
-use crate::meeting;
+use crate::election::search::{Found, Seek};
 use crate::plan::Meeting;
-use crate::seek::{Found, Seek};
+use crate::rendezvous;
 
 /// How often a search that led nowhere is begun again.
 const SEEK_AGAIN: Duration = Duration::from_millis(200);
@@ -170,7 +170,7 @@ impl Supervisor<'_> {
                 let (Some(service), Some(lineage)) = (&mut self.service, &self.lineage) else { return None };
                 let place = Place { address: address.clone(), port: service.port() };
                 self.events.note("rehosted", json!({"address": place.address, "port": place.port}));
-                if let Err(cause) = meeting::lead(service, *resumption, lineage, &companions, address) {
+                if let Err(cause) = rendezvous::lead(service, *resumption, lineage, &companions, address) {
                     return self.order(failed(format!("cannot lead the job: {cause}")));
                 }
                 service.leads = true;
@@ -195,9 +195,9 @@ impl Supervisor<'_> {
         self.identity.pledges = self.pledges.told();
         let joined = match &self.service {
             Some(service) if service.leads => {
-                meeting::join_own(self.plan, &self.identity, service).map_err(|cause| cause.to_string())
+                rendezvous::join_own(self.plan, &self.identity, service).map_err(|cause| cause.to_string())
             }
-            _ => meeting::rejoin(self.plan, &self.identity, &place),
+            _ => rendezvous::rejoin(self.plan, &self.identity, &place),
         };
         match joined {
             Ok(link) => {

@@ -199,6 +199,11 @@ pub fn try_connect(host: &str, port: u16, patience: Duration) -> Result<TcpStrea
     Err(obstacle)
 }
 
+/// A connection to the server of this process.
+pub(crate) fn connect_to_self(port: u16) -> io::Result<TcpStream> {
+    TcpStream::connect(("127.0.0.1", port)).or_else(|_| TcpStream::connect(("::1", port)))
+}
+
 fn resolver_text(error: &io::Error) -> String {
     let text = error.to_string();
     text.strip_prefix("failed to lookup address information: ").unwrap_or(&text).to_owned()

@@ -8,7 +8,7 @@ use instep_policy::membership::LauncherId;
 use instep_policy::succession::{Answer, Claim, Place};
 
 use crate::control::{self, Contact, FromCoordinator, Stand, ToCoordinator};
-use crate::endpoint::{self, Obstacle};
+use crate::rendezvous::endpoint::{self, Obstacle};
 
 /// Long enough for a slow network, short enough that the silent do not hold up the others.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::Coordinator;
 use crate::control::{self, Contact, FromCoordinator, Lead, Scouted, Stand};
-use crate::post::Errands;
+use crate::election::shared::Errands;
 
 impl Coordinator {
     /// What a node hears that comes to a coordinator which does not lead.

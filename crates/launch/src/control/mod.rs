@@ -14,12 +14,15 @@
 //!
 //! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
 
+pub mod connection;
+pub mod secret;
+
 use instep_policy::membership::{LauncherId, Pledge, Quorum, Resumption, Terms};
 use instep_policy::succession::{Claim, Lineage, Place};
 use serde::{Deserialize, Serialize};
 
+use crate::control::secret::JobSecret;
 use crate::failure::Failure;
-use crate::secret::JobSecret;
 
 /// Raised when the messages change in a way older launchers cannot follow.
 pub const PROTOCOL: u32 = 3;

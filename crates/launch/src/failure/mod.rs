@@ -5,6 +5,10 @@
 //! the short form `{"message": "<text>", "timestamp": <seconds>}` is read too. The file comes from user code, so
 //! nothing in it is taken for granted.
 
+pub mod blame;
+pub mod cause;
+pub(crate) mod hang;
+
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -13,9 +17,9 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::blame::{self, Blame, Kind};
-use crate::cause::{self, Cause, Round, WorkerEnd};
-use crate::fold::describe_ranks;
+use self::blame::{Blame, Kind};
+use self::cause::{Cause, Round, WorkerEnd};
+use crate::output::fold::describe_ranks;
 
 /// An error file larger than this is cut when read: it is shown to people.
 const MAX_ERROR_FILE_BYTES: u64 = 1 << 20;
@@ -256,8 +260,8 @@ pub fn write_error_file(to: &Path, message: &str, seconds_since_1970: u64) -> st
 #[cfg(test)]
 mod tests {
     use super::{ErrorFile, ExitStatus, Failure, explain, last_words, parse_error_file, root_cause};
-    use crate::blame::{Blame, Kind};
-    use crate::cause::Round;
+    use crate::failure::blame::{Blame, Kind};
+    use crate::failure::cause::Round;
     use proptest::prelude::{any, proptest};
 
     fn failure(rank: usize, time: f64, stopped: bool) -> Failure {

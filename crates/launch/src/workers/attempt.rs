@@ -1,9 +1,6 @@
 //! One life of this node's workers: started together, ended together.
 
-use std::ffi::OsString;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
@@ -12,16 +9,15 @@ use nix::unistd::Pid;
 use crate::console::{Console, Note};
 use crate::control::Start;
 use crate::drill::Drill;
-use crate::environment::{self, EnvironmentError};
 use crate::failure::{self, ExitStatus, Failure};
-use crate::fold::describe_ranks;
-use crate::guardian::Guardian;
-use crate::hang;
-use crate::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::output::Output;
+use crate::output::fold::describe_ranks;
+use crate::output::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::plan::Plan;
 use crate::spares::Spares;
-use crate::worker::{FileLimit, Spawn, Worker};
+use crate::workers::guardian::Guardian;
+use crate::workers::process::{FileLimit, Worker};
+use crate::workers::spawn::prepare;
 
 /// The shell's exit codes for a command that is not there, or cannot be run.
 const EXIT_NOT_FOUND: i32 = 127;
@@ -74,7 +70,13 @@ impl Attempt {
         for local_rank in 0..workers {
             let rank = attempt.start.first_rank + local_rank;
             let template = plan.logs.prefix_template.as_deref();
-            let prefix = logs::line_prefix(template, &plan.job.role, local_rank, rank, &crate::endpoint::host_name());
+            let prefix = logs::line_prefix(
+                template,
+                &plan.job.role,
+                local_rank,
+                rank,
+                &crate::rendezvous::endpoint::host_name(),
+            );
             attempt.files.push(logs.worker(&plan.logs, local_rank, &prefix));
             match attempt.start_worker(plan, local_rank, 0, source, console) {
                 Ok(worker) => attempt.workers.push(worker),
@@ -254,58 +256,6 @@ impl Attempt {
     }
 }
 
-/// Everything that the worker of a slot is started with.
-pub(crate) fn prepare(
-    plan: &Plan,
-    start: &Start,
-    local_rank: usize,
-    error_file: Option<&Path>,
-    guardian: &Guardian,
-    file_limit: FileLimit,
-    (stdout, stderr): (OwnedFd, OwnedFd),
-) -> Result<Spawn, EnvironmentError> {
-    let inherited = |name: &str| std::env::var_os(name);
-    let mut variables = environment::worker_variables(&plan.job, start, local_rank, error_file, inherited)?;
-    variables.push((hang::VARIABLE, hang::folder_of(plan).into()));
-    variables.extend(search_path(plan).map(|path| ("PATH", path)));
-    Ok(Spawn {
-        command: plan.command.iter().map(|word| fill_in(word, local_rank)).collect(),
-        variables,
-        cpus: plan.worker_cpus.get(local_rank).cloned(),
-        file_limit,
-        stdout,
-        stderr,
-        guardian: guardian.pipe().map(|pipe| pipe.as_raw_fd()),
-        spare: None,
-    })
-}
-
-/// `--no-python` entry points say `python3`: the interpreter's folder goes first on their `PATH`.
-fn search_path(plan: &Plan) -> Option<OsString> {
-    if plan.runs_python {
-        return None;
-    }
-    let folder = plan.interpreter.as_ref()?.path.parent()?.as_os_str();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    if path.as_bytes().split(|byte| *byte == b':').next() == Some(folder.as_bytes()) {
-        return None;
-    }
-    let mut search = folder.to_owned();
-    search.push(":");
-    search.push(path);
-    Some(search)
-}
-
-/// Fills in `${local_rank}`; arguments that are not text have no macros.
-fn fill_in(word: &OsString, local_rank: usize) -> OsString {
-    match word.to_str() {
-        Some(text) if text.contains('$') => {
-            logs::substitute(text, |name| (name == "local_rank").then(|| local_rank.to_string())).into()
-        }
-        _ => word.clone(),
-    }
-}
-
 fn seconds_since_1970() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
@@ -315,11 +265,11 @@ mod tests {
     use super::{Attempt, Source};
     use crate::console::{Console, Note, Status};
     use crate::control::Start;
-    use crate::guardian::Guardian;
-    use crate::logs::{RunDirectory, Stream};
+    use crate::output::logs::{RunDirectory, Stream};
     use crate::plan::{Plan, Request, resolve};
     use crate::spares::Spares;
-    use crate::worker::FileLimit;
+    use crate::workers::guardian::Guardian;
+    use crate::workers::process::FileLimit;
     use std::path::Path;
     use std::time::{Duration, Instant};
 

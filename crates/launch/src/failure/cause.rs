@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use crate::blame::{Blame, Kind};
+use crate::failure::blame::{Blame, Kind};
 
 /// How one worker ended, as far as it matters here.
 #[derive(Debug, Clone, PartialEq)]

@@ -17,11 +17,11 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, send, sendmsg, socketpair};
 use nix::unistd::Pid;
 
-use crate::archive;
-use crate::guardian::Guardian;
-use crate::logs::{LogBase, LogPolicy, Stream};
-use crate::priority::Lowering;
-use crate::worker::{SPARE_LIMITS, SpareStart, Spawn, Worker};
+use crate::output::logs::{LogBase, LogPolicy, Stream};
+use crate::spares::archive;
+use crate::spares::priority::Lowering;
+use crate::workers::guardian::Guardian;
+use crate::workers::process::{SPARE_LIMITS, SpareStart, Spawn, Worker};
 
 /// How the program that waits reaches the interpreter.
 const PROGRAM: &str = include_str!("spare.py");

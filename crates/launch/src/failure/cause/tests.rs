@@ -1,7 +1,7 @@
 //! The cause of a round's end as a table of cases, in every order in which the ends can arrive.
 
 use super::{Cause, Round, WorkerEnd, root_cause};
-use crate::blame::{Blame, Kind};
+use crate::failure::blame::{Blame, Kind};
 
 fn end(rank: usize, time: f64) -> WorkerEnd {
     WorkerEnd { rank, success: false, time, stopped: false, after_stop: false, blame: None }

@@ -12,12 +12,14 @@
 //!     ╰────────────────────────────────────────────────╯
 //! ```
 //!
-//! In an elastic job the coordinator may be lost: module `leaderless` looks for the next one, or becomes it.
+//! In an elastic job the coordinator may be lost: module `failover` looks for the next one, or becomes it.
 //!
 //! Shutdown order: workers, then their output, then the server (which flushes what others still have to hear), then
 //! the guardian.
 
-mod leaderless;
+mod failover;
+pub mod outcome;
+mod signals;
 
 use std::io;
 use std::path::PathBuf;
@@ -31,26 +33,26 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::attempt::{Attempt, Source};
-use crate::cause::{Cause, Round};
 use crate::console::{Console, Note, Status};
+use crate::control::connection::Link;
 use crate::control::{FromCoordinator, Start, ToCoordinator};
 use crate::drill::Drill;
-use crate::environment;
+use crate::election::search::Seek;
 use crate::events::{EventLog, EventWriter};
+use crate::failure::cause::{Cause, Round};
+use crate::failure::hang::{self, HangWatch};
 use crate::failure::{self, Failure};
-use crate::fold::describe_ranks;
-use crate::guardian::Guardian;
-use crate::hang::{self, HangWatch};
-use crate::link::Link;
-use crate::logs::{AttemptDirectory, RunDirectory};
-use crate::meeting::{self, Identity, MeetingError, Reports, Service};
-use crate::outcome::Outcome;
+use crate::output::fold::describe_ranks;
+use crate::output::logs::{AttemptDirectory, RunDirectory};
 use crate::plan::Plan;
-use crate::seek::Seek;
-use crate::signals::Signals;
+use crate::rendezvous::{self, Identity, MeetingError, Reports, Service};
 use crate::spares::Spares;
-use crate::worker::FileLimit;
+use crate::supervisor::outcome::Outcome;
+use crate::supervisor::signals::Signals;
+use crate::workers::attempt::{Attempt, Source};
+use crate::workers::environment;
+use crate::workers::guardian::Guardian;
+use crate::workers::process::FileLimit;
 
 /// How long a worker that SIGKILL did not end is waited for: it may hang in the kernel.
 const ABANDON_AFTER: Duration = Duration::from_secs(30);
@@ -203,7 +205,7 @@ fn carry_out(
     let file_limit = FileLimit::current()?;
     let directory = RunDirectory::create(&plan.logs.base, &plan.job.run_id).map_err(|source| {
         let directory = match &plan.logs.base {
-            crate::logs::LogBase::Directory(path) => path.clone(),
+            crate::output::logs::LogBase::Directory(path) => path.clone(),
             _ => std::env::temp_dir(),
         };
         LaunchError::Logs { directory, source }
@@ -216,7 +218,7 @@ fn carry_out(
         !matches!(poll(&mut signals.sources(), poll_timeout(wait)), Ok(count) if count > 0)
     };
     let reports = Reports { notes: sender.clone(), events: events.clone() };
-    let attendance = meeting::attend(plan, &reports, &mut pause).inspect_err(|_| directory.remove_if_empty());
+    let attendance = rendezvous::attend(plan, &reports, &mut pause).inspect_err(|_| directory.remove_if_empty());
     let attendance = match attendance {
         Err(MeetingError::Interrupted) => {
             signals.end()?;

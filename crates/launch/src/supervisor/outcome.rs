@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 
-use crate::cause::Cause;
 use crate::drill;
+use crate::failure::cause::Cause;
 use crate::failure::{self, Failure};
 
 /// How a run ended.

@@ -1,5 +1,8 @@
 //! Brings this node to its job: serves the endpoint if that is its part, and connects to the coordinator.
 
+pub mod endpoint;
+pub(crate) mod torchrun;
+
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -13,17 +16,16 @@ use instep_policy::succession::{Lineage, Place, Successor};
 use instep_store::{Client, Server};
 use socket2::{SockRef, TcpKeepalive};
 
+use self::endpoint::{Endpoint, Obstacle};
 use crate::console::Note;
+use crate::control::connection::{Link, Pulse};
 use crate::control::{self, FromCoordinator, Hello, Lead, ToCoordinator, WireTerms};
 use crate::coordinator::{Coordinator, Hosting};
-use crate::endpoint::{self, Endpoint, Obstacle};
+use crate::election::probe::Scout;
+use crate::election::shared::Post;
 use crate::events::EventLog;
-use crate::link::{Link, Pulse};
 use crate::plan::{Meeting, Plan};
-use crate::post::Post;
 use crate::random;
-use crate::scout::Scout;
-use crate::torchrun;
 
 /// How long a launcher waits for the answer to its hello: the coordinator never blocks, so this is network time.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -295,11 +297,6 @@ fn listened_port(listeners: &[TcpListener]) -> io::Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-/// A connection to the server of this process.
-pub(crate) fn connect_to_self(port: u16) -> io::Result<TcpStream> {
-    TcpStream::connect(("127.0.0.1", port)).or_else(|_| TcpStream::connect(("::1", port)))
-}
-
 /// Serves the job, and joins it as the first node.
 fn host(
     plan: &Plan,
@@ -316,21 +313,21 @@ fn host(
     let mut service = serve(plan, &identity, reports, listeners, master, None)?;
     let identity = Identity { standby_port: Some(port), ..identity };
     let endpoint = Endpoint { host: "localhost".to_owned(), port: Some(port) };
-    let (link, leader) = match introduce(plan, &identity, connect_to_self(port)?, Some(service.host_token), &endpoint)?
-    {
-        Introduced::Welcome(link) => (*link, Place { address: endpoint.host, port }),
-        // The job lives elsewhere since an earlier launcher was lost here, and has told us already.
-        Introduced::Moved(place) => {
-            service.leads = false;
-            let (link, leader) = find(plan, &identity, place, &reports.notes, pause)?;
-            service.post.follow(Some(leader.clone()));
-            (link, leader)
-        }
-        Introduced::NotLeading => {
-            return Err(MeetingError::Stranger { endpoint, what: "it leads no more".to_owned() });
-        }
-        Introduced::Stranger(what) => return Err(MeetingError::Stranger { endpoint, what }),
-    };
+    let (link, leader) =
+        match introduce(plan, &identity, endpoint::connect_to_self(port)?, Some(service.host_token), &endpoint)? {
+            Introduced::Welcome(link) => (*link, Place { address: endpoint.host, port }),
+            // The job lives elsewhere since an earlier launcher was lost here, and has told us already.
+            Introduced::Moved(place) => {
+                service.leads = false;
+                let (link, leader) = find(plan, &identity, place, &reports.notes, pause)?;
+                service.post.follow(Some(leader.clone()));
+                (link, leader)
+            }
+            Introduced::NotLeading => {
+                return Err(MeetingError::Stranger { endpoint, what: "it leads no more".to_owned() });
+            }
+            Introduced::Stranger(what) => return Err(MeetingError::Stranger { endpoint, what }),
+        };
     Ok(Attendance { link, leader, identity, service: Some(service) })
 }
 
@@ -338,7 +335,7 @@ fn host(
 pub(crate) fn join_own(plan: &Plan, identity: &Identity, service: &Service) -> Result<Link, MeetingError> {
     let port = service.server.port();
     let endpoint = Endpoint { host: "localhost".to_owned(), port: Some(port) };
-    match introduce(plan, identity, connect_to_self(port)?, Some(service.host_token), &endpoint)? {
+    match introduce(plan, identity, endpoint::connect_to_self(port)?, Some(service.host_token), &endpoint)? {
         Introduced::Welcome(link) => Ok(*link),
         Introduced::Moved(_) | Introduced::NotLeading => {
             Err(MeetingError::Stranger { endpoint, what: "it leads no more".to_owned() })
@@ -359,7 +356,7 @@ pub(crate) fn lead(
     let known = lineage.successors.iter().chain(others);
     let places = known.map(|one| (one.launcher, one.place.clone())).collect();
     let lead = Lead { host_token: service.host_token, master_address, resumption, places };
-    let mut stream = connect_to_self(port)?;
+    let mut stream = endpoint::connect_to_self(port)?;
     stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
     let mut received = Vec::new();
     stream.write_all(&control::encode(&ToCoordinator::Lead(Box::new(lead))))?;

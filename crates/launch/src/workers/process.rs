@@ -17,7 +17,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use crate::failure::ExitStatus;
-use crate::priority;
+use crate::spares::priority;
 
 /// How long the kernel may take to end a process that was killed.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);

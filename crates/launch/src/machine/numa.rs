@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::nvidia::Gpu;
+use crate::machine::nvidia::Gpu;
 
 /// Highest CPU or node number believed in a sysfs list.
 const HIGHEST_NUMBER: usize = 1 << 16;

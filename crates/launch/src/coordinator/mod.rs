@@ -9,9 +9,9 @@
 //! generations alone, since such a node keeps its connection and expects its keys to stay.
 //!
 //! In an elastic job every launcher has a coordinator, of which one leads. The others only say where the job is led
-//! (module `standing`), and wait for their own launcher to tell them to lead.
+//! (module `leadership`), and wait for their own launcher to tell them to lead.
 
-mod standing;
+mod leadership;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -24,13 +24,13 @@ use instep_policy::succession::{Lineage, Place, SUCCESSORS, Successor};
 use instep_store::{ClientId, Companion, Context, Request};
 use serde_json::json;
 
+use crate::control::connection::Pulse;
+use crate::control::secret::JobSecret;
 use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
+use crate::election::shared::Post;
 use crate::events::EventLog;
 use crate::failure::Failure;
-use crate::link::Pulse;
-use crate::post::Post;
-use crate::secret::JobSecret;
-use crate::torchrun::{self, ForeignNodes};
+use crate::rendezvous::torchrun::{self, ForeignNodes};
 
 /// What the coordinator is told by the launcher that hosts it.
 #[derive(Debug, Clone)]

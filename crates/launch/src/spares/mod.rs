@@ -11,19 +11,23 @@
 //! Trouble is reported once. Modules that cannot be imported end the whole attempt to keep spares; a spare that dies
 //! otherwise is made again, [`MOST_DEATHS`] times for each slot.
 
+mod archive;
+pub(crate) mod priority;
+mod spare;
+
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
 
-use crate::attempt;
 use crate::console::{Console, Note};
 use crate::control::Start;
-use crate::guardian::Guardian;
 use crate::plan::Plan;
-use crate::priority::Lowering;
-use crate::spare::{News, Recipe, Spare, quiet_streams};
-use crate::worker::{FileLimit, Spawn, Worker};
+use crate::spares::priority::Lowering;
+use crate::spares::spare::{News, Recipe, Spare, quiet_streams};
+use crate::workers::guardian::Guardian;
+use crate::workers::process::{FileLimit, Spawn, Worker};
+use crate::workers::spawn::prepare;
 
 /// How long workers have the machine to themselves after a start.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -271,7 +275,7 @@ impl Spares {
         }
         let Some(recipe) = &self.recipe else { return Ok(()) };
         let (reader, streams) = quiet_streams(&plan.logs, slot)?;
-        let prepared = attempt::prepare(plan, start, slot, None, guardian, file_limit, streams);
+        let prepared = prepare(plan, start, slot, None, guardian, file_limit, streams);
         let mut spawn = prepared.map_err(std::io::Error::other)?;
         if !self.proven {
             spawn.command.truncate(1);

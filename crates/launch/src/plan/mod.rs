@@ -3,6 +3,8 @@
 //! The rules and defaults are torchrun's; where it raises an assertion deep inside, this says what is wrong and what
 //! to do. Nothing is started here, so that `--dry-run` shows exactly what a run would do.
 
+mod preload;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,17 +13,16 @@ use std::time::Duration;
 use instep_policy::membership::{Quorum, Terms};
 use nix::sys::signal::Signal;
 
-use crate::devices::{self, WorkersPerNode};
+use crate::control::connection::Pulse;
 use crate::drill::{DrillError, DrillSettings};
-use crate::endpoint::{self, DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
-use crate::environment::{self, JobFacts};
-use crate::interpreter::{self, Interpreter};
-use crate::link::Pulse;
-use crate::logs::{LogBase, LogPolicy, StreamMask};
-use crate::numa::{self, NumaBinding, Topology};
-use crate::nvidia;
-use crate::preload;
+use crate::machine::devices::{self, WorkersPerNode};
+use crate::machine::interpreter::{self, Interpreter};
+use crate::machine::numa::{self, NumaBinding, Topology};
+use crate::machine::nvidia;
+use crate::output::logs::{LogBase, LogPolicy, StreamMask};
 use crate::random;
+use crate::rendezvous::endpoint::{self, DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
+use crate::workers::environment::{self, JobFacts};
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);

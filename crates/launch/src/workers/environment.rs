@@ -149,7 +149,7 @@ fn own_device(
 mod tests {
     use super::{EnvironmentError, JobFacts, worker_variables};
     use crate::control::Start;
-    use crate::secret::JobSecret;
+    use crate::control::secret::JobSecret;
     use std::collections::BTreeMap;
     use std::ffi::OsString;
 

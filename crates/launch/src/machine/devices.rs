@@ -3,7 +3,7 @@
 //! [`WorkersPerNode`] is the option as typed, [`count_workers`] turns it into a number, [`allowed_cpus`] is the scheduling
 //! affinity mask.
 //!
-//! torch is never loaded into this process. NVIDIA GPUs are counted by [`crate::nvidia`]. Where that cannot answer (ROCm,
+//! torch is never loaded into this process. NVIDIA GPUs are counted by [`crate::machine::nvidia`]. Where that cannot answer (ROCm,
 //! XPU, plug-in devices) the workers' own Python is asked, in a child process with a deadline.
 
 use std::collections::BTreeSet;
@@ -18,9 +18,9 @@ use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-use crate::interpreter::{self, Interpreter};
-use crate::numa::parse_cpu_list;
-use crate::nvidia;
+use crate::machine::interpreter::{self, Interpreter};
+use crate::machine::numa::parse_cpu_list;
+use crate::machine::nvidia;
 
 /// Longest wait for the interpreter to import torch and count devices.
 const ASK_TIMEOUT: Duration = Duration::from_secs(60);

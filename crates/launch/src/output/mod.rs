@@ -7,6 +7,10 @@
 //!
 //! A line is shown when it is complete, or [`PATIENCE`] after its first byte: prompts and progress bars have no end.
 
+pub mod fold;
+pub mod logs;
+pub(crate) mod terminal;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,9 +22,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::console::{Console, Note};
 use crate::drill::progress::Progress;
-use crate::fold::{Fold, Folded, describe_ranks};
-use crate::logs::{AttemptDirectory, Destination, LogPolicy, Stream, WorkerFiles};
-use crate::terminal;
+use crate::output::fold::{Fold, Folded, describe_ranks};
+use crate::output::logs::{AttemptDirectory, Destination, LogPolicy, Stream, WorkerFiles};
 
 /// How long an incomplete line is held back.
 const PATIENCE: Duration = Duration::from_millis(30);

@@ -194,7 +194,7 @@ fn hint(failure: &Failure) -> Option<&'static str> {
 mod tests {
     use super::render;
     use instep_launch::Outcome;
-    use instep_launch::failure::blame::{Blame, Kind};
+    use instep_launch::failure::blame::{Blame, BlameKind};
     use instep_launch::failure::cause::Round;
     use instep_launch::failure::{ExitStatus, Failure, root_cause};
     use std::time::{Duration, SystemTime};
@@ -220,7 +220,7 @@ mod tests {
 
     fn outcome(failures: Vec<Failure>) -> Outcome {
         Outcome {
-            cause: root_cause(&failures, Round { world_size: 4, last_word: true }),
+            cause: root_cause(&failures, Round { world_size: 4, is_final: true }),
             success: false,
             reason: Some("rank 1 on node-a exited with code 3; restarts are off (--max-restarts 0)".to_owned()),
             signal: None,
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_left_is_named_before_those_that_waited_for_it() {
-        let blame = Blame { kind: Kind::Lost, ranks: vec![2], operation: Some("all_reduce".to_owned()) };
+        let blame = Blame { kind: BlameKind::Lost, ranks: vec![2], operation: Some("all_reduce".to_owned()) };
         let lost = |rank: usize| Failure { blame: Some(blame.clone()), ..failure(rank, 1, false) };
         let text = render("train.py", &outcome(vec![lost(0), lost(1), failure(2, 0, false), lost(3)]));
         let expected =
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn without_a_known_cause_the_first_failure_is_shown_with_all_that_is_known() {
-        let blame = Blame { kind: Kind::Lost, ranks: Vec::new(), operation: None };
+        let blame = Blame { kind: BlameKind::Lost, ranks: Vec::new(), operation: None };
         let mut lost = Failure { blame: Some(blame), ..failure(0, 1, false) };
         lost.last_lines = vec!["RuntimeError: Connection closed by peer".to_owned()];
         let text = render("train.py", &outcome(vec![lost, failure(1, -15, true)]));

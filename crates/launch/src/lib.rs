@@ -20,6 +20,7 @@
 //!
 //! The crate prints nothing: what people see goes through [`Console`].
 
+mod background;
 pub mod console;
 pub mod control;
 pub mod coordinator;
@@ -27,6 +28,7 @@ pub mod drill;
 pub mod election;
 pub mod events;
 pub mod failure;
+mod lock;
 pub mod machine;
 pub mod output;
 pub mod plan;
@@ -39,6 +41,6 @@ pub mod workers;
 pub use console::{Console, Note, Status};
 pub use output::terminal::console_size;
 pub use plan::{Plan, PlanError, Request};
-pub use rendezvous::MeetingError;
+pub use rendezvous::RendezvousError;
 pub use supervisor::LaunchError;
 pub use supervisor::outcome::Outcome;

@@ -10,15 +10,16 @@
 //! ```
 //!
 //! In a c10d job a launcher says [`ToCoordinator::Ping`] once an interval, and is answered. In an elastic job
-//! every launcher has such a port, in case it must lead one day, and answers [`ToCoordinator::Contact`] there.
+//! every launcher has such a port, in case it must lead one day, and answers [`ToCoordinator::LeaderQuery`] there.
 //!
 //! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
 
 pub mod connection;
+pub mod heartbeat;
 pub mod secret;
 
-use instep_policy::membership::{LauncherId, Pledge, Quorum, Resumption, Terms};
-use instep_policy::succession::{Claim, Lineage, Place};
+use instep_policy::election::{Claim, Epoch, HostPort};
+use instep_policy::membership::{LauncherId, MembershipTerms, Quorum, Resumption, Vote};
 use serde::{Deserialize, Serialize};
 
 use crate::control::secret::JobSecret;
@@ -49,7 +50,8 @@ pub struct Hello {
     /// The newest committed round it took part in.
     pub last_round: Option<u64>,
     /// Later rounds that it was told to start, and of which it has not heard that they are committed.
-    pub pledges: Vec<Pledge>,
+    #[serde(rename = "pledges")]
+    pub votes: Vec<Vote>,
     /// It still ends workers of that round, and will say [`ToCoordinator::Stopped`].
     pub busy: bool,
     /// It comes from a coordinator that had fallen silent.
@@ -70,7 +72,7 @@ pub struct Hello {
     pub terms: WireTerms,
 }
 
-/// [`Terms`] as sent: all nodes of a job must agree on them.
+/// [`MembershipTerms`] as sent: all nodes of a job must agree on them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireTerms {
     /// `--nnodes` minimum.
@@ -85,8 +87,8 @@ pub struct WireTerms {
     pub minimum_decides: bool,
 }
 
-impl From<&Terms> for WireTerms {
-    fn from(terms: &Terms) -> WireTerms {
+impl From<&MembershipTerms> for WireTerms {
+    fn from(terms: &MembershipTerms) -> WireTerms {
         WireTerms {
             min_nodes: terms.min_nodes,
             max_nodes: terms.max_nodes,
@@ -146,8 +148,9 @@ pub struct Start {
     pub reason: Option<String>,
     /// Membership changes so far.
     pub changes: u32,
-    /// What [`FromCoordinator::Lineage`] will say of this round once it is committed, in an elastic job.
-    pub lineage: Option<Lineage>,
+    /// What [`FromCoordinator::Epoch`] will say of this round once it is committed, in an elastic job.
+    #[serde(rename = "lineage")]
+    pub epoch: Option<Epoch>,
     /// What the round's workers show each other; none where a node could not give it to them.
     pub secret: Option<JobSecret>,
 }
@@ -162,28 +165,29 @@ pub struct Lead {
     /// What is known of the job.
     pub resumption: Resumption,
     /// Where nodes of its last rounds answer, to look for those that are missing.
-    pub places: Vec<(LauncherId, Place)>,
+    #[serde(rename = "places")]
+    pub addresses: Vec<(LauncherId, HostPort)>,
 }
 
 /// A question to a launcher of the same job: where do you stand?
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Contact {
+#[expect(missing_docs, reason = "names say what the fields hold")]
+pub struct LeaderQuery {
     /// See [`PROTOCOL`].
     pub protocol: u32,
-    /// Which job.
     pub run_id: String,
     /// What the one who asks has to show, if it leads; it is then at this port of the address it asks from.
     pub claim: Option<(Claim, u16)>,
 }
 
-/// The answer to [`Contact`].
+/// The answer to [`LeaderQuery`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stand {
+pub enum LeaderReply {
     /// It leads.
     Leading(Claim),
     /// It follows the coordinator at this place.
-    Following(Place),
+    Following(HostPort),
     /// It has no coordinator.
     Searching {
         /// The newest committed round of which it knows.
@@ -193,13 +197,13 @@ pub enum Stand {
 
 /// What became of the search for nodes that are missing, told by the coordinator's own process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Scouted {
+pub struct ProbeReport {
     /// Proves where it comes from.
     pub host_token: u64,
     /// Launchers that have ended.
     pub dead: Vec<LauncherId>,
     /// Others that lead this job, and where.
-    pub leading: Vec<(Place, Claim)>,
+    pub leading: Vec<(HostPort, Claim)>,
 }
 
 /// From a launcher.
@@ -229,7 +233,8 @@ pub enum ToCoordinator {
         failed: bool,
     },
     /// This node has heard nothing for too long, ends its workers and looks for another coordinator.
-    Parting {
+    #[serde(rename = "parting")]
+    Disconnecting {
         /// For people.
         cause: String,
     },
@@ -241,9 +246,11 @@ pub enum ToCoordinator {
     /// From the coordinator's own process: lead.
     Lead(Box<Lead>),
     /// From anybody of the job, instead of a hello.
-    Contact(Contact),
+    #[serde(rename = "contact")]
+    LeaderQuery(LeaderQuery),
     /// From the coordinator's own process: what was found.
-    Scouted(Scouted),
+    #[serde(rename = "scouted")]
+    ProbeReport(ProbeReport),
 }
 
 /// To a launcher.
@@ -287,18 +294,20 @@ pub enum FromCoordinator {
         at: u64,
     },
     /// What to know in case the coordinator is lost: once a round is committed, and for nodes that come later.
-    Lineage(Lineage),
+    #[serde(rename = "lineage")]
+    Epoch(Epoch),
     /// The node was given up: it ends its workers and may join again.
     Dropped {
         /// Why, for people.
         reason: String,
     },
     /// The job is led elsewhere.
-    Moved(Place),
+    Moved(HostPort),
     /// The job is not led from here, and it is not known where.
     NotLeading {},
-    /// The answer to [`ToCoordinator::Contact`].
-    Stand(Stand),
+    /// The answer to [`ToCoordinator::LeaderQuery`].
+    #[serde(rename = "stand")]
+    LeaderReply(LeaderReply),
 }
 
 /// One message as a line.
@@ -330,8 +339,11 @@ pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Option<(M, usiz
 
 #[cfg(test)]
 mod tests {
-    use super::{FromCoordinator, ToCoordinator, decode, encode};
+    use super::{FromCoordinator, LeaderQuery, LeaderReply, PROTOCOL, ProbeReport, ToCoordinator, decode, encode};
+    use instep_policy::election::{Epoch, HostPort, Successor};
+    use instep_policy::membership::LauncherId;
     use proptest::prelude::{any, proptest};
+    use serde_json::json;
 
     #[test]
     fn messages_come_back_as_they_were() {
@@ -341,6 +353,28 @@ mod tests {
         assert_eq!(decode::<ToCoordinator>(&line).expect("valid").expect("complete"), (message, line.len()));
         assert!(decode::<FromCoordinator>(b"{\"complete\":{}}").expect("so far fine").is_none());
         assert!(decode::<FromCoordinator>(b"{\"what\":{}}\n").is_err());
+    }
+
+    #[test]
+    fn names_on_the_wire_stay_when_rust_names_change() {
+        let leader = HostPort { host: "10.0.0.1".to_owned(), port: 29603 };
+        let successor = Successor { launcher: LauncherId(7), address: leader.clone() };
+        let epoch =
+            Epoch { round: 2, size: 1, host: Some(LauncherId(7)), successors: vec![successor], ..Epoch::default() };
+        let expected = json!({"lineage": {"round": 2, "restarts": 0, "changes": 0, "size": 1, "host": 7,
+            "successors": [{"launcher": 7, "place": {"address": "10.0.0.1", "port": 29603}}]}});
+        assert_eq!(json!(FromCoordinator::Epoch(epoch)), expected);
+        let searching = FromCoordinator::LeaderReply(LeaderReply::Searching { round: None });
+        assert_eq!(json!(searching), json!({"stand": {"searching": {"round": null}}}));
+        assert_eq!(json!(FromCoordinator::Moved(leader)), json!({"moved": {"address": "10.0.0.1", "port": 29603}}),);
+        let query = LeaderQuery { protocol: PROTOCOL, run_id: "456".to_owned(), claim: None };
+        let expected = json!({"contact": {"protocol": PROTOCOL, "run_id": "456", "claim": null}});
+        assert_eq!(json!(ToCoordinator::LeaderQuery(query)), expected);
+        let report = ProbeReport { host_token: 1, dead: Vec::new(), leading: Vec::new() };
+        let expected = json!({"scouted": {"host_token": 1, "dead": [], "leading": []}});
+        assert_eq!(json!(ToCoordinator::ProbeReport(report)), expected);
+        let leaving = ToCoordinator::Disconnecting { cause: "it was stopped".to_owned() };
+        assert_eq!(json!(leaving), json!({"parting": {"cause": "it was stopped"}}));
     }
 
     proptest! {

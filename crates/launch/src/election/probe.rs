@@ -1,84 +1,64 @@
-//! Looks for the nodes that a coordinator misses, twice a second, beside the server's thread.
+//! Asks missing nodes twice a second whether they live and who leads them, on a thread beside the coordinator's.
 //!
-//! What the coordinator wishes to know is in the [`Post`]; what is found goes to it as a message on its own port.
+//! Whom to ask is in [`SharedLeadership`]; the coordinator gets the answers as a message on its own port.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use instep_policy::succession::Answer;
+use instep_policy::election::Answer;
 
-use crate::control::{self, Scouted, ToCoordinator};
+use crate::background::BackgroundThread;
+use crate::control::{self, ProbeReport, ToCoordinator};
 use crate::election::query;
-use crate::election::shared::Post;
+use crate::election::shared::SharedLeadership;
 use crate::rendezvous::endpoint::connect_to_self;
 
 /// Shorter than the time that a coordinator at the endpoint waits before its first round.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The thread that looks; dropping it stops and joins the thread.
-#[derive(Debug)]
-pub(crate) struct Scout {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Scout {
-    /// For the coordinator at this port of this machine.
-    pub(crate) fn start(post: Arc<Post>, run_id: String, port: u16, host_token: u64) -> std::io::Result<Scout> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let look = move || {
-            while !stopped.load(Ordering::Acquire) {
-                if let Some(found) = look_once(&post, &run_id, port, host_token) {
-                    // The server is ending if it cannot be told.
-                    let _ = connect_to_self(port)
-                        .and_then(|mut stream| stream.write_all(&control::encode(&ToCoordinator::Scouted(found))));
-                }
-                std::thread::park_timeout(INTERVAL);
+/// Starts the thread for the coordinator at this port of this machine.
+pub(crate) fn start(
+    leadership: Arc<SharedLeadership>,
+    run_id: String,
+    port: u16,
+    host_token: u64,
+) -> io::Result<BackgroundThread<()>> {
+    BackgroundThread::start("instep-probe", move |stop| {
+        while !stop.is_set() {
+            if let Some(report) = probe_once(&leadership, &run_id, port, host_token) {
+                // The server is ending if it cannot be told.
+                let _ = connect_to_self(port)
+                    .and_then(|mut stream| stream.write_all(&control::encode(&ToCoordinator::ProbeReport(report))));
             }
-        };
-        let thread = std::thread::Builder::new().name("instep-scout".to_owned()).spawn(look)?;
-        Ok(Scout { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Scout {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A panic was reported by the thread itself.
-            let _ = thread.join();
+            stop.wait(INTERVAL);
         }
-    }
+    })
 }
 
-fn look_once(post: &Post, run_id: &str, port: u16, host_token: u64) -> Option<Scouted> {
-    let errands = post.errands()?;
-    let own = errands.claim.launcher;
-    let mut found = Scouted { host_token, dead: Vec::new(), leading: Vec::new() };
+fn probe_once(leadership: &SharedLeadership, run_id: &str, port: u16, host_token: u64) -> Option<ProbeReport> {
+    let request = leadership.probe_request()?;
+    let own = request.claim.launcher;
+    let mut report = ProbeReport { host_token, dead: Vec::new(), leading: Vec::new() };
     let mut leaders = Vec::new();
-    for (place, expected, answer) in query::ask_all(errands.targets, run_id, Some((errands.claim, port))) {
+    for (address, expected, answer) in query::query_all(request.targets, run_id, Some((request.claim, port))) {
         match (answer, expected) {
-            (Answer::Ended, Some(launcher)) => found.dead.push(launcher),
-            (Answer::Leading(claim), _) if claim.launcher != own => found.leading.push((place, claim)),
-            (Answer::Following(place), _) => leaders.push((place, None)),
+            (Answer::Ended, Some(launcher)) => report.dead.push(launcher),
+            (Answer::Leading(claim), _) if claim.launcher != own => report.leading.push((address, claim)),
+            (Answer::Following(address), _) => leaders.push((address, None)),
             _ => {}
         }
     }
     leaders.sort();
     leaders.dedup();
     if !leaders.is_empty() {
-        for (place, _, answer) in query::ask_all(leaders, run_id, Some((errands.claim, port))) {
+        for (address, _, answer) in query::query_all(leaders, run_id, Some((request.claim, port))) {
             if let Answer::Leading(claim) = answer
                 && claim.launcher != own
             {
-                found.leading.push((place, claim));
+                report.leading.push((address, claim));
             }
         }
     }
-    (!found.dead.is_empty() || !found.leading.is_empty()).then_some(found)
+    (!report.dead.is_empty() || !report.leading.is_empty()).then_some(report)
 }

@@ -1,78 +1,78 @@
-//! Asking other launchers of the job where they stand.
+//! Asks other launchers of the job whether they lead it, follow a coordinator, or search for one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use instep_policy::election::{Answer, Claim, HostPort};
 use instep_policy::membership::LauncherId;
-use instep_policy::succession::{Answer, Claim, Place};
 
-use crate::control::{self, Contact, FromCoordinator, Stand, ToCoordinator};
-use crate::rendezvous::endpoint::{self, Obstacle};
+use crate::control::{self, FromCoordinator, LeaderQuery, LeaderReply, ToCoordinator};
+use crate::rendezvous::endpoint::{self, ConnectError};
 
 /// Long enough for a slow network, short enough that the silent do not hold up the others.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One who was asked, who was expected there, and what came of it.
-pub(crate) type Asked = (Place, Option<LauncherId>, Answer);
+/// Where was asked, which launcher was expected there, and the answer.
+pub(crate) type QueryResult = (HostPort, Option<LauncherId>, Answer);
 
-/// Asks all at once, so that the silent cost [`PATIENCE`] together.
-pub(crate) fn ask_all(
-    targets: Vec<(Place, Option<LauncherId>)>,
+/// Asks all at once, so that the silent cost [`TIMEOUT`] together.
+pub(crate) fn query_all(
+    targets: Vec<(HostPort, Option<LauncherId>)>,
     run_id: &str,
     claim: Option<(Claim, u16)>,
-) -> Vec<Asked> {
-    let contact = Contact { protocol: control::PROTOCOL, run_id: run_id.to_owned(), claim };
-    let question = control::encode(&ToCoordinator::Contact(contact));
+) -> Vec<QueryResult> {
+    let query = LeaderQuery { protocol: control::PROTOCOL, run_id: run_id.to_owned(), claim };
+    let question = control::encode(&ToCoordinator::LeaderQuery(query));
     std::thread::scope(|scope| {
         let asked: Vec<_> = targets
             .into_iter()
-            .map(|(place, expected)| {
+            .map(|(address, expected)| {
                 let question = &question;
-                let asking = {
-                    let place = place.clone();
+                let thread = {
+                    let address = address.clone();
                     std::thread::Builder::new()
-                        .name("instep-ask".to_owned())
-                        .spawn_scoped(scope, move || ask(&place, expected, question))
+                        .name("instep-query".to_owned())
+                        .spawn_scoped(scope, move || query_one(&address, expected, question))
                 };
-                (place, expected, asking)
+                (address, expected, thread)
             })
             .collect();
-        let answer = |asking: std::io::Result<std::thread::ScopedJoinHandle<'_, Answer>>| {
+        let answer = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Answer>>| {
             // Without a thread nobody was asked, which is no answer.
-            asking.ok().and_then(|thread| thread.join().ok()).unwrap_or(Answer::Silent)
+            thread.ok().and_then(|thread| thread.join().ok()).unwrap_or(Answer::Silent)
         };
-        asked.into_iter().map(|(place, expected, asking)| (place, expected, answer(asking))).collect()
+        asked.into_iter().map(|(address, expected, thread)| (address, expected, answer(thread))).collect()
     })
 }
 
-fn ask(place: &Place, expected: Option<LauncherId>, question: &[u8]) -> Answer {
-    let mut stream = match endpoint::try_connect(&place.address, place.port, PATIENCE) {
+fn query_one(address: &HostPort, expected: Option<LauncherId>, question: &[u8]) -> Answer {
+    let mut stream = match endpoint::try_connect(&address.host, address.port, TIMEOUT) {
         Ok(stream) => stream,
-        Err(Obstacle::Refused { .. }) => return Answer::Ended,
+        Err(ConnectError::Refused { .. }) => return Answer::Ended,
         Err(_) => return Answer::Silent,
     };
     match exchange(&mut stream, question) {
-        Some(Stand::Leading(claim)) if expected.is_some_and(|expected| expected != claim.launcher) => {
+        Some(LeaderReply::Leading(claim)) if expected.is_some_and(|expected| expected != claim.launcher) => {
             // Another launcher has taken the port since: whoever had it is gone. It is asked again under its own name.
             if claim.round.is_some() { Answer::Leading(claim) } else { Answer::Ended }
         }
-        Some(Stand::Leading(claim)) => Answer::Leading(claim),
-        Some(Stand::Following(place)) => Answer::Following(place),
-        Some(Stand::Searching { round }) => Answer::Searching(round),
+        Some(LeaderReply::Leading(claim)) => Answer::Leading(claim),
+        Some(LeaderReply::Following(address)) => Answer::Following(address),
+        Some(LeaderReply::Searching { round }) => Answer::Searching(round),
         None => Answer::Silent,
     }
 }
 
-fn exchange(stream: &mut TcpStream, question: &[u8]) -> Option<Stand> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    stream.set_write_timeout(Some(PATIENCE)).ok()?;
+fn exchange(stream: &mut TcpStream, question: &[u8]) -> Option<LeaderReply> {
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
+    stream.set_write_timeout(Some(TIMEOUT)).ok()?;
     stream.write_all(question).ok()?;
     let mut received = Vec::new();
     let mut buffer = [0u8; 1024];
     loop {
         match control::decode::<FromCoordinator>(&received) {
-            Ok(Some((FromCoordinator::Stand(stand), _))) => return Some(stand),
+            Ok(Some((FromCoordinator::LeaderReply(reply), _))) => return Some(reply),
             Ok(None) => {}
             _ => return None,
         }

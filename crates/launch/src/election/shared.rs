@@ -1,66 +1,63 @@
-//! What a launcher and its own coordinator leave for each other to see: they run on different threads.
+//! What a launcher and its own coordinator know of each other's leadership: they run on different threads.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use instep_policy::election::{Claim, HostPort};
 use instep_policy::membership::LauncherId;
-use instep_policy::succession::{Claim, Place};
 
-/// See the module documentation.
+use crate::lock::lock;
+
+/// See the module documentation. Each value is replaced as a whole, never changed in place.
 #[derive(Debug, Default)]
-pub struct Post {
+pub struct SharedLeadership {
     /// Where the coordinator is that this launcher follows.
-    leader: Mutex<Option<Place>>,
-    errands: Mutex<Option<Errands>>,
-    /// Where somebody who leads said that it does, while this launcher follows nobody.
-    rumour: Mutex<Option<Place>>,
+    leader: Mutex<Option<HostPort>>,
+    probe_request: Mutex<Option<ProbeRequest>>,
+    /// Where somebody claims to lead, while this launcher follows nobody.
+    leader_hint: Mutex<Option<HostPort>>,
     /// The newest committed round of which this launcher knows.
-    round: Mutex<Option<u64>>,
+    committed_round: Mutex<Option<u64>>,
 }
 
-/// What the coordinator would like to know of nodes that are not here.
+/// The nodes whose state a coordinator wants to know because they are missing.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Errands {
-    /// Who asks.
+pub(crate) struct ProbeRequest {
+    /// What the coordinator that asks has to show.
     pub(crate) claim: Claim,
     /// Whom to ask, and who is expected there.
-    pub(crate) targets: Vec<(Place, Option<LauncherId>)>,
+    pub(crate) targets: Vec<(HostPort, Option<LauncherId>)>,
 }
 
-impl Post {
-    pub(crate) fn follow(&self, leader: Option<Place>) {
-        *held(&self.leader) = leader;
+impl SharedLeadership {
+    pub(crate) fn set_leader(&self, leader: Option<HostPort>) {
+        *lock(&self.leader) = leader;
     }
 
-    pub(crate) fn leader(&self) -> Option<Place> {
-        held(&self.leader).clone()
+    pub(crate) fn leader(&self) -> Option<HostPort> {
+        lock(&self.leader).clone()
     }
 
-    pub(crate) fn know(&self, round: u64) {
-        *held(&self.round) = Some(round);
+    pub(crate) fn set_committed_round(&self, round: u64) {
+        *lock(&self.committed_round) = Some(round);
     }
 
-    pub(crate) fn round(&self) -> Option<u64> {
-        *held(&self.round)
+    pub(crate) fn committed_round(&self) -> Option<u64> {
+        *lock(&self.committed_round)
     }
 
-    pub(crate) fn hear(&self, rumour: Place) {
-        *held(&self.rumour) = Some(rumour);
+    pub(crate) fn set_leader_hint(&self, hint: HostPort) {
+        *lock(&self.leader_hint) = Some(hint);
     }
 
-    pub(crate) fn rumour(&self) -> Option<Place> {
-        held(&self.rumour).take()
+    pub(crate) fn take_leader_hint(&self) -> Option<HostPort> {
+        lock(&self.leader_hint).take()
     }
 
-    pub(crate) fn wish(&self, errands: Option<Errands>) {
-        *held(&self.errands) = errands;
+    pub(crate) fn set_probe_request(&self, request: Option<ProbeRequest>) {
+        *lock(&self.probe_request) = request;
     }
 
-    pub(crate) fn errands(&self) -> Option<Errands> {
-        held(&self.errands).clone()
+    pub(crate) fn probe_request(&self) -> Option<ProbeRequest> {
+        lock(&self.probe_request).clone()
     }
-}
-
-/// A value is replaced as a whole, so that one from before a panic is as good as any.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

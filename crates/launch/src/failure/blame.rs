@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blame {
     /// What had happened to them.
-    pub kind: Kind,
+    pub kind: BlameKind,
     /// Which ranks of the job; empty where the text does not say.
     pub ranks: Vec<usize>,
     /// What the worker was in, "all_reduce" say.
@@ -21,7 +21,7 @@ pub struct Blame {
 /// What one rank can find out about another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum BlameKind {
     /// Its connection broke, its process ended, it left or aborted the group.
     Lost,
     /// It did not come in time.
@@ -132,7 +132,7 @@ pub(crate) fn of_abort(lines: &[String], own_rank: usize) -> Option<Blame> {
 fn of_text(text: &str, own_rank: usize) -> Option<Blame> {
     let named = instep(text).or_else(|| torch_names(text, own_rank));
     let mut blame = named.or_else(|| gloo(text)).or_else(|| nccl(text)).or_else(|| store(text))?;
-    if !blame.ranks.is_empty() && blame.kind != Kind::Disagreement {
+    if !blame.ranks.is_empty() && blame.kind != BlameKind::Disagreement {
         // The rank itself is no other rank; if nobody is left, it is its own failure.
         blame.ranks.retain(|rank| *rank != own_rank);
         if blame.ranks.is_empty() {
@@ -143,66 +143,66 @@ fn of_text(text: &str, own_rank: usize) -> Option<Blame> {
 }
 
 fn instep(text: &str) -> Option<Blame> {
-    let blame = |kind: Kind, ranks: Vec<usize>, operation: Option<&str>| {
+    let blame = |kind: BlameKind, ranks: Vec<usize>, operation: Option<&str>| {
         let operation = operation.map(name_of_operation).filter(|name| !name.is_empty()).map(str::to_owned);
         Some(Blame { kind, ranks: of_the_job(text, ranks), operation })
     };
     if let Some((_, rest)) = text.split_once("lost rank ")
         && let Some((_, during)) = rest.split_once(" during ").filter(|(rank, _)| rank.contains(" on "))
     {
-        return blame(Kind::Lost, numbers(rest), Some(during));
+        return blame(BlameKind::Lost, numbers(rest), Some(during));
     }
     if let Some((before, rest)) = text.split_once(" passed its ")
         && let Some((_, who)) = rest.split_once(" on rank ").and_then(|(_, rest)| rest.split_once(": "))
         && (who.contains(" had not ") || who.contains("every rank had started it"))
     {
         let operation = before.rsplit_once(": ").map_or(before, |(_, operation)| operation);
-        return blame(Kind::Late, ranks_of(who), Some(operation));
+        return blame(BlameKind::Late, ranks_of(who), Some(operation));
     }
     if let Some((before, after)) = text.split_once(" but rank ")
         && let Some((_, one)) = before.rsplit_once("rank ").filter(|(_, one)| one.contains(" called "))
         && after.contains(" called ")
     {
-        return blame(Kind::Disagreement, [numbers(one), numbers(after)].concat(), None);
+        return blame(BlameKind::Disagreement, [numbers(one), numbers(after)].concat(), None);
     }
     if let Some((_, rest)) = text.split_once("the group was aborted by rank ") {
-        return blame(Kind::Lost, numbers(rest), None);
+        return blame(BlameKind::Lost, numbers(rest), None);
     }
     if let Some((_, rest)) = text.split_once(" s for rank")
         && let Some((who, _)) = rest.split_once(" to join the group")
     {
-        return blame(Kind::Late, numbers(who.trim_start_matches(['s', ' '])), None);
+        return blame(BlameKind::Late, numbers(who.trim_start_matches(['s', ' '])), None);
     }
     if let Some((_, rest)) = text.split_once("could not connect the group within ")
         && let Some((who, _)) = rest.split_once(" did not come")
     {
-        return blame(Kind::Late, who.split_once("rank ").map_or_else(Vec::new, |(_, who)| numbers(who)), None);
+        return blame(BlameKind::Late, who.split_once("rank ").map_or_else(Vec::new, |(_, who)| numbers(who)), None);
     }
     None
 }
 
 /// What torch itself says with names.
 fn torch_names(text: &str, own_rank: usize) -> Option<Blame> {
-    let blame = |kind: Kind, ranks: Vec<usize>, operation: &str| {
+    let blame = |kind: BlameKind, ranks: Vec<usize>, operation: &str| {
         Some(Blame { kind, ranks, operation: (!operation.is_empty()).then(|| operation.to_owned()) })
     };
     if let Some((before, _)) = text.split_once(" failed to pass monitoredBarrier") {
         let who = before.rfind("Rank").map_or("", |start| &before[start..]);
-        return blame(Kind::Late, ranks_of(who), "monitored_barrier");
+        return blame(BlameKind::Late, ranks_of(who), "monitored_barrier");
     }
     if let Some((_, from)) = text.split_once("but received errors while waiting for send/recv from rank ") {
-        return blame(Kind::Lost, numbers(from), "monitored_barrier");
+        return blame(BlameKind::Lost, numbers(from), "monitored_barrier");
     }
     if let Some((_, rest)) = text.split_once("Detected mismatch between collectives on ranks. Rank ") {
         let other = rest.split_once("but Rank ").map(|(_, other)| numbers(other)).unwrap_or_default();
-        return blame(Kind::Disagreement, [numbers(rest), other].concat(), "");
+        return blame(BlameKind::Disagreement, [numbers(rest), other].concat(), "");
     }
     if let Some((_, rest)) = text.split_once("DDP expects same model across all ranks, but Rank ") {
         let other = rest.split_once("while rank ").map(|(_, other)| numbers(other)).unwrap_or_default();
-        return blame(Kind::Disagreement, [numbers(rest), other].concat(), "");
+        return blame(BlameKind::Disagreement, [numbers(rest), other].concat(), "");
     }
     if text.contains("appears not to match") && text.contains("of the same param in process 0") {
-        return blame(Kind::Disagreement, vec![0, own_rank], "");
+        return blame(BlameKind::Disagreement, vec![0, own_rank], "");
     }
     None
 }
@@ -212,9 +212,9 @@ fn gloo(text: &str) -> Option<Blame> {
     if !gloo.iter().any(|word| text.contains(word)) {
         return None;
     }
-    let kinds: [(&[&str], Kind); 3] = [
-        (&["enforce fail", "EnforceNotMet"], Kind::Disagreement),
-        (&["Timed out", "timed out", "timeout"], Kind::Late),
+    let kinds: [(&[&str], BlameKind); 3] = [
+        (&["enforce fail", "EnforceNotMet"], BlameKind::Disagreement),
+        (&["Timed out", "timed out", "timeout"], BlameKind::Late),
         (
             &[
                 "closed by peer",
@@ -225,15 +225,15 @@ fn gloo(text: &str) -> Option<Blame> {
                 "Socket closed",
                 "Read error",
             ],
-            Kind::Lost,
+            BlameKind::Lost,
         ),
     ];
     unnamed(text, &kinds)
 }
 
 fn nccl(text: &str) -> Option<Blame> {
-    let kinds: [(&[&str], Kind); 2] = [
-        (&["Watchdog caught collective operation timeout", "Timeout at NCCL work"], Kind::Late),
+    let kinds: [(&[&str], BlameKind); 2] = [
+        (&["Watchdog caught collective operation timeout", "Timeout at NCCL work"], BlameKind::Late),
         (
             &[
                 "ncclRemoteError",
@@ -242,7 +242,7 @@ fn nccl(text: &str) -> Option<Blame> {
                 "remote process exiting prematurely",
                 "remote process exited or there was a network error",
             ],
-            Kind::Lost,
+            BlameKind::Lost,
         ),
     ];
     unnamed(text, &kinds)
@@ -255,17 +255,17 @@ fn store(text: &str) -> Option<Blame> {
     if !of_the_store.iter().any(|word| text.contains(word)) && !bare.iter().any(|start| text.starts_with(start)) {
         return None;
     }
-    let kinds: [(&[&str], Kind); 2] = [
-        (&["imed out", "timeout", "Timeout"], Kind::Late),
+    let kinds: [(&[&str], BlameKind); 2] = [
+        (&["imed out", "timeout", "Timeout"], BlameKind::Late),
         (
             &["reset by peer", "Broken pipe", "likely closed", "ailed to recv", "recvValue failed", "sendBytes failed"],
-            Kind::Lost,
+            BlameKind::Lost,
         ),
     ];
     unnamed(text, &kinds)
 }
 
-fn unnamed(text: &str, kinds: &[(&[&str], Kind)]) -> Option<Blame> {
+fn unnamed(text: &str, kinds: &[(&[&str], BlameKind)]) -> Option<Blame> {
     let (_, kind) = kinds.iter().find(|(words, _)| words.iter().any(|word| text.contains(word)))?;
     Some(Blame { kind: *kind, ranks: Vec::new(), operation: None })
 }

@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use crate::failure::blame::{Blame, Kind};
+use crate::failure::blame::{Blame, BlameKind};
 
 /// How one worker ended, as far as it matters here.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,17 +33,15 @@ pub struct Round {
     /// Workers on all nodes.
     pub world_size: usize,
     /// Nothing more is waited for: what is known now decides.
-    pub last_word: bool,
+    pub is_final: bool,
 }
 
 /// Who caused it.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Cause {
     /// This rank failed by itself.
-    Failed {
-        /// The rank.
-        rank: usize,
-    },
+    Failed { rank: usize },
     /// This rank ended with 0, left its group or did not come while others waited for it.
     Absent {
         /// The rank, and others that are as much to blame.
@@ -51,7 +49,7 @@ pub enum Cause {
         /// Who waited.
         waiting: usize,
         /// What that one had found out.
-        kind: Kind,
+        kind: BlameKind,
         /// In what it waited.
         operation: Option<String>,
     },
@@ -82,7 +80,7 @@ impl Cause {
 
 /// Who caused the end of a round in which these have ended; `None` to wait for more, or where nobody failed.
 pub fn root_cause(ends: &[WorkerEnd], round: Round) -> Option<Cause> {
-    let last_word = round.last_word || ends.len() >= round.world_size;
+    let is_final = round.is_final || ends.len() >= round.world_size;
     let failed = || ends.iter().filter(|end| !end.success);
     let mut by_themselves: Vec<&WorkerEnd> = failed().filter(|end| !end.after_stop).collect();
     by_themselves.sort_by(|a, b| a.time.total_cmp(&b.time).then(a.rank.cmp(&b.rank)));
@@ -95,41 +93,41 @@ pub fn root_cause(ends: &[WorkerEnd], round: Round) -> Option<Cause> {
         // All were told to end, for a reason outside of this node's workers.
         let first =
             failed().min_by(|a, b| (a.stopped, a.time).partial_cmp(&(b.stopped, b.time)).unwrap_or(Ordering::Equal));
-        return first.filter(|_| last_word).map(|end| Cause::Failed { rank: end.rank });
+        return first.filter(|_| is_final).map(|end| Cause::Failed { rank: end.rank });
     }
-    if let Some((rank, blame)) = consequences.iter().find(|(_, blame)| blame.kind == Kind::Disagreement) {
+    if let Some((rank, blame)) = consequences.iter().find(|(_, blame)| blame.kind == BlameKind::Disagreement) {
         return Some(Cause::Disagreement { ranks: blame.ranks.clone(), noticed_by: *rank });
     }
     let unknown = || Cause::Unknown { consequences: consequences.iter().map(|(rank, _)| *rank).collect() };
     let named = consequences.iter().any(|(_, blame)| !blame.ranks.is_empty());
-    let suspects = if named { accused(&consequences) } else { left_over(&consequences, round.world_size) };
+    let suspects = if named { blamed(&consequences) } else { without_blame(&consequences, round.world_size) };
     let Some((waiting, blame)) = suspects.values().next().copied().filter(|_| named || suspects.len() == 1) else {
-        return last_word.then(unknown);
+        return is_final.then(unknown);
     };
     // A rank that was lost ends any moment, and its own exception is worth a moment. One that does not come may never end;
     // but where it is not named, it may turn out to wait for others itself.
     let has_ended = |rank: &usize| ends.iter().any(|end| end.rank == *rank);
-    let certain = suspects.keys().all(has_ended) || named && blame.kind == Kind::Late;
+    let certain = suspects.keys().all(has_ended) || named && blame.kind == BlameKind::Late;
     let mut ranks: Vec<usize> = suspects.keys().copied().collect();
     ranks.sort_by_key(|rank| !has_ended(rank));
     let cause = Cause::Absent { ranks, waiting, kind: blame.kind, operation: blame.operation.clone() };
-    (certain || last_word).then_some(cause)
+    (certain || is_final).then_some(cause)
 }
 
 /// Where texts that name ranks lead to: those that are no consequences themselves, with who blames them.
-fn accused<'a>(consequences: &[(usize, &'a Blame)]) -> BTreeMap<usize, (usize, &'a Blame)> {
+fn blamed<'a>(consequences: &[(usize, &'a Blame)]) -> BTreeMap<usize, (usize, &'a Blame)> {
     let is_consequence = |rank: &usize| consequences.iter().any(|(other, _)| other == rank);
     let mut found = BTreeMap::new();
     for (rank, blame) in consequences {
-        for accused in blame.ranks.iter().filter(|accused| !is_consequence(accused)) {
-            found.entry(*accused).or_insert((*rank, *blame));
+        for blamed in blame.ranks.iter().filter(|blamed| !is_consequence(blamed)) {
+            found.entry(*blamed).or_insert((*rank, *blame));
         }
     }
     found
 }
 
 /// Where texts name nobody: all that are no consequences.
-fn left_over<'a>(consequences: &[(usize, &'a Blame)], world_size: usize) -> BTreeMap<usize, (usize, &'a Blame)> {
+fn without_blame<'a>(consequences: &[(usize, &'a Blame)], world_size: usize) -> BTreeMap<usize, (usize, &'a Blame)> {
     let Some(first) = consequences.first().copied() else { return BTreeMap::new() };
     let is_consequence = |rank: &usize| consequences.iter().any(|(other, _)| other == rank);
     (0..world_size).filter(|rank| !is_consequence(rank)).map(|rank| (rank, first)).collect()

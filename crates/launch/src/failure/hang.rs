@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use instep_diagnosis::job::{Job, Worker};
-use instep_diagnosis::{Diagnosis, diagnose, gather, report, verdict};
+use instep_diagnosis::{Diagnosis, analysis, collect, diagnose, report};
 use instep_recorder::{clock, folder, process};
 use serde_json::json;
 
@@ -24,7 +24,7 @@ use crate::plan::Plan;
 
 /// Tells the backend where to write.
 pub(crate) const VARIABLE: &str = "INSTEP_RECORDER_DIR";
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where the ranks of this launcher write.
 pub(crate) fn folder_of(plan: &Plan) -> PathBuf {
@@ -33,7 +33,7 @@ pub(crate) fn folder_of(plan: &Plan) -> PathBuf {
 
 /// What the supervisor tells the thread.
 #[derive(Debug)]
-enum News {
+enum WatcherCommand {
     /// These ranks run now, with their processes.
     Started(Vec<(usize, i32)>),
     /// This one failed first, and the others are ended for it.
@@ -44,7 +44,7 @@ enum News {
 #[derive(Debug)]
 pub(crate) struct HangWatch {
     folder: Option<PathBuf>,
-    news: Option<Sender<News>>,
+    commands: Option<Sender<WatcherCommand>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,7 +52,7 @@ impl HangWatch {
     /// Makes the folder.
     pub(crate) fn new(plan: &Plan) -> HangWatch {
         let made = folder::create(&folder::base(), &plan.job.run_id, std::process::id());
-        HangWatch { folder: made.ok(), news: None, thread: None }
+        HangWatch { folder: made.ok(), commands: None, thread: None }
     }
 
     /// The ranks of the round before have ended: what they left says nothing about those that come.
@@ -68,7 +68,7 @@ impl HangWatch {
     pub(crate) fn started(&mut self, plan: &Plan, ranks: Vec<(usize, i32)>, notes: &Sender<Note>, events: &EventLog) {
         let Some(folder) = &self.folder else { return };
         if self.thread.is_none() {
-            let (sender, news) = mpsc::channel();
+            let (sender, commands) = mpsc::channel();
             let job = Job {
                 name: plan.job.run_id.clone(),
                 program: plan.program_name.clone(),
@@ -79,30 +79,30 @@ impl HangWatch {
             let watcher = Watcher {
                 folder: folder.clone(),
                 job,
-                patience: plan.hang_after,
+                hang_after: plan.hang_after,
                 notes,
                 events,
-                told: BTreeSet::new(),
+                reported: BTreeSet::new(),
             };
             let builder = std::thread::Builder::new().name("instep-hang".to_owned());
-            self.thread = builder.spawn(move || watcher.watch(&news)).ok();
-            self.news = Some(sender);
+            self.thread = builder.spawn(move || watcher.watch(&commands)).ok();
+            self.commands = Some(sender);
         }
-        self.tell(News::Started(ranks));
+        self.command(WatcherCommand::Started(ranks));
     }
 
     /// This rank was the first to fail.
     pub(crate) fn failed(&self, rank: usize) {
-        self.tell(News::Failed(rank));
+        self.command(WatcherCommand::Failed(rank));
     }
 
-    fn tell(&self, news: News) {
+    fn command(&self, command: WatcherCommand) {
         // Fails when the thread could not be started.
-        let _ = self.news.as_ref().map(|sender| sender.send(news));
+        let _ = self.commands.as_ref().map(|sender| sender.send(command));
     }
 
     /// Ends the thread. What the ranks of a job that failed did last is kept, and where; none if they left nothing.
-    pub(crate) fn close(mut self, success: bool) -> Option<PathBuf> {
+    pub(crate) fn close(&mut self, success: bool) -> Option<PathBuf> {
         self.end();
         let folder = self.folder.take()?;
         if success || folder::records(&folder).is_empty() {
@@ -113,7 +113,7 @@ impl HangWatch {
     }
 
     fn end(&mut self) {
-        self.news = None;
+        self.commands = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -133,34 +133,34 @@ struct Watcher {
     folder: PathBuf,
     job: Job,
     /// None: nobody wants to know.
-    patience: Option<Duration>,
+    hang_after: Option<Duration>,
     notes: Sender<Note>,
     events: EventLog,
     /// Operations that were spoken of.
-    told: BTreeSet<String>,
+    reported: BTreeSet<String>,
 }
 
 impl Watcher {
-    fn watch(mut self, news: &Receiver<News>) {
+    fn watch(mut self, commands: &Receiver<WatcherCommand>) {
         folder::tidy(&folder::base(), SystemTime::now());
         loop {
-            match news.recv_timeout(LOOK_EVERY) {
-                Ok(News::Started(ranks)) => self.remember(&ranks),
-                Ok(News::Failed(rank)) => self.failed(rank),
-                Err(RecvTimeoutError::Timeout) => self.look(),
+            match commands.recv_timeout(CHECK_INTERVAL) {
+                Ok(WatcherCommand::Started(ranks)) => self.record_ranks(&ranks),
+                Ok(WatcherCommand::Failed(rank)) => self.failed(rank),
+                Err(RecvTimeoutError::Timeout) => self.check(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn remember(&mut self, ranks: &[(usize, i32)]) {
+    fn record_ranks(&mut self, ranks: &[(usize, i32)]) {
         let worker = |(rank, process): &(usize, i32)| {
             let (rank, process) = (u32::try_from(*rank).ok()?, u32::try_from(*process).ok()?);
             Some(Worker { rank, process, started: process::stat(process)?.started })
         };
         self.job.workers = ranks.iter().filter_map(worker).collect();
         self.job.failed = None;
-        self.told.clear();
+        self.reported.clear();
         // Without it `instep diagnose` finds the ranks that have records.
         let _ = self.job.write(&self.folder);
     }
@@ -170,30 +170,30 @@ impl Watcher {
         let _ = self.job.write(&self.folder);
     }
 
-    fn look(&mut self) {
-        let Some(patience) = self.patience else { return };
+    fn check(&mut self) {
+        let Some(hang_after) = self.hang_after else { return };
         let folders = std::slice::from_ref(&self.folder);
-        let quick = gather::gather(folders, false);
-        let overdue = verdict::overdue(&quick, clock::monotonic(), patience);
-        self.told.retain(|known| overdue.contains(known));
-        if overdue.is_subset(&self.told) {
+        let quick = collect::collect(folders, false);
+        let overdue = analysis::overdue(&quick, clock::monotonic(), hang_after);
+        self.reported.retain(|known| overdue.contains(known));
+        if overdue.is_subset(&self.reported) {
             return;
         }
-        let evidence = gather::gather(folders, true);
+        let evidence = collect::collect(folders, true);
         let now = clock::monotonic();
-        let diagnosis = diagnose(&evidence, now, patience, &gather::source_line);
+        let diagnosis = diagnose(&evidence, now, hang_after, &collect::source_line);
         // They may have gone on meanwhile.
         if diagnosis
             .findings
             .iter()
             .any(|finding| finding.operation.as_ref().is_some_and(|operation| !operation.failed))
         {
-            self.tell(&diagnosis, report::render(&diagnosis, &evidence, now, &gather::source_line));
-            self.told.extend(verdict::overdue(&evidence, now, patience));
+            self.report(&diagnosis, report::render(&diagnosis, &evidence, now, &collect::source_line));
+            self.reported.extend(analysis::overdue(&evidence, now, hang_after));
         }
     }
 
-    fn tell(&self, diagnosis: &Diagnosis, text: String) {
+    fn report(&self, diagnosis: &Diagnosis, text: String) {
         let sentences: Vec<&str> = diagnosis.findings.iter().map(|finding| finding.sentence.as_str()).collect();
         self.events.note("hang", json!({"reasons": sentences, "findings": diagnosis.findings}));
         // The supervisor is there as long as this thread.

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use self::blame::{Blame, Kind};
+use self::blame::{Blame, BlameKind};
 use self::cause::{Cause, Round, WorkerEnd};
 use crate::output::fold::describe_ranks;
 
@@ -148,8 +148,8 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
                 (Some(end), _) if end.exit.success() => {
                     format!("{who} ended with exit code 0 while rank {waiting} waited{place}")
                 }
-                (_, Kind::Lost) => format!("{who} left, while rank {waiting} waited{place}"),
-                (_, Kind::Late | Kind::Disagreement) => {
+                (_, BlameKind::Lost) => format!("{who} left, while rank {waiting} waited{place}"),
+                (_, BlameKind::Late | BlameKind::Disagreement) => {
                     format!("{who} did not come, and rank {waiting} waited{place} until its time-out")
                 }
             }
@@ -167,7 +167,7 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
 }
 
 /// What a worker's exception is, and whom it blames: from its error file, or else from its last lines.
-pub(crate) fn last_words(
+pub(crate) fn explain_exit(
     rank: usize,
     exit: ExitStatus,
     error: Option<&ErrorFile>,
@@ -259,8 +259,8 @@ pub fn write_error_file(to: &Path, message: &str, seconds_since_1970: u64) -> st
 
 #[cfg(test)]
 mod tests {
-    use super::{ErrorFile, ExitStatus, Failure, explain, last_words, parse_error_file, root_cause};
-    use crate::failure::blame::{Blame, Kind};
+    use super::{ErrorFile, ExitStatus, Failure, explain, explain_exit, parse_error_file, root_cause};
+    use crate::failure::blame::{Blame, BlameKind};
     use crate::failure::cause::Round;
     use proptest::prelude::{any, proptest};
 
@@ -284,22 +284,22 @@ mod tests {
     }
 
     fn explained(ends: &[Failure], world_size: usize) -> String {
-        let cause = root_cause(ends, Round { world_size, last_word: true }).expect("somebody failed");
+        let cause = root_cause(ends, Round { world_size, is_final: true }).expect("somebody failed");
         explain(&cause, ends)
     }
 
     #[test]
     fn the_cause_is_explained_in_a_sentence() {
-        let blames = |rank: usize, kind: Kind, ranks: &[usize], operation: Option<&str>| {
+        let blames = |rank: usize, kind: BlameKind, ranks: &[usize], operation: Option<&str>| {
             let blame = Blame { kind, ranks: ranks.to_vec(), operation: operation.map(str::to_owned) };
             Failure { blame: Some(blame), ..failure(rank, 2.0, false) }
         };
         let own = Failure { message: Some("ValueError: no\nhint".to_owned()), ..failure(1, 3.0, false) };
         let left = Failure { exit: ExitStatus(0), ..failure(1, 1.0, false) };
         let stopped = failure(1, 9.0, true);
-        let lost = blames(0, Kind::Lost, &[1], Some("all_reduce"));
-        let unnamed = |rank: usize| blames(rank, Kind::Lost, &[], None);
-        let mut differ = blames(0, Kind::Disagreement, &[0, 1], None);
+        let lost = blames(0, BlameKind::Lost, &[1], Some("all_reduce"));
+        let unnamed = |rank: usize| blames(rank, BlameKind::Lost, &[], None);
+        let mut differ = blames(0, BlameKind::Disagreement, &[0, 1], None);
         differ.message = Some("Mismatch: rank 0 called a but rank 1 called b".to_owned());
         let cases: [(Vec<Failure>, &str); 7] = [
             (vec![lost.clone(), own], "rank 1 on a exited with code 1 (ValueError: no)"),
@@ -307,7 +307,7 @@ mod tests {
             (vec![unnamed(0), left], "rank 1 on a ended with exit code 0 while rank 0 waited for it"),
             (vec![lost, stopped.clone()], "rank 1 on a left, while rank 0 waited in all_reduce"),
             (
-                vec![blames(0, Kind::Late, &[1], Some("barrier")), stopped],
+                vec![blames(0, BlameKind::Late, &[1], Some("barrier")), stopped],
                 "rank 1 on a did not come, and rank 0 waited in barrier until its time-out",
             ),
             (
@@ -329,12 +329,12 @@ mod tests {
     fn the_exception_is_found_in_the_last_lines_if_there_is_no_error_file() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let raised = lines("step 3\nTraceback (most recent call last):\n  File \"t.py\", line 1, in f\nValueError: no");
-        assert_eq!(last_words(0, ExitStatus(1), None, &raised), (Some("ValueError: no".to_owned()), None));
-        assert_eq!(last_words(0, ExitStatus(-9), None, &raised), (None, None), "it was killed: that is history");
+        assert_eq!(explain_exit(0, ExitStatus(1), None, &raised), (Some("ValueError: no".to_owned()), None));
+        assert_eq!(explain_exit(0, ExitStatus(-9), None, &raised), (None, None), "it was killed: that is history");
         let lost = "PeerLost: lost rank 1 on a during barrier (operation 2): its process ended, noticed by rank 0";
-        let blame = Blame { kind: Kind::Lost, ranks: vec![1], operation: Some("barrier".to_owned()) };
+        let blame = Blame { kind: BlameKind::Lost, ranks: vec![1], operation: Some("barrier".to_owned()) };
         let error = ErrorFile { message: lost.to_owned(), ..ErrorFile::default() };
-        let found = last_words(0, ExitStatus(1), Some(&error), &raised);
+        let found = explain_exit(0, ExitStatus(1), Some(&error), &raised);
         assert_eq!(found, (Some(lost.to_owned()), Some(blame)), "the error file knows better");
     }
 

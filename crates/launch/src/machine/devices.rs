@@ -246,7 +246,7 @@ pub fn allowed_cpus() -> Result<BTreeSet<usize>, DeviceError> {
 
 /// Total and free bytes of a file system, the latter as an ordinary user may use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Space {
+pub struct DiskSpace {
     /// Size of the file system.
     pub total: u64,
     /// What can still be written.
@@ -254,10 +254,10 @@ pub struct Space {
 }
 
 /// How large the file system that holds `path` is.
-pub fn space(path: &Path) -> io::Result<Space> {
+pub fn disk_space(path: &Path) -> io::Result<DiskSpace> {
     let statistics = nix::sys::statvfs::statvfs(path)?;
     let block = statistics.fragment_size();
-    Ok(Space {
+    Ok(DiskSpace {
         total: statistics.blocks().saturating_mul(block),
         free: statistics.blocks_available().saturating_mul(block),
     })
@@ -401,8 +401,8 @@ mod tests {
     #[test]
     fn this_machine_has_a_cpu() {
         assert!(!allowed_cpus().unwrap().is_empty());
-        let space = space(Path::new("/")).unwrap();
-        assert!(space.total >= space.free);
+        let disk_space = disk_space(Path::new("/")).unwrap();
+        assert!(disk_space.total >= disk_space.free);
     }
 
     /// A stand-in for Python: ignores the question and runs the given shell lines. Another process writes the file: one

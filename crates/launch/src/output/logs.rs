@@ -121,10 +121,9 @@ pub enum Destination {
 
 /// The files of one worker in one attempt.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct WorkerFiles {
-    /// Standard output.
     pub stdout: Destination,
-    /// Standard error.
     pub stderr: Destination,
     /// Where the worker writes its exception, if logs are kept.
     pub error_file: Option<PathBuf>,

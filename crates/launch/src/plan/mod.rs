@@ -3,99 +3,40 @@
 //! The rules and defaults are torchrun's; where it raises an assertion deep inside, this says what is wrong and what
 //! to do. Nothing is started here, so that `--dry-run` shows exactly what a run would do.
 
+mod error;
+mod logs;
 mod preload;
+mod rendezvous;
+mod request;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use instep_policy::membership::{Quorum, Terms};
+use instep_policy::membership::MembershipTerms;
 use nix::sys::signal::Signal;
 
-use crate::control::connection::Pulse;
+pub use self::error::PlanError;
+use self::error::{error, split_hint};
+use self::logs::log_policy;
+pub use self::rendezvous::RendezvousMode;
+use self::rendezvous::{RendezvousConf, job_terms, resolve_rendezvous};
+pub use self::request::Request;
+use crate::control::heartbeat::Heartbeat;
 use crate::drill::{DrillError, DrillSettings};
 use crate::machine::devices::{self, WorkersPerNode};
 use crate::machine::interpreter::{self, Interpreter};
 use crate::machine::numa::{self, NumaBinding, Topology};
 use crate::machine::nvidia;
-use crate::output::logs::{LogBase, LogPolicy, StreamMask};
-use crate::random;
-use crate::rendezvous::endpoint::{self, DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
+use crate::output::logs::LogPolicy;
+use crate::rendezvous::endpoint;
 use crate::workers::environment::{self, JobFacts};
 
 /// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
-/// When the ranks are asked why nothing moves, where the option is not given.
+/// How long an operation may take before the ranks are asked why, where the option is not given.
 const HANG_AFTER: Duration = Duration::from_secs(60);
-
-/// The options of `instep run`, as typed.
-#[derive(Debug, Clone, Default)]
-#[expect(missing_docs, reason = "each field is the option of the same name")]
-pub struct Request {
-    pub nnodes: String,
-    pub nproc_per_node: String,
-    pub rdzv_backend: String,
-    pub rdzv_endpoint: String,
-    pub rdzv_id: String,
-    pub rdzv_conf: String,
-    pub standalone: bool,
-    pub max_restarts: i64,
-    pub role: String,
-    pub module: bool,
-    pub no_python: bool,
-    pub run_path: bool,
-    pub log_dir: Option<PathBuf>,
-    pub redirects: String,
-    pub tee: String,
-    pub log_line_prefix_template: String,
-    pub local_ranks_filter: String,
-    pub duplicate_stdout_filters: String,
-    pub duplicate_stderr_filters: String,
-    pub node_rank: i64,
-    pub master_addr: String,
-    pub master_port: Option<u16>,
-    pub local_addr: Option<String>,
-    pub numa_binding: Option<NumaBinding>,
-    pub signals_to_handle: String,
-    pub shutdown_timeout: Option<i64>,
-    pub virtual_local_rank: bool,
-    pub logs_specs: Option<String>,
-    pub event_log_handler: String,
-    pub python: Option<PathBuf>,
-    pub preload: Option<String>,
-    pub replace_gloo: bool,
-    pub drill: Option<String>,
-    pub fold: bool,
-    pub events: Option<PathBuf>,
-    pub hang_after: Option<f64>,
-    pub pass_local_rank: bool,
-    pub script: OsString,
-    pub script_arguments: Vec<OsString>,
-}
-
-/// How the nodes of a job find each other.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Meeting {
-    /// One node: the store listens on loopback, on any free port.
-    Alone,
-    /// `static`: node 0 serves at exactly this address, node ranks are given.
-    Fixed {
-        /// As given, and passed to the workers.
-        host: String,
-        /// As given, and passed to the workers.
-        port: u16,
-    },
-    /// `c10d`: whoever is at the endpoint serves, node ranks are assigned.
-    Dynamic {
-        /// The endpoint's host.
-        host: String,
-        /// The endpoint's port.
-        port: u16,
-        /// Whether this node serves, where the user said so.
-        is_host: Option<bool>,
-    },
-}
 
 /// What a run will do.
 #[derive(Debug, Clone)]
@@ -114,10 +55,10 @@ pub struct Plan {
     pub preload: Vec<String>,
     /// What is to be killed on purpose.
     pub drill: Option<DrillSettings>,
-    /// How the nodes meet.
-    pub meeting: Meeting,
+    /// How the nodes find each other.
+    pub rendezvous: RendezvousMode,
     /// What all nodes must agree on.
-    pub terms: Terms,
+    pub terms: MembershipTerms,
     /// What the workers' environment is built from.
     pub job: JobFacts,
     /// `--node-rank`.
@@ -129,7 +70,7 @@ pub struct Plan {
     /// How long to try to reach the endpoint.
     pub connect_timeout: Duration,
     /// How silent nodes are noticed, in a c10d job of several.
-    pub pulse: Option<Pulse>,
+    pub heartbeat: Option<Heartbeat>,
     /// After how long an operation of the backend counts as stuck, and a report is shown; none: never.
     pub hang_after: Option<Duration>,
     /// Where events go as lines of JSON.
@@ -150,65 +91,25 @@ pub struct Plan {
     pub warnings: Vec<String>,
 }
 
-/// A command line that cannot be carried out.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct PlanError {
-    /// What is wrong, and where.
-    pub message: String,
-    /// What to do about it.
-    pub hint: String,
-}
-
-fn error(message: impl Into<String>, hint: impl Into<String>) -> PlanError {
-    PlanError { message: message.into(), hint: hint.into() }
-}
-
-/// An error text that carries its own `hint:` line.
-fn split_hint(text: &str) -> PlanError {
-    let (message, hint) = text.split_once("\nhint: ").unwrap_or((text, "instep doctor shows what this machine has"));
-    error(message, hint)
-}
-
 /// Works out what a request means on this machine.
 pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> + Copy) -> Result<Plan, PlanError> {
     let text = |name: &str| environment(name).and_then(|value| value.into_string().ok());
-    let mut warnings = Vec::new();
-
-    let (min_nodes, mut max_nodes) = parse_nodes(&request.nnodes)?;
-    if request.standalone {
-        if min_nodes > 1 {
-            return Err(error(
-                format!("--standalone means one node, --nnodes says {}", request.nnodes),
-                "leave out --standalone and give --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
-            ));
-        }
-        max_nodes = 1;
-    }
+    let nodes = node_range(&request)?;
+    let (_, max_nodes) = nodes;
     let max_restarts = u32::try_from(request.max_restarts)
         .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 means: never restart"))?;
     let node_rank = usize::try_from(request.node_rank)
         .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank), "node ranks count from 0"))?;
-    let conf = parse_conf(&request.rdzv_conf)?;
-
-    let needs_python = !request.no_python;
-    let interpreter = find_interpreter(&request, needs_python, environment)?;
+    let conf = RendezvousConf::parse(&request.rdzv_conf)?;
+    let runs_python = !request.no_python;
+    let interpreter = find_interpreter(&request, runs_python, environment)?;
     let python = interpreter.as_ref().map(|found| found.path.clone()).unwrap_or_else(|| PathBuf::from("python3"));
-    let workers = request
-        .nproc_per_node
-        .parse::<WorkersPerNode>()
-        .and_then(|wanted| devices::count_workers(&wanted, &python))
-        .map_err(|cause| split_hint(&cause.to_string()))?;
+    let workers = count_workers(&request, &python)?;
     let default_threads = (workers > 1 && environment(environment::OMP_NUM_THREADS).is_none()).then_some(1);
 
-    let (meeting, run_id) = meet(&request, &conf, max_nodes, node_rank, &mut warnings)?;
-    let seconds = |key: &str, default: u64| conf_seconds(&conf, key, default);
-    let fixed_ranks = matches!(meeting, Meeting::Fixed { .. });
-    let join_timeout = if fixed_ranks { seconds("timeout", 900)? } else { seconds("join_timeout", 600)? };
-    let pulse = pulse(&conf, &meeting, min_nodes < max_nodes)?;
-    let reunion = pulse.map_or(Duration::from_secs(5), |pulse| pulse.coordinator_window());
-    let connect_timeout = if fixed_ranks { join_timeout } else { seconds("read_timeout", 60)? };
-
+    let mut warnings = conf.warnings();
+    let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
+    let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts)?;
     if default_threads.is_some() {
         let name = environment::OMP_NUM_THREADS;
         warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
@@ -217,43 +118,22 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let replaces_gloo = replaces_gloo(&request, text(environment::REPLACE))?;
     if replaces_gloo {
         let without_autoload = text(environment::AUTOLOAD).is_some_and(|value| value != "1");
-        warn_about_replacement(interpreter.as_ref().filter(|_| needs_python), without_autoload, &mut warnings);
+        warn_about_replacement(interpreter.as_ref().filter(|_| runs_python), without_autoload, &mut warnings);
     }
     let signals = parse_signals(&request.signals_to_handle, &mut warnings);
     let command = worker_command(&request, &python)?;
-    let shutdown_seconds = match (request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT)) {
-        (Some(seconds), _) => u64::try_from(seconds)
-            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
-        (None, Some(given)) => given.parse().map_err(|_| {
-            let name = environment::SHUTDOWN_TIMEOUT;
-            error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))
-        })?,
-        (None, None) => GRACE_PERIOD.as_secs(),
-    };
+    let shutdown_timeout = shutdown_timeout(request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT))?;
+    let serves_from_worker = text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1");
     Ok(Plan {
         command,
-        script: (needs_python && !request.module).then(|| PathBuf::from(&request.script)),
+        script: (runs_python && !request.module).then(|| PathBuf::from(&request.script)),
         program_name: request.script.to_string_lossy().into_owned(),
         interpreter,
-        runs_python: needs_python,
+        runs_python,
         preload: preload(&request, max_nodes, &mut warnings)?,
         drill: drill(&request)?,
-        terms: Terms {
-            // Given ranks leave no room for a smaller job.
-            min_nodes: if fixed_ranks { max_nodes } else { min_nodes },
-            max_nodes,
-            fixed_ranks,
-            max_restarts,
-            last_call: seconds("last_call_timeout", 30)?,
-            join_timeout,
-            max_changes: conf_count(&conf, "membership_changes", 1000)?,
-            settle: seconds("settle_time", 1)?,
-            reunion,
-            fence: pulse.map_or(Duration::ZERO, |pulse| 4 * pulse.interval),
-            quorum: conf_quorum(&conf)?,
-        },
         job: JobFacts {
-            run_id,
+            run_id: rendezvous.run_id,
             role: request.role.clone(),
             workers,
             max_restarts,
@@ -265,11 +145,12 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         node_rank,
         address: request.local_addr.clone().unwrap_or_else(endpoint::host_name),
         local_address: request.local_addr.clone(),
-        connect_timeout,
-        pulse,
+        connect_timeout: job_terms.connect_timeout,
+        heartbeat: job_terms.heartbeat,
         hang_after: hang_after(request.hang_after)?,
         events: request.events.clone(),
-        worker_serves_store: !fixed_ranks && text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1"),
+        worker_serves_store: !job_terms.terms.fixed_ranks && serves_from_worker,
+        terms: job_terms.terms,
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
         worker_cpus: match request.numa_binding {
             Some(binding) => bind_workers(binding, workers)?,
@@ -277,10 +158,43 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         },
         signals,
         grace_period: GRACE_PERIOD,
-        shutdown_timeout: Duration::from_secs(shutdown_seconds),
-        meeting,
+        shutdown_timeout,
+        rendezvous: rendezvous.mode,
         warnings,
     })
+}
+
+fn node_range(request: &Request) -> Result<(usize, usize), PlanError> {
+    let (min_nodes, max_nodes) = parse_nodes(&request.nnodes)?;
+    if request.standalone && min_nodes > 1 {
+        return Err(error(
+            format!("--standalone means one node, --nnodes says {}", request.nnodes),
+            "leave out --standalone and give --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
+        ));
+    }
+    Ok((min_nodes, if request.standalone { 1 } else { max_nodes }))
+}
+
+fn count_workers(request: &Request, python: &Path) -> Result<usize, PlanError> {
+    request
+        .nproc_per_node
+        .parse::<WorkersPerNode>()
+        .and_then(|wanted| devices::count_workers(&wanted, python))
+        .map_err(|cause| split_hint(&cause.to_string()))
+}
+
+/// Between a passed-on signal and SIGKILL: the option, else the variable, else torchrun's default.
+fn shutdown_timeout(option: Option<i64>, variable: Option<String>) -> Result<Duration, PlanError> {
+    let seconds = match (option, variable) {
+        (Some(seconds), _) => u64::try_from(seconds)
+            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
+        (None, Some(given)) => given.parse().map_err(|_| {
+            let name = environment::SHUTDOWN_TIMEOUT;
+            error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))
+        })?,
+        (None, None) => GRACE_PERIOD.as_secs(),
+    };
+    Ok(Duration::from_secs(seconds))
 }
 
 fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
@@ -288,10 +202,7 @@ fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
         None => Ok(Some(HANG_AFTER)),
         Some(0.0) => Ok(None),
         Some(seconds) => Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
-            error(
-                format!("--hang-after {seconds} is not a number of seconds"),
-                "60 is what it is anyway; 0 means: never",
-            )
+            error(format!("--hang-after {seconds} is not a number of seconds"), "default 60; 0 disables it")
         }),
     }
 }
@@ -366,190 +277,6 @@ fn parse_nodes(text: &str) -> Result<(usize, usize), PlanError> {
     Ok((min, max))
 }
 
-/// `k=v,k=v`; torchrun's rules.
-fn parse_conf(text: &str) -> Result<BTreeMap<String, String>, PlanError> {
-    let invalid = || {
-        error(
-            format!("--rdzv-conf \"{text}\" is not a list of settings"),
-            "write KEY=VALUE pairs with commas between them: --rdzv-conf join_timeout=600,read_timeout=60",
-        )
-    };
-    text.split(',')
-        .map(str::trim)
-        .filter(|_| !text.trim().is_empty())
-        .map(|pair| {
-            let (key, value) = pair.split_once('=').ok_or_else(invalid)?;
-            let (key, value) = (key.trim(), value.trim());
-            if key.is_empty() || value.is_empty() { Err(invalid()) } else { Ok((key.to_owned(), value.to_owned())) }
-        })
-        .collect()
-}
-
-fn conf_seconds(conf: &BTreeMap<String, String>, key: &str, default: u64) -> Result<Duration, PlanError> {
-    let Some(text) = conf.get(key) else { return Ok(Duration::from_secs(default)) };
-    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
-    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(|| {
-        error(
-            format!("--rdzv-conf {key}={text}: not a number of seconds above 0"),
-            format!("for example {key}={default}"),
-        )
-    })
-}
-
-fn conf_count(conf: &BTreeMap<String, String>, key: &str, default: u32) -> Result<u32, PlanError> {
-    let Some(text) = conf.get(key) else { return Ok(default) };
-    text.parse().map_err(|_| {
-        error(format!("--rdzv-conf {key}={text}: not a whole number"), format!("for example {key}={default}"))
-    })
-}
-
-fn conf_quorum(conf: &BTreeMap<String, String>) -> Result<Quorum, PlanError> {
-    match conf.get("quorum").map(String::as_str) {
-        None | Some("majority") => Ok(Quorum::Majority),
-        Some("min") => Ok(Quorum::Minimum),
-        Some(other) => {
-            Err(error(format!("--rdzv-conf quorum={other}: neither majority nor min"), "for example quorum=majority"))
-        }
-    }
-}
-
-/// How silence is noticed: torchrun's settings, with its defaults where the number of nodes is fixed.
-fn pulse(conf: &BTreeMap<String, String>, meeting: &Meeting, elastic: bool) -> Result<Option<Pulse>, PlanError> {
-    if !matches!(meeting, Meeting::Dynamic { .. }) {
-        return Ok(None);
-    }
-    let (interval, attempts) = if elastic { (1, 5) } else { (5, 3) };
-    let interval = conf_seconds(conf, "keep_alive_interval", interval)?;
-    let attempts = conf_count(conf, "keep_alive_max_attempt", attempts)?;
-    if attempts == 0 {
-        let hint = "1 means that a node is lost after one interval of silence";
-        return Err(error("--rdzv-conf keep_alive_max_attempt=0: nobody would be believed", hint));
-    }
-    Ok(Some(Pulse { interval, attempts }))
-}
-
-fn conf_bool(conf: &BTreeMap<String, String>, key: &str) -> Result<Option<bool>, PlanError> {
-    let Some(text) = conf.get(key) else { return Ok(None) };
-    match text.to_lowercase().as_str() {
-        "1" | "true" | "t" | "yes" | "y" => Ok(Some(true)),
-        "0" | "false" | "f" | "no" | "n" => Ok(Some(false)),
-        _ => Err(error(format!("--rdzv-conf {key}={text}: neither true nor false"), format!("for example {key}=true"))),
-    }
-}
-
-/// torchrun's default resolution: which rendezvous the options mean, and the job's id.
-fn meet(
-    request: &Request,
-    conf: &BTreeMap<String, String>,
-    max_nodes: usize,
-    node_rank: usize,
-    warnings: &mut Vec<String>,
-) -> Result<(Meeting, String), PlanError> {
-    const WITHOUT_EFFECT: [&str; 3] = ["close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"];
-    for key in conf.keys().filter(|key| WITHOUT_EFFECT.contains(&key.as_str())) {
-        warnings
-            .push(format!("--rdzv-conf {key} has no effect: nodes hold a connection, whose end is noticed at once"));
-    }
-    const KNOWN: [&str; 15] = [
-        "join_timeout",
-        "last_call_timeout",
-        "close_timeout",
-        "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
-        "cas_backoff_max_seconds",
-        "read_timeout",
-        "is_host",
-        "store_type",
-        "timeout",
-        "rank",
-        "membership_changes",
-        "settle_time",
-        "quorum",
-    ];
-    for key in conf.keys().filter(|key| !KNOWN.contains(&key.as_str())) {
-        warnings.push(format!("--rdzv-conf {key} is not a setting of this rendezvous and has no effect"));
-    }
-    let is_static = request.rdzv_backend == "static";
-    let plain = is_static && request.rdzv_endpoint.is_empty() && request.master_port.is_none() && max_nodes == 1;
-    if request.standalone || plain {
-        return Ok((Meeting::Alone, random_uuid()));
-    }
-    let parse =
-        |text: &str| Endpoint::parse(text).map_err(|cause| error(cause.to_string(), "write HOST:PORT or [IPv6]:PORT"));
-    let run_id = request.rdzv_id.clone();
-    match request.rdzv_backend.as_str() {
-        "static" => {
-            let (host, port) = if request.rdzv_endpoint.is_empty() {
-                (request.master_addr.clone(), request.master_port.unwrap_or(DEFAULT_STATIC_PORT))
-            } else {
-                let endpoint = parse(&request.rdzv_endpoint)?;
-                let port = endpoint.port.ok_or_else(|| {
-                    error(
-                        format!("--rdzv-endpoint {} has no port", request.rdzv_endpoint),
-                        format!("the static rendezvous needs one: {}:{DEFAULT_STATIC_PORT}", request.rdzv_endpoint),
-                    )
-                })?;
-                (endpoint.host, port)
-            };
-            if node_rank >= max_nodes {
-                return Err(error(
-                    format!(
-                        "--node-rank {node_rank} does not exist: --nnodes {} has node ranks 0 to {}",
-                        request.nnodes,
-                        max_nodes - 1
-                    ),
-                    "number the nodes from 0",
-                ));
-            }
-            if port == 0 && max_nodes > 1 {
-                return Err(error(
-                    "--master-port 0: the other nodes could not know the port",
-                    "choose a free port, the same on all nodes",
-                ));
-            }
-            Ok((Meeting::Fixed { host, port }, run_id))
-        }
-        "c10d" => {
-            if conf.get("store_type").is_some_and(|kind| kind != "tcp") {
-                return Err(error(
-                    "--rdzv-conf store_type=file is not supported",
-                    "leave it out: the launcher serves the store itself",
-                ));
-            }
-            let endpoint = parse(&request.rdzv_endpoint)?;
-            if max_nodes == 1 {
-                return Ok((Meeting::Alone, run_id));
-            }
-            let port = endpoint.port.unwrap_or(DEFAULT_DYNAMIC_PORT);
-            if port == 0 {
-                return Err(error(
-                    format!("--rdzv-endpoint {}: the other nodes could not know the port", request.rdzv_endpoint),
-                    "choose a free port, the same on all nodes",
-                ));
-            }
-            Ok((Meeting::Dynamic { host: endpoint.host, port, is_host: conf_bool(conf, "is_host")? }, run_id))
-        }
-        "etcd" | "etcd-v2" => Err(error(
-            format!("--rdzv-backend {} is not supported: instep needs no etcd", request.rdzv_backend),
-            "use --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
-        )),
-        other => Err(error(
-            format!("--rdzv-backend \"{other}\" is not known"),
-            "use c10d or static; rendezvous plugins of torchrun need torchrun itself",
-        )),
-    }
-}
-
-fn random_uuid() -> String {
-    // A job id has to be unlikely to repeat, nothing more: a failed read leaves a valid one.
-    let mut bytes = random::bytes::<16>().unwrap_or_default();
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
     if let Some(name) = &request.logs_specs {
         warnings.push(format!(
@@ -615,49 +342,6 @@ fn worker_command(request: &Request, python: &Path) -> Result<Vec<OsString>, Pla
     }
     command.extend(request.script_arguments.iter().cloned());
     Ok(command)
-}
-
-fn log_policy(request: &Request, prefix_from_environment: Option<String>) -> Result<LogPolicy, PlanError> {
-    let mask = |option: &str, text: &str| {
-        text.parse::<StreamMask>().map_err(|cause| {
-            error(format!("{option}: {cause}"), "0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:1")
-        })
-    };
-    let filter = |text: &str| -> Result<Option<BTreeSet<usize>>, PlanError> {
-        if text.is_empty() {
-            return Ok(None);
-        }
-        let ranks: Result<BTreeSet<usize>, _> = text.split(',').map(|rank| rank.trim().parse()).collect();
-        ranks.map(Some).map_err(|_| {
-            error(
-                format!("--local-ranks-filter \"{text}\" is not a list of local ranks"),
-                "for example --local-ranks-filter 0,1",
-            )
-        })
-    };
-    let template = Some(request.log_line_prefix_template.clone()).filter(|text| !text.is_empty());
-    Ok(LogPolicy {
-        base: match &request.log_dir {
-            None => LogBase::Temporary,
-            Some(path) if path.as_os_str() == "/dev/null" => LogBase::Nowhere,
-            Some(path) => LogBase::Directory(path.clone()),
-        },
-        redirects: mask("--redirects", &request.redirects)?,
-        tee: mask("--tee", &request.tee)?,
-        filter: filter(&request.local_ranks_filter)?,
-        prefix_template: template.or(prefix_from_environment.filter(|text| !text.is_empty())),
-        duplicate_stdout: split_filters(&request.duplicate_stdout_filters),
-        duplicate_stderr: split_filters(&request.duplicate_stderr_filters),
-        fold: request.fold,
-    })
-}
-
-/// A comma list in which `,,` stands for a comma.
-fn split_filters(text: &str) -> Vec<String> {
-    if text.is_empty() {
-        return Vec::new();
-    }
-    text.replace(",,", "\0").split(',').map(|part| part.replace('\0', ",")).collect()
 }
 
 /// Names torchrun does not know are skipped with a warning there, so here too.

@@ -120,39 +120,27 @@ fn route_to(target: SocketAddr) -> Option<String> {
 
 /// What one try to reach the endpoint came to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Obstacle {
+pub enum ConnectError {
     /// The name has no address.
     #[error("the name \"{host}\" does not resolve ({cause})")]
-    Unresolved {
-        /// The name.
-        host: String,
-        /// What the resolver said.
-        cause: String,
-    },
+    Unresolved { host: String, cause: String },
     /// The machine answers, but nothing listens there.
     #[error("nothing listens at {target}{}", via(route))]
     Refused {
-        /// Who was asked.
         target: SocketAddr,
         /// Through which interface.
         route: String,
     },
-    /// No answer.
+    /// No answer in time.
     #[error("{target} does not answer{}: a firewall, or the machine is down", via(route))]
-    Silent {
-        /// Who was asked.
+    TimedOut {
         target: SocketAddr,
         /// Through which interface.
         route: String,
     },
     /// The system has no way to that address, or another error.
     #[error("{target} cannot be reached: {cause}")]
-    Unreachable {
-        /// Who was asked.
-        target: SocketAddr,
-        /// What the system said.
-        cause: String,
-    },
+    Unreachable { target: SocketAddr, cause: String },
 }
 
 /// Which way was tried; on this machine itself there is only one.
@@ -160,17 +148,17 @@ fn via(route: &str) -> String {
     if route.starts_with("lo ") { String::new() } else { format!(" (asked through {route})") }
 }
 
-impl Obstacle {
+impl ConnectError {
     /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            Obstacle::Unresolved { .. } => {
+            ConnectError::Unresolved { .. } => {
                 "check the spelling, or give the address of the first node instead of its name"
             }
-            Obstacle::Refused { .. } => {
+            ConnectError::Refused { .. } => {
                 "start the launcher of the first node, and check that both sides name the same port"
             }
-            Obstacle::Silent { .. } | Obstacle::Unreachable { .. } => {
+            ConnectError::TimedOut { .. } | ConnectError::Unreachable { .. } => {
                 "check the network between the nodes, and that the port is open"
             }
         }
@@ -178,25 +166,27 @@ impl Obstacle {
 }
 
 /// One try: each address of `host` in turn, `patience` for each.
-pub fn try_connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, Obstacle> {
-    let unresolved = |cause: String| Obstacle::Unresolved { host: host.to_owned(), cause };
+pub fn try_connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, ConnectError> {
+    let unresolved = |cause: String| ConnectError::Unresolved { host: host.to_owned(), cause };
     let targets: Vec<SocketAddr> =
         (host, port).to_socket_addrs().map_err(|error| unresolved(resolver_text(&error)))?.collect();
-    let mut obstacle = unresolved("no address".to_owned());
+    let mut connect_error = unresolved("no address".to_owned());
     for target in targets {
         let route = || route_to(target).unwrap_or_else(|| "no interface".to_owned());
         match TcpStream::connect_timeout(&target, patience) {
             Ok(stream) => return Ok(stream),
             Err(error) => {
-                obstacle = match error.kind() {
-                    io::ErrorKind::ConnectionRefused => Obstacle::Refused { target, route: route() },
-                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Obstacle::Silent { target, route: route() },
-                    _ => Obstacle::Unreachable { target, cause: error.to_string() },
+                connect_error = match error.kind() {
+                    io::ErrorKind::ConnectionRefused => ConnectError::Refused { target, route: route() },
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                        ConnectError::TimedOut { target, route: route() }
+                    }
+                    _ => ConnectError::Unreachable { target, cause: error.to_string() },
                 }
             }
         }
     }
-    Err(obstacle)
+    Err(connect_error)
 }
 
 /// A connection to the server of this process.
@@ -215,29 +205,29 @@ pub fn connect(
     host: &str,
     port: u16,
     deadline: Instant,
-    mut pause: impl FnMut(Duration, Option<&Obstacle>) -> bool,
-) -> Result<TcpStream, Obstacle> {
+    mut pause: impl FnMut(Duration, Option<&ConnectError>) -> bool,
+) -> Result<TcpStream, ConnectError> {
     let mut wait = Duration::from_millis(20);
-    let mut told: Option<Obstacle> = None;
+    let mut told: Option<ConnectError> = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let patience = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
-        let obstacle = match try_connect(host, port, patience) {
+        let connect_error = match try_connect(host, port, patience) {
             Ok(stream) => return Ok(stream),
-            Err(obstacle) => obstacle,
+            Err(connect_error) => connect_error,
         };
-        let news = told.as_ref() != Some(&obstacle);
-        if Instant::now() + wait >= deadline || !pause(wait, news.then_some(&obstacle)) {
-            return Err(obstacle);
+        let news = told.as_ref() != Some(&connect_error);
+        if Instant::now() + wait >= deadline || !pause(wait, news.then_some(&connect_error)) {
+            return Err(connect_error);
         }
-        told = Some(obstacle);
+        told = Some(connect_error);
         wait = (wait * 2).min(Duration::from_millis(500));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Endpoint, Obstacle, is_this_host, try_connect};
+    use super::{ConnectError, Endpoint, is_this_host, try_connect};
     use std::time::Duration;
 
     #[test]
@@ -271,8 +261,8 @@ mod tests {
     fn refusal_and_unknown_names_are_told_apart() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind").local_addr().expect("address").port();
         let refused = try_connect("127.0.0.1", free, Duration::from_secs(1)).expect_err("nothing listens");
-        assert!(matches!(refused, Obstacle::Refused { .. }), "{refused}");
+        assert!(matches!(refused, ConnectError::Refused { .. }), "{refused}");
         let unknown = try_connect("no-such-host.invalid", 1, Duration::from_secs(1)).expect_err("unknown");
-        assert!(matches!(unknown, Obstacle::Unresolved { .. }), "{unknown}");
+        assert!(matches!(unknown, ConnectError::Unresolved { .. }), "{unknown}");
     }
 }

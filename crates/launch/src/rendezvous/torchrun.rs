@@ -9,27 +9,35 @@
 //! agent/terminal_state/last_member   set by the last of them: everyone may leave
 //! ```
 //!
-//! [`ForeignNodes`] is node 0's side of it, inside the coordinator. [`join`] is the other side: our node in a job whose
+//! [`TorchrunNodes`] is node 0's side of it, inside the coordinator. [`connect`] is the other side: our node in a job whose
 //! node 0 is torchrun, translated to the messages a coordinator would send, so that the supervisor sees no difference.
 //! A c10d job cannot be shared: torchrun keeps its state there as a pickle of private classes.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use instep_policy::membership::{Event, LauncherId, Member, NodeFacts, NodeId};
+use instep_policy::membership::{Event, LauncherId, NodeFacts, NodeId, RoundMember};
 use instep_store::{Client, Context, Key, Request};
 use serde::{Deserialize, Serialize};
 
+use super::endpoint::Endpoint;
+use super::error::RendezvousError;
+use super::handshake::HELLO_TIMEOUT;
+use crate::console::Note;
+use crate::control::connection::CoordinatorConnection;
 use crate::control::{self, FromCoordinator, Start, ToCoordinator};
 use crate::failure::Failure;
+use crate::plan::Plan;
 
 /// How long torchrun's nodes wait for each other at the end.
 const EXIT_BARRIER: Duration = Duration::from_secs(300);
 
 /// How often the store is looked at.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct RoleInfo {
@@ -50,7 +58,7 @@ pub(crate) fn is_dynamic_rendezvous(request: &Request<'_>) -> bool {
 
 /// The nodes of a job that are run by torchrun, as seen from the coordinator.
 #[derive(Debug)]
-pub(crate) struct ForeignNodes {
+pub(crate) struct TorchrunNodes {
     prefix: String,
     max_nodes: usize,
     nodes: BTreeMap<usize, NodeId>,
@@ -58,18 +66,18 @@ pub(crate) struct ForeignNodes {
     ours_done: i64,
     /// How many foreign nodes were reported as done.
     theirs_done: i64,
-    next_look: Option<Instant>,
+    next_poll: Option<Instant>,
 }
 
-impl ForeignNodes {
-    pub(crate) fn new(run_id: &str, max_nodes: usize) -> ForeignNodes {
-        ForeignNodes {
+impl TorchrunNodes {
+    pub(crate) fn new(run_id: &str, max_nodes: usize) -> TorchrunNodes {
+        TorchrunNodes {
             prefix: format!("/{run_id}/torchelastic"),
             max_nodes,
             nodes: BTreeMap::new(),
             ours_done: 0,
             theirs_done: 0,
-            next_look: None,
+            next_poll: None,
         }
     }
 
@@ -83,11 +91,11 @@ impl ForeignNodes {
     }
 
     /// What the keys say that they did not say before.
-    pub(crate) fn look(&mut self, context: &Context<'_>) -> Vec<Event> {
-        if self.next_look.is_some_and(|due| context.now < due) {
+    pub(crate) fn poll(&mut self, context: &Context<'_>) -> Vec<Event> {
+        if self.next_poll.is_some_and(|due| context.now < due) {
             return Vec::new();
         }
-        self.next_look = Some(context.now + LOOK_INTERVAL);
+        self.next_poll = Some(context.now + POLL_INTERVAL);
         let mut events = Vec::new();
         for rank in 0..self.max_nodes {
             let Some(bytes) = context.get(&self.key(&format!("role_info/{rank}"))) else { continue };
@@ -100,7 +108,7 @@ impl ForeignNodes {
             let facts = NodeFacts {
                 launcher: LauncherId(node.0),
                 last_round: None,
-                pledges: Vec::new(),
+                votes: Vec::new(),
                 busy: false,
                 after_silence: false,
                 address: format!("node {rank} (torchrun)"),
@@ -125,7 +133,7 @@ impl ForeignNodes {
     }
 
     /// Tells the foreign nodes their ranks.
-    pub(crate) fn assign(&mut self, members: &[Member], world_size: usize, context: &mut Context<'_>) {
+    pub(crate) fn assign(&mut self, members: &[RoundMember], world_size: usize, context: &mut Context<'_>) {
         for member in members.iter().filter(|member| self.nodes.values().any(|node| *node == member.node)) {
             let ranks = [member.first_rank, world_size, member.first_role_rank, member.role_world_size];
             let key = self.key(&format!("assigned_ranks/{}", member.group_rank));
@@ -150,77 +158,110 @@ fn decimal(bytes: &[u8]) -> i64 {
     std::str::from_utf8(bytes).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// What our node needs to know to take part in torchrun's job.
+/// Takes part in the job of the torchrun that serves this endpoint, if that is what serves it; `what` was seen there.
+/// A thread plays the coordinator for the supervisor.
+pub(super) fn connect(
+    plan: &Plan,
+    endpoint: &Endpoint,
+    what: String,
+    notes: &Sender<Note>,
+) -> Result<CoordinatorConnection, RendezvousError> {
+    let not_torchrun = || RendezvousError::NotACoordinator { endpoint: endpoint.clone(), what: what.clone() };
+    let port = endpoint.port.unwrap_or_default();
+    let mut client = Client::connect(&endpoint.host, port, HELLO_TIMEOUT).map_err(|_| not_torchrun())?;
+    if !plan.terms.fixed_ranks {
+        let key = format!("torch.rendezvous.{}", plan.job.run_id);
+        let theirs = client.try_get(key.as_str()).map_err(|_| not_torchrun())?.is_some();
+        return Err(if theirs { RendezvousError::Torchrun { endpoint: endpoint.clone() } } else { not_torchrun() });
+    }
+    let member = TorchrunMember {
+        run_id: plan.job.run_id.clone(),
+        role: plan.job.role.clone(),
+        node_rank: plan.node_rank,
+        nodes: plan.terms.max_nodes,
+        workers: plan.job.workers,
+        max_restarts: plan.terms.max_restarts,
+        master_address: endpoint.host.clone(),
+        master_port: port,
+        timeout: plan.terms.join_timeout,
+    };
+    let _ = notes.send(Note::Progress(format!("joining the torchrun that serves {endpoint}")));
+    let (ours, theirs) = UnixStream::pair()?;
+    std::thread::Builder::new().name("torchrun-peer".to_owned()).spawn(move || join(client, member, theirs))?;
+    Ok(CoordinatorConnection::new(OwnedFd::from(ours), Vec::new(), None)?)
+}
+
+/// Our node as a member of torchrun's job.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
-    pub(crate) run_id: String,
-    pub(crate) role: String,
-    pub(crate) node_rank: usize,
-    pub(crate) nodes: usize,
-    pub(crate) workers: usize,
-    pub(crate) max_restarts: u32,
-    pub(crate) master_address: String,
-    pub(crate) master_port: u16,
-    pub(crate) timeout: Duration,
+struct TorchrunMember {
+    run_id: String,
+    role: String,
+    node_rank: usize,
+    nodes: usize,
+    workers: usize,
+    max_restarts: u32,
+    master_address: String,
+    master_port: u16,
+    timeout: Duration,
 }
 
 /// Takes part in a job served by torchrun; speaks to the supervisor on `supervisor` as a coordinator would.
-pub(crate) fn join(mut client: Client, place: Place, supervisor: UnixStream) {
+fn join(mut client: Client, member: TorchrunMember, supervisor: UnixStream) {
     let mut replies = match supervisor.try_clone() {
         Ok(stream) => stream,
         Err(_) => return,
     };
-    let mut say = |message: &FromCoordinator| replies.write_all(&control::encode(message));
-    let result = take_part(&mut client, &place, BufReader::new(supervisor), &mut say);
+    let mut send = |message: &FromCoordinator| replies.write_all(&control::encode(message));
+    let result = run_member(&mut client, &member, BufReader::new(supervisor), &mut send);
     if let Err(cause) = result {
         let reason =
-            format!("the torchrun at {}:{} stopped answering: {cause}", place.master_address, place.master_port);
+            format!("the torchrun at {}:{} stopped answering: {cause}", member.master_address, member.master_port);
         // The supervisor may be gone already; then nobody needs to be told.
-        let _ = say(&FromCoordinator::Fail { reason, failures: Vec::new() });
+        let _ = send(&FromCoordinator::Fail { reason, failures: Vec::new() });
     }
 }
 
-fn take_part(
+fn run_member(
     client: &mut Client,
-    place: &Place,
+    member: &TorchrunMember,
     supervisor: impl BufRead,
-    say: &mut impl FnMut(&FromCoordinator) -> io::Result<()>,
+    send: &mut impl FnMut(&FromCoordinator) -> io::Result<()>,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let prefix = format!("{}/torchelastic", place.run_id);
+    let prefix = format!("{}/torchelastic", member.run_id);
     // torchrun's node 0 waits until every node has counted itself here.
     client.add(Key::raw("init/"), 1)?;
     let mut restarts = 0;
-    say(&start(client, place, &prefix, restarts)?)?;
+    send(&start(client, member, &prefix, restarts)?)?;
     for line in supervisor.lines() {
         match serde_json::from_str(&line?)? {
-            ToCoordinator::Failed(failure) if restarts < place.max_restarts => {
+            ToCoordinator::Failed(failure) if restarts < member.max_restarts => {
                 restarts += 1;
-                say(&FromCoordinator::Stop {
-                    reason: format!("{}; restart {restarts} of {}", failure.describe(), place.max_restarts),
+                send(&FromCoordinator::Stop {
+                    reason: format!("{}; restart {restarts} of {}", failure.describe(), member.max_restarts),
                     at_once: false,
                 })?;
             }
             ToCoordinator::Failed(failure) => {
                 let reason = format!("{}; no restarts are left", failure.describe());
                 let failures: Vec<Failure> = vec![*failure];
-                say(&FromCoordinator::Fail { reason, failures })?;
+                send(&FromCoordinator::Fail { reason, failures })?;
             }
-            ToCoordinator::Stopped {} => say(&start(client, place, &prefix, restarts)?)?,
+            ToCoordinator::Stopped {} => send(&start(client, member, &prefix, restarts)?)?,
             ToCoordinator::Finished {} => {
                 // Once our workers are done, whatever happens to the barrier is no failure of ours.
-                let _ = exit_barrier(client, place, &prefix);
-                say(&FromCoordinator::Complete {})?;
+                let _ = exit_barrier(client, member, &prefix);
+                send(&FromCoordinator::Complete {})?;
             }
             ToCoordinator::Leaving { .. } => return Ok(()),
             // Said to coordinators of ours alone.
             ToCoordinator::Hello(_)
             | ToCoordinator::Started {}
             | ToCoordinator::Draining { .. }
-            | ToCoordinator::Parting { .. }
+            | ToCoordinator::Disconnecting { .. }
             | ToCoordinator::Ping { .. }
             | ToCoordinator::Lead(_)
-            | ToCoordinator::Contact(_)
-            | ToCoordinator::Scouted(_) => {}
+            | ToCoordinator::LeaderQuery(_)
+            | ToCoordinator::ProbeReport(_) => {}
         }
     }
     Ok(())
@@ -228,39 +269,39 @@ fn take_part(
 
 fn start(
     client: &mut Client,
-    place: &Place,
+    member: &TorchrunMember,
     prefix: &str,
     restarts: u32,
 ) -> Result<FromCoordinator, Box<dyn std::error::Error>> {
-    let info = RoleInfo { role: place.role.clone(), rank: place.node_rank, local_world_size: place.workers };
-    client.set(format!("{prefix}/role_info/{}", place.node_rank).as_str(), &serde_json::to_vec(&info)?)?;
-    client.set_timeout(place.timeout);
-    let assigned = client.get(format!("{prefix}/assigned_ranks/{}", place.node_rank).as_str())?;
+    let info = RoleInfo { role: member.role.clone(), rank: member.node_rank, local_world_size: member.workers };
+    client.set(format!("{prefix}/role_info/{}", member.node_rank).as_str(), &serde_json::to_vec(&info)?)?;
+    client.set_timeout(member.timeout);
+    let assigned = client.get(format!("{prefix}/assigned_ranks/{}", member.node_rank).as_str())?;
     let [first_rank, world_size, first_role_rank, role_world_size]: [usize; 4] = serde_json::from_slice(&assigned)?;
     Ok(FromCoordinator::Start(Start {
         round: u64::from(restarts),
         restarts,
-        group_rank: place.node_rank,
-        group_world_size: place.nodes,
+        group_rank: member.node_rank,
+        group_world_size: member.nodes,
         first_rank,
         world_size,
         first_role_rank,
         role_world_size,
-        master_address: place.master_address.clone(),
-        master_port: place.master_port,
+        master_address: member.master_address.clone(),
+        master_port: member.master_port,
         launcher_serves_store: true,
         reason: None,
         changes: 0,
-        lineage: None,
+        epoch: None,
         secret: None,
     }))
 }
 
-fn exit_barrier(client: &mut Client, place: &Place, prefix: &str) -> Result<(), instep_store::Error> {
+fn exit_barrier(client: &mut Client, member: &TorchrunMember, prefix: &str) -> Result<(), instep_store::Error> {
     let state = format!("{prefix}/agent/terminal_state");
     let arrived = client.add(format!("{state}/num_members").as_str(), 1)?;
     let last = format!("{state}/last_member");
-    if usize::try_from(arrived).is_ok_and(|arrived| arrived >= place.nodes) {
+    if usize::try_from(arrived).is_ok_and(|arrived| arrived >= member.nodes) {
         return client.set(last.as_str(), b"<val_ignored>");
     }
     client.set_timeout(EXIT_BARRIER);

@@ -9,7 +9,7 @@
 //! where a spare is to stop (a wrapper might drop `PYTHONPATH`) are spares made, which carry the user's command line.
 //!
 //! Trouble is reported once. Modules that cannot be imported end the whole attempt to keep spares; a spare that dies
-//! otherwise is made again, [`MOST_DEATHS`] times for each slot.
+//! otherwise is made again, [`MAX_DEATHS`] times for each slot.
 
 mod archive;
 pub(crate) mod priority;
@@ -23,26 +23,26 @@ use nix::poll::{PollFd, PollFlags};
 use crate::console::{Console, Note};
 use crate::control::Start;
 use crate::plan::Plan;
-use crate::spares::priority::Lowering;
-use crate::spares::spare::{News, Recipe, Spare, quiet_streams};
+use crate::spares::priority::LoweredPriority;
+use crate::spares::spare::{Spare, SpareMessage, SpareSettings, quiet_streams};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Spawn, Worker};
-use crate::workers::spawn::prepare;
+use crate::workers::spawn::worker_spawn;
 
 /// How long workers have the machine to themselves after a start.
 const SETTLE: Duration = Duration::from_secs(2);
 /// How long imports may take: a spare that hangs must not hold up the others for ever.
-const PATIENCE: Duration = Duration::from_secs(600);
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often a slot's spare may die before no more are made for it.
-const MOST_DEATHS: u32 = 3;
+const MAX_DEATHS: u32 = 3;
 
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     slots: Vec<Slot>,
     /// The one that is being made; its place in `slots`, or the proof.
-    making: Option<Making>,
-    recipe: Option<Recipe>,
+    preparing: Option<PreparingSpare>,
+    settings: Option<SpareSettings>,
     proven: bool,
     /// The round in which spares are made, and since when they may be.
     round: Option<u64>,
@@ -50,8 +50,8 @@ pub(crate) struct Spares {
     /// Some worker of the round had no spare.
     cold: bool,
     /// How long it took to make the last spare.
-    making_took: Duration,
-    noticed: bool,
+    preparation_time: Duration,
+    has_messages: bool,
 }
 
 #[derive(Debug, Default)]
@@ -61,13 +61,13 @@ struct Slot {
 }
 
 impl Slot {
-    fn wants_one(&self) -> bool {
-        self.ready.is_none() && self.deaths < MOST_DEATHS
+    fn needs_spare(&self) -> bool {
+        self.ready.is_none() && self.deaths < MAX_DEATHS
     }
 }
 
 #[derive(Debug)]
-struct Making {
+struct PreparingSpare {
     spare: Spare,
     /// `None` for the proof.
     slot: Option<usize>,
@@ -84,21 +84,21 @@ impl Spares {
         Spares { slots: (0..slots).map(|_| Slot::default()).collect(), ..Spares::default() }
     }
 
-    /// What to poll; [`Spares::notice`] if there is something.
+    /// What to poll; [`Spares::mark_readable`] if there is something.
     pub(crate) fn sources(&self) -> impl Iterator<Item = PollFd<'_>> {
         let waiting = self.slots.iter().filter_map(|slot| slot.ready.as_ref());
-        let making = self.making.as_ref().map(|making| &making.spare);
-        waiting.chain(making).flat_map(Spare::sources).map(|source| PollFd::new(source, PollFlags::POLLIN))
+        let preparing = self.preparing.as_ref().map(|preparing| &preparing.spare);
+        waiting.chain(preparing).flat_map(Spare::sources).map(|source| PollFd::new(source, PollFlags::POLLIN))
     }
 
     /// A spare has something to say, which the next turn will take.
-    pub(crate) fn notice(&mut self) {
-        self.noticed = true;
+    pub(crate) fn mark_readable(&mut self) {
+        self.has_messages = true;
     }
 
     /// When the next turn is due.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        let patience = self.making.as_ref().map(|making| making.since + PATIENCE);
+        let patience = self.preparing.as_ref().map(|preparing| preparing.since + IMPORT_TIMEOUT);
         [self.due, patience].into_iter().flatten().min()
     }
 
@@ -123,7 +123,7 @@ impl Spares {
     }
 
     /// Does what is due. `running` is the round whose workers run, if they do.
-    pub(crate) fn turn(
+    pub(crate) fn poll(
         &mut self,
         plan: &Plan,
         running: Option<&Start>,
@@ -134,7 +134,7 @@ impl Spares {
         if self.slots.is_empty() {
             return;
         }
-        self.hear(guardian, console);
+        self.handle_messages(guardian, console);
         let Some(start) = running else {
             self.round = None;
             self.due = None;
@@ -144,7 +144,7 @@ impl Spares {
         let now = Instant::now();
         if self.round != Some(start.round) {
             self.round = Some(start.round);
-            let imports = if std::mem::take(&mut self.cold) { self.making_took } else { Duration::ZERO };
+            let imports = if std::mem::take(&mut self.cold) { self.preparation_time } else { Duration::ZERO };
             self.due = Some(now + SETTLE + imports);
             self.hold(true);
         }
@@ -153,11 +153,11 @@ impl Spares {
         }
         self.due = None;
         self.hold(false);
-        if self.making.as_ref().is_some_and(|making| making.since.elapsed() > PATIENCE) {
+        if self.preparing.as_ref().is_some_and(|preparing| preparing.since.elapsed() > IMPORT_TIMEOUT) {
             self.give_up(guardian, console, "its imports have not ended for 10 minutes");
         }
-        if self.making.is_none()
-            && let Err(cause) = self.make_next(plan, start, guardian, file_limit)
+        if self.preparing.is_none()
+            && let Err(cause) = self.prepare_next(plan, start, guardian, file_limit)
         {
             self.give_up(guardian, console, &cause.to_string());
         }
@@ -165,64 +165,64 @@ impl Spares {
 
     /// Ends all of them.
     pub(crate) fn end(&mut self, guardian: &mut Guardian) {
-        let making = self.making.take().map(|making| making.spare);
+        let preparing = self.preparing.take().map(|preparing| preparing.spare);
         let ready = std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.ready);
-        let all: Vec<Spare> = ready.chain(making).collect();
+        let all: Vec<Spare> = ready.chain(preparing).collect();
         all.iter().for_each(Spare::kill);
         all.into_iter().for_each(|spare| spare.end(guardian));
     }
 
     fn hold(&mut self, held: bool) {
-        if let Some(making) = self.making.as_mut().filter(|making| making.held != held) {
-            making.held = held;
-            making.worked += if held { making.since.elapsed() } else { Duration::ZERO };
-            making.since = Instant::now();
-            making.spare.hold(held);
+        if let Some(preparing) = self.preparing.as_mut().filter(|preparing| preparing.held != held) {
+            preparing.held = held;
+            preparing.worked += if held { preparing.since.elapsed() } else { Duration::ZERO };
+            preparing.since = Instant::now();
+            preparing.spare.hold(held);
         }
     }
 
     /// Takes what spares have said.
-    fn hear(&mut self, guardian: &mut Guardian, console: &mut dyn Console) {
-        if !std::mem::take(&mut self.noticed) {
+    fn handle_messages(&mut self, guardian: &mut Guardian, console: &mut dyn Console) {
+        if !std::mem::take(&mut self.has_messages) {
             return;
         }
         for index in 0..self.slots.len() {
-            let news = self.slots[index].ready.as_mut().and_then(Spare::news);
-            if let Some(News::Failed(why)) = news
+            let message = self.slots[index].ready.as_mut().and_then(Spare::message);
+            if let Some(SpareMessage::Failed(why)) = message
                 && let Some(spare) = self.slots[index].ready.take()
             {
                 spare.end(guardian);
                 self.died(index, &why, console);
             }
         }
-        let Some(making) = &mut self.making else { return };
-        match (making.spare.news(), making.slot) {
+        let Some(preparing) = &mut self.preparing else { return };
+        match (preparing.spare.message(), preparing.slot) {
             (None, _) => {}
-            (Some(News::Here), Some(_)) => {
-                if let Err(cause) = making.spare.go() {
+            (Some(SpareMessage::Here), Some(_)) => {
+                if let Err(cause) = preparing.spare.go() {
                     self.give_up(guardian, console, &cause.to_string());
                 }
             }
-            (Some(News::Ready), Some(slot)) => {
-                if let Some(making) = self.making.take() {
-                    self.making_took = making.worked + making.since.elapsed();
-                    self.slots[slot].ready = Some(making.spare);
+            (Some(SpareMessage::Ready), Some(slot)) => {
+                if let Some(preparing) = self.preparing.take() {
+                    self.preparation_time = preparing.worked + preparing.since.elapsed();
+                    self.slots[slot].ready = Some(preparing.spare);
                 }
                 self.announce(console);
             }
-            (Some(News::Here | News::Ready), None) => {
+            (Some(SpareMessage::Here | SpareMessage::Ready), None) => {
                 self.proven = true;
-                if let Some(making) = self.making.take() {
-                    making.spare.end(guardian);
+                if let Some(preparing) = self.preparing.take() {
+                    preparing.spare.end(guardian);
                 }
             }
-            (Some(News::Failed(_)), None) => self.give_up(
+            (Some(SpareMessage::Failed(_)), None) => self.give_up(
                 guardian,
                 console,
                 "the interpreter takes nothing from PYTHONPATH (a wrapper, or isolated from its environment?)",
             ),
-            (Some(News::Failed(why)), Some(slot)) => {
-                let spare = self.making.take().map(|making| making.spare);
+            (Some(SpareMessage::Failed(why)), Some(slot)) => {
+                let spare = self.preparing.take().map(|preparing| preparing.spare);
                 spare.into_iter().for_each(|spare| spare.end(guardian));
                 if why.starts_with("cannot import") {
                     self.give_up(guardian, console, &why);
@@ -235,7 +235,7 @@ impl Spares {
 
     /// Says when the last spare has become ready: from now on a restart is a warm one.
     fn announce(&self, console: &mut dyn Console) {
-        if self.slots.iter().any(Slot::wants_one) {
+        if self.slots.iter().any(Slot::needs_spare) {
             return;
         }
         let spares = match self.slots.iter().filter(|slot| slot.ready.is_some()).count() {
@@ -248,8 +248,8 @@ impl Spares {
     fn died(&mut self, slot: usize, why: &str, console: &mut dyn Console) {
         self.slots[slot].deaths += 1;
         let deaths = self.slots[slot].deaths;
-        if deaths == 1 || deaths == MOST_DEATHS {
-            let then = if deaths < MOST_DEATHS { "another is made" } else { "no more are made for this rank" };
+        if deaths == 1 || deaths == MAX_DEATHS {
+            let then = if deaths < MAX_DEATHS { "another is made" } else { "no more are made for this rank" };
             let text = format!("the spare interpreter of local rank {slot} is lost, {then}: {why}");
             console.note(Note::Warning(text));
         }
@@ -261,29 +261,30 @@ impl Spares {
         console.note(Note::Warning(format!("--preload has no effect, restarts begin cold: {why}")));
     }
 
-    fn make_next(
+    fn prepare_next(
         &mut self,
         plan: &Plan,
         start: &Start,
         guardian: &mut Guardian,
         file_limit: FileLimit,
     ) -> std::io::Result<()> {
-        let Some(slot) = self.slots.iter().position(Slot::wants_one) else { return Ok(()) };
-        if self.recipe.is_none() {
+        let Some(slot) = self.slots.iter().position(Slot::needs_spare) else { return Ok(()) };
+        if self.settings.is_none() {
             let script = plan.script.as_ref().map(|script| script.as_os_str());
-            self.recipe = Some(Recipe::new(&plan.preload, script, Lowering::find())?);
+            self.settings = Some(SpareSettings::new(&plan.preload, script, LoweredPriority::find())?);
         }
-        let Some(recipe) = &self.recipe else { return Ok(()) };
+        let Some(settings) = &self.settings else { return Ok(()) };
         let (reader, streams) = quiet_streams(&plan.logs, slot)?;
-        let prepared = prepare(plan, start, slot, None, guardian, file_limit, streams);
+        let prepared = worker_spawn(plan, start, slot, None, guardian, file_limit, streams);
         let mut spawn = prepared.map_err(std::io::Error::other)?;
         if !self.proven {
             spawn.command.truncate(1);
             spawn.command.extend(["-c", "pass"].map(Into::into));
         }
-        let spare = Spare::start(recipe, slot, spawn, reader)?;
+        let spare = Spare::start(settings, slot, spawn, reader)?;
         let slot = self.proven.then_some(slot);
-        self.making = Some(Making { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });
+        self.preparing =
+            Some(PreparingSpare { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });
         Ok(())
     }
 }

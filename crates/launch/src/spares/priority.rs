@@ -14,21 +14,21 @@ const LOWEST: i32 = 19;
 
 /// How a spare may be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lowering {
+pub(crate) struct LoweredPriority {
     /// While it imports.
     pub(crate) low: i32,
     /// What it returns to.
     pub(crate) own: i32,
 }
 
-impl Lowering {
+impl LoweredPriority {
     /// Finds out by trying, on a thread of its own: priorities belong to threads.
-    pub(crate) fn find() -> Option<Lowering> {
+    pub(crate) fn find() -> Option<LoweredPriority> {
         let tried = std::thread::spawn(|| {
             let own = current()?;
             let low = (own + LOWER_BY).min(LOWEST);
             set(low)?;
-            set(own).map(|()| Lowering { low, own })
+            set(own).map(|()| LoweredPriority { low, own })
         });
         tried.join().ok()?.ok()
     }
@@ -57,13 +57,13 @@ pub(crate) fn set(nice: i32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lowering, current};
+    use super::{LoweredPriority, current};
 
     #[test]
     fn looking_changes_nothing() {
         let before = current().expect("every thread has a priority");
-        if let Some(lowering) = Lowering::find() {
-            assert_eq!(lowering.own, before);
+        if let Some(lowered_priority) = LoweredPriority::find() {
+            assert_eq!(lowered_priority.own, before);
         }
         assert_eq!(current().expect("still"), before);
     }

@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 
 use crate::output::logs::{LogBase, LogPolicy, Stream};
 use crate::spares::archive;
-use crate::spares::priority::Lowering;
+use crate::spares::priority::LoweredPriority;
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{SPARE_LIMITS, SpareStart, Spawn, Worker};
 
@@ -37,20 +37,24 @@ const KEPT_BYTES: usize = 4096;
 
 /// What all spares of a run have in common.
 #[derive(Debug)]
-pub(crate) struct Recipe {
+pub(crate) struct SpareSettings {
     modules: String,
     /// Absent with `-m`.
     script: Option<OsString>,
-    lowering: Option<Lowering>,
+    lowered_priority: Option<LoweredPriority>,
     archive: OwnedFd,
 }
 
-impl Recipe {
-    pub(crate) fn new(modules: &[String], script: Option<&OsStr>, lowering: Option<Lowering>) -> io::Result<Recipe> {
+impl SpareSettings {
+    pub(crate) fn new(
+        modules: &[String],
+        script: Option<&OsStr>,
+        lowered_priority: Option<LoweredPriority>,
+    ) -> io::Result<SpareSettings> {
         let mut archive = File::from(memfd_create(c"instep-spare", MFdFlags::MFD_CLOEXEC)?);
         archive.write_all(&archive::of_one_file(PROGRAM_NAME, PROGRAM.as_bytes()))?;
         let script = script.map(OsStr::to_owned);
-        Ok(Recipe { modules: modules.join(","), script, lowering, archive: archive.into() })
+        Ok(SpareSettings { modules: modules.join(","), script, lowered_priority, archive: archive.into() })
     }
 
     /// Adds to a worker's variables what makes a spare of it.
@@ -63,7 +67,7 @@ impl Recipe {
             path.push(own);
         }
         variables.push((SEARCH_PATH, path));
-        let nice = self.lowering.map(|lowering| lowering.own.to_string()).unwrap_or_default();
+        let nice = self.lowered_priority.map(|lowered_priority| lowered_priority.own.to_string()).unwrap_or_default();
         let had_path = i32::from(own.is_some());
         let mut settings =
             OsString::from(format!("{}:{archive}:{nice}:{had_path}:{}:", channel.as_raw_fd(), self.modules));
@@ -74,7 +78,7 @@ impl Recipe {
 
 /// What a spare has to say.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum SpareMessage {
     /// It waits where it is to wait, and may begin to import.
     Here,
     /// It has imported everything and can be woken.
@@ -94,12 +98,20 @@ pub(crate) struct Spare {
 
 impl Spare {
     /// Starts one. `spawn` is that of a worker of this slot, except that both of its streams lead to `output`.
-    pub(crate) fn start(recipe: &Recipe, local_rank: usize, mut spawn: Spawn, output: OwnedFd) -> io::Result<Spare> {
+    pub(crate) fn start(
+        settings: &SpareSettings,
+        local_rank: usize,
+        mut spawn: Spawn,
+        output: OwnedFd,
+    ) -> io::Result<Spare> {
         let close = SockFlag::SOCK_CLOEXEC;
         let (channel, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, close)?;
-        recipe.add_to(&mut spawn.variables, theirs.as_fd());
-        let inherited = vec![theirs.as_raw_fd(), recipe.archive.as_raw_fd()];
-        spawn.spare = Some(SpareStart { inherited, nice: recipe.lowering.map(|lowering| lowering.low) });
+        settings.add_to(&mut spawn.variables, theirs.as_fd());
+        let inherited = vec![theirs.as_raw_fd(), settings.archive.as_raw_fd()];
+        spawn.spare = Some(SpareStart {
+            inherited,
+            nice: settings.lowered_priority.map(|lowered_priority| lowered_priority.low),
+        });
         let worker = Worker::start(0, local_rank, spawn)?;
         Ok(Spare { worker, channel, output: File::from(output), printed: Vec::new() })
     }
@@ -110,19 +122,19 @@ impl Spare {
     }
 
     /// What it has said since the last call; never waits.
-    pub(crate) fn news(&mut self) -> Option<News> {
+    pub(crate) fn message(&mut self) -> Option<SpareMessage> {
         self.take_output();
         let mut message = [0; LONGEST_MESSAGE];
         let text = match recv(self.channel.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) => return Some(News::Failed(self.how_it_ended())),
+            Ok(0) => return Some(SpareMessage::Failed(self.how_it_ended())),
             Ok(length) => String::from_utf8_lossy(&message[..length]).into_owned(),
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => return None,
-            Err(cause) => return Some(News::Failed(cause.to_string())),
+            Err(cause) => return Some(SpareMessage::Failed(cause.to_string())),
         };
         match text.as_str() {
-            "here" => Some(News::Here),
-            "ready" => Some(News::Ready),
-            other => Some(News::Failed(other.strip_prefix("failed ").unwrap_or(other).to_owned())),
+            "here" => Some(SpareMessage::Here),
+            "ready" => Some(SpareMessage::Ready),
+            other => Some(SpareMessage::Failed(other.strip_prefix("failed ").unwrap_or(other).to_owned())),
         }
     }
 

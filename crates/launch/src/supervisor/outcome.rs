@@ -11,10 +11,10 @@ use crate::failure::{self, Failure};
 
 /// How a run ended.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Outcome {
     /// All ranks on all nodes ended with 0.
     pub success: bool,
-    /// Why not.
     pub reason: Option<String>,
     /// The signal that ended it.
     pub signal: Option<Signal>,
@@ -23,7 +23,6 @@ pub struct Outcome {
     pub failures: Vec<Failure>,
     /// Who caused the end.
     pub cause: Option<Cause>,
-    /// Rounds started.
     pub rounds: u64,
     /// Restarts spent.
     pub restarts: u32,

@@ -54,11 +54,11 @@ pub struct JobFacts {
 
 /// Why a worker's environment cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum EnvironmentError {
     /// `--virtual-local-rank` with more workers than devices.
     #[error("local rank {local_rank} has no device: {variable}={devices}")]
     NoDevice {
-        /// Whose.
         local_rank: usize,
         /// Which list was used.
         variable: &'static str,
@@ -181,7 +181,7 @@ mod tests {
             launcher_serves_store: true,
             reason: None,
             changes: 0,
-            lineage: None,
+            epoch: None,
             secret: None,
         }
     }

@@ -14,7 +14,7 @@ use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Spawn};
 
 /// Everything that the worker of a slot is started with.
-pub(crate) fn prepare(
+pub(crate) fn worker_spawn(
     plan: &Plan,
     start: &Start,
     local_rank: usize,

@@ -1,17 +1,17 @@
 //! Texts as torch 2.15 and the backend instep print them.
 
-use super::{Blame, Kind, exceptions, of_abort, of_exceptions, of_text};
+use super::{Blame, BlameKind, exceptions, of_abort, of_exceptions, of_text};
 use proptest::prelude::{any, proptest};
 
 const GLOO: &str = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp";
 
-fn blame(kind: Kind, ranks: &[usize], operation: Option<&str>) -> Option<Blame> {
+fn blame(kind: BlameKind, ranks: &[usize], operation: Option<&str>) -> Option<Blame> {
     Some(Blame { kind, ranks: ranks.to_vec(), operation: operation.map(str::to_owned) })
 }
 
 #[test]
 fn texts_that_are_consequences_say_of_whom_as_far_as_they_know() {
-    let (lost, late, other) = (Kind::Lost, Kind::Late, Kind::Disagreement);
+    let (lost, late, other) = (BlameKind::Lost, BlameKind::Late, BlameKind::Disagreement);
     let closed =
         format!("{GLOO}/pair.cc:561] Connection closed by peer [127.0.0.1]:12206. This is typically caused by");
     let reset =
@@ -132,7 +132,7 @@ fn the_last_traceback_counts_and_its_first_exception_decides() {
         "instep.errors.PeerLost: lost rank 1 on n during barrier (operation 5): its process ended, noticed by rank 0";
     let frames = "Traceback (most recent call last):\n  File \"t.py\", line 3, in <module>\n    f()\n    ^^^\n";
     let chained = "\nDuring handling of the above exception, another exception occurred:\n\n";
-    let named = blame(Kind::Lost, &[1], Some("barrier"));
+    let named = blame(BlameKind::Lost, &[1], Some("barrier"));
 
     let (lines, found) = of_lines(&format!("{frames}{lost}\nhint: look\nbye\n"));
     assert_eq!((lines, found), (vec![lost.to_owned()], named.clone()));
@@ -153,7 +153,7 @@ fn the_last_traceback_counts_and_its_first_exception_decides() {
     let failed = "instep.errors.ConnectFailed: rank 0 waited 5 s for rank 1 of 2 to join the group";
     let direct = "\nThe above exception was the direct cause of the following exception:\n\n";
     let (_, found) = of_lines(&format!("{frames}{store}\n{direct}{frames}{failed}\n"));
-    assert_eq!(found, blame(Kind::Late, &[1], None), "the exception that names a rank is the one to believe");
+    assert_eq!(found, blame(BlameKind::Late, &[1], None), "the exception that names a rank is the one to believe");
 }
 
 #[test]
@@ -161,10 +161,10 @@ fn an_abort_is_a_consequence_if_the_lines_before_it_say_so() {
     let of = |text: &str| of_abort(&text.lines().map(str::to_owned).collect::<Vec<_>>(), 0);
     let enforced = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at \
                     /p/third_party/gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 668 vs 8.";
-    assert_eq!(of(enforced), blame(Kind::Disagreement, &[], None));
+    assert_eq!(of(enforced), blame(BlameKind::Disagreement, &[], None));
     let watchdog = "[rank0]:[E1116 22:00:00.1 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation timeout: \
                     WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=5000) ran for 5012 milliseconds before timing out.";
-    assert_eq!(of(watchdog), blame(Kind::Late, &[], None));
+    assert_eq!(of(watchdog), blame(BlameKind::Late, &[], None));
     assert_eq!(of("Assertion `x > 0' failed."), None);
 }
 

@@ -1,7 +1,7 @@
 //! The cause of a round's end as a table of cases, in every order in which the ends can arrive.
 
 use super::{Cause, Round, WorkerEnd, root_cause};
-use crate::failure::blame::{Blame, Kind};
+use crate::failure::blame::{Blame, BlameKind};
 
 fn end(rank: usize, time: f64) -> WorkerEnd {
     WorkerEnd { rank, success: false, time, stopped: false, after_stop: false, blame: None }
@@ -17,16 +17,16 @@ fn stopped(rank: usize, time: f64) -> WorkerEnd {
     WorkerEnd { stopped: true, after_stop: true, ..end(rank, time) }
 }
 
-fn blames(rank: usize, time: f64, kind: Kind, ranks: &[usize]) -> WorkerEnd {
+fn blames(rank: usize, time: f64, kind: BlameKind, ranks: &[usize]) -> WorkerEnd {
     WorkerEnd { blame: Some(Blame { kind, ranks: ranks.to_vec(), operation: None }), ..end(rank, time) }
 }
 
 fn lost(rank: usize, time: f64, ranks: &[usize]) -> WorkerEnd {
-    blames(rank, time, Kind::Lost, ranks)
+    blames(rank, time, BlameKind::Lost, ranks)
 }
 
 fn late(rank: usize, time: f64, ranks: &[usize]) -> WorkerEnd {
-    blames(rank, time, Kind::Late, ranks)
+    blames(rank, time, BlameKind::Late, ranks)
 }
 
 /// All orders of so few ends, and some of many.
@@ -44,7 +44,7 @@ fn orders(ends: &[WorkerEnd]) -> Vec<Vec<WorkerEnd>> {
 
 /// Whom the decision names, in any order of arrival: `None` for unknown.
 fn named(ends: &[WorkerEnd], world_size: usize) -> Option<usize> {
-    let round = Round { world_size, last_word: true };
+    let round = Round { world_size, is_final: true };
     let mut verdicts = orders(ends).into_iter().map(|order| root_cause(&order, round).expect("somebody failed"));
     let first = verdicts.next().expect("an order");
     verdicts.for_each(|verdict| assert_eq!(verdict, first, "it depends on the order: {ends:?}"));
@@ -85,11 +85,16 @@ fn the_rank_that_failed_by_itself_is_named_whoever_was_seen_first() {
         ("another node, on gloo", vec![lost(0, 1.0, nobody), lost(1, 1.1, nobody)], 4, None),
         (
             "they disagree",
-            vec![blames(0, 1.0, Kind::Disagreement, &[0, 1]), blames(1, 1.0, Kind::Disagreement, &[0, 1])],
+            vec![blames(0, 1.0, BlameKind::Disagreement, &[0, 1]), blames(1, 1.0, BlameKind::Disagreement, &[0, 1])],
             2,
             Some(0),
         ),
-        ("they disagree, on gloo", vec![lost(0, 2.0, nobody), blames(1, 1.0, Kind::Disagreement, nobody)], 2, None),
+        (
+            "they disagree, on gloo",
+            vec![lost(0, 2.0, nobody), blames(1, 1.0, BlameKind::Disagreement, nobody)],
+            2,
+            None,
+        ),
     ];
     for (name, ends, world_size, expected) in cases {
         assert_eq!(named(&ends, world_size), expected, "{name}");
@@ -116,7 +121,7 @@ fn in_worlds_of_any_size_each_rank_can_be_the_cause() {
 #[test]
 fn a_decision_waits_only_for_what_can_change_it() {
     let wait =
-        |ends: &[WorkerEnd], world_size: usize| root_cause(ends, Round { world_size, last_word: false }).is_none();
+        |ends: &[WorkerEnd], world_size: usize| root_cause(ends, Round { world_size, is_final: false }).is_none();
     assert!(!wait(&[end(0, 1.0)], 2), "it failed by itself");
     assert!(wait(&[lost(0, 1.0, &[1])], 2), "rank 1 is about to end");
     assert!(!wait(&[lost(0, 1.0, &[1]), left(1, 0.5)], 3), "rank 1 has ended");
@@ -131,9 +136,9 @@ fn a_decision_waits_only_for_what_can_change_it() {
 
 #[test]
 fn what_is_known_of_the_wait_is_kept() {
-    let blame = Blame { kind: Kind::Lost, ranks: vec![1], operation: Some("all_reduce".to_owned()) };
+    let blame = Blame { kind: BlameKind::Lost, ranks: vec![1], operation: Some("all_reduce".to_owned()) };
     let ends = [left(1, 0.5), WorkerEnd { blame: Some(blame), ..end(0, 1.0) }];
-    let cause = root_cause(&ends, Round { world_size: 2, last_word: false });
+    let cause = root_cause(&ends, Round { world_size: 2, is_final: false });
     let operation = Some("all_reduce".to_owned());
-    assert_eq!(cause, Some(Cause::Absent { ranks: vec![1], waiting: 0, kind: Kind::Lost, operation }));
+    assert_eq!(cause, Some(Cause::Absent { ranks: vec![1], waiting: 0, kind: BlameKind::Lost, operation }));
 }

@@ -16,7 +16,7 @@ type Key = Arc<[u8]>;
 type Ticket = u64;
 
 #[derive(Debug, Default)]
-pub(crate) struct Space {
+pub(crate) struct KeySpace {
     /// Connected clients of this generation; kept by `State`.
     pub(crate) clients: usize,
     values: HashMap<Key, Value>,
@@ -36,7 +36,7 @@ enum Wait {
     Barrier { ticket: Ticket, world_size: i64, key: Key },
 }
 
-impl Space {
+impl KeySpace {
     pub(crate) fn handle(
         &mut self,
         client: ClientId,
@@ -356,5 +356,5 @@ fn leading_number(bytes: &[u8]) -> Option<i64> {
 }
 
 #[cfg(test)]
-#[path = "space_tests.rs"]
+#[path = "key_space_tests.rs"]
 mod tests;

@@ -10,17 +10,17 @@ const MOST_NAMES: usize = 8;
 
 /// What the validations of a search have had so far.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(super) struct Sightings {
+pub(super) struct SeenMetrics {
     /// The searcher's metric was among them.
     pub metric: bool,
     /// The names of others.
     others: BTreeSet<String>,
 }
 
-impl Sightings {
+impl SeenMetrics {
     /// A search that was stored before this was remembered gets the benefit of the doubt.
-    pub(super) fn of_an_earlier_version() -> Sightings {
-        Sightings { metric: true, others: BTreeSet::new() }
+    pub(super) fn of_an_earlier_version() -> SeenMetrics {
+        SeenMetrics { metric: true, others: BTreeSet::new() }
     }
 
     /// A validation.
@@ -36,7 +36,7 @@ impl Sightings {
     }
 
     /// Why a search that is over has failed.
-    pub(super) fn verdict(&self, metric: &str) -> String {
+    pub(super) fn failure_reason(&self, metric: &str) -> String {
         let names = list(self.others.iter());
         format!("no trial reported `{metric}`, which searcher.metric names: the trials {names}\n{}", hint(metric))
     }

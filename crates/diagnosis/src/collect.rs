@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep_recorder::{Snapshot, ask, folder, process};
+use instep_recorder::{Snapshot, folder, process, stack_request};
 
 use crate::dump;
 use crate::evidence::{Condition, Evidence, Stacks};
@@ -17,15 +17,15 @@ use crate::stacks;
 /// How long a process may take to say what it does: a second to get the interpreter, and then some.
 const ANSWER_WITHIN: Duration = Duration::from_millis(2500);
 /// How often those without records are looked at, and the time between: ranks that wait for each other do so all the time.
-const LOOKS: usize = 3;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+const READ_ATTEMPTS: usize = 3;
+const READ_PAUSE: Duration = Duration::from_millis(500);
 /// A script that is longer is not looked into.
 const LONGEST_SCRIPT: u64 = 4 << 20;
 /// Characters of a line that are shown.
 const LONGEST_LINE: usize = 100;
 
 /// A rank, and where its records are.
-struct Found {
+struct Collected {
     evidence: Evidence,
     records: Option<PathBuf>,
     /// The launcher started this process itself.
@@ -35,22 +35,22 @@ struct Found {
 }
 
 /// What is known of all ranks in these folders; without stacks nobody is asked anything.
-pub fn gather(folders: &[PathBuf], with_stacks: bool) -> Vec<Evidence> {
-    let mut found: BTreeMap<(Option<u32>, u32), Found> = BTreeMap::new();
+pub fn collect(folders: &[PathBuf], with_stacks: bool) -> Vec<Evidence> {
+    let mut found: BTreeMap<(Option<u32>, u32), Collected> = BTreeMap::new();
     for folder in folders {
         for one in in_folder(folder) {
             found.insert((one.evidence.rank, one.evidence.process), one);
         }
     }
-    let mut found: Vec<Found> = found.into_values().collect();
+    let mut found: Vec<Collected> = found.into_values().collect();
     newest_of_each(&mut found);
     if with_stacks {
-        ask_all(&mut found);
+        request_stacks(&mut found);
     }
     found.into_iter().map(|one| one.evidence).collect()
 }
 
-fn in_folder(folder: &Path) -> Vec<Found> {
+fn in_folder(folder: &Path) -> Vec<Collected> {
     let job = Job::read(folder).unwrap_or_default();
     let readable = folder::records(folder).into_iter().filter_map(|path| Some((Snapshot::read(&path).ok()?, path)));
     // Those that the launcher ended are not dead by themselves.
@@ -58,7 +58,7 @@ fn in_folder(folder: &Path) -> Vec<Found> {
         Condition::Dead if job.failed.is_some() && job.failed != rank => Condition::Ended,
         other => other,
     };
-    let mut found: Vec<Found> = readable
+    let mut found: Vec<Collected> = readable
         .map(|(snapshot, path)| {
             let identity = &snapshot.identity;
             let condition = seen(identity.rank, condition(identity.process, identity.process_started, snapshot.ended));
@@ -68,7 +68,7 @@ fn in_folder(folder: &Path) -> Vec<Found> {
             let waits_in = process::waits_in(process);
             let evidence = Evidence { rank, host, process, condition, waits_in, records, stacks, still: false };
             let listed = job.workers.iter().any(|worker| worker.process == process);
-            Found { evidence, records: Some(path), listed, folder: folder.to_owned() }
+            Collected { evidence, records: Some(path), listed, folder: folder.to_owned() }
         })
         .collect();
     for worker in &job.workers {
@@ -85,15 +85,15 @@ fn in_folder(folder: &Path) -> Vec<Found> {
                 stacks: Stacks::Unknown("nobody asked".to_owned()),
                 still: false,
             };
-            found.push(Found { evidence, records: None, listed: true, folder: folder.to_owned() });
+            found.push(Collected { evidence, records: None, listed: true, folder: folder.to_owned() });
         }
     }
     found
 }
 
 /// A rank that was started again counts as it is now. One that starts a job of its own is not what it starts.
-fn newest_of_each(found: &mut Vec<Found>) {
-    let age = |one: &Found| {
+fn newest_of_each(found: &mut Vec<Collected>) {
+    let age = |one: &Collected| {
         one.evidence.records.as_ref().map_or((0, 0), |records| (records.identity.incarnation, records.made.0))
     };
     found.sort_by_key(|one| (one.evidence.rank, !one.listed, std::cmp::Reverse(age(one))));
@@ -114,22 +114,23 @@ fn condition(process: u32, started: u64, ended: bool) -> Condition {
 }
 
 /// Asks everybody at once, then waits for all of them together.
-fn ask_all(found: &mut [Found]) {
+fn request_stacks(found: &mut [Collected]) {
     let deadline = Instant::now() + ANSWER_WITHIN;
     let requests: Vec<Option<u64>> = found
         .iter()
         .map(|one| match (&one.records, one.evidence.condition) {
-            (Some(path), Condition::Alive(_)) => ask::request(path).ok(),
+            (Some(path), Condition::Alive(_)) => stack_request::request(path).ok(),
             _ => None,
         })
         .collect();
     let outside_by = deadline + ANSWER_WITHIN;
-    ask_unrecorded(found);
+    request_unrecorded_stacks(found);
     for (one, request) in found.iter_mut().zip(requests) {
         if one.evidence.records.is_none() && one.evidence.stacks.main().is_some() {
             continue;
         }
-        let answer = one.records.as_ref().zip(request).map(|(path, number)| ask::answer(path, number, deadline));
+        let answer =
+            one.records.as_ref().zip(request).map(|(path, number)| stack_request::answer(path, number, deadline));
         one.evidence.stacks = match (one.evidence.condition, answer) {
             (Condition::Alive(_), Some(Some(text))) => understood(&text),
             (Condition::Alive(_), Some(None)) => outside(one.evidence.process, "it does not answer", outside_by),
@@ -140,13 +141,14 @@ fn ask_all(found: &mut [Found]) {
 }
 
 /// Asks those without records, by the signal that they are ready for: several times, to see who does not move.
-fn ask_unrecorded(found: &mut [Found]) {
-    let unrecorded = |one: &&mut Found| one.records.is_none() && matches!(one.evidence.condition, Condition::Alive(_));
-    for look in 0..LOOKS {
+fn request_unrecorded_stacks(found: &mut [Collected]) {
+    let unrecorded =
+        |one: &&mut Collected| one.records.is_none() && matches!(one.evidence.condition, Condition::Alive(_));
+    for look in 0..READ_ATTEMPTS {
         if look > 0 {
-            std::thread::sleep(BETWEEN_LOOKS);
+            std::thread::sleep(READ_PAUSE);
         }
-        let asked: Vec<(&mut Found, dump::Dump)> = found
+        let asked: Vec<(&mut Collected, dump::Dump)> = found
             .iter_mut()
             .filter(unrecorded)
             .filter_map(|one| dump::request(&one.folder, one.evidence.process).map(|dump| (one, dump)))
@@ -167,7 +169,7 @@ fn ask_unrecorded(found: &mut [Found]) {
 }
 
 fn understood(text: &str) -> Stacks {
-    match text.strip_prefix(ask::HELD) {
+    match text.strip_prefix(stack_request::HELD) {
         Some(dump) => Stacks::Known { threads: stacks::from_dump(dump), held: true },
         None => match stacks::from_json(text) {
             Some(threads) => Stacks::Known { threads, held: false },

@@ -36,11 +36,11 @@ pub(super) fn examine(evidence: &[Evidence], line: SourceLine<'_>) -> Option<Fin
         let place = inside.first().map(|(_, _, thread)| called(thread)).unwrap_or_default();
         return Some(finding(waiting, &place, causes));
     }
-    odd_one(&inside.iter().map(|(rank, _, thread)| (*rank, called(thread))).collect::<Vec<_>>())
+    outlier(&inside.iter().map(|(rank, _, thread)| (*rank, called(thread))).collect::<Vec<_>>())
 }
 
 /// All wait: those that wait in something else than most.
-fn odd_one(places: &[(u32, String)]) -> Option<Finding> {
+fn outlier(places: &[(u32, String)]) -> Option<Finding> {
     let count = |place: &str| places.iter().filter(|(_, other)| other == place).count();
     let (_, most) = places.iter().max_by_key(|(rank, place)| (count(place), std::cmp::Reverse(*rank)))?;
     let (with, without): (Vec<_>, Vec<_>) = places.iter().partition(|(_, place)| place == most);

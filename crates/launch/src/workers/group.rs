@@ -17,7 +17,7 @@ use crate::plan::Plan;
 use crate::spares::Spares;
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Worker};
-use crate::workers::spawn::prepare;
+use crate::workers::spawn::worker_spawn;
 
 /// The shell's exit codes for a command that is not there, or cannot be run.
 const EXIT_NOT_FOUND: i32 = 127;
@@ -27,7 +27,7 @@ const SHOWN_LINES: usize = 20;
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct WorkerGroup {
     pub(crate) start: Start,
     pub(crate) output: Output,
     workers: Vec<Worker>,
@@ -39,24 +39,24 @@ pub(crate) struct Attempt {
 
 /// Where workers come from.
 #[derive(Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct WorkerSource<'a> {
     /// Those that have imported ahead are used first.
     pub(crate) spares: &'a mut Spares,
     pub(crate) guardian: &'a mut Guardian,
     pub(crate) file_limit: FileLimit,
 }
 
-impl Attempt {
+impl WorkerGroup {
     /// Starts the workers. A worker that cannot be started is a failure like any other; those before it run.
-    pub(crate) fn begin(
+    pub(crate) fn start(
         plan: &Plan,
         start: Start,
         logs: &AttemptDirectory,
-        source: &mut Source<'_>,
+        source: &mut WorkerSource<'_>,
         console: &dyn Console,
-    ) -> std::io::Result<(Attempt, Option<Failure>)> {
+    ) -> std::io::Result<(WorkerGroup, Option<Failure>)> {
         let workers = plan.job.workers;
-        let mut attempt = Attempt {
+        let mut group = WorkerGroup {
             output: Output::new(&plan.logs, logs, workers)?,
             workers: Vec::with_capacity(workers),
             files: Vec::with_capacity(workers),
@@ -65,10 +65,10 @@ impl Attempt {
             start,
         };
         if plan.drill.is_some() {
-            attempt.output.follow_progress();
+            group.output.follow_progress();
         }
         for local_rank in 0..workers {
-            let rank = attempt.start.first_rank + local_rank;
+            let rank = group.start.first_rank + local_rank;
             let template = plan.logs.prefix_template.as_deref();
             let prefix = logs::line_prefix(
                 template,
@@ -77,13 +77,13 @@ impl Attempt {
                 rank,
                 &crate::rendezvous::endpoint::host_name(),
             );
-            attempt.files.push(logs.worker(&plan.logs, local_rank, &prefix));
-            match attempt.start_worker(plan, local_rank, 0, source, console) {
-                Ok(worker) => attempt.workers.push(worker),
-                Err(failure) => return Ok((attempt, Some(*failure))),
+            group.files.push(logs.worker(&plan.logs, local_rank, &prefix));
+            match group.start_worker(plan, local_rank, 0, source, console) {
+                Ok(worker) => group.workers.push(worker),
+                Err(failure) => return Ok((group, Some(*failure))),
             }
         }
-        Ok((attempt, None))
+        Ok((group, None))
     }
 
     /// Puts another worker in the place of one while the others run: same rank, next incarnation. What is left of the
@@ -93,7 +93,7 @@ impl Attempt {
         &mut self,
         plan: &Plan,
         local_rank: usize,
-        source: &mut Source<'_>,
+        source: &mut WorkerSource<'_>,
         console: &mut dyn Console,
     ) -> Result<(), Box<Failure>> {
         let old = &mut self.workers[local_rank];
@@ -117,7 +117,7 @@ impl Attempt {
         plan: &Plan,
         local_rank: usize,
         incarnation: u32,
-        source: &mut Source<'_>,
+        source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> Result<Worker, Box<Failure>> {
         let rank = self.start.first_rank + local_rank;
@@ -132,7 +132,7 @@ impl Attempt {
         rank: usize,
         local_rank: usize,
         incarnation: u32,
-        source: &mut Source<'_>,
+        source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> Result<Worker, (i32, String)> {
         let other = |cause: &dyn std::fmt::Display| (1, cause.to_string());
@@ -140,8 +140,9 @@ impl Attempt {
         let fresh = incarnation == 0;
         let streams = self.output.attach(rank, local_rank, files, fresh, console).map_err(|cause| other(&cause))?;
         let error_file = files.error_file.as_deref();
-        let spawn = prepare(plan, &self.start, local_rank, error_file, source.guardian, source.file_limit, streams)
-            .map_err(|cause| other(&cause))?;
+        let spawn =
+            worker_spawn(plan, &self.start, local_rank, error_file, source.guardian, source.file_limit, streams)
+                .map_err(|cause| other(&cause))?;
         if let Some(worker) = source.spares.take(rank, local_rank, &spawn, source.guardian) {
             return Ok(worker);
         }
@@ -202,7 +203,7 @@ impl Attempt {
     }
 
     /// What a drill does to the workers while they run, and learns from them.
-    pub(crate) fn undergo(&mut self, drill: &mut Drill, running: bool, console: &mut dyn Console) {
+    pub(crate) fn run_drill(&mut self, drill: &mut Drill, running: bool, console: &mut dyn Console) {
         if let Some((first, progress)) = self.output.progress() {
             drill.printed(first, progress);
         }
@@ -233,7 +234,7 @@ impl Attempt {
         let error_path: Option<PathBuf> = files.and_then(|files| files.error_file.clone()).filter(|path| path.exists());
         let error = error_path.as_deref().and_then(failure::read_error_file);
         let mut lines = files.map(|files| self.output.last_lines(local_rank, files)).unwrap_or_default();
-        let (found, blame) = failure::last_words(rank, exit, error.as_ref(), &lines);
+        let (found, blame) = failure::explain_exit(rank, exit, error.as_ref(), &lines);
         lines.drain(..lines.len().saturating_sub(SHOWN_LINES));
         let written = error.as_ref().and_then(|error| error.time);
         Failure {
@@ -262,7 +263,7 @@ fn seconds_since_1970() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attempt, Source};
+    use super::{WorkerGroup, WorkerSource};
     use crate::console::{Console, Note, Status};
     use crate::control::Start;
     use crate::output::logs::{RunDirectory, Stream};
@@ -327,17 +328,17 @@ mod tests {
             launcher_serves_store: true,
             reason: None,
             changes: 0,
-            lineage: None,
+            epoch: None,
             secret: None,
         }
     }
 
     /// Reads until so many lines have come.
-    fn hear(attempt: &mut Attempt, console: &mut Heard, lines: usize) {
+    fn hear(group: &mut WorkerGroup, console: &mut Heard, lines: usize) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while console.0.lines().count() < lines {
             assert!(Instant::now() < deadline, "heard only {}", console.0);
-            (0..2).for_each(|local_rank| attempt.output.drain(local_rank, console));
+            (0..2).for_each(|local_rank| group.output.drain(local_rank, console));
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -348,33 +349,33 @@ mod tests {
         let plan = plan(folder.path());
         let directory = RunDirectory::create(&plan.logs.base, "test").expect("a folder for logs");
         let logs = directory.attempt(0, 2).expect("folders for ranks");
-        let mut source = Source {
+        let mut source = WorkerSource {
             spares: &mut Spares::default(),
             guardian: &mut Guardian::absent().expect("a pipe"),
             file_limit: FileLimit::current().expect("a limit"),
         };
         let mut console = Heard::default();
-        let begun = Attempt::begin(&plan, start(), &logs, &mut source, &console).expect("begun");
-        let (mut attempt, failure) = begun;
+        let started = WorkerGroup::start(&plan, start(), &logs, &mut source, &console).expect("begun");
+        let (mut group, failure) = started;
         assert_eq!(failure, None);
-        hear(&mut attempt, &mut console, 2);
-        let before = attempt.alive_pids();
+        hear(&mut group, &mut console, 2);
+        let before = group.alive_pids();
 
-        attempt.replace(&plan, 1, &mut source, &mut console).expect("replaced");
-        hear(&mut attempt, &mut console, 3);
-        let after = attempt.alive_pids();
+        group.replace(&plan, 1, &mut source, &mut console).expect("replaced");
+        hear(&mut group, &mut console, 3);
+        let after = group.alive_pids();
         assert_eq!(after[0], before[0], "the other one is untouched");
         assert_ne!(after[1], before[1]);
-        assert_eq!(attempt.alive(), 2);
-        assert_eq!(attempt.workers[1].incarnation, 1);
-        assert!(attempt.ended(&mut console).is_empty(), "the end of the old one is no failure");
+        assert_eq!(group.alive(), 2);
+        assert_eq!(group.workers[1].incarnation, 1);
+        assert!(group.ended(&mut console).is_empty(), "the end of the old one is no failure");
         assert!(console.0.ends_with(&format!("rank 5 of 6 is {}\n", after[1])), "{}", console.0);
         assert!(!Path::new(&format!("/proc/{}", before[1])).exists(), "the old one is gone");
         let log = std::fs::read_to_string(attempt_log(folder.path())).expect("a log");
         assert_eq!(log.lines().count(), 2, "the log goes on: {log}");
 
-        attempt.signal(nix::sys::signal::Signal::SIGKILL);
-        attempt.end(source.guardian, &mut console);
+        group.signal(nix::sys::signal::Signal::SIGKILL);
+        group.end(source.guardian, &mut console);
     }
 
     fn attempt_log(folder: &Path) -> std::path::PathBuf {

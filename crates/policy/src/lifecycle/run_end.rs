@@ -36,7 +36,7 @@ pub enum End {
 
 /// What is known of a trial when its allocation ends.
 #[derive(Debug, Clone, Copy)]
-pub struct Circumstances<'a> {
+pub struct RunContext<'a> {
     /// Of the trial.
     pub state: State,
     /// The script said that it stops without being done.
@@ -51,7 +51,7 @@ pub struct Circumstances<'a> {
 
 /// What follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AfterRun {
     /// The trial is over.
     Finished {
         /// Where it ends.
@@ -71,7 +71,7 @@ pub enum Verdict {
 }
 
 /// Decides. The rows of the table are the rows of the test below.
-pub fn verdict(of: Circumstances<'_>, end: &End) -> Verdict {
+pub fn after_run(of: RunContext<'_>, end: &End) -> AfterRun {
     let failed = matches!(end, End::Exited { code } if *code != 0);
     if let Some(terminal) = terminal_of(of.state) {
         return match end {
@@ -88,13 +88,13 @@ pub fn verdict(of: Circumstances<'_>, end: &End) -> Verdict {
         End::Killed => again(false, "it was ended by the master".to_owned()),
         End::Lost { why } => again(false, format!("its agent was lost: {why}")),
         End::NotStarted { why } => {
-            Verdict::Again { counted: false, wait: true, why: format!("it could not be started: {why}") }
+            AfterRun::Again { counted: false, wait: true, why: format!("it could not be started: {why}") }
         }
         End::Impossible { why } => finished(State::Error, why.clone()),
     }
 }
 
-fn after_failure(of: Circumstances<'_>, code: i32) -> Verdict {
+fn after_failure(of: RunContext<'_>, code: i32) -> AfterRun {
     if let Some(policy) = of.no_retries {
         return finished(State::Error, format!("trial failed and matched logs to a don't retry policy: {policy}"));
     }
@@ -105,12 +105,12 @@ fn after_failure(of: Circumstances<'_>, code: i32) -> Verdict {
     again(true, format!("its script ended with exit code {code}: restart {} of {}", of.restarts + 1, of.max_restarts))
 }
 
-fn finished(state: State, why: String) -> Verdict {
-    Verdict::Finished { state, why }
+fn finished(state: State, why: String) -> AfterRun {
+    AfterRun::Finished { state, why }
 }
 
-fn again(counted: bool, why: String) -> Verdict {
-    Verdict::Again { counted, wait: false, why }
+fn again(counted: bool, why: String) -> AfterRun {
+    AfterRun::Again { counted, wait: false, why }
 }
 
 #[cfg(test)]
@@ -120,8 +120,8 @@ mod tests {
         Active, Canceled, Completed, Error, Paused, StoppingCanceled, StoppingCompleted, StoppingError, StoppingKilled,
     };
 
-    const FRESH: Circumstances<'static> =
-        Circumstances { state: Active, acknowledged: false, no_retries: None, restarts: 0, max_restarts: 2 };
+    const FRESH: RunContext<'static> =
+        RunContext { state: Active, acknowledged: false, no_retries: None, restarts: 0, max_restarts: 2 };
 
     fn lost() -> End {
         End::Lost { why: "no word of it".to_owned() }
@@ -139,11 +139,11 @@ mod tests {
         Uncounted,
     }
 
-    fn row(of: Circumstances<'_>, end: &End) -> Row {
-        match verdict(of, end) {
-            Verdict::Finished { state, .. } => Row::Ends(state),
-            Verdict::Again { counted: true, .. } => Row::Counted,
-            Verdict::Again { counted: false, .. } => Row::Uncounted,
+    fn row(of: RunContext<'_>, end: &End) -> Row {
+        match after_run(of, end) {
+            AfterRun::Finished { state, .. } => Row::Ends(state),
+            AfterRun::Again { counted: true, .. } => Row::Counted,
+            AfterRun::Again { counted: false, .. } => Row::Uncounted,
         }
     }
 
@@ -158,20 +158,20 @@ mod tests {
         ] {
             for end in &ends {
                 for acknowledged in [false, true] {
-                    let of = Circumstances { state, acknowledged, ..FRESH };
+                    let of = RunContext { state, acknowledged, ..FRESH };
                     assert_eq!(row(of, end), Row::Ends(terminal), "{state:?} {end:?}");
                 }
             }
-            assert_eq!(row(Circumstances { state, ..FRESH }, &End::Exited { code: 1 }), Row::Ends(Error));
+            assert_eq!(row(RunContext { state, ..FRESH }, &End::Exited { code: 1 }), Row::Ends(Error));
         }
     }
 
     #[test]
     fn every_row_of_the_table_for_trials_that_go_on() {
-        let acknowledged = Circumstances { acknowledged: true, ..FRESH };
-        let forbidden = Circumstances { no_retries: Some("CUDA OOM"), ..FRESH };
-        let spent = Circumstances { restarts: 2, ..FRESH };
-        let none_allowed = Circumstances { max_restarts: 0, ..FRESH };
+        let acknowledged = RunContext { acknowledged: true, ..FRESH };
+        let forbidden = RunContext { no_retries: Some("CUDA OOM"), ..FRESH };
+        let spent = RunContext { restarts: 2, ..FRESH };
+        let none_allowed = RunContext { max_restarts: 0, ..FRESH };
         let impossible = End::Impossible { why: "no pool of that name".to_owned() };
         let rows = [
             (FRESH, End::Killed, Row::Uncounted),
@@ -191,14 +191,14 @@ mod tests {
         ];
         for state in [Active, Paused] {
             for (of, end, expected) in &rows {
-                assert_eq!(row(Circumstances { state, ..*of }, end), *expected, "{state:?} {of:?} {end:?}");
+                assert_eq!(row(RunContext { state, ..*of }, end), *expected, "{state:?} {of:?} {end:?}");
             }
         }
     }
 
     #[test]
     fn only_a_failed_start_waits_before_the_next() {
-        assert!(matches!(verdict(FRESH, &not_started()), Verdict::Again { wait: true, .. }));
-        assert!(matches!(verdict(FRESH, &lost()), Verdict::Again { wait: false, .. }));
+        assert!(matches!(after_run(FRESH, &not_started()), AfterRun::Again { wait: true, .. }));
+        assert!(matches!(after_run(FRESH, &lost()), AfterRun::Again { wait: false, .. }));
     }
 }

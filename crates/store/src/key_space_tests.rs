@@ -28,23 +28,23 @@ fn a_counter_is_read_as_stoll_reads_it() {
 
 #[test]
 fn rewriting_a_value_neither_leaks_into_replies_nor_keeps_large_memory() {
-    let mut space = Space::default();
+    let mut key_space = KeySpace::default();
     let mut replies = Vec::new();
-    space.set(b"/k", b"first", &mut replies);
-    let sent = space.value(b"/k");
-    space.set(b"/k", b"second", &mut replies);
-    space.append(b"/k", b"+more", &mut replies);
+    key_space.set(b"/k", b"first", &mut replies);
+    let sent = key_space.value(b"/k");
+    key_space.set(b"/k", b"second", &mut replies);
+    key_space.append(b"/k", b"+more", &mut replies);
     assert_eq!(sent.as_slice(), b"first");
-    assert_eq!(space.get(b"/k"), Some(&b"second+more"[..]));
+    assert_eq!(key_space.get(b"/k"), Some(&b"second+more"[..]));
 
-    space.set(b"/k", &[0; 1 << 20], &mut replies);
-    space.set(b"/k", b"small", &mut replies);
-    assert!(space.values[&b"/k"[..]].capacity() < 1024);
+    key_space.set(b"/k", &[0; 1 << 20], &mut replies);
+    key_space.set(b"/k", b"small", &mut replies);
+    assert!(key_space.values[&b"/k"[..]].capacity() < 1024);
 }
 
 #[test]
 fn nothing_stays_in_the_indexes_once_all_waits_are_over() {
-    let mut space = Space::default();
+    let mut key_space = KeySpace::default();
     let mut replies = Vec::new();
     let wait = |keys: &[&'static [u8]]| Request::Wait { keys: keys.to_vec() };
     let barrier = || Request::Barrier { key: b"/barrier", world_size: 3 };
@@ -56,34 +56,34 @@ fn nothing_stays_in_the_indexes_once_all_waits_are_over() {
         (3, barrier()),
         (4, barrier()),
     ] {
-        space.handle(ClientId(client), request, &mut replies).unwrap();
+        key_space.handle(ClientId(client), request, &mut replies).unwrap();
     }
     assert_eq!(replies, []);
-    space.set(b"/a", b"1", &mut replies);
+    key_space.set(b"/a", b"1", &mut replies);
     assert_eq!(replies, [(ClientId(1), Reply::Ready)]);
     for client in [0, 2, 4] {
-        space.cancel(ClientId(client));
+        key_space.cancel(ClientId(client));
     }
     replies.clear();
-    space.handle(ClientId(5), barrier(), &mut replies).unwrap();
+    key_space.handle(ClientId(5), barrier(), &mut replies).unwrap();
     assert_eq!(replies, [(ClientId(3), Reply::Ready), (ClientId(5), Reply::Ready)]);
-    assert!(space.waits.is_empty());
-    assert!(space.waiting.is_empty());
-    assert!(space.barriers.is_empty());
+    assert!(key_space.waits.is_empty());
+    assert!(key_space.waiting.is_empty());
+    assert!(key_space.barriers.is_empty());
 }
 
 #[test]
 fn a_push_serves_the_waiter_that_came_first() {
-    let mut space = Space::default();
+    let mut key_space = KeySpace::default();
     let mut replies = Vec::new();
     for client in [7, 3, 5] {
         let request = Request::Wait { keys: vec![b"/q"] };
-        space.handle(ClientId(client), request, &mut replies).unwrap();
+        key_space.handle(ClientId(client), request, &mut replies).unwrap();
     }
     for client in [7, 3, 5] {
-        space.queue_push(b"/q", b"item", &mut replies);
+        key_space.queue_push(b"/q", b"item", &mut replies);
         assert_eq!(replies.pop(), Some((ClientId(client), Reply::Ready)));
         assert_eq!(replies, []);
     }
-    assert_eq!(space.queue_pop(b"/q"), Reply::QueueItem(3, Value::new(b"item".to_vec())));
+    assert_eq!(key_space.queue_pop(b"/q"), Reply::QueueItem(3, Value::new(b"item".to_vec())));
 }

@@ -6,8 +6,8 @@ use super::{NodeFacts, NodeId};
 
 /// One node's place in a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Who.
+#[expect(missing_docs, reason = "names say what the fields hold")]
+pub struct RoundMember {
     pub node: NodeId,
     /// Rank of the node among the nodes.
     pub group_rank: usize,
@@ -22,32 +22,39 @@ pub struct Member {
 }
 
 /// A node that may get a place.
-pub(super) struct Applicant<'a> {
+pub(super) struct RankCandidate<'a> {
     pub(super) node: NodeId,
     pub(super) facts: &'a NodeFacts,
     /// Before all others.
     pub(super) first: bool,
     /// Its group rank in the round before: ranks should move as little as they can, and spares displace nobody.
-    pub(super) former: usize,
+    pub(super) previous_rank: usize,
 }
 
 /// Gives out at most `most` places, in order of group rank, and says how many workers that makes.
-pub(super) fn seat(mut applicants: Vec<Applicant<'_>>, most: usize) -> (Vec<Member>, usize) {
-    applicants.sort_by_key(|applicant| {
-        let facts = applicant.facts;
-        (!applicant.first, applicant.former, facts.node_rank, facts.address.clone(), facts.process, applicant.node)
+pub(super) fn assign_ranks(mut candidates: Vec<RankCandidate<'_>>, most: usize) -> (Vec<RoundMember>, usize) {
+    candidates.sort_by_key(|candidate| {
+        let facts = candidate.facts;
+        (
+            !candidate.first,
+            candidate.previous_rank,
+            facts.node_rank,
+            facts.address.clone(),
+            facts.process,
+            candidate.node,
+        )
     });
-    applicants.truncate(most);
+    candidates.truncate(most);
     let mut role_sizes: BTreeMap<&str, usize> = BTreeMap::new();
-    for applicant in &applicants {
-        *role_sizes.entry(&applicant.facts.role).or_default() += applicant.facts.workers;
+    for candidate in &candidates {
+        *role_sizes.entry(&candidate.facts.role).or_default() += candidate.facts.workers;
     }
     let mut role_given: BTreeMap<&str, usize> = BTreeMap::new();
     let mut world_size = 0;
-    let mut members = Vec::with_capacity(applicants.len());
-    for (group_rank, Applicant { node, facts, .. }) in applicants.iter().enumerate() {
+    let mut members = Vec::with_capacity(candidates.len());
+    for (group_rank, RankCandidate { node, facts, .. }) in candidates.iter().enumerate() {
         let given = role_given.entry(&facts.role).or_default();
-        members.push(Member {
+        members.push(RoundMember {
             node: *node,
             group_rank,
             workers: facts.workers,

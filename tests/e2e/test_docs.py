@@ -223,24 +223,24 @@ def test_every_variable_of_torchrun_that_is_read_is_documented() -> None:
 
 
 def test_every_variable_that_is_set_for_workers_is_documented() -> None:
-    named = set(re.findall(r'"([A-Z][A-Z_]+[A-Z])"', rust("launch/src/environment.rs")))
+    named = set(re.findall(r'"([A-Z][A-Z_]+[A-Z])"', rust("launch/src/workers/environment.rs")))
     assert {"RANK", "MASTER_ADDR", "OMP_NUM_THREADS"} <= named
     assert named <= documented("environment.md", "[A-Z_]+")
 
 
 def test_every_rendezvous_setting_is_documented() -> None:
-    [block] = re.findall(r"const KNOWN: \[&str; \d+\] = \[(.*?)\];", rust("launch/src/plan.rs"), re.DOTALL)
+    [block] = re.findall(r"const KNOWN: \[&str; \d+\] = \[(.*?)\];", rust("launch/src/plan/rendezvous.rs"), re.DOTALL)
     _, _, settings = (REFERENCE / "rendezvous.md").read_text().partition("## Settings of")
     rows = set(re.findall(r"^\| `(\w+)` \|", settings.partition("\n## ")[0], re.MULTILINE))
     assert rows == set(re.findall(r'"(\w+)"', block))
 
 
 def test_every_control_message_is_documented() -> None:
-    source = rust("launch/src/control.rs")
+    source = rust("launch/src/control/mod.rs")
     for enum, heading in (("ToCoordinator", "From a launcher"), ("FromCoordinator", "From the coordinator")):
         [body] = re.findall(rf"pub enum {enum} \{{\n(.*?)^\}}", source, re.DOTALL | re.MULTILINE)
-        names = re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)
-        messages = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in names}
+        names = re.findall(r'^    (?:#\[serde\(rename = "(\w+)"\)\]\n    )?([A-Z]\w+)', body, re.MULTILINE)
+        messages = {renamed or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for renamed, name in names}
         _, _, section = (REFERENCE / "control-protocol.md").read_text().partition(f"## {heading}\n")
         table = section.partition("\n\n`")[0]
         assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == messages

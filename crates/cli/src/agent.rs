@@ -7,7 +7,7 @@ use clap::Args;
 use instep_agent::agent::{self, AgentError, Options, Surroundings};
 use instep_api::link::{Device, DeviceKind};
 use instep_client::Address;
-use instep_launch::{interpreter, nvidia};
+use instep_launch::machine::{interpreter, nvidia};
 
 use crate::client::{self, Common};
 use crate::console;

@@ -7,7 +7,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 
-use instep_launch::logs::Stream;
+use instep_launch::output::logs::Stream;
 use instep_launch::{Console, Note, Status};
 
 /// Writes to stdout; a reader that has gone away is no error.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use instep_diagnosis::job::{self, Job};
-use instep_diagnosis::{Diagnosis, Evidence, diagnose, gather, report};
+use instep_diagnosis::{Diagnosis, Evidence, collect, diagnose, report};
 use instep_recorder::{clock, folder};
 use serde_json::json;
 
@@ -78,9 +78,9 @@ fn by_job(folders: Vec<PathBuf>) -> Vec<Vec<PathBuf>> {
 }
 
 fn examine(folders: Vec<PathBuf>, patience: Duration) -> Case {
-    let evidence = gather::gather(&folders, true);
+    let evidence = collect::collect(&folders, true);
     let now = clock::monotonic();
-    let diagnosis = diagnose(&evidence, now, patience, &gather::source_line);
+    let diagnosis = diagnose(&evidence, now, patience, &collect::source_line);
     let title = match folders.first().and_then(|folder| Job::read(folder)) {
         Some(job) => format!("job {} ({})", job.name, job.program),
         None => {
@@ -98,7 +98,7 @@ fn as_text(cases: &[Case]) -> String {
             .to_owned();
     }
     let part = |case: &Case| {
-        let text = report::render(&case.diagnosis, &case.evidence, case.now, &gather::source_line);
+        let text = report::render(&case.diagnosis, &case.evidence, case.now, &collect::source_line);
         if cases.len() == 1 { text } else { format!("{}\n\n{text}", console::paint("1", &case.title)) }
     };
     cases.iter().map(part).collect::<Vec<_>>().join("\n")

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use instep_launch::guardian;
+use instep_launch::workers::guardian;
 
 /// Distributed training for PyTorch.
 #[derive(Debug, Parser)]

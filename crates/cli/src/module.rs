@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
-use instep_launch::interpreter;
+use instep_launch::machine::interpreter;
 
 /// As `-m MODULE`, but a Python without instep is told in words. Takes the module and the command's name as arguments.
 const RUN_MODULE: &str = "

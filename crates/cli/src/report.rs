@@ -5,9 +5,9 @@ use std::fmt::{self, Write};
 
 use instep_launch::Outcome;
 use instep_launch::Plan;
-use instep_launch::cause::Cause;
 use instep_launch::failure::Failure;
-use instep_launch::fold::describe_ranks;
+use instep_launch::failure::cause::Cause;
+use instep_launch::output::fold::describe_ranks;
 
 use crate::console::{self, paint};
 
@@ -118,7 +118,7 @@ fn render(program: &str, outcome: &Outcome) -> String {
         text.push_str(&grouped(&others));
     }
     let folder = outcome.log_directory.as_ref().map(|directory| directory.display().to_string());
-    let logs = instep_launch::environment::command_for_logs().or(folder).map(|logs| format!("logs: {logs}\n"));
+    let logs = instep_launch::workers::environment::command_for_logs().or(folder).map(|logs| format!("logs: {logs}\n"));
     let hint = shown.and_then(hint).map(|hint| format!("{} {hint}\n", paint("36", "hint:")));
     if logs.is_some() || hint.is_some() {
         text.push_str(&format!("{}\n{}{}", rule("-"), logs.unwrap_or_default(), hint.unwrap_or_default()));
@@ -137,7 +137,8 @@ fn details(failure: &Failure) -> String {
         ("exitcode", format!("{} ({process}){signal}", failure.exit.0)),
         ("time", time.with_timezone(&chrono::Local).format("%Y-%m-%d_%H:%M:%S").to_string()),
     ];
-    let error_file = failure.error_file.clone().filter(|_| instep_launch::environment::command_for_logs().is_none());
+    let error_file =
+        failure.error_file.clone().filter(|_| instep_launch::workers::environment::command_for_logs().is_none());
     rows.extend(error_file.map(|path| ("error_file", path)));
     rows.extend(failure.message.clone().map(|message| ("error", message.replace('\n', "\n    "))));
     let mut text: String = rows.iter().map(|(name, value)| format!("  {name:<10}: {value}\n")).collect();
@@ -193,8 +194,8 @@ fn hint(failure: &Failure) -> Option<&'static str> {
 mod tests {
     use super::render;
     use instep_launch::Outcome;
-    use instep_launch::blame::{Blame, Kind};
-    use instep_launch::cause::Round;
+    use instep_launch::failure::blame::{Blame, BlameKind};
+    use instep_launch::failure::cause::Round;
     use instep_launch::failure::{ExitStatus, Failure, root_cause};
     use std::time::{Duration, SystemTime};
 
@@ -219,7 +220,7 @@ mod tests {
 
     fn outcome(failures: Vec<Failure>) -> Outcome {
         Outcome {
-            cause: root_cause(&failures, Round { world_size: 4, last_word: true }),
+            cause: root_cause(&failures, Round { world_size: 4, is_final: true }),
             success: false,
             reason: Some("rank 1 on node-a exited with code 3; restarts are off (--max-restarts 0)".to_owned()),
             signal: None,
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_left_is_named_before_those_that_waited_for_it() {
-        let blame = Blame { kind: Kind::Lost, ranks: vec![2], operation: Some("all_reduce".to_owned()) };
+        let blame = Blame { kind: BlameKind::Lost, ranks: vec![2], operation: Some("all_reduce".to_owned()) };
         let lost = |rank: usize| Failure { blame: Some(blame.clone()), ..failure(rank, 1, false) };
         let text = render("train.py", &outcome(vec![lost(0), lost(1), failure(2, 0, false), lost(3)]));
         let expected =
@@ -271,7 +272,7 @@ mod tests {
 
     #[test]
     fn without_a_known_cause_the_first_failure_is_shown_with_all_that_is_known() {
-        let blame = Blame { kind: Kind::Lost, ranks: Vec::new(), operation: None };
+        let blame = Blame { kind: BlameKind::Lost, ranks: Vec::new(), operation: None };
         let mut lost = Failure { blame: Some(blame), ..failure(0, 1, false) };
         lost.last_lines = vec!["RuntimeError: Connection closed by peer".to_owned()];
         let text = render("train.py", &outcome(vec![lost, failure(1, -15, true)]));

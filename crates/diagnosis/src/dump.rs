@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const SIGNAL: i32 = 49;
 /// A dump that has not grown for so long is complete.
 const QUIET: Duration = Duration::from_millis(60);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A dump is no longer than this.
 const LONGEST: u64 = 1 << 20;
 
@@ -57,7 +57,7 @@ pub(crate) fn answer(dump: &Dump, deadline: Instant) -> Option<String> {
         } else if length > dump.begin && since.elapsed() >= QUIET {
             break;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let mut file = File::open(&dump.file).ok()?;
     file.seek(SeekFrom::Start(dump.begin)).ok()?;

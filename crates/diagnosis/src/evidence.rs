@@ -6,12 +6,12 @@ use crate::stacks::Thread;
 
 /// Everything about one rank of this machine.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Evidence {
     /// Its number in the job; none for a process that has none.
     pub rank: Option<u32>,
     /// Where it runs.
     pub host: String,
-    /// Its process.
     pub process: u32,
     /// What the kernel says of that.
     pub condition: Condition,

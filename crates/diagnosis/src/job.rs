@@ -17,12 +17,12 @@ const LONGEST: u64 = 16 << 20;
 
 /// What a launcher knows of its part of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Job {
     /// `--rdzv-id`, or a random one.
     pub name: String,
     /// What runs, as people know it.
     pub program: String,
-    /// Where.
     pub host: String,
     /// Its ranks here, as they are now.
     pub workers: Vec<Worker>,
@@ -33,10 +33,10 @@ pub struct Job {
 
 /// A rank as its launcher knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Worker {
     /// Its number in the job.
     pub rank: u32,
-    /// Its process.
     pub process: u32,
     /// When that started, in ticks since boot.
     pub started: u64,

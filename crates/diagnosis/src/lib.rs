@@ -3,20 +3,20 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`job`] | what the launcher leaves in a job's folder, and how a job is found |
-//! | [`gather`] | evidence from records, processes and stacks: the only part that looks at the machine |
+//! | [`collect`] | evidence from records, processes and stacks: the only part that looks at the machine |
 //! | [`stacks`] | what a Python stack says |
-//! | [`verdict`] | evidence in, findings out: pure |
+//! | [`analysis`] | evidence in, findings out: pure |
 //! | [`report`] | findings as text |
 //!
 //! What is said is what was seen. Where something could not be seen, that is said, too.
 
+pub mod analysis;
+pub mod collect;
 mod dump;
 pub mod evidence;
-pub mod gather;
 pub mod job;
 pub mod report;
 pub mod stacks;
-pub mod verdict;
 
+pub use analysis::{Cause, Class, Diagnosis, Finding, diagnose};
 pub use evidence::{Condition, Evidence, Stacks};
-pub use verdict::{Cause, Class, Diagnosis, Finding, diagnose};

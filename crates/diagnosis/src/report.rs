@@ -5,8 +5,8 @@ use std::fmt::Write;
 use instep_recorder::{Operation, Snapshot, State};
 use serde_json::{Value, json};
 
+use crate::analysis::{Class, Diagnosis, Finding, SourceLine};
 use crate::evidence::{Condition, Evidence, Stacks};
-use crate::verdict::{Class, Diagnosis, Finding, SourceLine};
 
 /// Frames of a stack that are shown.
 const MOST_FRAMES: usize = 12;
@@ -88,7 +88,7 @@ fn others(finding: &Finding) -> Vec<u32> {
 
 /// Everything, for people.
 pub fn render(diagnosis: &Diagnosis, evidence: &[Evidence], now: u64, line: SourceLine<'_>) -> String {
-    let mut text = verdict(diagnosis, evidence);
+    let mut text = conclusion(diagnosis, evidence);
     text.push('\n');
     text.push_str(&table(evidence, now));
     for finding in &diagnosis.findings {
@@ -110,7 +110,7 @@ pub fn render(diagnosis: &Diagnosis, evidence: &[Evidence], now: u64, line: Sour
 }
 
 /// The sentences alone.
-pub fn verdict(diagnosis: &Diagnosis, evidence: &[Evidence]) -> String {
+pub fn conclusion(diagnosis: &Diagnosis, evidence: &[Evidence]) -> String {
     let mut text = String::new();
     for (index, finding) in diagnosis.findings.iter().enumerate() {
         let lead = if index == 0 { "" } else { "also: " };

@@ -54,7 +54,7 @@ pub enum Activity<'a> {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct StackAnswer {
     threads: Vec<AnsweredThread>,
 }
 
@@ -67,7 +67,7 @@ struct AnsweredThread {
 
 /// Reads what a process answered; the main thread comes first.
 pub fn from_json(text: &str) -> Option<Vec<Thread>> {
-    let answer: Answer = serde_json::from_str(text).ok()?;
+    let answer: StackAnswer = serde_json::from_str(text).ok()?;
     let threads = answer.threads.into_iter().take(MOST).map(|thread| {
         let frames = thread.frames.into_iter().take(MOST);
         let frames =
@@ -102,13 +102,13 @@ pub fn from_dump(text: &str) -> Vec<Thread> {
 }
 
 #[derive(Deserialize)]
-struct SpiedThread {
+struct PySpyThread {
     thread_name: Option<String>,
-    frames: Vec<SpiedFrame>,
+    frames: Vec<PySpyFrame>,
 }
 
 #[derive(Deserialize)]
-struct SpiedFrame {
+struct PySpyFrame {
     name: String,
     filename: String,
     line: u32,
@@ -116,10 +116,10 @@ struct SpiedFrame {
 
 /// Reads what `py-spy dump --json` prints.
 pub fn from_py_spy(text: &str) -> Option<Vec<Thread>> {
-    let spied: Vec<SpiedThread> = serde_json::from_str(text).ok()?;
+    let spied: Vec<PySpyThread> = serde_json::from_str(text).ok()?;
     let frame =
-        |frame: SpiedFrame| Frame { file: plain(&frame.filename), line: frame.line, function: plain(&frame.name) };
-    let thread = |thread: SpiedThread| {
+        |frame: PySpyFrame| Frame { file: plain(&frame.filename), line: frame.line, function: plain(&frame.name) };
+    let thread = |thread: PySpyThread| {
         let name = thread.thread_name.map(|name| plain(&name)).unwrap_or_default();
         let frames = thread.frames.into_iter().take(MOST).map(frame).collect();
         Thread { main: name == "MainThread", name, frames }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::logs::Stream;
+use crate::output::logs::Stream;
 
 /// The launcher's own terminal or pipes.
 pub trait Console {

@@ -92,7 +92,7 @@ fn play(
         let begin = Instant::now();
         let actions = search.on(event)?;
         times.push(microseconds(begin));
-        simulation.obey(actions);
+        simulation.apply(actions);
     }
     if simulation.ended() != Some(false) {
         return Err("the search did not end well".into());

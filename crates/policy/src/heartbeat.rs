@@ -7,22 +7,22 @@
 use std::time::Duration;
 
 /// How long a trial may be silent.
-pub const PATIENCE: Duration = Duration::from_secs(5 * 60);
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Why a trial that has been silent for so long is given up; `None` while there is hope.
 pub fn overdue(silence: Duration) -> Option<String> {
-    (silence > PATIENCE).then(|| format!("nothing was heard of it for {} s", silence.as_secs()))
+    (silence > SILENCE_LIMIT).then(|| format!("nothing was heard of it for {} s", silence.as_secs()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{PATIENCE, overdue};
+    use super::{SILENCE_LIMIT, overdue};
     use std::time::Duration;
 
     #[test]
-    fn patience_ends_after_five_minutes() {
-        assert_eq!(overdue(PATIENCE), None);
-        let reason = overdue(PATIENCE + Duration::from_secs(1));
+    fn a_trial_is_given_up_after_five_silent_minutes() {
+        assert_eq!(overdue(SILENCE_LIMIT), None);
+        let reason = overdue(SILENCE_LIMIT + Duration::from_secs(1));
         assert_eq!(reason.as_deref(), Some("nothing was heard of it for 301 s"));
     }
 }

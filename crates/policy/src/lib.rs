@@ -9,15 +9,15 @@
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
 //! - [`retention`]: which checkpoints are kept.
 //! - [`schedule`]: who gets which slots, and why the others wait.
-//! - [`silence`]: when a peer that should speak regularly has been silent for too long.
-//! - [`succession`]: what a launcher does when its coordinator is gone.
+//! - [`failure_detector`]: when a peer that should speak regularly has been silent for too long.
+//! - [`election`]: what a launcher does when its coordinator is gone.
 //! - [`search`]: which trials an experiment runs, and which of them stop early.
 
+pub mod election;
+pub mod failure_detector;
 pub mod heartbeat;
 pub mod lifecycle;
 pub mod membership;
 pub mod retention;
 pub mod schedule;
 pub mod search;
-pub mod silence;
-pub mod succession;

@@ -15,8 +15,8 @@ pub struct Keep {
 
 /// A checkpoint, as far as it matters here.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Saved {
-    /// Which.
     pub uuid: String,
     /// Of which trial.
     pub trial: i64,

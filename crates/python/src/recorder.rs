@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use instep_recorder::{GroupRecorder, Identity, Recorder, ask, folder, process};
+use instep_recorder::{GroupRecorder, Identity, Recorder, folder, process, stack_request};
 use nix::sys::stat::Mode;
 use pyo3::prelude::{Py, PyAny, PyResult, Python};
 use pyo3::{ffi, pyclass, pymethods};
@@ -129,7 +129,7 @@ unsafe impl Sync for Interpreter {}
 
 impl Watcher {
     fn start(records: &Path, stacks: Py<PyAny>) -> io::Result<Watcher> {
-        let path = ask::pipe_of(records);
+        let path = stack_request::pipe_path(records);
         nix::unistd::mkfifo(&path, Mode::from_bits_truncate(0o600))?;
         // For both directions: with a writer of its own a pipe never ends.
         let pipe = File::options().read(true).write(true).open(&path)?;
@@ -153,7 +153,7 @@ impl Watcher {
         while self.shared.asking.load(Ordering::Acquire) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let _ = fs::remove_file(ask::pipe_of(&self.shared.path));
+        let _ = fs::remove_file(stack_request::pipe_path(&self.shared.path));
     }
 }
 
@@ -171,13 +171,13 @@ fn watch(mut requests: File, shared: &Arc<Shared>) {
 
 impl Shared {
     fn answer(self: &Arc<Shared>, number: u64) -> io::Result<()> {
-        let answer = ask::answer_to(&self.path, number);
+        let answer = stack_request::answer_path(&self.path, number);
         let unfinished = answer.with_extension("new");
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
         match self.ask_interpreter().map(|asked| asked.recv_timeout(INTERPRETER_WITHIN)) {
             Some(Ok(text)) => file.write_all(text.as_bytes())?,
             _ => {
-                file.write_all(ask::HELD.as_bytes())?;
+                file.write_all(stack_request::HELD.as_bytes())?;
                 dump_without_interpreter(&file, &self.interpreter);
             }
         }

@@ -132,7 +132,7 @@ pub fn prune(folder: &Path) {
     left.sort();
     let many = left.len().saturating_sub(MOST_LEFT);
     for (_, path) in left.into_iter().take(many) {
-        let _ = fs::remove_file(crate::ask::pipe_of(&path));
+        let _ = fs::remove_file(crate::stack_request::pipe_path(&path));
         let _ = fs::remove_file(path);
     }
 }

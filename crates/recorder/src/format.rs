@@ -74,6 +74,7 @@ pub(crate) mod record {
 
 /// Who writes a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Identity {
     /// Its number in the job, if it has one.
     pub rank: Option<u32>,
@@ -85,7 +86,6 @@ pub struct Identity {
     pub host: String,
     /// The job's name.
     pub job: String,
-    /// Its process.
     pub process: u32,
     /// When that started, in the kernel's ticks since boot: a process id alone may be somebody else's by now.
     pub process_started: u64,

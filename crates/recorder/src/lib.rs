@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Recorder`], [`GroupRecorder`] | a rank writes: plain stores into mapped memory, no system call |
 //! | [`Snapshot`] | anybody reads, whatever the file holds and whoever writes to it meanwhile |
-//! | [`ask`] | asking a process for its stacks |
+//! | [`stack_request`] | asking a process for its stacks |
 //! | [`folder`] | where the files of a job lie, and when they go |
 //! | [`clock`] | the time that files of one machine share |
 //!
@@ -19,12 +19,12 @@
 //! 3. The room is allocated when the file is made. A disk that fills up later cannot end the process.
 //! 4. A reader trusts nothing: any bytes give a snapshot or an error.
 
-pub mod ask;
 pub mod clock;
 pub mod folder;
 mod format;
 pub mod process;
 mod reader;
+pub mod stack_request;
 mod writer;
 
 pub use format::{Class, Group, Identity, Operation, State, Unreadable};

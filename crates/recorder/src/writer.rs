@@ -53,12 +53,12 @@ impl Recorder {
         // SAFETY: a new mapping at an address of the kernel's choice, of a file that is as long.
         let memory = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &file, 0) }?;
         let recorder = Recorder { memory: memory.cast(), path, process: std::process::id() };
-        recorder.introduce(identity);
+        recorder.write_header(identity);
         std::fs::rename(&unfinished, &recorder.path)?;
         Ok(Arc::new(recorder))
     }
 
-    fn introduce(&self, identity: &Identity) {
+    fn write_header(&self, identity: &Identity) {
         let words = self.words();
         let set = |at: usize, value: u64| words[at].store(value, Ordering::Relaxed);
         set(header::PROCESS, u64::from(identity.process));
@@ -103,14 +103,14 @@ impl Recorder {
 
     /// A place for a group. Members are ranks of the job in the group's order, none for the group of all.
     pub fn group(self: &Arc<Recorder>, name: &str, members: &[u32]) -> GroupRecorder {
-        let free = (0..GROUPS).find(|index| self.settle_in(*index, name, members));
+        let free = (0..GROUPS).find(|index| self.claim_group(*index, name, members));
         if free.is_none() {
             self.words()[header::LOST_GROUPS].fetch_add(1, Ordering::Relaxed);
         }
         GroupRecorder { recorder: Arc::clone(self), place: free, messages: AtomicU64::new(0) }
     }
 
-    fn settle_in(&self, index: usize, name: &str, members: &[u32]) -> bool {
+    fn claim_group(&self, index: usize, name: &str, members: &[u32]) -> bool {
         let words = self.group_words(index);
         let version = words[group::VERSION].load(Ordering::Relaxed);
         if words[group::STATE].load(Ordering::Relaxed) == 1 || !claim(&words[group::VERSION], version) {
@@ -268,7 +268,7 @@ impl GroupRecorder {
     /// Its turn has come; nothing for one that began at once.
     pub fn started(&self, entry: &mut Entry) {
         if !std::mem::replace(&mut entry.started, true) {
-            self.turn(entry, State::Started, record::STARTED);
+            self.change_state(entry, State::Started, record::STARTED);
         }
     }
 
@@ -281,10 +281,10 @@ impl GroupRecorder {
                 words[group::ENDED].fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.turn(&mut entry, if well { State::Done } else { State::Failed }, record::ENDED);
+        self.change_state(&mut entry, if well { State::Done } else { State::Failed }, record::ENDED);
     }
 
-    fn turn(&self, entry: &mut Entry, state: State, time: usize) {
+    fn change_state(&self, entry: &mut Entry, state: State, time: usize) {
         let (Some(index), Some((at, version))) = (self.place, entry.place) else { return };
         let words = self.recorder.record_words(at);
         if claim(&words[record::VERSION], version) {

@@ -27,6 +27,7 @@ const REPLY_BYTES: u64 = 4 << 30;
 
 /// What a call on a [`Client`] can fail with.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Error {
     /// No server answered at that address in time.
     #[error("could not connect to the store at {host}:{port} within {timeout:?}")]
@@ -56,10 +57,7 @@ pub enum Error {
     Interrupted,
     /// The connection is gone; a new client is needed.
     #[error("the connection to the store is closed")]
-    Closed {
-        /// Why.
-        source: io::Error,
-    },
+    Closed { source: io::Error },
     /// The server sent what the protocol does not allow; a new client is needed.
     #[error("the store answered {found}, which the protocol does not allow here")]
     Protocol {

@@ -117,7 +117,7 @@ pub(crate) enum Opening {
     Store,
     /// A first byte that the companion claims.
     Companion,
-    Stranger(Notice),
+    Unknown(Notice),
 }
 
 /// Tells what has connected. `claimed` is asked for the first byte when it is not the store's.
@@ -130,13 +130,13 @@ pub(crate) fn opening(bytes: &[u8], peer: SocketAddr, claimed: impl FnOnce(u8) -
     }
     match bytes.first() {
         Some(&first) if first != HELLO[0] && claimed(first) => Opening::Companion,
-        _ => Opening::Stranger(stranger(bytes, peer)),
+        _ => Opening::Unknown(unknown_client(bytes, peer)),
     }
 }
 
 /// torch before 2.2 has no hello: it starts with a request whose code is at most 11 and whose first argument is the
 /// length of a key. Zero is its `SET`, three its `ADD`.
-fn stranger(bytes: &[u8], peer: SocketAddr) -> Notice {
+fn unknown_client(bytes: &[u8], peer: SocketAddr) -> Notice {
     const LAST_OLD_CODE: u8 = 11;
     let key_length = bytes.get(1..9).and_then(|length| length.try_into().ok());
     let plausible = key_length.is_some_and(|length| u64::from_le_bytes(length) <= Limits::default().key as u64);
@@ -158,10 +158,10 @@ mod tests {
             (b"\x00\xCE\xF7\x85\x3C\x0D\x01\x02\x03\x04", "Store"),
             (b"\x00", "Incomplete"),
             (b"\x00\xCE\xF7\x85", "Incomplete"),
-            (b"\x00\x05\0\0\0\0\0\0\0init/", "Stranger(OldClient"),
-            (b"\x03\x05\0\0\0\0\0\0\0init/\x01\0\0\0\0\0\0\0", "Stranger(OldClient"),
-            (b"\x00\xCE\xF7\x85\x3D", "Stranger(NotAStoreClient"),
-            (b"GET / HTTP/1.1\r\n", "Stranger(NotAStoreClient"),
+            (b"\x00\x05\0\0\0\0\0\0\0init/", "Unknown(OldClient"),
+            (b"\x03\x05\0\0\0\0\0\0\0init/\x01\0\0\0\0\0\0\0", "Unknown(OldClient"),
+            (b"\x00\xCE\xF7\x85\x3D", "Unknown(NotAStoreClient"),
+            (b"GET / HTTP/1.1\r\n", "Unknown(NotAStoreClient"),
             (b"I hello", "Companion"),
         ];
         for (bytes, expected) in cases {

@@ -31,7 +31,7 @@ const READ_BYTES: usize = 256 << 10;
 /// Reads of one connection before others have their turn.
 const READS_PER_TURN: usize = 8;
 /// How often to look for events before sleeping; some ten microseconds in all.
-const LOOKS_BEFORE_SLEEP: usize = 32;
+const POLLS_BEFORE_SLEEP: usize = 32;
 const OUTPUT_PAUSE_BYTES: usize = 1 << 20;
 const COMPANION_INPUT_BYTES: usize = 1 << 20;
 const COMPANION_OUTPUT_BYTES: usize = 16 << 20;
@@ -129,7 +129,7 @@ impl EventLoop {
                     break;
                 }
             }
-            self.turn(&events);
+            self.run_once(&events);
         }
         self.finish(&mut events);
     }
@@ -137,7 +137,7 @@ impl EventLoop {
     /// Waits for events, at first awake: who asks once mostly asks again at once, and waking a sleeping thread takes
     /// longer than the answer. Others that want the processor get it meanwhile.
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
-        for _ in 0..LOOKS_BEFORE_SLEEP {
+        for _ in 0..POLLS_BEFORE_SLEEP {
             self.poll.poll(events, Some(Duration::ZERO))?;
             if !events.is_empty() {
                 return Ok(());
@@ -148,7 +148,7 @@ impl EventLoop {
         self.poll.poll(events, timeout)
     }
 
-    fn turn(&mut self, events: &Events) {
+    fn run_once(&mut self, events: &Events) {
         self.now = Instant::now();
         for event in events {
             match event.token() {
@@ -188,7 +188,7 @@ impl EventLoop {
     fn accept(&mut self, listener: usize) {
         loop {
             match self.listeners[listener].accept() {
-                Ok((stream, peer)) => self.welcome(stream, peer),
+                Ok((stream, peer)) => self.register(stream, peer),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_out_of_resources(&error) => {
                     self.accept_again_at = Some(self.now + ACCEPT_RETRY);
@@ -206,7 +206,7 @@ impl EventLoop {
         }
     }
 
-    fn welcome(&mut self, stream: mio::net::TcpStream, peer: std::net::SocketAddr) {
+    fn register(&mut self, stream: mio::net::TcpStream, peer: std::net::SocketAddr) {
         // An error here means that the peer is gone already.
         let Ok(mut connection) = Connection::new(stream, peer) else {
             return;
@@ -254,14 +254,14 @@ impl EventLoop {
                 0
             } else if connection.readable {
                 match connection.read(&mut self.read_buffer) {
-                    Ok(Some(0)) | Err(_) => return self.lose(client),
+                    Ok(Some(0)) | Err(_) => return self.connection_lost(client),
                     Ok(Some(length)) => length,
                     Ok(None) => return,
                 }
             } else {
                 return;
             };
-            self.take_in(client, received);
+            self.feed(client, received);
             self.flush(client);
             self.flush_all();
         }
@@ -274,7 +274,7 @@ impl EventLoop {
     }
 
     /// Processes what was left over together with the first `received` bytes of the read buffer.
-    fn take_in(&mut self, client: ClientId, received: usize) {
+    fn feed(&mut self, client: ClientId, received: usize) {
         let Some(connection) = self.connections.get_mut(&client) else {
             return;
         };
@@ -334,7 +334,7 @@ impl EventLoop {
                 self.with_companion(|companion, context| companion.connected(client, peer, context));
                 self.process_companion(client, bytes)
             }
-            Opening::Stranger(notice) => self.expel(client, notice),
+            Opening::Unknown(notice) => self.disconnect_with(client, notice),
         }
     }
 
@@ -350,15 +350,15 @@ impl EventLoop {
             let (request, length) = match decoder.decode(&bytes[consumed..], &self.limits) {
                 Ok(Some(decoded)) => decoded,
                 Ok(None) => break,
-                Err(violation) => return self.expel_violator(client, violation),
+                Err(violation) => return self.disconnect_violator(client, violation),
             };
             if let Some(companion) = &mut self.companion
                 && let Some(reason) = companion.refuses(&request, peer)
             {
-                return self.expel(client, Notice::Refused { peer, reason });
+                return self.disconnect_with(client, Notice::Refused { peer, reason });
             }
             if let Err(violation) = self.state.handle_into(client, request, &mut self.replies) {
-                return self.expel_violator(client, violation);
+                return self.disconnect_violator(client, violation);
             }
             consumed += length;
             for (to, reply) in self.replies.drain(..) {
@@ -389,7 +389,7 @@ impl EventLoop {
                 let reason = format!("a message of more than {COMPANION_INPUT_BYTES} bytes");
                 (self.notices)(Notice::Overflow { peer, reason });
             }
-            self.lose(client);
+            self.connection_lost(client);
             return Processed::Dropped;
         }
         Processed::Consumed(consumed)
@@ -451,12 +451,12 @@ impl EventLoop {
                 self.remove(client);
             }
         } else if written.is_err() {
-            self.lose(client);
+            self.connection_lost(client);
         } else if connection.role == Role::Companion && unsent > COMPANION_OUTPUT_BYTES {
             let peer = connection.peer;
             let reason = format!("it left more than {COMPANION_OUTPUT_BYTES} bytes unread");
             (self.notices)(Notice::Overflow { peer, reason });
-            self.lose(client);
+            self.connection_lost(client);
         } else if full_before && unsent <= OUTPUT_PAUSE_BYTES && !connection.queued {
             connection.queued = true;
             self.again.push_back(client);
@@ -464,7 +464,7 @@ impl EventLoop {
     }
 
     /// The peer is gone.
-    fn lose(&mut self, client: ClientId) {
+    fn connection_lost(&mut self, client: ClientId) {
         let Some(connection) = self.remove(client) else {
             return;
         };
@@ -473,16 +473,16 @@ impl EventLoop {
         }
     }
 
-    fn expel(&mut self, client: ClientId, notice: Notice) -> Processed {
+    fn disconnect_with(&mut self, client: ClientId, notice: Notice) -> Processed {
         (self.notices)(notice);
         self.flush(client);
         self.remove(client);
         Processed::Dropped
     }
 
-    fn expel_violator(&mut self, client: ClientId, reason: Violation) -> Processed {
+    fn disconnect_violator(&mut self, client: ClientId, reason: Violation) -> Processed {
         match self.connections.get(&client).map(|connection| connection.peer) {
-            Some(peer) => self.expel(client, Notice::Violation { peer, reason }),
+            Some(peer) => self.disconnect_with(client, Notice::Violation { peer, reason }),
             None => Processed::Dropped,
         }
     }

@@ -15,12 +15,12 @@ mod client;
 mod companion;
 mod connection;
 mod event_loop;
+mod key_space;
 mod listen;
 mod notice;
 mod output;
 pub mod protocol;
 mod server;
-mod space;
 mod state;
 
 pub use client::{Client, Error, Key};

@@ -10,8 +10,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use crate::key_space::KeySpace;
 use crate::protocol::{Reply, Request, Violation};
-use crate::space::Space;
 
 /// A connection to the store; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,8 +28,8 @@ pub(crate) type Replies = Vec<(ClientId, Reply)>;
 #[derive(Debug)]
 pub struct State {
     current: Generation,
-    current_space: Space,
-    older: HashMap<Generation, Space>,
+    current_keys: KeySpace,
+    older: HashMap<Generation, KeySpace>,
     clients: HashMap<ClientId, Generation>,
 }
 
@@ -44,7 +44,7 @@ impl State {
     pub fn new() -> State {
         State {
             current: Generation(0),
-            current_space: Space::default(),
+            current_keys: KeySpace::default(),
             older: HashMap::new(),
             clients: HashMap::new(),
         }
@@ -54,7 +54,7 @@ impl State {
     pub fn connect(&mut self, client: ClientId) {
         if let Entry::Vacant(entry) = self.clients.entry(client) {
             entry.insert(self.current);
-            self.current_space.clients += 1;
+            self.current_keys.clients += 1;
         }
     }
 
@@ -73,7 +73,7 @@ impl State {
         replies: &mut Replies,
     ) -> Result<(), Violation> {
         let generation = *self.clients.get(&client).ok_or(Violation::NotConnected)?;
-        self.space(generation).ok_or(Violation::NotConnected)?.handle(client, request, replies)
+        self.key_space(generation).ok_or(Violation::NotConnected)?.handle(client, request, replies)
     }
 
     /// Removes a client and what it waits for.
@@ -81,21 +81,21 @@ impl State {
         let Some(generation) = self.clients.remove(&client) else {
             return;
         };
-        let Some(space) = self.space(generation) else {
+        let Some(key_space) = self.key_space(generation) else {
             return;
         };
-        space.cancel(client);
-        space.clients -= 1;
-        if space.clients == 0 {
+        key_space.cancel(client);
+        key_space.clients -= 1;
+        if key_space.clients == 0 {
             self.older.remove(&generation);
         }
     }
 
     /// Starts a generation: new connections see clean keys, existing ones keep theirs.
     pub fn begin_generation(&mut self) -> Generation {
-        let space = std::mem::take(&mut self.current_space);
-        if space.clients > 0 {
-            self.older.insert(self.current, space);
+        let key_space = std::mem::take(&mut self.current_keys);
+        if key_space.clients > 0 {
+            self.older.insert(self.current, key_space);
         }
         self.current.0 += 1;
         self.current
@@ -113,24 +113,24 @@ impl State {
 
     /// The value of a key of the current generation. `key` is the wire key, with its leading `/`.
     pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
-        self.current_space.get(key)
+        self.current_keys.get(key)
     }
 
     /// Sets a key of the current generation; gives the replies to those who waited for it.
     pub fn set(&mut self, key: &[u8], value: &[u8]) -> Vec<(ClientId, Reply)> {
         let mut replies = Vec::new();
-        self.current_space.set(key, value, &mut replies);
+        self.current_keys.set(key, value, &mut replies);
         replies
     }
 
     /// Adds to a counter of the current generation; gives the sum and the replies to those who waited for it.
     pub fn add(&mut self, key: &[u8], delta: i64) -> Result<(i64, Vec<(ClientId, Reply)>), Violation> {
         let mut replies = Vec::new();
-        let sum = self.current_space.add(key, delta, &mut replies)?;
+        let sum = self.current_keys.add(key, delta, &mut replies)?;
         Ok((sum, replies))
     }
 
-    fn space(&mut self, generation: Generation) -> Option<&mut Space> {
-        if generation == self.current { Some(&mut self.current_space) } else { self.older.get_mut(&generation) }
+    fn key_space(&mut self, generation: Generation) -> Option<&mut KeySpace> {
+        if generation == self.current { Some(&mut self.current_keys) } else { self.older.get_mut(&generation) }
     }
 }

@@ -57,7 +57,7 @@ const LONGEST_FILE: usize = 800;
 const EMPTY_NAMES: &[&str] =
     &["common", "helper", "helpers", "manager", "managers", "misc", "miscellaneous", "util", "utils"];
 
-/// torchrun's variables, which scripts see; only `launch::environment` spells them.
+/// torchrun's variables, which scripts see; only `launch::workers::environment` spells them.
 const WORKER_VARIABLES: &[&str] = &[
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
@@ -290,11 +290,14 @@ fn names_say_what_is_inside() {
 
 #[test]
 fn only_the_environment_module_spells_worker_variables() {
-    let mut complaints = Complaints::of("worker variables only in launch::environment");
-    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/launch/src/environment")) {
+    let mut complaints = Complaints::of("worker variables only in launch::workers::environment");
+    for source in
+        sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/launch/src/workers/environment"))
+    {
         for (line, text) in source.shipped_code() {
             for variable in WORKER_VARIABLES.iter().filter(|name| text.contains(&format!("\"{name}"))) {
-                let what = format!("\"{variable}…\" is spelled here: use a constant of instep_launch::environment");
+                let what =
+                    format!("\"{variable}…\" is spelled here: use a constant of instep_launch::workers::environment");
                 complaints.add(&source.path, line, &what);
             }
         }

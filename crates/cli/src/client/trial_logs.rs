@@ -15,7 +15,7 @@ use instep_api::states::State;
 use instep_api::trials::TrialsResponse;
 use instep_client::Client;
 use instep_launch::Console;
-use instep_launch::logs::Stream;
+use instep_launch::output::logs::Stream;
 
 use super::logs::{self, LogArguments};
 use super::{experiment, say, shown};

@@ -5,8 +5,8 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use instep_launch::devices::{self, Space};
-use instep_launch::nvidia::{self, Nvidia, NvidiaError};
+use instep_launch::machine::devices::{self, DiskSpace};
+use instep_launch::machine::nvidia::{self, Nvidia, NvidiaError};
 
 use super::{Check, DRIVER_TIMEOUT, ok, problem, read_text, warning};
 
@@ -131,13 +131,13 @@ pub(super) fn judge_open_files(soft: Option<&str>, hard: Option<&str>) -> Check 
 }
 
 /// Size of a folder's file system, after a file was written there and removed.
-pub(super) fn writable_space(folder: &Path) -> io::Result<Space> {
+pub(super) fn writable_space(folder: &Path) -> io::Result<DiskSpace> {
     let file = folder.join(format!("instep-doctor-{}", std::process::id()));
     let written = OpenOptions::new().write(true).create_new(true).open(&file).and_then(|mut file| file.write_all(b"x"));
     // Whatever came of writing, nothing stays behind.
     let _ = fs::remove_file(&file);
     written?;
-    devices::space(folder)
+    devices::disk_space(folder)
 }
 
 /// `1.5 GiB`.
@@ -152,7 +152,7 @@ fn size(bytes: u64) -> String {
     if amount < 10.0 && unit != "B" { format!("{amount:.1} {unit}") } else { format!("{amount:.0} {unit}") }
 }
 
-pub(super) fn judge_shared_memory(space: io::Result<Space>) -> Check {
+pub(super) fn judge_shared_memory(space: io::Result<DiskSpace>) -> Check {
     const NAME: &str = "shared memory";
     let more = "data loaders pass batches through it: docker run --ipc=host, or --shm-size=8g";
     match space {
@@ -197,7 +197,7 @@ pub(super) fn judge_worker_stacks(scope: Option<&str>, readable: Option<bool>) -
     }
 }
 
-pub(super) fn judge_temporary_folder(folder: &Path, space: io::Result<Space>) -> Check {
+pub(super) fn judge_temporary_folder(folder: &Path, space: io::Result<DiskSpace>) -> Check {
     const NAME: &str = "temporary folder";
     let place = folder.display();
     match space {

@@ -20,7 +20,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use instep_launch::nvidia;
+use instep_launch::machine::nvidia;
 use serde::Serialize;
 
 use self::machine::{
@@ -171,8 +171,8 @@ fn read_text(path: impl AsRef<Path>) -> Option<String> {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use instep_launch::devices::Space;
-    use instep_launch::nvidia::{Gpu, Nvidia, NvidiaError};
+    use instep_launch::machine::devices::DiskSpace;
+    use instep_launch::machine::nvidia::{Gpu, Nvidia, NvidiaError};
 
     use super::machine::{judge_cpus, judge_open_files, judge_worker_stacks};
     use super::network::{judge_default_ports, judge_loopback};
@@ -199,8 +199,8 @@ mod tests {
         let python = Path::new("/venv/bin/python");
         let loopback: IpAddr = Ipv4Addr::new(127, 0, 1, 1).into();
         let public: IpAddr = Ipv4Addr::new(10, 0, 0, 7).into();
-        let roomy = Space { total: 8 << 30, free: 7 << 30 };
-        let docker = Space { total: 64 << 20, free: 64 << 20 };
+        let roomy = DiskSpace { total: 8 << 30, free: 7 << 30 };
+        let docker = DiskSpace { total: 64 << 20, free: 64 << 20 };
         let cases = [
             (judge_platform("linux", "x86_64"), Verdict::Ok, "linux x86_64"),
             (judge_platform("linux", "aarch64"), Verdict::Warning, "linux aarch64"),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use instep_launch::interpreter;
+use instep_launch::machine::interpreter;
 
 use super::{Check, VERSION, ok, problem, warning};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use instep_launch::Outcome;
 use instep_launch::drill::{Kill, KillKind, Report, Resume};
-use instep_launch::fold::describe_ranks;
+use instep_launch::output::fold::describe_ranks;
 use serde_json::{Value, json};
 
 use crate::console::{self, paint};

@@ -1,6 +1,6 @@
 //! `--dry-run`: what would be started, for people or programs.
 
-use instep_launch::plan::{Meeting, Plan};
+use instep_launch::plan::{Plan, RendezvousMode};
 use serde_json::json;
 
 use super::options::DryRunFormat;
@@ -19,12 +19,14 @@ fn command(plan: &Plan) -> Vec<String> {
     plan.command.iter().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-fn meeting(plan: &Plan) -> String {
-    match &plan.meeting {
-        Meeting::Alone => "this node alone, any free port on loopback".to_owned(),
-        Meeting::Fixed { host, port } if plan.node_rank == 0 => format!("static: this node serves {host} port {port}"),
-        Meeting::Fixed { host, port } => format!("static: node 0 serves {host} port {port}"),
-        Meeting::Dynamic { host, port, .. } => format!("c10d: the node at {host} serves port {port}"),
+fn rendezvous(plan: &Plan) -> String {
+    match &plan.rendezvous {
+        RendezvousMode::Standalone => "this node alone, any free port on loopback".to_owned(),
+        RendezvousMode::Static { host, port } if plan.node_rank == 0 => {
+            format!("static: this node serves {host} port {port}")
+        }
+        RendezvousMode::Static { host, port } => format!("static: node 0 serves {host} port {port}"),
+        RendezvousMode::C10d { host, port, .. } => format!("c10d: the node at {host} serves port {port}"),
     }
 }
 
@@ -35,7 +37,7 @@ fn as_json(plan: &Plan) -> serde_json::Value {
             "path": found.path.display().to_string(),
             "chosen_because": found.chosen_because,
         })),
-        "rendezvous": meeting(plan),
+        "rendezvous": rendezvous(plan),
         "run_id": plan.job.run_id,
         "nodes": {"min": plan.terms.min_nodes, "max": plan.terms.max_nodes, "this": plan.node_rank},
         "workers_per_node": plan.job.workers,
@@ -67,7 +69,7 @@ fn as_text(plan: &Plan) -> String {
         ("python", python),
         ("nodes", nodes),
         ("workers", format!("{} on this node", plan.job.workers)),
-        ("rendezvous", meeting(plan)),
+        ("rendezvous", rendezvous(plan)),
         ("job id", plan.job.run_id.clone()),
         ("restarts", restarts),
     ];

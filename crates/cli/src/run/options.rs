@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
-use instep_launch::numa::NumaBinding;
+use instep_launch::machine::numa::NumaBinding;
 use instep_launch::{PlanError, Request};
 
 /// How `--dry-run` speaks.

@@ -6,7 +6,8 @@ use std::{fs, io};
 
 use anyhow::Context;
 use instep_launch::Outcome;
-use instep_launch::{Plan, environment, failure};
+use instep_launch::workers::environment;
+use instep_launch::{Plan, failure};
 use serde_json::{Value, json};
 
 use crate::console::TerminalConsole;

@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use instep_launch::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
-use instep_launch::coordinator::{Coordinator, Hosting};
+use instep_launch::coordinator::{Coordinator, CoordinatorSettings};
 use instep_launch::events::EventLog;
 use instep_launch::failure::{ExitStatus, Failure};
-use instep_policy::membership::{LauncherId, Quorum, Terms};
+use instep_policy::membership::{LauncherId, MembershipTerms, Quorum};
 use instep_store::{Client, Server};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: u64 = 42;
 static NEXT_LAUNCHER: AtomicU64 = AtomicU64::new(100);
 
-fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> Terms {
-    Terms {
+fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> MembershipTerms {
+    MembershipTerms {
         min_nodes: nodes,
         max_nodes: nodes,
         fixed_ranks,
@@ -27,16 +27,16 @@ fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> Terms {
         join_timeout: Duration::from_secs(60),
         max_changes: 10,
         settle: Duration::from_millis(100),
-        reunion: Duration::from_secs(1),
+        rejoin_window: Duration::from_secs(1),
         fence: Duration::ZERO,
         quorum: Quorum::Majority,
     }
 }
 
-fn serve(terms: &Terms) -> Server {
+fn serve(terms: &MembershipTerms) -> Server {
     let listeners = instep_store::listen_loopback(0).expect("listen");
     let master_port = listeners[0].local_addr().expect("address").port();
-    let hosting = Hosting {
+    let settings = CoordinatorSettings {
         run_id: "job".to_owned(),
         terms: terms.clone(),
         host_token: TOKEN,
@@ -44,12 +44,12 @@ fn serve(terms: &Terms) -> Server {
         master_address: "localhost".to_owned(),
         master_port,
         worker_serves_store: false,
-        pulse: None,
+        heartbeat: None,
         endpoint: None,
-        post: Arc::default(),
+        leadership: Arc::default(),
         events: EventLog::default(),
     };
-    let coordinator = Coordinator::new(hosting, Instant::now());
+    let coordinator = Coordinator::new(settings, Instant::now());
     Server::start(listeners, Some(Box::new(coordinator)), |_| {}).expect("serve")
 }
 
@@ -67,7 +67,7 @@ impl Launcher {
         Launcher { stream, lines }
     }
 
-    fn join(server: &Server, terms: &Terms, change: impl FnOnce(&mut Hello)) -> Launcher {
+    fn join(server: &Server, terms: &MembershipTerms, change: impl FnOnce(&mut Hello)) -> Launcher {
         let mut launcher = Launcher::connect(server);
         let mut hello = Hello {
             protocol: control::PROTOCOL,
@@ -76,7 +76,7 @@ impl Launcher {
             host_token: None,
             launcher: LauncherId(NEXT_LAUNCHER.fetch_add(1, Ordering::Relaxed)),
             last_round: None,
-            pledges: Vec::new(),
+            votes: Vec::new(),
             busy: false,
             after_silence: false,
             standby_port: None,
@@ -97,7 +97,7 @@ impl Launcher {
     }
 
     /// The next message that is not about waiting; `None` at the end of the connection.
-    fn hear(&mut self) -> Option<FromCoordinator> {
+    fn set_leader_hint(&mut self) -> Option<FromCoordinator> {
         loop {
             let mut line = String::new();
             if self.lines.read_line(&mut line).expect("an answer in time") == 0 {
@@ -111,12 +111,12 @@ impl Launcher {
     }
 
     fn welcome(mut self) -> Launcher {
-        assert_eq!(self.hear(), Some(FromCoordinator::Welcome {}));
+        assert_eq!(self.set_leader_hint(), Some(FromCoordinator::Welcome {}));
         self
     }
 
     fn start(&mut self) -> Start {
-        match self.hear() {
+        match self.set_leader_hint() {
             Some(FromCoordinator::Start(start)) => start,
             other => panic!("expected the start, heard {other:?}"),
         }
@@ -159,7 +159,9 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
 
     second.say(&failure(2));
     for launcher in [&mut first, &mut second] {
-        let Some(FromCoordinator::Stop { reason, .. }) = launcher.hear() else { panic!("expected to be stopped") };
+        let Some(FromCoordinator::Stop { reason, .. }) = launcher.set_leader_hint() else {
+            panic!("expected to be stopped")
+        };
         assert_eq!(reason, "rank 2 on b exited with code 3 (ValueError: no); restart 1 of 1");
         launcher.say(&ToCoordinator::Stopped {});
     }
@@ -171,8 +173,8 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
 
     first.say(&ToCoordinator::Finished {});
     second.say(&ToCoordinator::Finished {});
-    assert_eq!(first.hear(), Some(FromCoordinator::Complete {}));
-    assert_eq!(second.hear(), Some(FromCoordinator::Complete {}));
+    assert_eq!(first.set_leader_hint(), Some(FromCoordinator::Complete {}));
+    assert_eq!(second.set_leader_hint(), Some(FromCoordinator::Complete {}));
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn every_node_hears_of_the_failure_that_ended_the_job() {
     first.start();
     second.start();
     second.say(&failure(2));
-    let Some(FromCoordinator::Fail { failures, .. }) = first.hear() else { panic!("expected the failure") };
+    let Some(FromCoordinator::Fail { failures, .. }) = first.set_leader_hint() else { panic!("expected the failure") };
     assert_eq!(failures[0].message.as_deref(), Some("ValueError: no"));
 }
 
@@ -196,7 +198,7 @@ fn a_broken_connection_is_noticed_at_once() {
     let second = Launcher::join(&server, &terms, |hello| hello.address = "b".to_owned()).welcome();
     first.start();
     drop(second);
-    let Some(FromCoordinator::Fail { reason, .. }) = first.hear() else { panic!("expected the loss") };
+    let Some(FromCoordinator::Fail { reason, .. }) = first.set_leader_hint() else { panic!("expected the loss") };
     assert!(reason.starts_with("node b (pid 1) was lost: its connection broke"), "{reason}");
 }
 
@@ -204,7 +206,7 @@ fn a_broken_connection_is_noticed_at_once() {
 fn nodes_that_do_not_fit_are_refused_by_name() {
     let terms = terms(2, 0, false);
     let server = serve(&terms);
-    let refusal = |change: fn(&mut Hello)| match Launcher::join(&server, &terms, change).hear() {
+    let refusal = |change: fn(&mut Hello)| match Launcher::join(&server, &terms, change).set_leader_hint() {
         Some(FromCoordinator::Refused { reason }) => reason,
         other => panic!("expected a refusal, heard {other:?}"),
     };
@@ -221,9 +223,9 @@ fn strangers_and_garbage_do_not_disturb_the_job() {
     let terms = terms(1, 0, false);
     let server = serve(&terms);
     for garbage in [&b"{\n"[..], b"{\"hello\": 7}\n", b"{\"finished\":{}}\n", b"{\"hello\":{}}\n{\"hello\":{}}\n"] {
-        let mut stranger = Launcher::connect(&server);
-        stranger.stream.write_all(garbage).expect("send");
-        assert_eq!(stranger.hear(), None, "{}", garbage.escape_ascii());
+        let mut not_a_coordinator = Launcher::connect(&server);
+        not_a_coordinator.stream.write_all(garbage).expect("send");
+        assert_eq!(not_a_coordinator.set_leader_hint(), None, "{}", garbage.escape_ascii());
     }
     let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
     first.start();
@@ -252,7 +254,7 @@ fn a_static_job_is_shared_with_torchrun() {
     assert_eq!(foreign.get("job/torchelastic/agent/terminal_state/num_members").expect("our count"), b"1");
     assert_eq!(foreign.add("job/torchelastic/agent/terminal_state/num_members", 1).expect("add"), 2);
     foreign.set("job/torchelastic/agent/terminal_state/last_member", b"1").expect("set");
-    assert_eq!(first.hear(), Some(FromCoordinator::Complete {}));
+    assert_eq!(first.set_leader_hint(), Some(FromCoordinator::Complete {}));
 }
 
 #[test]
@@ -264,7 +266,7 @@ fn a_static_job_of_our_nodes_does_not_look_for_torchrun_after_its_start() {
     let mut lost = Launcher::join(&server, &terms, second).welcome();
     assert_eq!((first.start().round, lost.start().round), (0, 0));
     drop(lost);
-    assert!(matches!(first.hear(), Some(FromCoordinator::Stop { .. })));
+    assert!(matches!(first.set_leader_hint(), Some(FromCoordinator::Stop { .. })));
     first.say(&ToCoordinator::Stopped {});
 
     let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
@@ -296,7 +298,7 @@ fn meet(nodes: usize) -> Duration {
         .collect();
     let mut ranks = Vec::new();
     for launcher in &mut launchers {
-        assert_eq!(launcher.hear(), Some(FromCoordinator::Welcome {}));
+        assert_eq!(launcher.set_leader_hint(), Some(FromCoordinator::Welcome {}));
         ranks.push(launcher.start().group_rank);
     }
     ranks.sort_unstable();

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use instep_launch::plan::{self, Meeting, Plan};
+use instep_launch::plan::{self, Plan, RendezvousMode};
 use instep_launch::{PlanError, Request};
 
 /// The options' defaults, as the command line fills them in.
@@ -50,17 +50,17 @@ fn a_single_node_needs_no_port() {
     ];
     for change in alone {
         let plan = resolve(change).expect("valid");
-        assert_eq!((plan.meeting, plan.terms.max_nodes), (Meeting::Alone, 1));
+        assert_eq!((plan.rendezvous, plan.terms.max_nodes), (RendezvousMode::Standalone, 1));
     }
 }
 
 #[test]
 fn a_given_port_is_taken_literally() {
     let plan = resolve(|request| request.master_port = Some(29400)).expect("valid");
-    assert_eq!(plan.meeting, Meeting::Fixed { host: "127.0.0.1".to_owned(), port: 29400 });
+    assert_eq!(plan.rendezvous, RendezvousMode::Static { host: "127.0.0.1".to_owned(), port: 29400 });
     assert_eq!(plan.job.run_id, "none");
     let plan = resolve(|request| request.nnodes = "2".to_owned()).expect("valid");
-    assert_eq!(plan.meeting, Meeting::Fixed { host: "127.0.0.1".to_owned(), port: 29500 });
+    assert_eq!(plan.rendezvous, RendezvousMode::Static { host: "127.0.0.1".to_owned(), port: 29500 });
     assert_eq!(plan.connect_timeout, Duration::from_secs(900));
 }
 
@@ -74,7 +74,7 @@ fn several_nodes_meet_at_the_endpoint() {
         request.rdzv_conf = "join_timeout=5, is_host=no".to_owned();
     })
     .expect("valid");
-    assert_eq!(plan.meeting, Meeting::Dynamic { host: "fd00::1".to_owned(), port: 29400, is_host: Some(false) });
+    assert_eq!(plan.rendezvous, RendezvousMode::C10d { host: "fd00::1".to_owned(), port: 29400, is_host: Some(false) });
     assert_eq!((plan.job.run_id.as_str(), plan.terms.join_timeout), ("456", Duration::from_secs(5)));
 }
 

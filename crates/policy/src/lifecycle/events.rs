@@ -7,7 +7,7 @@ use instep_api::wire::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::verdict::End;
+use super::run_end::End;
 
 /// One run of one trial. There is at most one allocation for each, ever.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -21,14 +21,12 @@ pub struct Run {
 /// What a log policy asks for when its pattern matches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum PolicyAction {
     /// If the script fails now, it is not tried again.
     CancelRetries,
     /// The trial never again runs on the agent that the line came from.
-    ExcludeNode {
-        /// Its name.
-        agent: String,
-    },
+    ExcludeNode { agent: String },
     /// The match is shown, nothing more.
     Mark,
 }
@@ -36,6 +34,7 @@ pub enum PolicyAction {
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Event {
     /// The experiment begins: the first event.
     Started,
@@ -48,82 +47,52 @@ pub enum Event {
     /// Somebody wants it to end now.
     Kill,
     /// Somebody wants one of its trials to end now.
-    KillTrial {
-        /// Which.
-        request: String,
-    },
+    KillTrial { request: String },
     /// A trial that was to be made is in the database.
     TrialMade {
-        /// Which.
         request: String,
         /// Its number.
         trial: i32,
     },
     /// A trial reported validation metrics.
     Validated {
-        /// Which.
         request: String,
-        /// By name.
         metrics: Map<String, Value>,
         /// The report's `steps_completed`.
         steps: u64,
     },
     /// A trial said how far it is.
     Progressed {
-        /// Which.
         request: String,
         /// From 0 to 1.
         progress: f64,
     },
     /// The script said that its hyperparameters make no sense; it ends by itself now.
-    InvalidHyperparameters {
-        /// Which.
-        request: String,
-    },
+    InvalidHyperparameters { request: String },
     /// Slots were given to a run; its shares are being started.
-    Assigned {
-        /// Which.
-        run: Run,
-    },
+    Assigned { run: Run },
     /// All shares of a run have started.
-    Running {
-        /// Which.
-        run: Run,
-    },
+    Running { run: Run },
     /// The script of a run can hear signals: its rendezvous is complete, or it said so.
-    Ready {
-        /// Which.
-        run: Run,
-    },
+    Ready { run: Run },
     /// The script of a run said that it stops although it is not done.
-    Acknowledged {
-        /// Which.
-        run: Run,
-    },
+    Acknowledged { run: Run },
     /// The scheduler needs the slots of a run.
     Displaced {
-        /// Which.
         run: Run,
         /// For people.
         why: String,
     },
     /// The slots of a run are taken away at once: its agent was disabled.
     Evicted {
-        /// Which.
         run: Run,
         /// For people.
         why: String,
     },
     /// Nothing of a run is alive any more.
-    Ended {
-        /// Which.
-        run: Run,
-        /// How.
-        end: End,
-    },
+    Ended { run: Run, end: End },
     /// A line in the log of a run matched a log policy.
     LogMatched {
-        /// Which.
         run: Run,
         /// The policy's name.
         policy: String,
@@ -140,10 +109,10 @@ pub enum Event {
 
 /// What is to be done now, in this order. Doing something twice changes nothing: each names what it is about.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Effect {
     /// Put a trial into the database and answer with [`Event::TrialMade`].
     MakeTrial {
-        /// Which.
         request: String,
         /// For the script.
         seed: u32,
@@ -156,7 +125,6 @@ pub enum Effect {
     },
     /// A trial of an earlier life of the experiment goes on with these.
     ReviseTrial {
-        /// Which.
         request: String,
         /// For the script.
         seed: u32,
@@ -167,7 +135,6 @@ pub enum Effect {
     },
     /// Queue a run for slots.
     Ask {
-        /// Which.
         run: Run,
         /// The name of its allocation: `<task>.<run>`.
         allocation: String,
@@ -178,14 +145,12 @@ pub enum Effect {
     },
     /// Take a run out of the queue. It is over.
     Withdraw {
-        /// Which.
         run: Run,
         /// For people.
         why: String,
     },
     /// Let the script of a run know that it is to stop in good order.
     Preempt {
-        /// Which.
         run: Run,
         /// When the master's patience ends.
         deadline: Timestamp,
@@ -194,30 +159,25 @@ pub enum Effect {
     },
     /// End everything of a run.
     Kill {
-        /// Which.
         run: Run,
         /// For people.
         why: String,
     },
     /// The experiment's new state.
     ExperimentState {
-        /// Which.
         state: State,
         /// For people.
         why: String,
     },
     /// A trial's new state.
     TrialState {
-        /// Which.
         request: String,
-        /// Which.
         state: State,
         /// For people.
         why: String,
     },
     /// A named log policy matched: the trial shows it.
     PolicyMatched {
-        /// Which.
         request: String,
         /// The policy's name.
         policy: String,
@@ -226,11 +186,9 @@ pub enum Effect {
     CollectCheckpoints,
     /// A line for the log of a trial's task.
     Note {
-        /// Whose.
         request: String,
         /// How important.
         level: LogLevel,
-        /// What.
         text: String,
     },
 }

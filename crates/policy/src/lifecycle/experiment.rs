@@ -361,7 +361,7 @@ impl<S: Searcher> Experiment<S> {
 
     fn create(&mut self, request: String, seed: u32, hyperparameters: Map<String, Value>, out: &mut Vec<Effect>) {
         if let Some(known) = self.known(&request) {
-            return self.meet_again(&known, request, seed, hyperparameters, out);
+            return self.reconcile(&known, request, seed, hyperparameters, out);
         }
         let task = format!("{}.{request}", self.id);
         let birth = Birth { seed, hyperparameters, state: self.state };
@@ -381,7 +381,7 @@ impl<S: Searcher> Experiment<S> {
     }
 
     /// The search of a continued experiment wants a trial that there is already.
-    fn meet_again(
+    fn reconcile(
         &mut self,
         known: &str,
         alias: String,

@@ -6,7 +6,7 @@
 use instep_api::link::Exit;
 use serde::{Deserialize, Serialize};
 
-use super::verdict::End;
+use super::run_end::End;
 
 /// What is known of one share.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -75,10 +75,10 @@ impl Gang {
         let Some(member) = self.members.get_mut(rank).filter(|member| member.exit.is_none()) else {
             return Vec::new();
         };
-        let trouble = trouble(&exit, member.daemon);
+        let failure_of = failure_of(&exit, member.daemon);
         member.exit = Some(exit);
         let mut steps = Vec::new();
-        if let Some(end) = trouble {
+        if let Some(end) = failure_of {
             self.fate.get_or_insert(end);
         }
         if self.is_over() {
@@ -116,7 +116,7 @@ impl Gang {
 }
 
 /// What is wrong with an exit, if anything.
-fn trouble(exit: &Exit, daemon: bool) -> Option<End> {
+fn failure_of(exit: &Exit, daemon: bool) -> Option<End> {
     match exit {
         Exit::Code { code: 0, .. } => None,
         Exit::Code { .. } | Exit::Killed if daemon => None,

@@ -8,7 +8,7 @@
 //! Times are wall-clock times, because deadlines outlive the process.
 //!
 //! - [`states`]: which states may follow which.
-//! - [`verdict`]: what becomes of a trial whose run has ended.
+//! - [`run_end`]: what becomes of a trial whose run has ended.
 //! - [`allocation`]: one run, and how to stop it.
 //! - [`gang`]: the shares of a run on several machines, which live and end together.
 //! - [`single`]: a task beside the experiments, which runs once.
@@ -26,14 +26,14 @@ pub mod allocation;
 mod events;
 mod experiment;
 pub mod gang;
+pub mod run_end;
 pub mod searcher;
 pub mod single;
 pub mod states;
 mod trial;
-pub mod verdict;
 
 pub use events::{Effect, Event, PolicyAction, Run};
 pub use experiment::{Experiment, Terms};
+pub use run_end::End;
 pub use searcher::Searcher;
 pub use trial::Trial;
-pub use verdict::End;

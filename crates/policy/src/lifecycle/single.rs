@@ -8,10 +8,11 @@ use instep_api::states::{AllocationState, LogLevel};
 use instep_api::wire::Timestamp;
 
 use super::allocation::{Allocation, Manner, Measure, Phase, Stopping, after};
-use super::verdict::End;
+use super::run_end::End;
 
 /// What happened to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum SingleEvent {
     /// Slots were given to it; it is being started.
     Assigned,
@@ -27,16 +28,14 @@ pub enum SingleEvent {
         why: String,
     },
     /// Nothing of it is alive any more.
-    Ended {
-        /// How.
-        end: End,
-    },
+    Ended { end: End },
     /// Time has passed: [`Single::deadline`] says when this is next needed.
     Tick,
 }
 
 /// What is to be done now, in this order. Doing something twice changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum SingleEffect {
     /// Take it out of the queue. It is over.
     Withdraw {
@@ -52,7 +51,6 @@ pub enum SingleEffect {
     Note {
         /// How important.
         level: LogLevel,
-        /// What.
         text: String,
     },
     /// It has ended.
@@ -119,7 +117,7 @@ impl Single {
             SingleEvent::Kill { why } => self.kill(&why, now),
             SingleEvent::Ended { end } => {
                 self.over = true;
-                vec![last_words(&end), SingleEffect::Over]
+                vec![end_reason(&end), SingleEffect::Over]
             }
             SingleEvent::Tick => self.tick(now),
         }
@@ -173,7 +171,7 @@ impl Single {
     }
 }
 
-fn last_words(end: &End) -> SingleEffect {
+fn end_reason(end: &End) -> SingleEffect {
     let (level, text) = match end {
         End::Exited { code: 0 } => (LogLevel::Info, "resources exited successfully with a zero exit code".to_owned()),
         End::Exited { code } => (LogLevel::Error, super::trial::crashed(*code)),

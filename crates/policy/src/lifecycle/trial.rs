@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use super::allocation::{Allocation, KILL_AGAIN, Manner, Measure, Phase, Stopping, after};
 use super::events::{Effect, PolicyAction, Run};
 use super::experiment::Terms;
+use super::run_end::{AfterRun, End, RunContext, after_run};
 use super::states::{is_stopping, stopping_for, trial_may};
-use super::verdict::{Circumstances, End, Verdict, verdict};
 
 /// A script that called its hyperparameters invalid has this long to end.
 const INVALID_GRACE: Duration = Duration::from_secs(10);
@@ -139,11 +139,11 @@ impl Trial {
         }
         self.runs += 1;
         self.allocation = Some(Allocation::asked(self.runs));
-        self.ask_again(out);
+        self.request_again(out);
     }
 
     /// Asks for the slots of the present run, which waits for them.
-    fn ask_again(&self, out: &mut Vec<Effect>) {
+    fn request_again(&self, out: &mut Vec<Effect>) {
         let Some(allocation) = self.allocation_name() else { return };
         out.push(Effect::Ask {
             run: self.run(self.runs),
@@ -221,22 +221,22 @@ impl Trial {
     ) -> Option<State> {
         let allocation = self.allocation.take()?;
         self.note_end(end, out);
-        let of = Circumstances {
+        let of = RunContext {
             state: self.state,
             acknowledged: allocation.acknowledged,
             no_retries: self.no_retries.as_deref(),
             restarts: self.restarts,
             max_restarts: terms.max_restarts,
         };
-        match verdict(of, end) {
-            Verdict::Finished { state, why } => {
+        match after_run(of, end) {
+            AfterRun::Finished { state, why } => {
                 if state == State::Error {
                     self.note(LogLevel::Error, why.clone(), out);
                 }
                 self.finish(state, &why, out);
                 Some(state)
             }
-            Verdict::Again { counted, wait, why } => {
+            AfterRun::Again { counted, wait, why } => {
                 self.restarts += u32::from(counted);
                 self.note(LogLevel::Info, why, out);
                 self.wait_before_next(wait && allocation.phase < Phase::Running, now, out);
@@ -326,7 +326,7 @@ impl Trial {
         let Some(allocation) = &self.allocation else { return };
         let run = self.run(allocation.run);
         match &allocation.stopping {
-            _ if allocation.phase == Phase::Asked => self.ask_again(out),
+            _ if allocation.phase == Phase::Asked => self.request_again(out),
             Stopping::Not => {}
             Stopping::Asked { deadline, why } => {
                 out.push(Effect::Preempt { run, deadline: *deadline, why: why.clone() });

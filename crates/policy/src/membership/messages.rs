@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::places::Member;
-use super::view::{Pledge, Quorum};
+use super::ranks::RoundMember;
+use super::view::{Quorum, Vote};
 use super::{LauncherId, NodeId};
 
 /// What a job was started with; the same for all of its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Terms {
+pub struct MembershipTerms {
     /// A round needs this many nodes.
     pub min_nodes: usize,
     /// A round takes no more nodes than this.
@@ -27,7 +27,7 @@ pub struct Terms {
     /// before an elastic job's first round.
     pub settle: Duration,
     /// How long a job that was taken over waits for the nodes of its last round.
-    pub reunion: Duration,
+    pub rejoin_window: Duration,
     /// How long a job that was taken over from a silent coordinator waits in any case: until workers on that one's side,
     /// which notices the silence later, have been killed.
     pub fence: Duration,
@@ -35,7 +35,7 @@ pub struct Terms {
     pub quorum: Quorum,
 }
 
-impl Terms {
+impl MembershipTerms {
     /// Whether nodes may come and go.
     pub fn elastic(&self) -> bool {
         !self.fixed_ranks && self.min_nodes < self.max_nodes
@@ -50,7 +50,7 @@ pub struct NodeFacts {
     /// The newest committed round it took part in, if it comes back.
     pub last_round: Option<u64>,
     /// Later rounds that it was told to start, and that may be committed without its knowing.
-    pub pledges: Vec<Pledge>,
+    pub votes: Vec<Vote>,
     /// It still ends workers of that round, and will say [`Event::Stopped`].
     pub busy: bool,
     /// It comes from a coordinator that had fallen silent, on whose side workers may still run for a moment.
@@ -73,46 +73,34 @@ pub struct NodeFacts {
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Event {
     /// A node is there; unless it says otherwise, it has no worker alive.
     Joined {
-        /// Who.
         node: NodeId,
         /// What it said of itself.
         facts: NodeFacts,
     },
     /// A node that was told to stop has no worker alive any more; or one that was told to start has not done it.
-    Stopped {
-        /// Who.
-        node: NodeId,
-    },
+    Stopped { node: NodeId },
     /// A node has started its workers.
-    Started {
-        /// Who.
-        node: NodeId,
-    },
+    Started { node: NodeId },
     /// All workers of a node ended with 0.
-    Finished {
-        /// Who.
-        node: NodeId,
-    },
+    Finished { node: NodeId },
     /// A worker of a node failed.
     Failed {
-        /// Where.
         node: NodeId,
         /// What happened, for people: "rank 1 exited with code 3".
         cause: String,
     },
     /// A node is about to leave, and ends its workers.
     Draining {
-        /// Who.
         node: NodeId,
         /// Why, for people: "received SIGTERM".
         cause: String,
     },
     /// A node said goodbye; it has no worker alive.
     Left {
-        /// Who.
         node: NodeId,
         /// Why, for people: "received SIGTERM".
         cause: String,
@@ -121,7 +109,6 @@ pub enum Event {
     },
     /// A node is there no more.
     Lost {
-        /// Who.
         node: NodeId,
         /// How it was noticed.
         cause: String,
@@ -134,16 +121,14 @@ pub enum Event {
         nodes: Vec<(NodeId, String)>,
     },
     /// A launcher that had fallen silent is found to have ended.
-    Dead {
-        /// Who.
-        launcher: LauncherId,
-    },
+    Dead { launcher: LauncherId },
     /// Time passed.
     Tick,
 }
 
 /// What is to be done now.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Action {
     /// All members start their workers.
     Start {
@@ -154,20 +139,16 @@ pub enum Action {
         /// How many membership changes there have been.
         changes: u32,
         /// In order of group rank.
-        members: Vec<Member>,
+        members: Vec<RoundMember>,
         /// Number of workers in the round.
         world_size: usize,
         /// Why there is another round, for people; nothing for the first.
         reason: Option<String>,
     },
     /// Enough nodes of the round before have started: from here on this round is the one that others would take over.
-    Commit {
-        /// The round.
-        round: u64,
-    },
+    Commit { round: u64 },
     /// These nodes end their workers and say [`Event::Stopped`].
     Stop {
-        /// Who.
         nodes: Vec<NodeId>,
         /// Why, for people.
         reason: String,
@@ -176,7 +157,6 @@ pub enum Action {
     },
     /// The node cannot take part.
     Refuse {
-        /// Who.
         node: NodeId,
         /// Why, for people.
         reason: String,

@@ -16,7 +16,7 @@
 //!   needs a majority of the nodes of the round before ([`Quorum::Majority`], module `view`). The round *before* is the
 //!   newest one of which a majority of its own predecessor is known to have started ([`Action::Commit`]): an order to
 //!   start that never arrived behind a cut link commits nobody. Whoever did start and has not heard of the commitment
-//!   tells of that round when it comes back ([`Pledge`]), and is counted only together with a majority of that one.
+//!   tells of that round when it comes back ([`Vote`]), and is counted only together with a majority of that one.
 //!
 //! In all other jobs a lost node is a failure.
 //!
@@ -33,18 +33,18 @@
 //! translates.
 
 mod messages;
-mod places;
+mod ranks;
 mod round;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-pub use messages::{Action, Event, NodeFacts, Terms};
-pub use places::Member;
-use places::{Applicant, seat};
-use view::View;
-pub use view::{Pledge, Quorum, Resumption};
+pub use messages::{Action, Event, MembershipTerms, NodeFacts};
+pub use ranks::RoundMember;
+use ranks::{RankCandidate, assign_ranks};
+use view::RoundView;
+pub use view::{Quorum, Resumption, Vote};
 
 /// How many nodes are named to people; the rest is counted.
 const SHOWN: usize = 8;
@@ -59,7 +59,7 @@ pub struct NodeId(pub u64);
 pub struct LauncherId(pub u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum NodeState {
     Ready,
     Running,
     Finished,
@@ -70,11 +70,11 @@ enum Standing {
 #[derive(Debug)]
 struct Node {
     facts: NodeFacts,
-    standing: Standing,
+    state: NodeState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Phase {
+enum RoundPhase {
     /// Nodes come together; `last_call` is set once enough are there.
     Gathering {
         since: Duration,
@@ -89,7 +89,7 @@ enum Phase {
 
 /// Why an elastic round was stopped, until all of its nodes have answered.
 #[derive(Debug, Default)]
-struct Trouble {
+struct StopReason {
     failure: Option<String>,
     /// Nodes that reported a failure: their loss explains nobody else's.
     failed: BTreeSet<NodeId>,
@@ -99,9 +99,9 @@ struct Trouble {
 /// The decisions about one job. See the module documentation.
 #[derive(Debug)]
 pub struct Membership {
-    terms: Terms,
+    terms: MembershipTerms,
     nodes: BTreeMap<NodeId, Node>,
-    phase: Phase,
+    phase: RoundPhase,
     /// Members of the newest round that are still counted on.
     members: Vec<NodeId>,
     rounds: u64,
@@ -110,12 +110,12 @@ pub struct Membership {
     /// How many nodes the newest round started with.
     round_size: usize,
     /// The newest round that is committed, as all who may be alive know it.
-    view: Option<View>,
+    view: Option<RoundView>,
     /// Launchers that have ended, as far as their systems said so.
     ended: BTreeSet<LauncherId>,
     /// The round that was started here and is not committed yet, with those who have started.
-    pending: Option<(View, BTreeSet<LauncherId>)>,
-    trouble: Option<Trouble>,
+    pending: Option<(RoundView, BTreeSet<LauncherId>)>,
+    stop_reason: Option<StopReason>,
     /// Since when workers of a silent side may still run.
     silent_since: Option<Duration>,
     /// Why the next round will start.
@@ -125,11 +125,11 @@ pub struct Membership {
 
 impl Membership {
     /// A job without nodes, at time `now` (any monotonic offset).
-    pub fn new(terms: Terms, now: Duration) -> Membership {
+    pub fn new(terms: MembershipTerms, now: Duration) -> Membership {
         Membership {
             terms,
             nodes: BTreeMap::new(),
-            phase: Phase::Gathering { since: now, last_call: None },
+            phase: RoundPhase::Gathering { since: now, last_call: None },
             members: Vec::new(),
             rounds: 0,
             restarts: 0,
@@ -138,7 +138,7 @@ impl Membership {
             view: None,
             ended: BTreeSet::new(),
             pending: None,
-            trouble: None,
+            stop_reason: None,
             silent_since: None,
             reason: None,
             announced: None,
@@ -146,46 +146,46 @@ impl Membership {
     }
 
     /// A job whose coordinator was lost, to be led from here on.
-    pub fn resume(terms: Terms, resumption: Resumption, now: Duration) -> Membership {
-        let trouble = Trouble { change: Some(resumption.reason.clone()), ..Trouble::default() };
+    pub fn resume(terms: MembershipTerms, resumption: Resumption, now: Duration) -> Membership {
+        let stop_reason = StopReason { change: Some(resumption.reason.clone()), ..StopReason::default() };
         Membership {
             rounds: resumption.round + 1,
             restarts: resumption.restarts,
             changes: resumption.changes,
             round_size: resumption.size,
-            view: Some(View::resumed(&resumption)),
+            view: Some(RoundView::resumed(&resumption)),
             ended: resumption.dead.iter().copied().collect(),
-            trouble: Some(trouble),
+            stop_reason: Some(stop_reason),
             silent_since: (!resumption.dead.contains(&resumption.host)).then_some(now),
             ..Membership::new(terms, now)
         }
     }
 
     /// What the job was started with.
-    pub fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &MembershipTerms {
         &self.terms
     }
 
     /// The newest committed round.
     pub fn round(&self) -> Option<u64> {
-        self.view.as_ref().map(View::round)
+        self.view.as_ref().map(RoundView::round)
     }
 
     /// Whether workers run.
     pub fn is_running(&self) -> bool {
-        matches!(self.phase, Phase::Running { .. })
+        matches!(self.phase, RoundPhase::Running { .. })
     }
 
     /// Members of the newest round that fell silent: they may be alive.
     pub fn unaccounted(&self) -> Vec<LauncherId> {
         let here: BTreeSet<LauncherId> = self.nodes.values().map(|node| node.facts.launcher).collect();
         let members = self.view.iter().flat_map(|view| view.unaccounted(&here));
-        let pledged = self.nodes.values().flat_map(|node| self.pledges(&node.facts)).flat_map(|pledge| &pledge.order);
+        let voted = self.nodes.values().flat_map(|node| self.votes(&node.facts)).flat_map(|vote| &vote.order);
         let known = |id: &&LauncherId| {
             here.contains(id) || self.ended.contains(id) || self.view.as_ref().is_some_and(|view| view.has_ended(**id))
         };
-        let pledged = pledged.filter(|launcher| !known(launcher));
-        members.chain(pledged.copied()).collect::<BTreeSet<LauncherId>>().into_iter().collect()
+        let voted = voted.filter(|launcher| !known(launcher));
+        members.chain(voted.copied()).collect::<BTreeSet<LauncherId>>().into_iter().collect()
     }
 
     /// A launcher's place in the newest round; earlier ones lead rather than later ones.
@@ -196,15 +196,15 @@ impl Membership {
     /// When [`Event::Tick`] is due at the latest.
     pub fn wake_at(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Gathering { since, last_call } => Some(last_call.unwrap_or(since + self.terms.join_timeout)),
-            Phase::Running { settled } => settled,
-            Phase::Ended => None,
+            RoundPhase::Gathering { since, last_call } => Some(last_call.unwrap_or(since + self.terms.join_timeout)),
+            RoundPhase::Running { settled } => settled,
+            RoundPhase::Ended => None,
         }
     }
 
     /// Takes in what happened and returns what is to be done.
     pub fn on(&mut self, event: Event, now: Duration) -> Vec<Action> {
-        if self.phase == Phase::Ended {
+        if self.phase == RoundPhase::Ended {
             return match event {
                 Event::Joined { node, .. } => {
                     vec![Action::Refuse { node, reason: "the job has already ended".to_owned() }]
@@ -214,19 +214,19 @@ impl Membership {
         }
         match event {
             Event::Joined { node, facts } => self.joined(node, facts, now),
-            Event::Stopped { node } if self.standing(node) == Some(Standing::Running) => self.not_started(node, now),
+            Event::Stopped { node } if self.state(node) == Some(NodeState::Running) => self.not_started(node, now),
             Event::Stopped { node } => {
-                let is_news = self.standing(node) == Some(Standing::Stopping);
-                self.change(node, Standing::Stopping, Standing::Ready);
+                let is_news = self.state(node) == Some(NodeState::Stopping);
+                self.change(node, NodeState::Stopping, NodeState::Ready);
                 match self.phase {
-                    Phase::Running { .. } if is_news => self.newcomer(node, now),
+                    RoundPhase::Running { .. } if is_news => self.newcomer(node, now),
                     _ => self.gather(now),
                 }
             }
             Event::Started { node } => self.started(node, now),
             // Said before the order to stop arrived: the round is over, and the order stands.
             Event::Finished { node } => {
-                self.change(node, Standing::Running, Standing::Finished);
+                self.change(node, NodeState::Running, NodeState::Finished);
                 self.complete_if_finished()
             }
             Event::Failed { node, cause } => self.failed(node, cause, now),
@@ -243,7 +243,7 @@ impl Membership {
             Event::Lost { node, cause, silent } => self.gone(node, "was lost", cause, silent, now),
             Event::Silent { nodes } => {
                 for (node, _) in &nodes {
-                    self.change(*node, Standing::Ready, Standing::Draining);
+                    self.change(*node, NodeState::Ready, NodeState::Draining);
                 }
                 let each = nodes.into_iter();
                 each.flat_map(|(node, cause)| self.gone(node, "was lost", cause, true, now)).collect()
@@ -253,24 +253,24 @@ impl Membership {
                 self.gather(now)
             }
             Event::Tick => match self.phase {
-                Phase::Running { settled: Some(due) } if now >= due => self.take_in_newcomers(now),
+                RoundPhase::Running { settled: Some(due) } if now >= due => self.take_in_newcomers(now),
                 _ => self.gather(now),
             },
         }
     }
 
-    fn views(&mut self) -> impl Iterator<Item = &mut View> {
+    fn views(&mut self) -> impl Iterator<Item = &mut RoundView> {
         let pending = self.pending.as_mut().map(|(view, _)| view);
         self.view.iter_mut().chain(pending)
     }
 
-    fn standing(&self, node: NodeId) -> Option<Standing> {
-        self.nodes.get(&node).map(|node| node.standing)
+    fn state(&self, node: NodeId) -> Option<NodeState> {
+        self.nodes.get(&node).map(|node| node.state)
     }
 
-    fn change(&mut self, node: NodeId, from: Standing, to: Standing) {
-        if let Some(node) = self.nodes.get_mut(&node).filter(|node| node.standing == from) {
-            node.standing = to;
+    fn change(&mut self, node: NodeId, from: NodeState, to: NodeState) {
+        if let Some(node) = self.nodes.get_mut(&node).filter(|node| node.state == from) {
+            node.state = to;
         }
     }
 
@@ -282,11 +282,11 @@ impl Membership {
         if facts.after_silence {
             self.silent_since = Some(now);
         }
-        let standing = if facts.busy { Standing::Stopping } else { Standing::Ready };
-        self.nodes.insert(node, Node { facts, standing });
+        let state = if facts.busy { NodeState::Stopping } else { NodeState::Ready };
+        self.nodes.insert(node, Node { facts, state });
         match self.phase {
-            Phase::Running { .. } if standing == Standing::Ready => self.newcomer(node, now),
-            Phase::Running { .. } => Vec::new(),
+            RoundPhase::Running { .. } if state == NodeState::Ready => self.newcomer(node, now),
+            RoundPhase::Running { .. } => Vec::new(),
             _ => {
                 let mut actions = self.gather(now);
                 if let [Action::Waiting { node: whom, .. }] = actions.as_mut_slice()
@@ -337,7 +337,7 @@ impl Membership {
         if self.some_finished() {
             return waits("a node has finished already, so that a new one is not taken in");
         }
-        let (welcome, _) = self.candidates(|standing| standing != Standing::Draining);
+        let (welcome, _) = self.candidates(|state| state != NodeState::Draining);
         if !welcome.contains(&node) {
             return waits("this one comes from a later round that may go on elsewhere");
         }
@@ -345,21 +345,21 @@ impl Membership {
             return waits("all membership changes are used up, so that a new one is not taken in");
         }
         let due = match self.phase {
-            Phase::Running { settled: Some(due) } => due,
+            RoundPhase::Running { settled: Some(due) } => due,
             _ => now + self.terms.settle,
         };
-        self.phase = Phase::Running { settled: Some(due) };
+        self.phase = RoundPhase::Running { settled: Some(due) };
         waits(&format!("a new node is taken in after {} s", self.terms.settle.as_secs_f64()))
     }
 
     fn some_finished(&self) -> bool {
-        self.members.iter().any(|id| self.standing(*id) == Some(Standing::Finished))
+        self.members.iter().any(|id| self.state(*id) == Some(NodeState::Finished))
     }
 
     fn take_in_newcomers(&mut self, now: Duration) -> Vec<Action> {
-        self.phase = Phase::Running { settled: None };
-        let (welcome, _) = self.candidates(|standing| standing != Standing::Draining);
-        let ready = welcome.iter().filter_map(|id| self.nodes.get(id)).filter(|node| node.standing == Standing::Ready);
+        self.phase = RoundPhase::Running { settled: None };
+        let (welcome, _) = self.candidates(|state| state != NodeState::Draining);
+        let ready = welcome.iter().filter_map(|id| self.nodes.get(id)).filter(|node| node.state == NodeState::Ready);
         let waiting: Vec<String> = ready.map(|node| describe(&node.facts)).collect();
         if waiting.is_empty() || self.some_finished() || self.members.len() >= self.terms.max_nodes {
             return Vec::new();
@@ -369,16 +369,16 @@ impl Membership {
     }
 
     fn failed(&mut self, node: NodeId, cause: String, now: Duration) -> Vec<Action> {
-        match (self.standing(node), &mut self.trouble) {
+        match (self.state(node), &mut self.stop_reason) {
             // Its peers' workers fall with the first: only the first failure of a round counts.
-            (Some(Standing::Running | Standing::Finished), _) if !self.terms.elastic() => self.restart(cause, now),
-            (Some(Standing::Running | Standing::Finished), _) => {
-                let mut trouble = Trouble { failure: Some(cause.clone()), ..Trouble::default() };
-                trouble.failed.insert(node);
-                self.stop(trouble, cause, now)
+            (Some(NodeState::Running | NodeState::Finished), _) if !self.terms.elastic() => self.restart(cause, now),
+            (Some(NodeState::Running | NodeState::Finished), _) => {
+                let mut stop_reason = StopReason { failure: Some(cause.clone()), ..StopReason::default() };
+                stop_reason.failed.insert(node);
+                self.stop(stop_reason, cause, now)
             }
-            (Some(Standing::Stopping), Some(trouble)) => {
-                trouble.failed.insert(node);
+            (Some(NodeState::Stopping), Some(stop_reason)) => {
+                stop_reason.failed.insert(node);
                 Vec::new()
             }
             _ => Vec::new(),
@@ -406,30 +406,30 @@ impl Membership {
     }
 
     fn fail(&mut self, reason: String) -> Vec<Action> {
-        self.phase = Phase::Ended;
+        self.phase = RoundPhase::Ended;
         vec![Action::Fail { reason }]
     }
 
     fn stop_for_change(&mut self, cause: String, now: Duration) -> Vec<Action> {
-        let trouble = Trouble { change: Some(cause.clone()), ..Trouble::default() };
-        self.stop(trouble, cause, now)
+        let stop_reason = StopReason { change: Some(cause.clone()), ..StopReason::default() };
+        self.stop(stop_reason, cause, now)
     }
 
-    fn stop(&mut self, trouble: Trouble, reason: String, now: Duration) -> Vec<Action> {
-        self.trouble = Some(trouble);
+    fn stop(&mut self, stop_reason: StopReason, reason: String, now: Duration) -> Vec<Action> {
+        self.stop_reason = Some(stop_reason);
         self.pending = None;
         self.stop_members(reason, now)
     }
 
     fn stop_members(&mut self, reason: String, now: Duration) -> Vec<Action> {
-        self.phase = Phase::Gathering { since: now, last_call: None };
+        self.phase = RoundPhase::Gathering { since: now, last_call: None };
         self.announced = None;
         let mut nodes = Vec::new();
         for id in &self.members {
             match self.nodes.get_mut(id) {
-                Some(node) if node.facts.foreign => node.standing = Standing::Ready,
-                Some(node) if !matches!(node.standing, Standing::Draining | Standing::Ready) => {
-                    node.standing = Standing::Stopping;
+                Some(node) if node.facts.foreign => node.state = NodeState::Ready,
+                Some(node) if !matches!(node.state, NodeState::Draining | NodeState::Ready) => {
+                    node.state = NodeState::Stopping;
                     nodes.push(*id);
                 }
                 _ => {}
@@ -442,10 +442,10 @@ impl Membership {
 
     fn draining(&mut self, id: NodeId, cause: &str, now: Duration) -> Vec<Action> {
         let Some(node) = self.nodes.get_mut(&id).filter(|_| self.terms.elastic()) else { return Vec::new() };
-        let before = std::mem::replace(&mut node.standing, Standing::Draining);
+        let before = std::mem::replace(&mut node.state, NodeState::Draining);
         let reason = format!("node {} is draining: {cause}", describe(&node.facts));
         match (self.is_running(), before) {
-            (true, Standing::Running | Standing::Finished) => self.stop_for_change(reason, now),
+            (true, NodeState::Running | NodeState::Finished) => self.stop_for_change(reason, now),
             _ => self.gather(now),
         }
     }
@@ -464,7 +464,7 @@ impl Membership {
         self.views().for_each(|view| view.gone(node.facts.launcher, format!("{name}: {cause}"), silent));
         let mut urgent = Vec::new();
         if silent && self.may_be_superseded() {
-            let alive = |id: &&NodeId| !matches!(self.standing(**id), None | Some(Standing::Ready));
+            let alive = |id: &&NodeId| !matches!(self.state(**id), None | Some(NodeState::Ready));
             let nodes: Vec<NodeId> = self.members.iter().filter(alive).copied().collect();
             let reason = "too few nodes are heard: the others may go on without this side".to_owned();
             urgent.push(Action::Stop { nodes, reason, at_once: true });
@@ -476,7 +476,7 @@ impl Membership {
 
     /// Whether those who are heard are too few to go on.
     fn may_be_superseded(&self) -> bool {
-        self.objection(self.nodes.values()).is_some()
+        self.quorum_objection(self.nodes.values()).is_some()
     }
 
     fn without(
@@ -490,17 +490,19 @@ impl Membership {
     ) -> Vec<Action> {
         let elastic = self.terms.elastic();
         let what = format!("node {} {how}: {cause}", describe(&node.facts));
-        match (&self.phase, node.standing) {
-            (Phase::Running { .. }, Standing::Finished) => self.complete_if_finished(),
-            (Phase::Running { .. }, Standing::Running) if was_member && elastic => self.stop_for_change(what, now),
-            (Phase::Running { .. }, Standing::Running) if was_member => self.restart(what, now),
-            (Phase::Running { .. }, _) => Vec::new(),
-            (_, standing) => {
-                if let Some(trouble) = &mut self.trouble
-                    && standing == Standing::Stopping
-                    && !trouble.failed.contains(&id)
+        match (&self.phase, node.state) {
+            (RoundPhase::Running { .. }, NodeState::Finished) => self.complete_if_finished(),
+            (RoundPhase::Running { .. }, NodeState::Running) if was_member && elastic => {
+                self.stop_for_change(what, now)
+            }
+            (RoundPhase::Running { .. }, NodeState::Running) if was_member => self.restart(what, now),
+            (RoundPhase::Running { .. }, _) => Vec::new(),
+            (_, state) => {
+                if let Some(stop_reason) = &mut self.stop_reason
+                    && state == NodeState::Stopping
+                    && !stop_reason.failed.contains(&id)
                 {
-                    trouble.change.get_or_insert(what);
+                    stop_reason.change.get_or_insert(what);
                 }
                 self.gather(now)
             }
@@ -509,7 +511,7 @@ impl Membership {
 
     /// The coordinator ends with its host. An elastic job is taken over by the next node; any other has no leader.
     fn host_gone(&mut self, how: &str, cause: &str) -> Vec<Action> {
-        self.phase = Phase::Ended;
+        self.phase = RoundPhase::Ended;
         match self.terms.elastic() {
             true => Vec::new(),
             false => vec![Action::Fail { reason: format!("the first node {how}: {cause}") }],
@@ -517,9 +519,9 @@ impl Membership {
     }
 
     fn complete_if_finished(&mut self) -> Vec<Action> {
-        let all_finished = self.members.iter().all(|id| self.standing(*id) == Some(Standing::Finished));
+        let all_finished = self.members.iter().all(|id| self.state(*id) == Some(NodeState::Finished));
         if self.is_running() && all_finished {
-            self.phase = Phase::Ended;
+            self.phase = RoundPhase::Ended;
             return vec![Action::Complete];
         }
         Vec::new()

@@ -3,21 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::view::{Presence, View};
-use super::{Action, Applicant, Membership, Node, NodeFacts, NodeId, Phase, Pledge, SHOWN, Standing, describe, seat};
+use super::view::{Presence, RoundView};
+use super::{
+    Action, Membership, Node, NodeFacts, NodeId, NodeState, RankCandidate, RoundPhase, SHOWN, Vote, assign_ranks,
+    describe,
+};
 
 impl Membership {
     /// Starts the round if it can be, else says what is missing.
     pub(super) fn gather(&mut self, now: Duration) -> Vec<Action> {
-        let Phase::Gathering { since, last_call } = self.phase else { return Vec::new() };
-        let busy = |node: &&Node| matches!(node.standing, Standing::Stopping | Standing::Draining);
+        let RoundPhase::Gathering { since, last_call } = self.phase else { return Vec::new() };
+        let busy = |node: &&Node| matches!(node.state, NodeState::Stopping | NodeState::Draining);
         let stopping = self.nodes.values().filter(busy).count();
         if stopping == 0
-            && let Some(reason) = self.judge()
+            && let Some(reason) = self.charge_budget()
         {
             return self.fail(reason);
         }
-        let (ready, quorum) = self.candidates(|standing| standing == Standing::Ready);
+        let (ready, quorum) = self.candidates(|state| state == NodeState::Ready);
         let ready = ready.len();
         let enough = ready >= self.terms.min_nodes && stopping == 0 && quorum.is_none();
         if !enough && now >= since + self.terms.join_timeout {
@@ -25,7 +28,7 @@ impl Membership {
             return self.fail(format!("gave up after {limit} s {}", self.missing(ready, stopping, quorum)));
         }
         if !enough {
-            self.phase = Phase::Gathering { since, last_call: None };
+            self.phase = RoundPhase::Gathering { since, last_call: None };
             // Ending workers takes a moment and needs nobody's help: only missing nodes are worth a sentence.
             return if stopping > 0 { Vec::new() } else { self.announce(self.missing(ready, stopping, quorum)) };
         }
@@ -35,7 +38,7 @@ impl Membership {
         if now >= deadline {
             return self.start(now);
         }
-        self.phase = Phase::Gathering { since, last_call: Some(deadline) };
+        self.phase = RoundPhase::Gathering { since, last_call: Some(deadline) };
         self.announce(match &self.view {
             Some(view) => format!("{ready} nodes are there, the round before had {}", view.size()),
             None => format!(
@@ -66,7 +69,7 @@ impl Membership {
     fn start_by(&self, since: Duration, last_call: Option<Duration>, now: Duration) -> Duration {
         let same_as_before = self.rounds > 0
             && self.members.len() == self.round_size
-            && self.members.iter().all(|id| self.standing(*id) == Some(Standing::Ready));
+            && self.members.iter().all(|id| self.state(*id) == Some(NodeState::Ready));
         if same_as_before {
             return now;
         }
@@ -74,15 +77,15 @@ impl Membership {
             // Whoever is missing and known to be gone is not waited for.
             Some(_) if self.terms.elastic() && !self.was_taken_over() => now,
             Some(_) if self.unaccounted().is_empty() => now,
-            Some(_) => since + self.terms.reunion,
+            Some(_) => since + self.terms.rejoin_window,
             None => last_call.unwrap_or(now + self.terms.last_call),
         }
     }
 
     /// Every node of an elastic round has answered: was it a failure or a change, and is there a budget left for it?
-    fn judge(&mut self) -> Option<String> {
-        let trouble = self.trouble.take()?;
-        let reason = match (trouble.change, trouble.failure) {
+    fn charge_budget(&mut self) -> Option<String> {
+        let stop_reason = self.stop_reason.take()?;
+        let reason = match (stop_reason.change, stop_reason.failure) {
             (Some(change), _) if self.changes >= self.terms.max_changes => {
                 let limit = self.terms.max_changes;
                 return Some(format!("{change}; all {limit} membership changes are used up"));
@@ -106,43 +109,43 @@ impl Membership {
 
     /// Who of those that stand so may form a round, and why they may not go on without others, if so. Whoever comes from
     /// a later round that may be committed, and of which too few are here, is left out: then it is as if it had not come.
-    pub(super) fn candidates(&self, stands: impl Fn(Standing) -> bool) -> (Vec<NodeId>, Option<String>) {
+    pub(super) fn candidates(&self, matches: impl Fn(NodeState) -> bool) -> (Vec<NodeId>, Option<String>) {
         let mut nodes: BTreeMap<NodeId, &Node> =
-            self.nodes.iter().filter(|(_, node)| stands(node.standing)).map(|(id, node)| (*id, node)).collect();
+            self.nodes.iter().filter(|(_, node)| matches(node.state)).map(|(id, node)| (*id, node)).collect();
         let mut why = None;
-        while let Some((pledge, unmet)) = self.unmet_pledge(nodes.values().copied(), nodes.values().copied()) {
-            nodes.retain(|_, node| !node.facts.pledges.contains(&pledge));
+        while let Some((vote, unmet)) = self.unmet_vote(nodes.values().copied(), nodes.values().copied()) {
+            nodes.retain(|_, node| !node.facts.votes.contains(&vote));
             why = Some(unmet);
         }
-        let objection = self.objection(nodes.values().copied());
-        (nodes.into_keys().collect(), objection.map(|objection| why.unwrap_or(objection)))
+        let quorum_objection = self.quorum_objection(nodes.values().copied());
+        (nodes.into_keys().collect(), quorum_objection.map(|quorum_objection| why.unwrap_or(quorum_objection)))
     }
 
     /// Why these nodes may not go on alone after the newest committed round, if so.
-    pub(super) fn objection<'a>(&self, nodes: impl Iterator<Item = &'a Node>) -> Option<String> {
+    pub(super) fn quorum_objection<'a>(&self, nodes: impl Iterator<Item = &'a Node>) -> Option<String> {
         let view = self.view.as_ref().filter(|_| self.terms.elastic())?;
-        view.objection(self.terms.quorum, &Presence::of(nodes.map(|node| &node.facts)))
+        view.quorum_objection(self.terms.quorum, &Presence::of(nodes.map(|node| &node.facts)))
     }
 
     /// A later round that one of `nodes` has come from, and of which `witnesses` are too few, with the reason.
-    fn unmet_pledge<'a>(
+    fn unmet_vote<'a>(
         &self,
         nodes: impl Iterator<Item = &'a Node>,
         witnesses: impl Iterator<Item = &'a Node>,
-    ) -> Option<(Pledge, String)> {
-        let mut pledges = nodes.flat_map(|node| self.pledges(&node.facts)).peekable();
-        pledges.peek()?;
+    ) -> Option<(Vote, String)> {
+        let mut votes = nodes.flat_map(|node| self.votes(&node.facts)).peekable();
+        votes.peek()?;
         let presence = Presence::of(witnesses.map(|node| &node.facts));
-        pledges.find_map(|pledge| {
-            let reason = View::pledged(pledge, &self.ended).objection(self.terms.quorum, &presence)?;
-            Some((pledge.clone(), reason))
+        votes.find_map(|vote| {
+            let reason = RoundView::of_vote(vote, &self.ended).quorum_objection(self.terms.quorum, &presence)?;
+            Some((vote.clone(), reason))
         })
     }
 
     /// The rounds a node has come from that are later than the newest committed one.
-    pub(super) fn pledges<'a>(&self, facts: &'a NodeFacts) -> impl Iterator<Item = &'a Pledge> {
+    pub(super) fn votes<'a>(&self, facts: &'a NodeFacts) -> impl Iterator<Item = &'a Vote> {
         let newest = self.round();
-        facts.pledges.iter().filter(move |pledge| Some(pledge.round) > newest)
+        facts.votes.iter().filter(move |vote| Some(vote.round) > newest)
     }
 
     fn announce(&mut self, reason: String) -> Vec<Action> {
@@ -180,43 +183,41 @@ impl Membership {
                 .map(|rank| rank.to_string())
                 .collect();
             text.push_str(&format!("; missing: node rank {}", absent.join(", ")));
-        } else if let Some(gone) = self.view.as_ref().and_then(View::names_of_the_gone) {
+        } else if let Some(gone) = self.view.as_ref().and_then(RoundView::names_of_the_gone) {
             text.push_str(&format!("; gone: {gone}"));
         }
         text
     }
 
     fn start(&mut self, now: Duration) -> Vec<Action> {
-        let former = |launcher| self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher));
-        let (candidates, _) = self.candidates(|standing| standing == Standing::Ready);
+        let previous_rank = |launcher| self.view.as_ref().map_or(usize::MAX, |view| view.precedence(launcher));
+        let (candidates, _) = self.candidates(|state| state == NodeState::Ready);
         let candidates = candidates.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)));
         // A number is given to one committed round at most, so that who was in it can be told by the number.
-        let pledged = candidates
-            .clone()
-            .flat_map(|(_, node)| self.pledges(&node.facts))
-            .map(|pledge| pledge.round.saturating_add(1));
-        let round = pledged.max().unwrap_or(0).max(self.rounds);
-        let applicants = candidates.map(|(id, node)| Applicant {
+        let voted =
+            candidates.clone().flat_map(|(_, node)| self.votes(&node.facts)).map(|vote| vote.round.saturating_add(1));
+        let round = voted.max().unwrap_or(0).max(self.rounds);
+        let candidates = candidates.map(|(id, node)| RankCandidate {
             node: id,
             facts: &node.facts,
             first: node.facts.host && !self.terms.fixed_ranks,
-            former: if self.terms.elastic() { former(node.facts.launcher) } else { usize::MAX },
+            previous_rank: if self.terms.elastic() { previous_rank(node.facts.launcher) } else { usize::MAX },
         });
-        let (members, world_size) = seat(applicants.collect(), self.terms.max_nodes);
+        let (members, world_size) = assign_ranks(candidates.collect(), self.terms.max_nodes);
         self.rounds = round.saturating_add(1);
         self.members = members.iter().map(|member| member.node).collect();
         self.round_size = self.members.len();
         self.silent_since = None;
-        let mut seats = Vec::with_capacity(members.len());
+        let mut launchers = Vec::with_capacity(members.len());
         for id in &self.members {
             if let Some(node) = self.nodes.get_mut(id) {
-                node.standing = Standing::Running;
-                seats.push((node.facts.launcher, node.facts.host));
+                node.state = NodeState::Running;
+                launchers.push((node.facts.launcher, node.facts.host));
             }
         }
-        self.pending = Some((View::started(round, &seats), BTreeSet::new()));
+        self.pending = Some((RoundView::started(round, &launchers), BTreeSet::new()));
         self.announced = None;
-        self.phase = Phase::Running { settled: None };
+        self.phase = RoundPhase::Running { settled: None };
         let (restarts, changes, reason) = (self.restarts, self.changes, self.reason.take());
         let mut actions = vec![Action::Start { round, restarts, changes, members, world_size, reason }];
         actions.extend(self.commit(now));
@@ -235,7 +236,7 @@ impl Membership {
     /// A node let the order to start pass, because it was away when it came.
     pub(super) fn not_started(&mut self, id: NodeId, now: Duration) -> Vec<Action> {
         let Some(node) = self.nodes.get_mut(&id).filter(|_| self.terms.elastic()) else { return Vec::new() };
-        node.standing = Standing::Ready;
+        node.state = NodeState::Ready;
         let cause = format!("node {} was stopped for a while and did not start", describe(&node.facts));
         self.stop_for_change(cause, now)
     }
@@ -245,7 +246,7 @@ impl Membership {
         let Some((view, started)) = &self.pending else { return Vec::new() };
         let witnesses = self.nodes.values().filter(|node| started.contains(&node.facts.launcher));
         let members = self.members.iter().filter_map(|id| self.nodes.get(id));
-        if self.objection(witnesses.clone()).is_some() || self.unmet_pledge(members, witnesses).is_some() {
+        if self.quorum_objection(witnesses.clone()).is_some() || self.unmet_vote(members, witnesses).is_some() {
             return Vec::new();
         }
         let round = view.round();
@@ -253,7 +254,7 @@ impl Membership {
         for id in &self.members {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.facts.last_round = Some(round);
-                node.facts.pledges.clear();
+                node.facts.votes.clear();
             }
         }
         if !self.terms.elastic() {
@@ -261,7 +262,7 @@ impl Membership {
         }
         let mut actions = vec![Action::Commit { round }];
         // Whoever was left out because of an earlier round may be welcome now.
-        let (welcome, _) = self.candidates(|standing| standing == Standing::Ready);
+        let (welcome, _) = self.candidates(|state| state == NodeState::Ready);
         if let Some(node) = welcome.first().filter(|_| self.members.len() < self.terms.max_nodes) {
             actions.extend(self.newcomer(*node, now));
         }

@@ -9,7 +9,7 @@
 //! A node that fell silent and is *later* found to have ended still counts: it may have gone on with others before.
 //!
 //! Whoever was told to start a round and comes from there without having heard that it is committed tells of it
-//! ([`Pledge`]): it may be committed all the same. So it is counted only where a majority of that round is, too.
+//! ([`Vote`]): it may be committed all the same. So it is counted only where a majority of that round is, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,8 +29,8 @@ pub enum Quorum {
 
 /// A round that a node was told to start, and of which it has not heard that it is committed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pledge {
-    /// The round.
+#[expect(missing_docs, reason = "names say what the fields hold")]
+pub struct Vote {
     pub round: u64,
     /// Who led it.
     pub host: LauncherId,
@@ -64,7 +64,7 @@ pub struct Resumption {
 }
 
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct RoundView {
     round: u64,
     size: usize,
     /// In order of group rank; the first ones where the round is somebody else's.
@@ -89,15 +89,16 @@ impl<'a> Presence<'a> {
     }
 }
 
-impl View {
-    pub(super) fn started(round: u64, seats: &[(LauncherId, bool)]) -> View {
-        let order: Vec<LauncherId> = seats.iter().map(|(launcher, _)| *launcher).collect();
-        let host = seats.iter().find(|(_, host)| *host).map(|(launcher, _)| *launcher);
-        View::new(round, order.len(), order, host)
+impl RoundView {
+    pub(super) fn started(round: u64, launchers: &[(LauncherId, bool)]) -> RoundView {
+        let order: Vec<LauncherId> = launchers.iter().map(|(launcher, _)| *launcher).collect();
+        let host = launchers.iter().find(|(_, host)| *host).map(|(launcher, _)| *launcher);
+        RoundView::new(round, order.len(), order, host)
     }
 
-    pub(super) fn resumed(resumption: &Resumption) -> View {
-        let mut view = View::new(resumption.round, resumption.size, resumption.order.clone(), Some(resumption.host));
+    pub(super) fn resumed(resumption: &Resumption) -> RoundView {
+        let mut view =
+            RoundView::new(resumption.round, resumption.size, resumption.order.clone(), Some(resumption.host));
         for launcher in &resumption.dead {
             let known = view.ranks.contains_key(launcher);
             if known { &mut view.dead } else { &mut view.found_dead }.insert(*launcher);
@@ -106,20 +107,20 @@ impl View {
     }
 
     /// A round that others may have committed.
-    pub(super) fn pledged(pledge: &Pledge, ended: &BTreeSet<LauncherId>) -> View {
-        let mut view = View::new(pledge.round, pledge.size, pledge.order.clone(), Some(pledge.host));
-        let has_ended = |id: &&LauncherId| ended.contains(id) || (pledge.host_ended && **id == pledge.host);
-        view.dead = pledge.order.iter().filter(has_ended).copied().collect();
+    pub(super) fn of_vote(vote: &Vote, ended: &BTreeSet<LauncherId>) -> RoundView {
+        let mut view = RoundView::new(vote.round, vote.size, vote.order.clone(), Some(vote.host));
+        let has_ended = |id: &&LauncherId| ended.contains(id) || (vote.host_ended && **id == vote.host);
+        view.dead = vote.order.iter().filter(has_ended).copied().collect();
         view
     }
 
-    pub(super) fn is_the_round_of(&self, pledge: &Pledge) -> bool {
-        (self.round, self.host) == (pledge.round, Some(pledge.host))
+    pub(super) fn is_the_round_of(&self, vote: &Vote) -> bool {
+        (self.round, self.host) == (vote.round, Some(vote.host))
     }
 
-    fn new(round: u64, size: usize, order: Vec<LauncherId>, host: Option<LauncherId>) -> View {
+    fn new(round: u64, size: usize, order: Vec<LauncherId>, host: Option<LauncherId>) -> RoundView {
         let ranks = order.iter().enumerate().map(|(rank, launcher)| (*launcher, rank)).collect();
-        View {
+        RoundView {
             round,
             size,
             order,
@@ -178,7 +179,7 @@ impl View {
     }
 
     /// Why those who are there may not go on, if so.
-    pub(super) fn objection(&self, quorum: Quorum, presence: &Presence) -> Option<String> {
+    pub(super) fn quorum_objection(&self, quorum: Quorum, presence: &Presence) -> Option<String> {
         if quorum == Quorum::Minimum {
             return None;
         }
@@ -186,7 +187,7 @@ impl View {
         let is_member = |facts: &&&NodeFacts| {
             self.ranks.contains_key(&facts.launcher)
                 || facts.last_round == Some(self.round)
-                || facts.pledges.iter().any(|pledge| self.is_the_round_of(pledge))
+                || facts.votes.iter().any(|vote| self.is_the_round_of(vote))
         };
         let present = presence.launchers.values().filter(is_member).count();
         let first = self.host.into_iter().chain(self.order.iter().copied()).find(|id| !self.dead.contains(id));

@@ -47,7 +47,7 @@ pub(super) struct Board {
     pub machines: Vec<Machine>,
     occupants: Vec<Occupant>,
     /// Where each holder sits: indices of slots.
-    seats: Arc<Vec<Vec<u32>>>,
+    slots_held: Arc<Vec<Vec<u32>>>,
     /// Which machine each slot belongs to.
     machine_of: Arc<Vec<u32>>,
 }
@@ -82,7 +82,7 @@ impl Board {
                 hash: hash(&agent.id),
             });
         }
-        let mut seats = Vec::new();
+        let mut slots_held = Vec::new();
         for (index, holder) in holders.enumerate() {
             let mut held = Vec::new();
             for grant in &holder.placement {
@@ -92,18 +92,24 @@ impl Board {
                     machines[*machine].guests += 1;
                 }
                 for slot in &grant.slots {
-                    let Some(seat) = by_slot.get(&(grant.agent.as_str(), *slot)).copied() else { continue };
-                    held.push(seat);
+                    let Some(slot_index) = by_slot.get(&(grant.agent.as_str(), *slot)).copied() else { continue };
+                    held.push(slot_index);
                     // A slot that was disabled under its holder is not given to anybody after it.
-                    if occupants[seat as usize] == Occupant::Free {
-                        occupants[seat as usize] = Occupant::Holder(index as u32);
-                        machines[machine_of[seat as usize] as usize].free -= 1;
+                    if occupants[slot_index as usize] == Occupant::Free {
+                        occupants[slot_index as usize] = Occupant::Holder(index as u32);
+                        machines[machine_of[slot_index as usize] as usize].free -= 1;
                     }
                 }
             }
-            seats.push(held);
+            slots_held.push(held);
         }
-        Board { names: Arc::new(names), machines, occupants, seats: Arc::new(seats), machine_of: Arc::new(machine_of) }
+        Board {
+            names: Arc::new(names),
+            machines,
+            occupants,
+            slots_held: Arc::new(slots_held),
+            machine_of: Arc::new(machine_of),
+        }
     }
 
     pub fn name(&self, machine: usize) -> &str {
@@ -112,20 +118,20 @@ impl Board {
 
     /// How many slots this holder has.
     pub fn held(&self, holder: usize) -> usize {
-        self.seats[holder].len()
+        self.slots_held[holder].len()
     }
 
     /// The machines on which this holder has slots; one may come several times.
     pub fn machines_of(&self, holder: usize) -> impl Iterator<Item = usize> + '_ {
-        self.seats[holder].iter().map(|seat| self.machine_of[*seat as usize] as usize)
+        self.slots_held[holder].iter().map(|slot_index| self.machine_of[*slot_index as usize] as usize)
     }
 
     /// As if this holder had gone.
     pub fn remove(&mut self, holder: usize) {
-        for seat in self.seats[holder].iter().copied() {
-            if self.occupants[seat as usize] == Occupant::Holder(holder as u32) {
-                self.occupants[seat as usize] = Occupant::Free;
-                self.machines[self.machine_of[seat as usize] as usize].free += 1;
+        for slot_index in self.slots_held[holder].iter().copied() {
+            if self.occupants[slot_index as usize] == Occupant::Holder(holder as u32) {
+                self.occupants[slot_index as usize] = Occupant::Free;
+                self.machines[self.machine_of[slot_index as usize] as usize].free += 1;
             }
         }
     }
@@ -134,18 +140,19 @@ impl Board {
     /// holders as possible have to go.
     pub fn promise(&mut self, machine: usize, count: usize, now: Option<&Board>) -> Grant {
         let Machine { first, count: all, .. } = self.machines[machine];
-        let mut seats: Vec<usize> =
-            (first as usize..(first + all) as usize).filter(|seat| self.occupants[*seat] == Occupant::Free).collect();
+        let mut slots_held: Vec<usize> = (first as usize..(first + all) as usize)
+            .filter(|slot_index| self.occupants[*slot_index] == Occupant::Free)
+            .collect();
         if let Some(now) = now {
-            seats.sort_by_key(|seat| now.occupants[*seat] != Occupant::Free);
+            slots_held.sort_by_key(|slot_index| now.occupants[*slot_index] != Occupant::Free);
         }
-        seats.truncate(count);
-        seats.sort_unstable();
-        for seat in &seats {
-            self.occupants[*seat] = Occupant::Promised;
+        slots_held.truncate(count);
+        slots_held.sort_unstable();
+        for slot_index in &slots_held {
+            self.occupants[*slot_index] = Occupant::Promised;
         }
-        self.machines[machine].free -= seats.len();
-        let slots = seats.iter().map(|seat| self.names.slots[*seat]).collect();
+        self.machines[machine].free -= slots_held.len();
+        let slots = slots_held.iter().map(|slot_index| self.names.slots[*slot_index]).collect();
         Grant { agent: self.names.agents[machine].clone(), slots }
     }
 
@@ -155,16 +162,16 @@ impl Board {
         let mut in_the_way = Vec::new();
         for index in machines {
             let Machine { first, count, .. } = self.machines[index];
-            for seat in first as usize..(first + count) as usize {
-                if other.occupants[seat] != Occupant::Promised {
+            for slot_index in first as usize..(first + count) as usize {
+                if other.occupants[slot_index] != Occupant::Promised {
                     continue;
                 }
-                match self.occupants[seat] {
+                match self.occupants[slot_index] {
                     Occupant::Free => self.machines[index].free -= 1,
                     Occupant::Holder(holder) => in_the_way.push(holder as usize),
                     Occupant::Disabled | Occupant::Promised => {}
                 }
-                self.occupants[seat] = Occupant::Promised;
+                self.occupants[slot_index] = Occupant::Promised;
             }
         }
         in_the_way.sort_unstable();

@@ -36,7 +36,7 @@ fn shares<'a>(view: &View<'a>, possible: &mut Possible<'a>) -> BTreeMap<&'a str,
     let mut shares: BTreeMap<&'a str, Share<'a>> = BTreeMap::new();
     let mut running: Vec<usize> =
         (0..view.running.len()).filter(|index| !view.running[*index].holder.stopping).collect();
-    running.sort_by(|one, other| view.running[*one].place.cmp(&view.running[*other].place));
+    running.sort_by(|one, other| view.running[*one].queue_position.cmp(&view.running[*other].queue_position));
     for index in running {
         let held = view.running[index];
         let slots = view.board.held(index);

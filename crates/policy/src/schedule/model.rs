@@ -9,8 +9,8 @@ use super::reason::Reason;
 
 /// The machines, by pool.
 #[derive(Debug, Clone, Default)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Cluster {
-    /// By name.
     pub pools: BTreeMap<String, Pool>,
 }
 
@@ -72,8 +72,8 @@ pub enum Fitting {
 
 /// A machine.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Agent {
-    /// Its name.
     pub id: String,
     /// Whether it takes new work: connected, neither disabled nor draining.
     pub takes_work: bool,
@@ -123,10 +123,9 @@ pub struct Job {
 
 /// An allocation that waits for slots.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Request {
-    /// The allocation.
     pub id: String,
-    /// Of which job.
     pub job: String,
     /// How many it needs, all at once.
     pub slots: usize,
@@ -142,10 +141,9 @@ pub struct Request {
 
 /// An allocation that has slots.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Holder {
-    /// The allocation.
     pub id: String,
-    /// Of which job.
     pub job: String,
     /// What it has.
     pub placement: Vec<Grant>,
@@ -159,8 +157,8 @@ pub struct Holder {
 
 /// What an allocation has on one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Grant {
-    /// Which machine.
     pub agent: String,
     /// Which of its slots.
     pub slots: Vec<u32>,
@@ -179,8 +177,8 @@ pub struct Schedule {
 
 /// An allocation that starts now.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Start {
-    /// Which.
     pub request: String,
     /// Where, in the order of the nodes' ranks.
     pub placement: Vec<Grant>,
@@ -190,8 +188,8 @@ pub struct Start {
 
 /// An allocation that is asked to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Preempt {
-    /// Which.
     pub allocation: String,
     /// For people.
     pub reason: String,
@@ -199,9 +197,8 @@ pub struct Preempt {
 
 /// An allocation that waits.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Waiting {
-    /// Which.
     pub request: String,
-    /// Why.
     pub reason: Reason,
 }

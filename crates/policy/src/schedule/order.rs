@@ -5,11 +5,11 @@ use instep_api::wire::Timestamp;
 use super::model::{Job, Queue};
 
 /// A place in the queue: compares as the queue is ordered, the first being the least.
-pub type Place<'a> = (u32, i64, Timestamp, &'a str, Timestamp, &'a str);
+pub type QueuePosition<'a> = (u32, i64, Timestamp, &'a str, Timestamp, &'a str);
 
 /// The place of a job's request: by priority, position in the queue and time of submission; within a job by when it was
 /// asked for.
-pub fn place<'a>(job: &Job, job_id: &'a str, asked: Timestamp, id: &'a str) -> Place<'a> {
+pub fn queue_position<'a>(job: &Job, job_id: &'a str, asked: Timestamp, id: &'a str) -> QueuePosition<'a> {
     (job.priority, job.position, job.submitted, job_id, asked, id)
 }
 
@@ -32,8 +32,8 @@ pub enum Side {
 
 /// A job's new place.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Moved {
-    /// Which job.
     pub job: String,
     /// Its priority now.
     pub priority: u32,

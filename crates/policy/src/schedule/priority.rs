@@ -59,7 +59,7 @@ fn victims(view: &View<'_>) -> Vec<usize> {
             holder.preemptible && !holder.stopping && view.board.held(*index) > 0
         })
         .collect();
-    victims.sort_by(|one, other| running[*other].place.cmp(&running[*one].place));
+    victims.sort_by(|one, other| running[*other].queue_position.cmp(&running[*one].queue_position));
     victims
 }
 
@@ -119,7 +119,7 @@ impl<'a> Pass<'_, 'a> {
         }
         let (view, later, victims) = (&mut *self.view, &mut self.later, &self.victims);
         // Of the same priority, only those later in the queue make room; the list has them last.
-        let end = victims.partition_point(|victim| view.running[*victim].place > candidate.place);
+        let end = victims.partition_point(|victim| view.running[*victim].queue_position > candidate.queue_position);
         let (mut roomy, fit) = self
             .no_fit_after_preemption
             .unless_known(candidate.request, || remove_until_fit(view, later, &victims[..end], candidate.request))?;

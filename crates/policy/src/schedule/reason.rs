@@ -9,17 +9,16 @@ use super::view::{Candidate, Decision, Shape, View, shape};
 
 /// Why a request waits. Displays as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Reason {
     /// Its pool does not exist.
     NoSuchPool {
-        /// Its name.
         pool: String,
         /// Those that do.
         others: Vec<String>,
     },
     /// Its pool has no machine that takes work.
     NoAgents {
-        /// Which.
         pool: String,
         /// Machines that do not take work at present.
         idle: usize,
@@ -30,7 +29,6 @@ pub enum Reason {
         slots: usize,
         /// On one machine.
         single_node: bool,
-        /// Which pool.
         pool: String,
         /// The most that one task can have there.
         largest: usize,
@@ -45,7 +43,6 @@ pub enum Reason {
     NoRoom {
         /// What it needs.
         slots: usize,
-        /// Which pool.
         pool: String,
         /// Free slots there.
         free: usize,
@@ -60,7 +57,6 @@ pub enum Reason {
     Behind {
         /// What it needs.
         slots: usize,
-        /// Who.
         name: String,
         /// Their priority.
         priority: u32,
@@ -89,7 +85,6 @@ pub enum Reason {
     },
     /// Every machine has all the tasks without slots that it takes.
     NoGuests {
-        /// Which pool.
         pool: String,
         /// How many one takes.
         most: usize,
@@ -127,8 +122,8 @@ impl fmt::Display for Reason {
                 write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or away)")
             }
             Reason::Impossible { slots: needed, single_node, pool, largest, machines, excluded, disabled } => {
-                let place = if *single_node { " on one agent" } else { "" };
-                write!(formatter, "needs {}{place}", slots(*needed))?;
+                let suffix = if *single_node { " on one agent" } else { "" };
+                write!(formatter, "needs {}{suffix}", slots(*needed))?;
                 if *needed > *largest {
                     write!(formatter, ", but pool {pool} can give one task at most {largest}")?;
                 } else {

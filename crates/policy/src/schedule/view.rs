@@ -5,14 +5,14 @@ use std::collections::{BTreeSet, HashSet};
 use super::board::Board;
 use super::fit::{self, Fit};
 use super::model::{Agent, Grant, Holder, Job, Queue, Request, Settings, Start};
-use super::order::{Place, place};
+use super::order::{QueuePosition, queue_position};
 
 /// A request with its job.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate<'a> {
     pub request: &'a Request,
     pub job: &'a Job,
-    pub place: Place<'a>,
+    pub queue_position: QueuePosition<'a>,
 }
 
 /// A running allocation with its job.
@@ -20,7 +20,7 @@ pub(super) struct Candidate<'a> {
 pub(super) struct Held<'a> {
     pub holder: &'a Holder,
     pub job: &'a Job,
-    pub place: Place<'a>,
+    pub queue_position: QueuePosition<'a>,
 }
 
 /// One pool and its part of the queue.
@@ -99,10 +99,14 @@ impl<'a> View<'a> {
             .iter()
             .filter_map(|request| {
                 let job = mine(&request.job)?;
-                Some(Candidate { request, job, place: place(job, &request.job, request.asked, &request.id) })
+                Some(Candidate {
+                    request,
+                    job,
+                    queue_position: queue_position(job, &request.job, request.asked, &request.id),
+                })
             })
             .collect();
-        waiting.sort_by(|one, other| one.place.cmp(&other.place));
+        waiting.sort_by(|one, other| one.queue_position.cmp(&other.queue_position));
         // Whoever sits on a machine of this pool takes its slots, also if the job was moved to another pool since.
         let local: HashSet<&str> = agents.iter().map(|agent| agent.id.as_str()).collect();
         let running: Vec<Held<'a>> = queue
@@ -111,7 +115,7 @@ impl<'a> View<'a> {
             .filter(|holder| holder.placement.iter().any(|grant| local.contains(grant.agent.as_str())))
             .filter_map(|holder| {
                 let job = queue.jobs.get(&holder.job)?;
-                Some(Held { holder, job, place: place(job, &holder.job, holder.asked, &holder.id) })
+                Some(Held { holder, job, queue_position: queue_position(job, &holder.job, holder.asked, &holder.id) })
             })
             .collect();
         let board = Board::new(agents, running.iter().map(|held| held.holder));

@@ -28,21 +28,21 @@ pub(super) struct Bracket {
     completed: u32,
 }
 
-/// Where a trial stands in its bracket.
+/// Which rungs of its bracket a trial has reached, and with which metrics.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(super) struct Standing {
+pub(super) struct RungHistory {
     /// The rung that it has not yet passed.
     rung: usize,
     /// What it was judged by on each rung that it reached.
     metrics: Vec<f64>,
 }
 
-/// What a report means for a trial.
+/// Whether a trial continues after a report.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
-    GoesOn,
+pub(super) enum ReportDecision {
+    Continue,
     /// With the reason.
-    Stops(String),
+    Stop(String),
 }
 
 impl Bracket {
@@ -85,44 +85,44 @@ impl Bracket {
     }
 
     /// A trial has reported `metric`, the smaller the better, at `time`.
-    pub(super) fn judge(&mut self, trial: &mut Standing, metric: f64, time: u64) -> Verdict {
+    pub(super) fn decide(&mut self, trial: &mut RungHistory, metric: f64, time: u64) -> ReportDecision {
         let top = self.rungs.len() - 1;
         loop {
             let rung = &mut self.rungs[trial.rung];
             if time < rung.units {
-                return Verdict::GoesOn;
+                return ReportDecision::Continue;
             }
-            let place = rung.insert(metric);
+            let position = rung.insert(metric);
             trial.metrics.push(metric);
             let all = rung.metrics.len();
             let kept = ((all as f64 / self.divisor).floor() as usize).max(1);
             if trial.rung == top {
-                return Verdict::Stops(format!("it has reached the end, {}", rung.units));
+                return ReportDecision::Stop(format!("it has reached the end, {}", rung.units));
             }
-            if place >= kept {
+            if position >= kept {
                 let units = rung.units;
-                return Verdict::Stops(format!(
+                return ReportDecision::Stop(format!(
                     "at {units} it is number {} of {all}, and the best {kept} go on",
-                    place + 1
+                    position + 1
                 ));
             }
             trial.rung += 1;
         }
     }
 
-    /// A trial failed or was cancelled: it is the worst where it stands.
-    pub(super) fn failed(&mut self, trial: &mut Standing) {
+    /// A trial failed or was cancelled: it is the worst of its rung.
+    pub(super) fn failed(&mut self, trial: &mut RungHistory) {
         self.rungs[trial.rung].insert(f64::MAX);
         trial.metrics.push(f64::MAX);
     }
 
     /// A trial could not be run at all: as if it had never been.
-    pub(super) fn forget(&mut self, trial: &mut Standing) {
+    pub(super) fn forget(&mut self, trial: &mut RungHistory) {
         for (rung, metric) in self.rungs.iter_mut().zip(trial.metrics.drain(..)) {
             // Equal metrics are interchangeable, so any of them will do.
-            let place = rung.metrics.partition_point(|known| *known < metric);
-            if rung.metrics.get(place) == Some(&metric) {
-                rung.metrics.remove(place);
+            let position = rung.metrics.partition_point(|known| *known < metric);
+            if rung.metrics.get(position) == Some(&metric) {
+                rung.metrics.remove(position);
             }
         }
         self.valid = self.valid.saturating_sub(1);
@@ -144,9 +144,9 @@ impl Bracket {
 impl Rung {
     /// Puts `metric` in order, before equal ones, and says where.
     fn insert(&mut self, metric: f64) -> usize {
-        let place = self.metrics.partition_point(|known| *known < metric);
-        self.metrics.insert(place, metric);
-        place
+        let position = self.metrics.partition_point(|known| *known < metric);
+        self.metrics.insert(position, metric);
+        position
     }
 }
 
@@ -176,9 +176,9 @@ mod tests {
             (&[-3.0, -2.0, -1.0], -3.4, 0),
             (&[1.0, 2.0], 2.0, 1),
         ];
-        for (metrics, metric, place) in cases {
+        for (metrics, metric, position) in cases {
             let mut rung = Rung { units: 1, metrics: metrics.to_vec() };
-            assert_eq!(rung.insert(*metric), *place);
+            assert_eq!(rung.insert(*metric), *position);
             assert!(rung.metrics.is_sorted());
         }
     }
@@ -190,13 +190,13 @@ mod tests {
     #[test]
     fn the_first_goes_on_and_then_the_best_third() {
         let mut bracket = bracket();
-        let mut first = Standing::default();
-        assert_eq!(bracket.judge(&mut first, 0.5, 1), Verdict::GoesOn);
+        let mut first = RungHistory::default();
+        assert_eq!(bracket.decide(&mut first, 0.5, 1), ReportDecision::Continue);
         assert_eq!(first.rung, 1);
         let mut better = bracket.clone();
-        assert_eq!(better.judge(&mut Standing::default(), 0.4, 1), Verdict::GoesOn);
-        let worse = bracket.judge(&mut Standing::default(), 0.6, 1);
-        assert_eq!(worse, Verdict::Stops("at 1 it is number 2 of 2, and the best 1 go on".to_owned()));
+        assert_eq!(better.decide(&mut RungHistory::default(), 0.4, 1), ReportDecision::Continue);
+        let worse = bracket.decide(&mut RungHistory::default(), 0.6, 1);
+        assert_eq!(worse, ReportDecision::Stop("at 1 it is number 2 of 2, and the best 1 go on".to_owned()));
     }
 
     /// The table of docs/concepts/search.md.
@@ -204,28 +204,29 @@ mod tests {
     fn the_documented_trials_go_on_or_stop() {
         let mut bracket = Bracket::new(vec![25, 100], 7, 7, 4.0);
         let losses = [0.90, 0.80, 0.85, 0.95, 0.70, 0.75, 0.60];
-        let goes_on = losses.map(|loss| bracket.judge(&mut Standing::default(), loss, 25) == Verdict::GoesOn);
+        let goes_on =
+            losses.map(|loss| bracket.decide(&mut RungHistory::default(), loss, 25) == ReportDecision::Continue);
         assert_eq!(goes_on, [true, true, false, false, true, false, true]);
     }
 
     #[test]
     fn one_report_can_pass_several_rungs() {
         let mut bracket = bracket();
-        let mut trial = Standing::default();
-        assert_eq!(bracket.judge(&mut trial, 0.5, 4), Verdict::GoesOn);
+        let mut trial = RungHistory::default();
+        assert_eq!(bracket.decide(&mut trial, 0.5, 4), ReportDecision::Continue);
         assert_eq!((trial.rung, trial.metrics.len()), (2, 2));
-        assert_eq!(bracket.judge(&mut trial, 0.5, 9), Verdict::Stops("it has reached the end, 9".to_owned()));
+        assert_eq!(bracket.decide(&mut trial, 0.5, 9), ReportDecision::Stop("it has reached the end, 9".to_owned()));
     }
 
     #[test]
     fn what_never_was_leaves_no_trace() {
         let mut bracket = bracket();
         bracket.made();
-        bracket.judge(&mut Standing::default(), 0.5, 1);
+        bracket.decide(&mut RungHistory::default(), 0.5, 1);
         let before = bracket.clone();
-        let mut trial = Standing::default();
+        let mut trial = RungHistory::default();
         bracket.made();
-        bracket.judge(&mut trial, 0.5, 4);
+        bracket.decide(&mut trial, 0.5, 4);
         bracket.failed(&mut trial);
         bracket.forget(&mut trial);
         assert_eq!(bracket, before);

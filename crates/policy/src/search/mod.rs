@@ -7,7 +7,7 @@
 //!
 //! - `single`, `random`, `grid`: trials are made until there are enough, and run to their end.
 //! - `halving`: asynchronous successive halving; `adaptive`: several brackets of it side by side.
-//! - `sightings`: whether trials report the metric that a search compares by.
+//! - `seen_metrics`: whether trials report the metric that a search compares by.
 //! - `generator`, `sample`: where random hyperparameters, seeds and names of trials come from.
 //! - [`preview()`]: what a search will do, told before it begins. [`simulation`]: a search played without a cluster.
 
@@ -16,7 +16,7 @@ mod generator;
 mod halving;
 mod preview;
 mod sample;
-mod sightings;
+mod seen_metrics;
 pub mod simulation;
 
 use std::collections::BTreeMap;
@@ -28,9 +28,9 @@ use serde_json::{Map, Value};
 
 use adaptive::brackets;
 pub use generator::Generator;
-use halving::{Bracket, Standing, Verdict};
+use halving::{Bracket, ReportDecision, RungHistory};
 pub use preview::{Ends, Planned, preview};
-use sightings::Sightings;
+use seen_metrics::SeenMetrics;
 
 /// The seeds of trials lie below this.
 const SEEDS: u64 = 1 << 31;
@@ -40,6 +40,7 @@ pub const MOST_POINTS: u64 = 1_000_000;
 
 /// What a search hears.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Event {
     /// The experiment begins.
     Started,
@@ -50,7 +51,6 @@ pub enum Event {
     },
     /// A trial has reported validation metrics.
     Validated {
-        /// Which.
         request: String,
         /// All of the report.
         metrics: Map<String, Value>,
@@ -59,29 +59,17 @@ pub enum Event {
     },
     /// A trial says how far it is.
     Progressed {
-        /// Which.
         request: String,
         /// From 0 to 1.
         progress: f64,
     },
     /// A trial will end before its time. [`Event::Exited`] follows.
-    ExitedEarly {
-        /// Which.
-        request: String,
-        /// Why.
-        reason: EarlyExit,
-    },
+    ExitedEarly { request: String, reason: EarlyExit },
     /// A trial has ended, in whatever way.
-    Exited {
-        /// Which.
-        request: String,
-    },
+    Exited { request: String },
     /// A trial was completed in an earlier life of the experiment, which knows what it reported; [`Event::Exited`]
     /// follows.
-    CompletedBefore {
-        /// Which.
-        request: String,
-    },
+    CompletedBefore { request: String },
 }
 
 impl Event {
@@ -113,6 +101,7 @@ pub enum EarlyExit {
 
 /// What a search wants done.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum Action {
     /// Make a trial.
     Create {
@@ -125,14 +114,12 @@ pub enum Action {
     },
     /// End a trial in good order.
     Stop {
-        /// Which.
         request: String,
         /// Why, for people.
         reason: String,
     },
     /// Tell the people who read the log of a trial.
     Warn {
-        /// Which.
         request: String,
         /// A sentence, with a `hint:` line.
         text: String,
@@ -168,8 +155,8 @@ pub struct Search {
     /// The trials that have not ended, by their names in the search.
     live: BTreeMap<String, Trial>,
     tally: Tally,
-    #[serde(default = "Sightings::of_an_earlier_version")]
-    sightings: Sightings,
+    #[serde(default = "SeenMetrics::of_an_earlier_version", rename = "sightings")]
+    seen_metrics: SeenMetrics,
 }
 
 /// How trials are chosen.
@@ -188,7 +175,8 @@ enum Plan {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 struct Trial {
     bracket: usize,
-    standing: Standing,
+    #[serde(rename = "standing")]
+    rung_history: RungHistory,
     progress: f64,
     early: Option<EarlyExit>,
     /// It was told to stop: what it reports from now on counts for nothing.
@@ -219,7 +207,7 @@ impl Search {
             generator: Generator::new(seed),
             live: BTreeMap::new(),
             tally: Tally::default(),
-            sightings: Sightings::default(),
+            seen_metrics: SeenMetrics::default(),
         })
     }
 
@@ -240,7 +228,7 @@ impl Search {
             Event::Exited { request } => self.exited(&request),
             Event::CompletedBefore { request } => {
                 self.live.get_mut(&request).into_iter().for_each(|trial| trial.settled = true);
-                self.sightings.metric = true;
+                self.seen_metrics.metric = true;
                 Ok(Vec::new())
             }
         }
@@ -314,11 +302,11 @@ impl Search {
         steps: u64,
     ) -> Result<Vec<Action>, SearchError> {
         let Some(trial) = self.live.get_mut(request) else { return Ok(Vec::new()) };
-        self.sightings.note(&self.config.metric, metrics);
+        self.seen_metrics.note(&self.config.metric, metrics);
         let reported = metrics.contains_key(&self.config.metric);
         let Plan::Halving { brackets } = &mut self.plan else {
             let first = !std::mem::replace(&mut trial.settled, true);
-            let warning = (first && !reported).then(|| sightings::warning(&self.config.metric, Some(metrics)));
+            let warning = (first && !reported).then(|| seen_metrics::warning(&self.config.metric, Some(metrics)));
             return Ok(warning.map(|text| Action::Warn { request: request.to_owned(), text }).into_iter().collect());
         };
         trial.settled |= reported;
@@ -327,7 +315,7 @@ impl Search {
         }
         let (metric, time) = measured(&self.config, metrics, steps)?;
         let bracket = &mut brackets[trial.bracket];
-        let Verdict::Stops(reason) = bracket.judge(&mut trial.standing, metric, time) else {
+        let ReportDecision::Stop(reason) = bracket.decide(&mut trial.rung_history, metric, time) else {
             return Ok(Vec::new());
         };
         trial.stopped = true;
@@ -360,12 +348,12 @@ impl Search {
                 invalid
             }
             Plan::Halving { brackets } if invalid => {
-                brackets[bracket].forget(&mut trial.standing);
+                brackets[bracket].forget(&mut trial.rung_history);
                 true
             }
             Plan::Halving { .. } if stopped => false,
             Plan::Halving { brackets } => {
-                brackets[bracket].failed(&mut trial.standing);
+                brackets[bracket].failed(&mut trial.rung_history);
                 brackets[bracket].wants_more()
             }
         };
@@ -385,7 +373,7 @@ impl Search {
         let Some(trial) = self.live.remove(request) else { return Ok(Vec::new()) };
         let mut actions = Vec::new();
         if trial.early.is_none() && !trial.settled {
-            let text = sightings::warning(&self.config.metric, None);
+            let text = seen_metrics::warning(&self.config.metric, None);
             actions.push(Action::Warn { request: request.to_owned(), text });
         }
         let invalid = trial.early == Some(EarlyExit::InvalidHyperparameters);
@@ -414,8 +402,8 @@ impl Search {
         let Tally { requested, errored, cancelled, invalid, .. } = self.tally;
         let compares = !matches!(self.config.method, Method::Single);
         let completed = cancelled == 0 && errored + invalid < requested;
-        if compares && completed && !self.sightings.metric {
-            return Err(SearchError(self.sightings.verdict(&self.config.metric)));
+        if compares && completed && !self.seen_metrics.metric {
+            return Err(SearchError(self.seen_metrics.failure_reason(&self.config.metric)));
         }
         Ok(Action::Shutdown { cancelled: cancelled >= requested, failed: errored >= requested })
     }

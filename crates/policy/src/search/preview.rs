@@ -6,10 +6,10 @@ use super::{Plan, SearchError, plan};
 
 /// So many trials, and where they end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Planned {
     /// How many.
     pub trials: u64,
-    /// Where.
     pub ends: Ends,
 }
 

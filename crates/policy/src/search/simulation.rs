@@ -1,6 +1,6 @@
 //! A search played without a cluster: trials that train at a pace of their own on so many slots, and report.
 //!
-//! The caller stands between the two, `while let Some(event) = simulation.next() { simulation.obey(search.on(event)?) }`,
+//! The caller stands between the two, `while let Some(event) = simulation.next() { simulation.apply(search.on(event)?) }`,
 //! so it can look at, time, store and restore the search at every event.
 
 use std::cmp::Reverse;
@@ -74,7 +74,7 @@ impl<M: FnMut(&SimulatedTrial, u64) -> Map<String, Value>> Simulation<M> {
     }
 
     /// Does what the search wants.
-    pub fn obey(&mut self, actions: Vec<Action>) {
+    pub fn apply(&mut self, actions: Vec<Action>) {
         for action in actions {
             match action {
                 Action::Create { request, seed, hyperparameters } => {

@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use instep_policy::membership::{
-    Action, Event, LauncherId, Member, Membership, NodeFacts, NodeId, Quorum, Resumption, Terms,
+    Action, Event, LauncherId, Membership, MembershipTerms, NodeFacts, NodeId, Quorum, Resumption, RoundMember,
 };
 use instep_testkit::{Random, seeds};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn terms(min_nodes: usize, max_nodes: usize, max_restarts: u32) -> Terms {
-    Terms {
+fn terms(min_nodes: usize, max_nodes: usize, max_restarts: u32) -> MembershipTerms {
+    MembershipTerms {
         min_nodes,
         max_nodes,
         fixed_ranks: false,
@@ -22,7 +22,7 @@ fn terms(min_nodes: usize, max_nodes: usize, max_restarts: u32) -> Terms {
         join_timeout: 600 * SECOND,
         max_changes: 3,
         settle: SECOND,
-        reunion: 5 * SECOND,
+        rejoin_window: 5 * SECOND,
         fence: 2 * SECOND,
         quorum: Quorum::Majority,
     }
@@ -32,7 +32,7 @@ fn facts(address: &str, workers: usize, node_rank: usize) -> NodeFacts {
     NodeFacts {
         launcher: LauncherId(0),
         last_round: None,
-        pledges: Vec::new(),
+        votes: Vec::new(),
         busy: false,
         after_silence: false,
         address: address.to_owned(),
@@ -52,7 +52,7 @@ fn joined(node: u64, address: &str, workers: usize, node_rank: usize) -> Event {
     }
 }
 
-fn members(actions: &[Action]) -> Option<&[Member]> {
+fn members(actions: &[Action]) -> Option<&[RoundMember]> {
     actions.iter().find_map(|action| match action {
         Action::Start { members, .. } => Some(members.as_slice()),
         _ => None,
@@ -170,12 +170,12 @@ fn a_range_of_nodes_waits_for_the_last_call() {
     job.on(joined(2, "b", 1, 0), 10 * SECOND);
     assert_eq!(job.on(Event::Tick, 30 * SECOND), []);
     let actions = job.on(Event::Tick, 31 * SECOND);
-    assert_eq!(members(&actions).map(<[Member]>::len), Some(2), "{actions:?}");
+    assert_eq!(members(&actions).map(<[RoundMember]>::len), Some(2), "{actions:?}");
 }
 
 #[test]
 fn fixed_ranks_are_checked() {
-    let mut job = Membership::new(Terms { fixed_ranks: true, ..terms(2, 2, 0) }, SECOND);
+    let mut job = Membership::new(MembershipTerms { fixed_ranks: true, ..terms(2, 2, 0) }, SECOND);
     job.on(joined(1, "host", 1, 0), SECOND);
     let refusal = |actions: Vec<Action>| match actions.as_slice() {
         [Action::Refuse { reason, .. }] => reason.clone(),
@@ -189,7 +189,7 @@ fn fixed_ranks_are_checked() {
 
 #[test]
 fn nodes_that_never_come_are_named_when_time_is_up() {
-    let mut job = Membership::new(Terms { fixed_ranks: true, ..terms(3, 3, 0) }, SECOND);
+    let mut job = Membership::new(MembershipTerms { fixed_ranks: true, ..terms(3, 3, 0) }, SECOND);
     job.on(joined(1, "host", 1, 0), SECOND);
     job.on(joined(2, "c", 1, 2), SECOND);
     let actions = job.on(Event::Tick, 601 * SECOND);
@@ -218,8 +218,8 @@ fn stopped(node: u64) -> Event {
 }
 
 /// An elastic job whose first round runs with these nodes, of which the first is the host.
-fn running(terms: Terms, nodes: u64) -> Membership {
-    let mut job = Membership::new(Terms { last_call: SECOND, ..terms }, SECOND);
+fn running(terms: MembershipTerms, nodes: u64) -> Membership {
+    let mut job = Membership::new(MembershipTerms { last_call: SECOND, ..terms }, SECOND);
     for node in 1..=nodes {
         job.on(joined(node, if node == 1 { "host" } else { "b" }, 1, 0), SECOND);
     }
@@ -304,8 +304,8 @@ fn newcomers_are_taken_in_together_and_further_ones_wait() {
     job.on(lost(2, false), 20 * SECOND);
     job.on(stopped(1), 20 * SECOND);
     let actions = job.on(stopped(3), 20 * SECOND);
-    let places: Vec<u64> = members(&actions).expect("started").iter().map(|member| member.node.0).collect();
-    assert_eq!(places, [1, 3, 4]);
+    let addresses: Vec<u64> = members(&actions).expect("started").iter().map(|member| member.node.0).collect();
+    assert_eq!(addresses, [1, 3, 4]);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_draining_node_is_waited_for_and_not_counted_on() {
 
 #[test]
 fn changes_have_a_budget() {
-    let mut job = running(Terms { max_changes: 1, ..terms(1, 2, 0) }, 2);
+    let mut job = running(MembershipTerms { max_changes: 1, ..terms(1, 2, 0) }, 2);
     job.on(lost(2, false), 3 * SECOND);
     assert!(reason_to_start(&job.on(stopped(1), 3 * SECOND)).is_some());
     let actions = job.on(joined(3, "b", 1, 0), 4 * SECOND);
@@ -342,7 +342,7 @@ fn changes_have_a_budget() {
 
 #[test]
 fn after_silence_a_majority_goes_on_and_a_minority_waits() {
-    let mut job = running(Terms { max_changes: 9, ..terms(1, 4, 0) }, 3);
+    let mut job = running(MembershipTerms { max_changes: 9, ..terms(1, 4, 0) }, 3);
     job.on(lost(2, true), 3 * SECOND);
     let actions = job.on(stopped(1), 3 * SECOND);
     assert_eq!(actions, [], "node 3 has not answered yet");
@@ -356,7 +356,7 @@ fn after_silence_a_majority_goes_on_and_a_minority_waits() {
     let actions = job.on(member_of(2, 0), 5 * SECOND);
     assert_eq!(reason_to_start(&actions).map(|(nodes, _)| nodes), Some(2));
 
-    let mut job = running(Terms { quorum: Quorum::Minimum, max_changes: 9, ..terms(1, 4, 0) }, 3);
+    let mut job = running(MembershipTerms { quorum: Quorum::Minimum, max_changes: 9, ..terms(1, 4, 0) }, 3);
     job.on(lost(2, true), 3 * SECOND);
     job.on(lost(3, true), 3 * SECOND);
     assert!(reason_to_start(&job.on(stopped(1), 3 * SECOND)).is_some(), "the minimum decides");
@@ -364,7 +364,7 @@ fn after_silence_a_majority_goes_on_and_a_minority_waits() {
 
 #[test]
 fn a_side_without_a_majority_says_what_it_could_not_know_when_time_is_up() {
-    let mut job = running(Terms { max_changes: 9, ..terms(1, 4, 0) }, 3);
+    let mut job = running(MembershipTerms { max_changes: 9, ..terms(1, 4, 0) }, 3);
     job.on(lost(2, true), 3 * SECOND);
     job.on(lost(3, true), 3 * SECOND);
     job.on(stopped(1), 3 * SECOND);
@@ -452,7 +452,7 @@ struct Simulation {
     seed: u64,
     random: Random,
     job: Membership,
-    terms: Terms,
+    terms: MembershipTerms,
     now: Duration,
     launchers: BTreeMap<NodeId, Launcher>,
     next_node: u64,
@@ -503,7 +503,7 @@ impl Simulation {
         }
     }
 
-    fn check_start(&self, members: &[Member], world_size: usize, restarts: u32, changes: u32) {
+    fn check_start(&self, members: &[RoundMember], world_size: usize, restarts: u32, changes: u32) {
         let seed = self.seed;
         assert!((self.terms.min_nodes..=self.terms.max_nodes).contains(&members.len()), "M2, SEED={seed}");
         let within = restarts <= self.terms.max_restarts && changes <= self.terms.max_changes;

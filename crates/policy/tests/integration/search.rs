@@ -304,7 +304,7 @@ fn play(mut search: Search, habits: Habits) -> Vec<u64> {
     let mut simulation = Simulation::new(habits, always_worse());
     while let Some(event) = simulation.next() {
         let actions = search.on(event).unwrap();
-        simulation.obey(actions);
+        simulation.apply(actions);
     }
     assert_eq!(simulation.ended(), Some(false));
     let mut ends: Vec<u64> = simulation.trials().iter().map(|trial| trial.steps).collect();
@@ -374,7 +374,7 @@ fn played(mut search: Search, habits: Habits, restored_before: impl Fn(usize) ->
         }
         let actions = search.on(event).unwrap();
         done.push(actions.clone());
-        simulation.obey(actions);
+        simulation.apply(actions);
     }
     (done, search)
 }

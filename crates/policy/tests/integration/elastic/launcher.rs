@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use instep_policy::election::{Claim, Election, Epoch, HostPort, Loss, Votes};
+use instep_policy::failure_detector::FailureDetector;
 use instep_policy::membership::{LauncherId, Membership, NodeId};
-use instep_policy::silence::Silence;
-use instep_policy::succession::{Claim, Lineage, Loss, Place, Pledges, Search};
 
 /// `keep_alive_interval`, and the windows of both sides.
 pub const INTERVAL: Duration = Duration::from_millis(500);
@@ -14,17 +14,17 @@ pub const COORDINATOR_WINDOW: Duration = Duration::from_millis(3500);
 
 /// What is on its way to a launcher.
 #[derive(Debug, Clone)]
-pub enum Order {
-    Start { lineage: Lineage, rank: usize },
+pub enum CoordinatorMessage {
+    Start { epoch: Epoch, rank: usize },
     Stop { at_once: bool },
-    Lineage(Lineage),
+    Epoch(Epoch),
     Dropped,
-    Moved(Place),
+    Moved(HostPort),
 }
 
 /// What is on its way to a coordinator.
 #[derive(Debug, Clone)]
-pub enum Word {
+pub enum LauncherMessage {
     Started,
     Stopped,
     Failed,
@@ -36,8 +36,8 @@ pub enum Word {
 /// One connection between a launcher and a coordinator; messages arrive in order, and late where the link is cut.
 #[derive(Debug, Default)]
 pub struct Wire {
-    pub orders: VecDeque<(Duration, Order)>,
-    pub words: VecDeque<(Duration, Word)>,
+    pub instructions: VecDeque<(Duration, CoordinatorMessage)>,
+    pub messages: VecDeque<(Duration, LauncherMessage)>,
     /// Nothing more is said by the launcher, or by the coordinator.
     pub left: bool,
     pub closed: bool,
@@ -54,17 +54,17 @@ pub struct Workers {
 #[derive(Debug)]
 pub struct Leading {
     pub membership: Membership,
-    pub joined: BTreeMap<NodeId, Guest>,
-    pub silence: Silence,
+    pub joined: BTreeMap<NodeId, JoinedNode>,
+    pub failure_detector: FailureDetector,
     pub next_scouting: Duration,
-    pub pending: Option<Lineage>,
-    pub lineage: Option<Lineage>,
-    pub places: BTreeMap<LauncherId, Place>,
+    pub pending: Option<Epoch>,
+    pub epoch: Option<Epoch>,
+    pub addresses: BTreeMap<LauncherId, HostPort>,
     pub resumed: bool,
 }
 
 #[derive(Debug)]
-pub struct Guest {
+pub struct JoinedNode {
     pub launcher: LauncherId,
     pub heard: Duration,
 }
@@ -85,20 +85,20 @@ pub struct Launcher {
     pub owes: bool,
     /// The launcher that leads, and the connection to it.
     pub link: Option<(LauncherId, NodeId)>,
-    pub silence: Silence,
+    pub failure_detector: FailureDetector,
     /// When the leader was last heard, by the clock that stands still in a pause.
     pub heard: Duration,
     /// What was said last of which the leader has told that it was heard, by the clock that does not.
     pub confirmed: Duration,
     pub next_ping: Duration,
-    pub pledges: Pledges,
+    pub votes: Votes,
     pub last_round: Option<u64>,
-    pub lineage: Option<Lineage>,
+    pub epoch: Option<Epoch>,
     /// The one who leads, once this launcher has had a part in a round of it: what it ordered before is not known.
     pub led_by: Option<LauncherId>,
     /// How the leader of that round was lost.
     pub loss: Loss,
-    pub search: Option<Search>,
+    pub election: Option<Election>,
     pub next_sweep: Duration,
     pub leading: Option<Leading>,
 }
@@ -115,32 +115,32 @@ impl Launcher {
             told: false,
             owes: false,
             link: None,
-            silence: Silence::new(INTERVAL, WINDOW, now),
+            failure_detector: FailureDetector::new(INTERVAL, WINDOW, now),
             heard: now,
             confirmed: now,
             next_ping: now,
-            pledges: Pledges::default(),
+            votes: Votes::default(),
             last_round: None,
-            lineage: None,
+            epoch: None,
             led_by: None,
             loss: Loss::Broken,
-            search: None,
+            election: None,
             next_sweep: now,
             leading: None,
         }
     }
 
-    pub fn place(&self) -> Place {
-        Place { address: self.machine.to_string(), port: u16::try_from(self.id.0).expect("few launchers") }
+    pub fn address(&self) -> HostPort {
+        HostPort { host: self.machine.to_string(), port: u16::try_from(self.id.0).expect("few launchers") }
     }
 
     /// The one who leads tells of its newest committed round.
-    pub fn learn(&mut self, lineage: Lineage) {
-        if self.pledges.committed(&lineage) {
-            self.last_round = Some(lineage.round);
-            self.led_by = lineage.host;
+    pub fn learn(&mut self, epoch: Epoch) {
+        if self.votes.committed(&epoch) {
+            self.last_round = Some(epoch.round);
+            self.led_by = epoch.host;
         }
-        self.lineage = Some(lineage);
+        self.epoch = Some(epoch);
     }
 
     pub fn claim(&self) -> Option<Claim> {
@@ -154,15 +154,15 @@ impl Launcher {
     }
 
     pub fn lead(&mut self, membership: Membership, resumed: bool, now: Duration) {
-        let places = self.lineage.iter().flat_map(|lineage| &lineage.successors);
+        let addresses = self.epoch.iter().flat_map(|epoch| &epoch.successors);
         self.leading = Some(Leading {
             membership,
             joined: BTreeMap::new(),
-            silence: Silence::new(INTERVAL, COORDINATOR_WINDOW, now).counting_sleep(),
+            failure_detector: FailureDetector::new(INTERVAL, COORDINATOR_WINDOW, now).counting_sleep(),
             next_scouting: now,
             pending: None,
-            lineage: None,
-            places: places.map(|one| (one.launcher, one.place.clone())).collect(),
+            epoch: None,
+            addresses: addresses.map(|one| (one.launcher, one.address.clone())).collect(),
             resumed,
         });
     }

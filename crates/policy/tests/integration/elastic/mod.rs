@@ -68,7 +68,7 @@ fn ten_thousand_nodes_form_a_round_with_few_messages() {
             let facts = NodeFacts {
                 launcher: LauncherId(node),
                 last_round: None,
-                pledges: Vec::new(),
+                votes: Vec::new(),
                 busy: false,
                 after_silence: false,
                 address: format!("node{node}"),

@@ -5,18 +5,20 @@ mod following;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use instep_policy::membership::{Action, Event, LauncherId, Membership, NodeFacts, NodeId, Pledge, Quorum, Terms};
-use instep_policy::succession::{Answer, Lineage, Loss, Place, SUCCESSORS, Successor, yields};
+use instep_policy::election::{Answer, Epoch, HostPort, Loss, SUCCESSORS, Successor, steps_down};
+use instep_policy::membership::{
+    Action, Event, LauncherId, Membership, MembershipTerms, NodeFacts, NodeId, Quorum, Vote,
+};
 use instep_testkit::Random;
 
-use crate::elastic::launcher::{Guest, INTERVAL, Launcher, Order, WINDOW, Wire, Word, Workers};
+use crate::elastic::launcher::{CoordinatorMessage, INTERVAL, JoinedNode, Launcher, LauncherMessage, WINDOW, Wire, Workers};
 
 const STEP: Duration = Duration::from_millis(50);
 /// Where the endpoint is.
 const FIRST: usize = 0;
 
-pub fn terms(min_nodes: usize, max_nodes: usize) -> Terms {
-    Terms {
+pub fn terms(min_nodes: usize, max_nodes: usize) -> MembershipTerms {
+    MembershipTerms {
         min_nodes,
         max_nodes,
         fixed_ranks: false,
@@ -25,7 +27,7 @@ pub fn terms(min_nodes: usize, max_nodes: usize) -> Terms {
         join_timeout: Duration::from_secs(3600),
         max_changes: 1000,
         settle: Duration::from_secs(1),
-        reunion: crate::elastic::launcher::COORDINATOR_WINDOW,
+        rejoin_window: crate::elastic::launcher::COORDINATOR_WINDOW,
         fence: 4 * INTERVAL,
         quorum: Quorum::Majority,
     }
@@ -34,7 +36,7 @@ pub fn terms(min_nodes: usize, max_nodes: usize) -> Terms {
 pub struct World {
     pub now: Duration,
     seed: u64,
-    terms: Terms,
+    terms: MembershipTerms,
     machines: usize,
     launchers: BTreeMap<LauncherId, Launcher>,
     wires: BTreeMap<NodeId, Wire>,
@@ -92,7 +94,7 @@ impl World {
             format!(
                 "{id:?} on {machine}: {workers:?}, link {link:?}, claims {:?}, searching {}",
                 one.claim(),
-                one.search.is_some()
+                one.election.is_some()
             )
         });
         launchers.chain([format!("cut {:?}, {:?}", self.cut, self.terms)]).collect()
@@ -165,7 +167,7 @@ impl World {
                 {
                     launcher.ending = Some(self.now);
                     let wire = launcher.link.map(|(_, node)| node);
-                    self.say(wire, Word::Failed, random);
+                    self.say(wire, LauncherMessage::Failed, random);
                 }
             }
             _ => {}
@@ -224,20 +226,20 @@ impl World {
     /// Whether enough nodes live of the newest committed round of which any node knows, and one of them knows of it: a
     /// spare that has heard of a round cannot take it over.
     fn quorum_is_reachable(&self) -> bool {
-        let known = self.launchers.values().filter_map(|one| one.lineage.as_ref());
-        let Some(newest) = known.max_by_key(|lineage| lineage.round) else { return !self.any_round };
+        let known = self.launchers.values().filter_map(|one| one.epoch.as_ref());
+        let Some(newest) = known.max_by_key(|epoch| epoch.round) else { return !self.any_round };
         let alive = newest.successors.iter().filter_map(|one| self.launchers.get(&one.launcher));
-        let knows = |one: &Launcher| one.lineage.as_ref().is_some_and(|lineage| lineage.round == newest.round);
+        let knows = |one: &Launcher| one.epoch.as_ref().is_some_and(|epoch| epoch.round == newest.round);
         alive.clone().any(knows) && 2 * alive.filter(|one| !self.is_stranded(one)).count() > newest.size
     }
 
     /// Whether a launcher comes from a round that may be committed, and of which too few live.
     fn is_stranded(&self, launcher: &Launcher) -> bool {
-        let lost = |pledge: &Pledge| {
-            let alive = pledge.order.iter().filter(|launcher| self.launchers.contains_key(launcher));
-            2 * alive.count() <= pledge.size
+        let lost = |vote: &Vote| {
+            let alive = vote.order.iter().filter(|launcher| self.launchers.contains_key(launcher));
+            2 * alive.count() <= vote.size
         };
-        launcher.pledges.told().iter().any(lost)
+        launcher.votes.uncommitted().iter().any(lost)
     }
 
     pub fn run_for(&mut self, time: Duration, random: &mut Random) {
@@ -258,17 +260,17 @@ impl World {
         self.now + Duration::from_millis(random.below(if self.slow { 400 } else { 40 }) as u64)
     }
 
-    fn say(&mut self, wire: Option<NodeId>, word: Word, random: &mut Random) {
+    fn say(&mut self, wire: Option<NodeId>, word: LauncherMessage, random: &mut Random) {
         let due = self.delay(random);
         if let Some(wire) = wire.and_then(|node| self.wires.get_mut(&node)) {
-            wire.words.push_back((due, word));
+            wire.messages.push_back((due, word));
         }
     }
 
-    fn order(&mut self, node: NodeId, order: Order, random: &mut Random) {
+    fn order(&mut self, node: NodeId, order: CoordinatorMessage, random: &mut Random) {
         let due = self.delay(random);
         if let Some(wire) = self.wires.get_mut(&node) {
-            wire.orders.push_back((due, order));
+            wire.instructions.push_back((due, order));
         }
     }
 
@@ -279,7 +281,7 @@ impl World {
         let facts = NodeFacts {
             launcher: id,
             last_round: launcher.last_round,
-            pledges: launcher.pledges.told(),
+            votes: launcher.votes.uncommitted(),
             busy: launcher.workers.is_some(),
             after_silence: launcher.loss == Loss::Silent,
             address: launcher.machine.to_string(),
@@ -290,11 +292,11 @@ impl World {
             host: id == leader,
             foreign: false,
         };
-        let place = launcher.place();
+        let address = launcher.address();
         let node = NodeId(self.next);
         self.next += 1;
         let Some(leading) = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut()) else { return false };
-        let earlier = leading.joined.iter().find(|(_, guest)| guest.launcher == id).map(|(node, _)| *node);
+        let earlier = leading.joined.iter().find(|(_, joined_node)| joined_node.launcher == id).map(|(node, _)| *node);
         let mut actions = Vec::new();
         if let Some(earlier) = earlier {
             leading.joined.remove(&earlier);
@@ -305,18 +307,18 @@ impl World {
         let refused = answer.iter().any(|action| matches!(action, Action::Refuse { .. }));
         actions.extend(answer);
         if !refused {
-            leading.joined.insert(node, Guest { launcher: id, heard: leading.silence.mark(now) });
-            leading.places.insert(id, place);
-            let lineage = leading.lineage.clone();
+            leading.joined.insert(node, JoinedNode { launcher: id, heard: leading.failure_detector.awake_time(now) });
+            leading.addresses.insert(id, address);
+            let epoch = leading.epoch.clone();
             self.wires.insert(node, Wire::default());
             if let Some(launcher) = self.launchers.get_mut(&id) {
                 launcher.link = Some((leader, node));
-                launcher.heard = launcher.silence.mark(now);
+                launcher.heard = launcher.failure_detector.awake_time(now);
                 launcher.confirmed = now;
-                launcher.search = None;
+                launcher.election = None;
                 launcher.led_by = None;
-                if let Some(lineage) = lineage {
-                    launcher.learn(lineage);
+                if let Some(epoch) = epoch {
+                    launcher.learn(epoch);
                 }
             }
         }
@@ -336,37 +338,36 @@ impl World {
                     let Some(leading) = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut()) else {
                         return;
                     };
-                    let successor = |member: &instep_policy::membership::Member| {
+                    let successor = |member: &instep_policy::membership::RoundMember| {
                         let launcher = leading.joined.get(&member.node)?.launcher;
-                        Some(Successor { launcher, place: leading.places.get(&launcher)?.clone() })
+                        Some(Successor { launcher, address: leading.addresses.get(&launcher)?.clone() })
                     };
                     let successors: Vec<Successor> = members.iter().filter_map(successor).take(SUCCESSORS).collect();
                     let size = members.len();
-                    let lineage = Lineage { round, restarts, changes, size, host: Some(leader), successors };
-                    leading.pending = Some(lineage.clone());
+                    let epoch = Epoch { round, restarts, changes, size, host: Some(leader), successors };
+                    leading.pending = Some(epoch.clone());
                     self.note(|| format!("{leader:?} starts round {round} with {size}"));
                     for member in &members {
-                        let (rank, lineage) = (member.first_rank, lineage.clone());
-                        self.order(member.node, Order::Start { lineage, rank }, random);
+                        let (rank, epoch) = (member.first_rank, epoch.clone());
+                        self.order(member.node, CoordinatorMessage::Start { epoch, rank }, random);
                     }
                 }
                 Action::Commit { .. } => {
                     let Some(leading) = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut()) else {
                         return;
                     };
-                    leading.lineage = leading.pending.clone();
+                    leading.epoch = leading.pending.clone();
                     self.any_round = true;
-                    let (nodes, lineage) =
-                        (leading.joined.keys().copied().collect::<Vec<_>>(), leading.lineage.clone());
-                    for (node, lineage) in nodes.into_iter().zip(std::iter::repeat(lineage)) {
-                        if let Some(lineage) = lineage {
-                            self.order(node, Order::Lineage(lineage), random);
+                    let (nodes, epoch) = (leading.joined.keys().copied().collect::<Vec<_>>(), leading.epoch.clone());
+                    for (node, epoch) in nodes.into_iter().zip(std::iter::repeat(epoch)) {
+                        if let Some(epoch) = epoch {
+                            self.order(node, CoordinatorMessage::Epoch(epoch), random);
                         }
                     }
                 }
                 Action::Stop { nodes, at_once, .. } => {
                     for node in nodes {
-                        self.order(node, Order::Stop { at_once }, random);
+                        self.order(node, CoordinatorMessage::Stop { at_once }, random);
                     }
                 }
                 Action::Refuse { .. } | Action::Waiting { .. } => {}
@@ -384,9 +385,10 @@ impl World {
         };
         let mut events = Vec::new();
         let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
-        let away = leading.silence.look(now);
-        if leading.silence.outlasts(away, WINDOW) {
-            let guests = leading.joined.iter().filter(|(_, guest)| guest.launcher != id).map(|(node, _)| *node);
+        let away = leading.failure_detector.tick(now);
+        if leading.failure_detector.outlasts(away, WINDOW) {
+            let guests =
+                leading.joined.iter().filter(|(_, joined_node)| joined_node.launcher != id).map(|(node, _)| *node);
             let mut given_up = Vec::new();
             for node in guests.collect::<Vec<_>>() {
                 leading.joined.remove(&node);
@@ -400,7 +402,7 @@ impl World {
         let guests: Vec<(NodeId, LauncherId)> = self.launchers[&id]
             .leading
             .iter()
-            .flat_map(|leading| leading.joined.iter().map(|(node, guest)| (*node, guest.launcher)))
+            .flat_map(|leading| leading.joined.iter().map(|(node, joined_node)| (*node, joined_node.launcher)))
             .collect();
         for (node, launcher) in guests {
             // A machine that cannot be reached says nothing, and no system tells of its end.
@@ -410,19 +412,19 @@ impl World {
                 continue;
             }
             let wire = self.wires.entry(node).or_default();
-            while wire.words.front().is_some_and(|(due, _)| *due <= now) {
-                let Some((_, word)) = wire.words.pop_front() else { break };
+            while wire.messages.front().is_some_and(|(due, _)| *due <= now) {
+                let Some((_, word)) = wire.messages.pop_front() else { break };
                 let cause = String::new();
                 events.push(match word {
-                    Word::Started => Event::Started { node },
-                    Word::Stopped => Event::Stopped { node },
-                    Word::Failed => Event::Failed { node, cause },
-                    Word::Draining => Event::Draining { node, cause },
-                    Word::Left => Event::Left { node, cause, failed: false },
-                    Word::Parting => Event::Lost { node, cause, silent: true },
+                    LauncherMessage::Started => Event::Started { node },
+                    LauncherMessage::Stopped => Event::Stopped { node },
+                    LauncherMessage::Failed => Event::Failed { node, cause },
+                    LauncherMessage::Draining => Event::Draining { node, cause },
+                    LauncherMessage::Left => Event::Left { node, cause, failed: false },
+                    LauncherMessage::Parting => Event::Lost { node, cause, silent: true },
                 });
             }
-            if (there.is_none() || wire.left) && wire.words.is_empty() {
+            if (there.is_none() || wire.left) && wire.messages.is_empty() {
                 events.push(Event::Lost { node, cause: "its connection broke".to_owned(), silent: false });
             }
         }
@@ -430,7 +432,9 @@ impl World {
         let silent: Vec<NodeId> = leading
             .joined
             .iter()
-            .filter(|(_, guest)| guest.launcher != id && leading.silence.verdict(guest.heard, now).is_some())
+            .filter(|(_, joined_node)| {
+                joined_node.launcher != id && leading.failure_detector.suspicion(joined_node.heard, now).is_some()
+            })
             .map(|(node, _)| *node)
             .collect();
         for node in &silent {
@@ -443,7 +447,7 @@ impl World {
             events.push(Event::Tick);
         }
         for node in silent {
-            self.order(node, Order::Dropped, random);
+            self.order(node, CoordinatorMessage::Dropped, random);
             if let Some(wire) = self.wires.get_mut(&node) {
                 wire.closed = true;
             }
@@ -466,7 +470,7 @@ impl World {
 
     /// Where a launcher that is gone was, as its coordinator knows.
     fn place_of(&self, leader: LauncherId, launcher: LauncherId) -> Option<usize> {
-        self.launchers.get(&leader)?.leading.as_ref()?.places.get(&launcher)?.address.parse().ok()
+        self.launchers.get(&leader)?.leading.as_ref()?.addresses.get(&launcher)?.host.parse().ok()
     }
 
     fn scout(&mut self, id: LauncherId, machine: usize, random: &mut Random) {
@@ -478,14 +482,14 @@ impl World {
         }
         leading.next_scouting = now + Duration::from_millis(500);
         let missing = if ours.running { Vec::new() } else { leading.membership.unaccounted() };
-        let mut targets: Vec<(Place, Option<LauncherId>)> =
-            missing.into_iter().filter_map(|one| Some((leading.places.get(&one)?.clone(), Some(one)))).collect();
+        let mut targets: Vec<(HostPort, Option<LauncherId>)> =
+            missing.into_iter().filter_map(|one| Some((leading.addresses.get(&one)?.clone(), Some(one)))).collect();
         if leading.resumed {
-            targets.push((Place { address: FIRST.to_string(), port: 0 }, None));
+            targets.push((HostPort { host: FIRST.to_string(), port: 0 }, None));
         }
         let mut leaders = Vec::new();
-        for (place, expected) in targets {
-            match (self.ask(machine, &place, expected), expected) {
+        for (address, expected) in targets {
+            match (self.ask(machine, &address, expected), expected) {
                 (Answer::Ended, Some(launcher)) => {
                     let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else {
                         return;
@@ -495,13 +499,13 @@ impl World {
                 }
                 (Answer::Leading(claim), _) => leaders.push(claim.launcher),
                 (Answer::Searching(_), _) => {
-                    let (other, ours) = (self.at(&place).map(|one| one.id), self.launchers[&id].place());
+                    let (other, ours) = (self.at(&address).map(|one| one.id), self.launchers[&id].address());
                     let other = other.and_then(|other| self.launchers.get_mut(&other));
-                    if let Some(search) = other.and_then(|other| other.search.as_mut()) {
-                        search.also_ask(ours);
+                    if let Some(election) = other.and_then(|other| other.election.as_mut()) {
+                        election.also_ask(ours);
                     }
                 }
-                (Answer::Following(place), _) => leaders.extend(self.at(&place).map(|one| one.id)),
+                (Answer::Following(address), _) => leaders.extend(self.at(&address).map(|one| one.id)),
                 _ => {}
             }
         }
@@ -513,10 +517,10 @@ impl World {
             else {
                 continue;
             };
-            if reached && yields(&ours, &theirs) {
+            if reached && steps_down(&ours, &theirs) {
                 return self.give_way(id, other, random);
             }
-            if reached && yields(&theirs, &ours) {
+            if reached && steps_down(&theirs, &ours) {
                 self.give_way(other, id, random);
             }
         }
@@ -524,10 +528,10 @@ impl World {
 
     fn give_way(&mut self, id: LauncherId, to: LauncherId, random: &mut Random) {
         self.note(|| format!("{id:?} gives way to {to:?}"));
-        let place = self.launchers[&to].place();
+        let address = self.launchers[&to].address();
         let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.take()) else { return };
         for node in leading.joined.keys() {
-            self.order(*node, Order::Moved(place.clone()), random);
+            self.order(*node, CoordinatorMessage::Moved(address.clone()), random);
             if let Some(wire) = self.wires.get_mut(node) {
                 wire.closed = true;
             }
@@ -535,17 +539,17 @@ impl World {
     }
 
     /// The launcher at a place: whoever listens at the endpoint, or the one that told of its own port.
-    fn at(&self, place: &Place) -> Option<&Launcher> {
-        let machine: usize = place.address.parse().expect("a machine");
-        self.launchers.values().find(|one| one.machine == machine && (place.port == 0 || one.place() == *place))
+    fn at(&self, address: &HostPort) -> Option<&Launcher> {
+        let machine: usize = address.host.parse().expect("a machine");
+        self.launchers.values().find(|one| one.machine == machine && (address.port == 0 || one.address() == *address))
     }
 
-    fn ask(&self, from: usize, place: &Place, expected: Option<LauncherId>) -> Answer {
-        let machine: usize = place.address.parse().expect("a machine");
+    fn ask(&self, from: usize, address: &HostPort, expected: Option<LauncherId>) -> Answer {
+        let machine: usize = address.host.parse().expect("a machine");
         if !self.connected(from, machine) {
             return Answer::Silent;
         }
-        let Some(launcher) = self.at(place) else { return Answer::Ended };
+        let Some(launcher) = self.at(address) else { return Answer::Ended };
         if !self.awake(launcher) {
             return Answer::Silent;
         }
@@ -553,8 +557,8 @@ impl World {
             return if expected.is_some_and(|id| id != launcher.id) { Answer::Ended } else { Answer::Leading(claim) };
         }
         match launcher.link.and_then(|(leader, _)| self.launchers.get(&leader)) {
-            Some(leader) => Answer::Following(leader.place()),
-            None => Answer::Searching(launcher.lineage.as_ref().map(|lineage| lineage.round)),
+            Some(leader) => Answer::Following(leader.address()),
+            None => Answer::Searching(launcher.epoch.as_ref().map(|epoch| epoch.round)),
         }
     }
 }

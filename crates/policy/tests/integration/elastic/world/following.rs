@@ -2,36 +2,36 @@
 
 use std::time::Duration;
 
+use instep_policy::election::{Election, ElectionStep, HostPort, Loss};
 use instep_policy::membership::{LauncherId, Membership, NodeId};
-use instep_policy::succession::{Loss, Place, Search, Step};
 use instep_testkit::Random;
 
 use super::{FIRST, World};
-use crate::elastic::launcher::{INTERVAL, Order, WINDOW, Word, Workers};
+use crate::elastic::launcher::{CoordinatorMessage, INTERVAL, LauncherMessage, WINDOW, Workers};
 
 impl World {
     /// What a launcher does in a moment.
     pub(super) fn follow_step(&mut self, id: LauncherId, random: &mut Random) {
         let now = self.now;
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
-        launcher.silence.look(now);
+        launcher.failure_detector.tick(now);
         let away = now.saturating_sub(launcher.confirmed) > WINDOW + INTERVAL && launcher.workers.is_none();
         match launcher.link.filter(|_| away) {
             Some((leader, node)) if leader == id => self.let_orders_pass(node, random),
             Some((_, node)) => {
-                self.say(Some(node), Word::Parting, random);
+                self.say(Some(node), LauncherMessage::Parting, random);
                 self.lose_leader(id, Loss::Silent, None);
             }
             None => {}
         }
-        self.obey(id, random);
+        self.apply(id, random);
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
         if launcher.ending.is_some_and(|due| due <= now) {
             (launcher.workers, launcher.ending) = (None, None);
             let wire = launcher.link.map(|(_, node)| node);
             if std::mem::take(&mut launcher.told) {
                 launcher.owes = false;
-                self.say(wire, Word::Stopped, random);
+                self.say(wire, LauncherMessage::Stopped, random);
             }
         }
         self.drain(id, random);
@@ -42,14 +42,14 @@ impl World {
     /// Whoever leads and was away does not start what it ordered itself before.
     fn let_orders_pass(&mut self, node: NodeId, random: &mut Random) {
         let Some(wire) = self.wires.get_mut(&node) else { return };
-        let before = wire.orders.len();
-        wire.orders.retain(|(_, order)| !matches!(order, Order::Start { .. }));
-        for _ in wire.orders.len()..before {
-            self.say(Some(node), Word::Stopped, random);
+        let before = wire.instructions.len();
+        wire.instructions.retain(|(_, order)| !matches!(order, CoordinatorMessage::Start { .. }));
+        for _ in wire.instructions.len()..before {
+            self.say(Some(node), LauncherMessage::Stopped, random);
         }
     }
 
-    fn obey(&mut self, id: LauncherId, random: &mut Random) {
+    fn apply(&mut self, id: LauncherId, random: &mut Random) {
         let now = self.now;
         while let Some((leader, node)) = self.launchers.get(&id).and_then(|one| one.link) {
             let Some(machine) = self.launchers.get(&id).map(|one| one.machine) else { return };
@@ -58,29 +58,29 @@ impl World {
                 return;
             }
             let Some(wire) = self.wires.get_mut(&node) else { return };
-            if wire.orders.front().is_none_or(|(due, _)| *due > now) {
+            if wire.instructions.front().is_none_or(|(due, _)| *due > now) {
                 return;
             }
-            let Some((_, order)) = wire.orders.pop_front() else { return };
+            let Some((_, order)) = wire.instructions.pop_front() else { return };
             self.carry_out(id, leader, order, random);
         }
     }
 
-    fn carry_out(&mut self, id: LauncherId, leader: LauncherId, order: Order, random: &mut Random) {
+    fn carry_out(&mut self, id: LauncherId, leader: LauncherId, order: CoordinatorMessage, random: &mut Random) {
         let now = self.now;
         let ending = now + Duration::from_millis(random.below(1500) as u64);
         match order {
-            Order::Start { lineage, rank } => {
-                let (round, size) = (lineage.round, lineage.size);
+            CoordinatorMessage::Start { epoch, rank } => {
+                let (round, size) = (epoch.round, epoch.size);
                 if let Some(launcher) = self.launchers.get_mut(&id) {
-                    launcher.led_by = lineage.host;
-                    launcher.pledges.started(lineage);
+                    launcher.led_by = epoch.host;
+                    launcher.votes.started(epoch);
                 }
                 self.begin(id, leader, round, rank, size);
                 let wire = self.launchers.get(&id).and_then(|one| one.link).map(|(_, node)| node);
-                self.say(wire, Word::Started, random);
+                self.say(wire, LauncherMessage::Started, random);
             }
-            Order::Stop { at_once } => {
+            CoordinatorMessage::Stop { at_once } => {
                 let Some(launcher) = self.launchers.get_mut(&id) else { return };
                 if !launcher.owes {
                     return;
@@ -89,13 +89,13 @@ impl World {
                 let due = if launcher.workers.is_some() && !at_once { ending } else { now };
                 launcher.ending = Some(launcher.ending.map_or(due, |earlier| earlier.min(due)));
             }
-            Order::Lineage(lineage) => {
+            CoordinatorMessage::Epoch(epoch) => {
                 if let Some(launcher) = self.launchers.get_mut(&id) {
-                    launcher.learn(lineage);
+                    launcher.learn(epoch);
                 }
             }
-            Order::Dropped => self.lose_leader(id, Loss::Silent, None),
-            Order::Moved(place) => self.lose_leader(id, Loss::Silent, Some(place)),
+            CoordinatorMessage::Dropped => self.lose_leader(id, Loss::Silent, None),
+            CoordinatorMessage::Moved(address) => self.lose_leader(id, Loss::Silent, Some(address)),
         }
     }
 
@@ -129,12 +129,12 @@ impl World {
         if launcher.workers.is_some() {
             if launcher.ending.is_none() {
                 launcher.ending = Some(self.now + Duration::from_millis(random.below(3000) as u64));
-                self.say(wire, Word::Draining, random);
+                self.say(wire, LauncherMessage::Draining, random);
             }
             return;
         }
         self.note(|| format!("{id:?} has drained"));
-        self.say(wire, Word::Left, random);
+        self.say(wire, LauncherMessage::Left, random);
         self.kill(id);
     }
 
@@ -142,22 +142,22 @@ impl World {
         let now = self.now;
         let Some(launcher) = self.launchers.get(&id) else { return };
         let Some((leader, node)) = launcher.link else {
-            if launcher.search.is_none() {
+            if launcher.election.is_none() {
                 self.lose_leader(id, Loss::Broken, None);
             }
             return;
         };
         let machine = launcher.machine;
-        let silent = leader != id && launcher.silence.verdict(launcher.heard, now).is_some();
+        let silent = leader != id && launcher.failure_detector.suspicion(launcher.heard, now).is_some();
         let pings = now >= launcher.next_ping;
         let alive = self.launchers.get(&leader).map(|one| one.machine);
         let there = alive.or_else(|| {
-            let lineage = launcher.lineage.as_ref()?;
-            lineage.successors.iter().find(|one| one.launcher == leader)?.place.address.parse().ok()
+            let epoch = launcher.epoch.as_ref()?;
+            epoch.successors.iter().find(|one| one.launcher == leader)?.address.host.parse().ok()
         });
         let reached = there.is_none_or(|there| self.connected(machine, there));
         // The end of a connection arrives behind everything that was said on it.
-        let all_heard = self.wires.get(&node).is_none_or(|wire| wire.orders.is_empty());
+        let all_heard = self.wires.get(&node).is_none_or(|wire| wire.instructions.is_empty());
         let closed = self.wires.get(&node).is_none_or(|wire| wire.closed);
         if reached && all_heard && (alive.is_none() || closed) {
             // The far end is closed: by the system of one that has ended, or by one that has let us go.
@@ -165,7 +165,7 @@ impl World {
             return self.lose_leader(id, loss, None);
         }
         if silent {
-            self.say(Some(node), Word::Parting, random);
+            self.say(Some(node), LauncherMessage::Parting, random);
             return self.lose_leader(id, Loss::Silent, None);
         }
         if pings {
@@ -175,18 +175,18 @@ impl World {
             let awake = self.launchers.get(&leader).is_some_and(|one| self.awake(one));
             let leading = self.launchers.get_mut(&leader).and_then(|one| one.leading.as_mut());
             let Some(leading) = leading.filter(|_| reached) else { return };
-            let mark = leading.silence.mark(now);
+            let mark = leading.failure_detector.awake_time(now);
             // What one that is paused reads later is no news to it, and its answer comes too late to matter.
-            let Some(guest) = leading.joined.get_mut(&node).filter(|_| awake) else { return };
-            guest.heard = mark;
+            let Some(joined_node) = leading.joined.get_mut(&node).filter(|_| awake) else { return };
+            joined_node.heard = mark;
             if let Some(launcher) = self.launchers.get_mut(&id) {
-                launcher.heard = launcher.silence.mark(now);
+                launcher.heard = launcher.failure_detector.awake_time(now);
                 launcher.confirmed = now;
             }
         }
     }
 
-    fn lose_leader(&mut self, id: LauncherId, loss: Loss, hint: Option<Place>) {
+    fn lose_leader(&mut self, id: LauncherId, loss: Loss, hint: Option<HostPort>) {
         let now = self.now;
         self.note(|| format!("{id:?} has lost its leader: {loss:?}"));
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
@@ -206,50 +206,52 @@ impl World {
             (launcher.workers, launcher.ending) = (None, None);
             launcher.owes = false;
         }
-        let mut others = vec![Place { address: FIRST.to_string(), port: 0 }];
+        let mut others = vec![HostPort { host: FIRST.to_string(), port: 0 }];
         others.extend(hint);
         let led_by_its_host =
-            launcher.led_by.is_some() && launcher.led_by == launcher.lineage.as_ref().and_then(|lineage| lineage.host);
+            launcher.led_by.is_some() && launcher.led_by == launcher.epoch.as_ref().and_then(|epoch| epoch.host);
         if led_by_its_host || loss == Loss::Silent {
             launcher.loss = loss;
         }
         if let Some(leader) = launcher.led_by.take().filter(|_| loss == Loss::Broken) {
-            launcher.pledges.ended(leader);
+            launcher.votes.ended(leader);
         }
         let loss = launcher.loss;
-        launcher.search = Some(
-            Search::new(id, launcher.lineage.clone(), loss, String::new(), others).with(launcher.pledges.companions()),
+        launcher.election = Some(
+            Election::new(id, launcher.epoch.clone(), loss, String::new(), others)
+                .with(launcher.votes.uncommitted_members()),
         );
         launcher.next_sweep = now;
     }
 
     fn sweep(&mut self, id: LauncherId) {
         let now = self.now;
-        let Some(launcher) = self.launchers.get(&id).filter(|one| one.search.is_some() && now >= one.next_sweep) else {
+        let Some(launcher) = self.launchers.get(&id).filter(|one| one.election.is_some() && now >= one.next_sweep)
+        else {
             return;
         };
-        let (machine, own) = (launcher.machine, launcher.place());
-        let Some(search) = &launcher.search else { return };
-        let targets = search.targets();
+        let (machine, own) = (launcher.machine, launcher.address());
+        let Some(election) = &launcher.election else { return };
+        let targets = election.targets();
         let answers: Vec<_> = targets
             .into_iter()
-            .filter(|(place, _)| *place != own && !(place.port == 0 && machine == FIRST))
-            .map(|(place, expected)| {
-                let answer = self.ask(machine, &place, expected);
-                (place, expected, answer)
+            .filter(|(address, _)| *address != own && !(address.port == 0 && machine == FIRST))
+            .map(|(address, expected)| {
+                let answer = self.ask(machine, &address, expected);
+                (address, expected, answer)
             })
             .collect();
         let Some(launcher) = self.launchers.get_mut(&id) else { return };
-        let Some(search) = &mut launcher.search else { return };
-        match search.decide(&answers) {
-            Step::Join(place) => {
-                let leader = self.at(&place).map(|one| one.id);
+        let Some(election) = &mut launcher.election else { return };
+        match election.decide(&answers) {
+            ElectionStep::Join(address) => {
+                let leader = self.at(&address).map(|one| one.id);
                 if !leader.is_some_and(|leader| self.join(id, leader)) {
                     let Some(launcher) = self.launchers.get_mut(&id) else { return };
                     launcher.next_sweep = now + Duration::from_millis(200);
                 }
             }
-            Step::Lead(resumption) => {
+            ElectionStep::Lead(resumption) => {
                 let membership = Membership::resume(self.terms.clone(), *resumption, now);
                 self.note(|| format!("{id:?} leads"));
                 if let Some(launcher) = self.launchers.get_mut(&id) {
@@ -257,7 +259,7 @@ impl World {
                 }
                 self.join(id, id);
             }
-            Step::Ask(wait) => launcher.next_sweep = now + wait,
+            ElectionStep::Ask(wait) => launcher.next_sweep = now + wait,
         }
     }
 }

@@ -1,0 +1,533 @@
+//! The coordinator: carries out the decisions of [`Membership`] for the launchers connected to the store's port.
+//!
+//! It lives on the store server's thread as its [`Companion`]. Launchers' messages become events, actions become
+//! messages, and every round but the first begins a new generation of the store, so that its workers see clean keys
+//! while the port stays the same.
+//!
+//! In a `static` job some nodes may be run by Python's torchrun. They announce themselves by keys in the store
+//! (module `torchrun`) instead of a connection; the coordinator answers them by keys, and then leaves the
+//! generations alone, since such a node keeps its connection and expects its keys to stay.
+//!
+//! In an elastic job every launcher has a coordinator, of which one leads. The others only say where the job is led
+//! (module `leadership`), and wait for their own launcher to tell them to lead.
+
+mod leadership;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use instep_policy::election::{Epoch, HostPort, SUCCESSORS, Successor};
+use instep_policy::failure_detector::FailureDetector;
+use instep_policy::membership::{
+    Action, Event, LauncherId, Membership, MembershipTerms, NodeFacts, NodeId, RoundMember,
+};
+use instep_store::{ClientId, Companion, Context, Request};
+use serde_json::json;
+
+use crate::control::heartbeat::Heartbeat;
+use crate::control::secret::JobSecret;
+use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
+use crate::election::shared::SharedLeadership;
+use crate::events::EventLog;
+use crate::failure::Failure;
+use crate::rendezvous::torchrun::{self, TorchrunNodes};
+
+/// What the launcher in the same process tells its coordinator.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "some fields say it by their name")]
+pub struct CoordinatorSettings {
+    pub run_id: String,
+    /// What all nodes must agree on.
+    pub terms: MembershipTerms,
+    /// Known to the launcher in this process alone.
+    pub host_token: u64,
+    /// The launcher in this process.
+    pub launcher: LauncherId,
+    /// What workers are told to connect to.
+    pub master_address: String,
+    pub master_port: u16,
+    /// Worker rank 0 serves the store, on a port found for each round.
+    pub worker_serves_store: bool,
+    /// How silence is noticed; without it broken connections alone are.
+    pub heartbeat: Option<Heartbeat>,
+    /// Where the job was led at first, if it was not here.
+    pub endpoint: Option<HostPort>,
+    /// Shared with the launcher in this process.
+    pub leadership: Arc<SharedLeadership>,
+    pub events: EventLog,
+}
+
+/// A launcher that has said hello.
+#[derive(Debug)]
+struct JoinedNode {
+    client: ClientId,
+    launcher: LauncherId,
+    /// For people: address and process.
+    name: String,
+    /// Where it would lead.
+    standby: Option<HostPort>,
+    host: bool,
+    /// When it was last heard, on the clock of `detector`.
+    heard: Duration,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Coordinator {
+    settings: CoordinatorSettings,
+    /// `None` while another launcher's coordinator leads.
+    membership: Option<Membership>,
+    began: Instant,
+    /// Connections that have said hello, by node.
+    joined: BTreeMap<NodeId, JoinedNode>,
+    /// Addresses of connections that have not.
+    peers: BTreeMap<ClientId, SocketAddr>,
+    /// Where launchers answer that took part.
+    addresses: BTreeMap<LauncherId, HostPort>,
+    /// The newest committed epoch, and one that is not committed yet.
+    epoch: Option<Epoch>,
+    pending: Option<Epoch>,
+    detector: Option<FailureDetector>,
+    /// When this process was last found to have slept; zero for never.
+    paused_until: Duration,
+    next_heartbeat_check: Instant,
+    /// Failures of the current round.
+    failures: Vec<Failure>,
+    /// `None` where there are none and cannot be any.
+    torchrun_nodes: Option<TorchrunNodes>,
+    /// This coordinator has taken over: it tells whoever comes to the first endpoint.
+    resumed: bool,
+}
+
+impl CoordinatorSettings {
+    /// How silent launchers are noticed from now on. Launchers of an elastic job go elsewhere while this process sleeps.
+    fn failure_detector(&self) -> Option<FailureDetector> {
+        let detector = |heartbeat: Heartbeat| {
+            FailureDetector::new(heartbeat.interval, heartbeat.coordinator_window(), Duration::ZERO)
+        };
+        let detector = self.heartbeat.map(detector)?;
+        Some(if self.terms.elastic() { detector.counting_sleep() } else { detector })
+    }
+}
+
+impl Coordinator {
+    /// A coordinator without nodes, which leads.
+    pub fn new(settings: CoordinatorSettings, now: Instant) -> Coordinator {
+        let shares_port = settings.terms.fixed_ranks && settings.terms.max_nodes > 1;
+        Coordinator {
+            membership: Some(Membership::new(settings.terms.clone(), Duration::ZERO)),
+            began: now,
+            joined: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            epoch: None,
+            pending: None,
+            detector: settings.failure_detector(),
+            paused_until: Duration::ZERO,
+            next_heartbeat_check: now,
+            failures: Vec::new(),
+            torchrun_nodes: shares_port.then(|| TorchrunNodes::new(&settings.run_id, settings.terms.max_nodes)),
+            resumed: false,
+            settings,
+        }
+    }
+
+    /// A coordinator that waits until it has to lead.
+    pub fn standby(settings: CoordinatorSettings, now: Instant) -> Coordinator {
+        Coordinator { membership: None, ..Coordinator::new(settings, now) }
+    }
+
+    fn node(client: ClientId) -> NodeId {
+        NodeId(client.0)
+    }
+
+    fn send_to(&self, node: NodeId, message: &FromCoordinator, context: &mut Context<'_>) {
+        if let Some(joined_node) = self.joined.get(&node) {
+            context.send(joined_node.client, control::encode(message));
+        }
+    }
+
+    fn broadcast(&self, message: &FromCoordinator, context: &mut Context<'_>) {
+        let line = control::encode(message);
+        for joined_node in self.joined.values() {
+            context.send(joined_node.client, line.clone());
+        }
+    }
+
+    fn now(&self, context: &Context<'_>) -> Duration {
+        context.now.saturating_duration_since(self.began)
+    }
+
+    fn handle_event(&mut self, event: Event, context: &mut Context<'_>) {
+        let now = self.now(context);
+        let actions = self.membership.as_mut().map(|membership| membership.on(event, now)).unwrap_or_default();
+        for action in actions {
+            self.perform(action, context);
+        }
+    }
+
+    fn perform(&mut self, action: Action, context: &mut Context<'_>) {
+        match action {
+            Action::Start { .. } => self.start(action, context),
+            Action::Commit { .. } => {
+                if let Some(epoch) = self.pending.take() {
+                    self.broadcast(&FromCoordinator::Epoch(epoch.clone()), context);
+                    self.epoch = Some(epoch);
+                }
+            }
+            Action::Stop { nodes, reason, at_once } => {
+                for node in nodes {
+                    self.send_to(node, &FromCoordinator::Stop { reason: reason.clone(), at_once }, context);
+                }
+            }
+            Action::Refuse { node, reason } => self.refuse(node, reason, context),
+            Action::Waiting { node: Some(node), reason } => {
+                self.send_to(node, &FromCoordinator::Waiting { reason }, context);
+            }
+            Action::Waiting { node: None, reason } => self.broadcast(&FromCoordinator::Waiting { reason }, context),
+            Action::Fail { reason } => {
+                let failures = std::mem::take(&mut self.failures);
+                self.broadcast(&FromCoordinator::Fail { reason, failures }, context);
+            }
+            Action::Complete => {
+                self.broadcast(&FromCoordinator::Complete {}, context);
+                if let Some(torchrun_nodes) = &self.torchrun_nodes {
+                    torchrun_nodes.release(context);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, start: Action, context: &mut Context<'_>) {
+        let Action::Start { round, restarts, changes, members, world_size, reason } = start else { return };
+        self.failures.clear();
+        // A static job is complete with its first round: from then on no node of torchrun needs to be looked for.
+        self.torchrun_nodes = self.torchrun_nodes.take().filter(TorchrunNodes::any);
+        let shared_with_torchrun = self.torchrun_nodes.is_some();
+        if round > 0 && !shared_with_torchrun {
+            context.begin_generation();
+        }
+        self.pending = self.settings.terms.elastic().then(|| self.epoch(round, restarts, changes, &members));
+        // Workers of torchrun cannot be given one. Without random numbers there is none, and the job goes on.
+        let secret = if shared_with_torchrun { None } else { JobSecret::random().ok() };
+        let worker_port = self.settings.worker_serves_store.then(free_port).flatten();
+        for member in &members {
+            let start = Start {
+                round,
+                restarts,
+                group_rank: member.group_rank,
+                group_world_size: members.len(),
+                first_rank: member.first_rank,
+                world_size,
+                first_role_rank: member.first_role_rank,
+                role_world_size: member.role_world_size,
+                master_address: self.settings.master_address.clone(),
+                master_port: worker_port.unwrap_or(self.settings.master_port),
+                launcher_serves_store: worker_port.is_none(),
+                reason: reason.clone(),
+                changes,
+                epoch: self.pending.clone(),
+                secret: secret.clone(),
+            };
+            self.send_to(member.node, &FromCoordinator::Start(start), context);
+        }
+        if let Some(torchrun_nodes) = &mut self.torchrun_nodes {
+            torchrun_nodes.assign(&members, world_size, context);
+        }
+    }
+
+    /// What every launcher must know in case this one is lost.
+    fn epoch(&mut self, round: u64, restarts: u32, changes: u32, members: &[RoundMember]) -> Epoch {
+        let joined_nodes = members.iter().filter_map(|member| self.joined.get(&member.node));
+        let standbys =
+            joined_nodes.filter_map(|joined_node| Some((joined_node.launcher, joined_node.standby.clone()?)));
+        let addresses: Vec<(LauncherId, HostPort)> = standbys.collect();
+        self.addresses.extend(addresses.iter().cloned());
+        let successors =
+            addresses.into_iter().take(SUCCESSORS).map(|(launcher, address)| Successor { launcher, address });
+        Epoch {
+            round,
+            restarts,
+            changes,
+            size: members.len(),
+            host: Some(self.settings.launcher),
+            successors: successors.collect(),
+        }
+    }
+
+    fn refuse(&mut self, node: NodeId, reason: String, context: &mut Context<'_>) {
+        if let Some(joined_node) = self.joined.remove(&node) {
+            context.send(joined_node.client, control::encode(&FromCoordinator::Refused { reason }));
+            context.close(joined_node.client);
+        }
+    }
+
+    fn handle_hello(&mut self, client: ClientId, hello: Hello, context: &mut Context<'_>) {
+        let node = Self::node(client);
+        let joined_node = self.joined_node(client, &hello, context);
+        if let Some(reason) = self.refusal_reason(&hello) {
+            self.joined.insert(node, joined_node);
+            return self.refuse(node, reason, context);
+        }
+        if self.membership.is_none() {
+            context.send(client, control::encode(&self.redirect()));
+            return context.close(client);
+        }
+        let earlier = self.joined.iter().find(|(_, other)| other.launcher == joined_node.launcher);
+        if let Some(earlier) = earlier.map(|(earlier, _)| *earlier) {
+            self.drop_silent_nodes(vec![(earlier, "it connected again".to_owned())], context);
+        }
+        let facts = NodeFacts {
+            launcher: hello.launcher,
+            last_round: hello.last_round,
+            votes: hello.votes,
+            busy: hello.busy,
+            after_silence: hello.after_silence,
+            address: hello.address,
+            process: hello.process,
+            workers: hello.workers,
+            role: hello.role,
+            node_rank: hello.node_rank,
+            host: joined_node.host,
+            foreign: false,
+        };
+        let now = self.now(context);
+        let name = joined_node.name.clone();
+        self.joined.insert(node, joined_node);
+        let actions = self.membership.as_mut().map(|membership| membership.on(Event::Joined { node, facts }, now));
+        let actions = actions.unwrap_or_default();
+        let refused = |action: &Action| matches!(action, Action::Refuse { node: whom, .. } if *whom == node);
+        if !actions.iter().any(refused) {
+            self.send_to(node, &FromCoordinator::Welcome {}, context);
+            self.settings.events.note("node_joined", json!({"node": name, "nodes": self.joined.len()}));
+            if let Some(epoch) = &self.epoch {
+                self.send_to(node, &FromCoordinator::Epoch(epoch.clone()), context);
+            }
+        }
+        for action in actions {
+            self.perform(action, context);
+        }
+    }
+
+    fn joined_node(&mut self, client: ClientId, hello: &Hello, context: &Context<'_>) -> JoinedNode {
+        let host = hello.host_token == Some(self.settings.host_token);
+        let peer = self.peers.remove(&client).map(|peer| peer.ip().to_canonical().to_string());
+        let standby = match host {
+            true => Some(HostPort { host: self.settings.master_address.clone(), port: self.settings.master_port }),
+            false => hello.standby_port.and_then(|port| Some(HostPort { host: peer?, port })),
+        };
+        let now = self.now(context);
+        JoinedNode {
+            client,
+            launcher: hello.launcher,
+            name: format!("{} (pid {})", hello.address, hello.process),
+            standby,
+            host,
+            heard: self.detector.as_ref().map_or(now, |detector| detector.awake_time(now)),
+        }
+    }
+
+    /// Gives up nodes that may be alive, and tells them.
+    fn drop_silent_nodes(&mut self, nodes: Vec<(NodeId, String)>, context: &mut Context<'_>) {
+        for (node, cause) in &nodes {
+            let Some(joined_node) = self.joined.remove(node) else { continue };
+            context.send(joined_node.client, control::encode(&FromCoordinator::Dropped { reason: cause.clone() }));
+            context.close(joined_node.client);
+            let JoinedNode { name, .. } = joined_node;
+            self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": true}));
+        }
+        if !nodes.is_empty() {
+            self.handle_event(Event::Silent { nodes }, context);
+        }
+    }
+
+    fn refusal_reason(&self, hello: &Hello) -> Option<String> {
+        if hello.protocol != control::PROTOCOL {
+            let ours = env!("CARGO_PKG_VERSION");
+            return Some(format!("this node runs instep {}, the first node {ours}; use one version", hello.version));
+        }
+        if hello.run_id != self.settings.run_id {
+            let here = &self.settings.run_id;
+            return Some(format!("the endpoint serves job \"{here}\", this node wants job \"{}\"", hello.run_id));
+        }
+        WireTerms::from(&self.settings.terms).disagreement(&hello.terms)
+    }
+
+    fn handle_message(&mut self, client: ClientId, message: ToCoordinator, context: &mut Context<'_>) {
+        let node = Self::node(client);
+        if !self.joined.contains_key(&node) {
+            return match message {
+                ToCoordinator::Hello(hello) => self.handle_hello(client, hello, context),
+                ToCoordinator::LeaderQuery(query) => self.handle_leader_query(client, &query, context),
+                ToCoordinator::Lead(lead) => self.take_over(client, *lead, context),
+                ToCoordinator::ProbeReport(scouted) => self.handle_probe_report(client, scouted, context),
+                _ => {
+                    self.peers.remove(&client);
+                    context.close(client);
+                }
+            };
+        }
+        match message {
+            ToCoordinator::Started {} => self.handle_event(Event::Started { node }, context),
+            ToCoordinator::Stopped {} => self.handle_event(Event::Stopped { node }, context),
+            ToCoordinator::Finished {} => {
+                if let Some(torchrun_nodes) = &mut self.torchrun_nodes {
+                    torchrun_nodes.count_ours(context);
+                }
+                self.handle_event(Event::Finished { node }, context);
+            }
+            ToCoordinator::Failed(failure) => {
+                let cause = failure.describe();
+                self.failures.push(*failure);
+                self.handle_event(Event::Failed { node, cause }, context);
+            }
+            ToCoordinator::Draining { cause } => {
+                let name = self.joined.get(&node).map(|joined_node| joined_node.name.clone());
+                self.settings.events.note("draining", json!({"node": name, "cause": cause}));
+                self.handle_event(Event::Draining { node, cause }, context);
+            }
+            ToCoordinator::Leaving { cause, failed } => {
+                let joined_node = self.joined.remove(&node);
+                context.close(client);
+                let (name, host) =
+                    joined_node.map_or((String::new(), false), |joined_node| (joined_node.name, joined_node.host));
+                self.settings.events.note("node_left", json!({"node": name, "cause": cause}));
+                self.handle_event(Event::Left { node, cause, failed }, context);
+                if host && self.settings.terms.elastic() {
+                    // This process ends. Whoever asks until then must not think that the job is led from here.
+                    self.membership = None;
+                }
+            }
+            // It is alive, so that it must not be taken for one that has ended.
+            ToCoordinator::Disconnecting { cause } => self.drop_silent_nodes(vec![(node, cause)], context),
+            // The answer tells the launcher until when it was surely heard.
+            ToCoordinator::Ping { at } => self.send_to(node, &FromCoordinator::Ping { at }, context),
+            ToCoordinator::Hello(_)
+            | ToCoordinator::LeaderQuery(_)
+            | ToCoordinator::Lead(_)
+            | ToCoordinator::ProbeReport(_) => {
+                context.close(client);
+                self.handle_lost_node(node, "it said hello twice", context);
+            }
+        }
+    }
+
+    fn handle_lost_node(&mut self, node: NodeId, cause: &str, context: &mut Context<'_>) {
+        if let Some(JoinedNode { name, .. }) = self.joined.remove(&node) {
+            self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": false}));
+            self.handle_event(Event::Lost { node, cause: cause.to_owned(), silent: false }, context);
+        }
+    }
+
+    /// If this process was stopped for so long that the launchers have given it up, what they said before is void: they
+    /// may have gone on elsewhere. To be called before anything else in a turn.
+    fn detect_own_pause(&mut self, context: &mut Context<'_>) {
+        let now = self.now(context);
+        let (Some(detector), Some(heartbeat)) = (&mut self.detector, self.settings.heartbeat) else { return };
+        let away = detector.tick(now);
+        if !away.is_zero() {
+            self.paused_until = now;
+        }
+        if !detector.outlasts(away, heartbeat.window()) || !self.settings.terms.elastic() {
+            return;
+        }
+        let cause = "this launcher was stopped for a while, and cannot know what the others did";
+        let joined_nodes = self.joined.iter().filter(|(_, joined_node)| !joined_node.host);
+        let joined_nodes = joined_nodes.map(|(node, _)| (*node, cause.to_owned())).collect();
+        self.drop_silent_nodes(joined_nodes, context);
+    }
+
+    /// Gives up those who do not speak; once an interval at least.
+    fn check_heartbeats(&mut self, context: &mut Context<'_>) {
+        self.detect_own_pause(context);
+        let now = self.now(context);
+        let Some(detector) = &self.detector else { return };
+        let silent = self.joined.iter().filter(|(_, joined_node)| !joined_node.host);
+        let silent =
+            silent.filter_map(|(node, joined_node)| Some((*node, detector.suspicion(joined_node.heard, now)?)));
+        let silent: Vec<(NodeId, String)> = silent.collect();
+        let interval = detector.interval();
+        self.next_heartbeat_check = context.now + interval;
+        self.drop_silent_nodes(silent, context);
+    }
+
+    fn poll_torchrun_nodes(&mut self, context: &mut Context<'_>) {
+        let Some(torchrun_nodes) = &mut self.torchrun_nodes else { return };
+        for event in torchrun_nodes.poll(context) {
+            self.handle_event(event, context);
+        }
+    }
+}
+
+impl Companion for Coordinator {
+    fn claims(&self, first: u8) -> bool {
+        first == control::FIRST_BYTE
+    }
+
+    fn connected(&mut self, client: ClientId, peer: SocketAddr, _context: &mut Context<'_>) {
+        self.peers.insert(client, peer);
+    }
+
+    fn received(&mut self, client: ClientId, bytes: &[u8], context: &mut Context<'_>) -> usize {
+        self.detect_own_pause(context);
+        let now = self.now(context);
+        // What is read right after a sleep may have been said long before.
+        let is_fresh = |detector: &&FailureDetector| {
+            self.paused_until.is_zero() || now > self.paused_until + detector.interval() / 2
+        };
+        let detector = self.detector.as_ref().filter(is_fresh);
+        if let (Some(detector), Some(joined_node)) = (detector, self.joined.get_mut(&Self::node(client))) {
+            joined_node.heard = detector.awake_time(now);
+        }
+        let mut consumed = 0;
+        loop {
+            match control::decode::<ToCoordinator>(&bytes[consumed..]) {
+                Ok(None) => return consumed,
+                Ok(Some((message, length))) => {
+                    consumed += length;
+                    self.handle_message(client, message, context);
+                }
+                Err(_) => {
+                    context.close(client);
+                    self.closed(client, context);
+                    return bytes.len();
+                }
+            }
+        }
+    }
+
+    fn closed(&mut self, client: ClientId, context: &mut Context<'_>) {
+        self.detect_own_pause(context);
+        self.peers.remove(&client);
+        self.handle_lost_node(Self::node(client), "its connection broke", context);
+    }
+
+    fn tick(&mut self, context: &mut Context<'_>) -> Option<Instant> {
+        self.poll_torchrun_nodes(context);
+        self.check_heartbeats(context);
+        let now = self.now(context);
+        let wake_at = |coordinator: &Coordinator| coordinator.membership.as_ref().and_then(Membership::wake_at);
+        if wake_at(self).is_some_and(|due| due <= now) {
+            self.handle_event(Event::Tick, context);
+        }
+        self.update_probe_request();
+        let due = wake_at(self).map(|due| self.began + due);
+        let look = self.torchrun_nodes.as_ref().map(|_| context.now + torchrun::POLL_INTERVAL);
+        let ping = self.detector.as_ref().map(|_| self.next_heartbeat_check);
+        [due, look, ping].into_iter().flatten().min()
+    }
+
+    fn refuses(&mut self, request: &Request<'_>, _peer: SocketAddr) -> Option<String> {
+        torchrun::is_dynamic_rendezvous(request).then(|| {
+            "Python's torchrun tried to join this c10d job; run instep on all nodes, or use --rdzv-backend static"
+                .to_owned()
+        })
+    }
+}
+
+/// A port nobody listens on now.
+fn free_port() -> Option<u16> {
+    TcpListener::bind(("0.0.0.0", 0)).and_then(|listener| listener.local_addr()).ok().map(|address| address.port())
+}

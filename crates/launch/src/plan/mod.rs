@@ -1,0 +1,361 @@
+//! From what the user typed ([`Request`]) to what it means ([`Plan`]): validation happens here, once.
+//!
+//! The rules and defaults are torchrun's; where it raises an assertion deep inside, this says what is wrong and what
+//! to do. Nothing is started here, so that `--dry-run` shows exactly what a run would do.
+
+mod error;
+mod logs;
+mod preload;
+mod rendezvous;
+mod request;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use instep_policy::membership::MembershipTerms;
+use nix::sys::signal::Signal;
+
+pub use self::error::PlanError;
+use self::error::{error, split_hint};
+use self::logs::log_policy;
+pub use self::rendezvous::RendezvousMode;
+use self::rendezvous::{RendezvousConf, job_terms, resolve_rendezvous};
+pub use self::request::Request;
+use crate::control::heartbeat::Heartbeat;
+use crate::drill::{DrillError, DrillSettings};
+use crate::machine::devices::{self, WorkersPerNode};
+use crate::machine::interpreter::{self, Interpreter};
+use crate::machine::numa::{self, NumaBinding, Topology};
+use crate::machine::nvidia;
+use crate::output::logs::LogPolicy;
+use crate::rendezvous::endpoint;
+use crate::workers::environment::{self, JobFacts};
+
+/// torchrun's grace period between SIGTERM and SIGKILL when a peer has failed.
+const GRACE_PERIOD: Duration = Duration::from_secs(30);
+/// How long an operation may take before the ranks are asked why, where the option is not given.
+const HANG_AFTER: Duration = Duration::from_secs(60);
+
+/// What a run will do.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Program and arguments of a worker, before macros are filled in.
+    pub command: Vec<OsString>,
+    /// The script or module, as shown to people.
+    pub program_name: String,
+    /// The script, where it is a file that Python will open.
+    pub script: Option<PathBuf>,
+    /// The interpreter; with `--no-python` there may be none.
+    pub interpreter: Option<Interpreter>,
+    /// The workers are started by the interpreter; false with `--no-python`.
+    pub runs_python: bool,
+    /// Modules that spare interpreters import ahead; without any there are no spares.
+    pub preload: Vec<String>,
+    /// What is to be killed on purpose.
+    pub drill: Option<DrillSettings>,
+    /// How the nodes find each other.
+    pub rendezvous: RendezvousMode,
+    /// What all nodes must agree on.
+    pub terms: MembershipTerms,
+    /// What the workers' environment is built from.
+    pub job: JobFacts,
+    /// `--node-rank`.
+    pub node_rank: usize,
+    /// `--local-addr`, else this machine's name.
+    pub address: String,
+    /// `--local-addr` as given.
+    pub local_address: Option<String>,
+    /// How long to try to reach the endpoint.
+    pub connect_timeout: Duration,
+    /// How silent nodes are noticed, in a c10d job of several.
+    pub heartbeat: Option<Heartbeat>,
+    /// After how long an operation of the backend counts as stuck, and a report is shown; none: never.
+    pub hang_after: Option<Duration>,
+    /// Where events go as lines of JSON.
+    pub events: Option<PathBuf>,
+    /// Worker rank 0 serves the store instead of the launcher.
+    pub worker_serves_store: bool,
+    /// Where output goes.
+    pub logs: LogPolicy,
+    /// The CPUs each worker of this node is bound to, by local rank; none without `--numa-binding`.
+    pub worker_cpus: Vec<BTreeSet<usize>>,
+    /// Signals that end the job and are passed on to the workers.
+    pub signals: Vec<Signal>,
+    /// Between SIGTERM and SIGKILL when a peer has failed.
+    pub grace_period: Duration,
+    /// Between a passed-on signal and SIGKILL.
+    pub shutdown_timeout: Duration,
+    /// What the user should know before the start.
+    pub warnings: Vec<String>,
+}
+
+/// Works out what a request means on this machine.
+pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> + Copy) -> Result<Plan, PlanError> {
+    let text = |name: &str| environment(name).and_then(|value| value.into_string().ok());
+    let nodes = node_range(&request)?;
+    let (_, max_nodes) = nodes;
+    let max_restarts = u32::try_from(request.max_restarts)
+        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 means: never restart"))?;
+    let node_rank = usize::try_from(request.node_rank)
+        .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank), "node ranks count from 0"))?;
+    let conf = RendezvousConf::parse(&request.rdzv_conf)?;
+    let runs_python = !request.no_python;
+    let interpreter = find_interpreter(&request, runs_python, environment)?;
+    let python = interpreter.as_ref().map(|found| found.path.clone()).unwrap_or_else(|| PathBuf::from("python3"));
+    let workers = count_workers(&request, &python)?;
+    let default_threads = (workers > 1 && environment(environment::OMP_NUM_THREADS).is_none()).then_some(1);
+
+    let mut warnings = conf.warnings();
+    let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
+    let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts)?;
+    if default_threads.is_some() {
+        let name = environment::OMP_NUM_THREADS;
+        warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
+    }
+    warn_about_plugins(&request, &mut warnings);
+    let replaces_gloo = replaces_gloo(&request, text(environment::REPLACE))?;
+    if replaces_gloo {
+        let without_autoload = text(environment::AUTOLOAD).is_some_and(|value| value != "1");
+        warn_about_replacement(interpreter.as_ref().filter(|_| runs_python), without_autoload, &mut warnings);
+    }
+    let signals = parse_signals(&request.signals_to_handle, &mut warnings);
+    let command = worker_command(&request, &python)?;
+    let shutdown_timeout = shutdown_timeout(request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT))?;
+    let serves_from_worker = text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1");
+    Ok(Plan {
+        command,
+        script: (runs_python && !request.module).then(|| PathBuf::from(&request.script)),
+        program_name: request.script.to_string_lossy().into_owned(),
+        interpreter,
+        runs_python,
+        preload: preload(&request, max_nodes, &mut warnings)?,
+        drill: drill(&request)?,
+        job: JobFacts {
+            run_id: rendezvous.run_id,
+            role: request.role.clone(),
+            workers,
+            max_restarts,
+            signals_to_handle: request.signals_to_handle.clone(),
+            virtual_local_rank: request.virtual_local_rank,
+            default_threads,
+            replaces_gloo,
+        },
+        node_rank,
+        address: request.local_addr.clone().unwrap_or_else(endpoint::host_name),
+        local_address: request.local_addr.clone(),
+        connect_timeout: job_terms.connect_timeout,
+        heartbeat: job_terms.heartbeat,
+        hang_after: hang_after(request.hang_after)?,
+        events: request.events.clone(),
+        worker_serves_store: !job_terms.terms.fixed_ranks && serves_from_worker,
+        terms: job_terms.terms,
+        logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
+        worker_cpus: match request.numa_binding {
+            Some(binding) => bind_workers(binding, workers)?,
+            None => Vec::new(),
+        },
+        signals,
+        grace_period: GRACE_PERIOD,
+        shutdown_timeout,
+        rendezvous: rendezvous.mode,
+        warnings,
+    })
+}
+
+fn node_range(request: &Request) -> Result<(usize, usize), PlanError> {
+    let (min_nodes, max_nodes) = parse_nodes(&request.nnodes)?;
+    if request.standalone && min_nodes > 1 {
+        return Err(error(
+            format!("--standalone means one node, --nnodes says {}", request.nnodes),
+            "leave out --standalone and give --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
+        ));
+    }
+    Ok((min_nodes, if request.standalone { 1 } else { max_nodes }))
+}
+
+fn count_workers(request: &Request, python: &Path) -> Result<usize, PlanError> {
+    request
+        .nproc_per_node
+        .parse::<WorkersPerNode>()
+        .and_then(|wanted| devices::count_workers(&wanted, python))
+        .map_err(|cause| split_hint(&cause.to_string()))
+}
+
+/// Between a passed-on signal and SIGKILL: the option, else the variable, else torchrun's default.
+fn shutdown_timeout(option: Option<i64>, variable: Option<String>) -> Result<Duration, PlanError> {
+    let seconds = match (option, variable) {
+        (Some(seconds), _) => u64::try_from(seconds)
+            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
+        (None, Some(given)) => given.parse().map_err(|_| {
+            let name = environment::SHUTDOWN_TIMEOUT;
+            error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))
+        })?,
+        (None, None) => GRACE_PERIOD.as_secs(),
+    };
+    Ok(Duration::from_secs(seconds))
+}
+
+fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
+    match seconds {
+        None => Ok(Some(HANG_AFTER)),
+        Some(0.0) => Ok(None),
+        Some(seconds) => Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
+            error(format!("--hang-after {seconds} is not a number of seconds"), "default 60; 0 disables it")
+        }),
+    }
+}
+
+fn preload(request: &Request, max_nodes: usize, warnings: &mut Vec<String>) -> Result<Vec<String>, PlanError> {
+    let Some(text) = &request.preload else { return Ok(Vec::new()) };
+    if request.no_python {
+        let hint = "leave one of them out; a program that is started itself has no interpreter to prepare";
+        return Err(error("--preload and --no-python contradict each other", hint));
+    }
+    let modules = preload::parse(text).map_err(|(message, hint)| error(message, hint))?;
+    if request.max_restarts == 0 && max_nodes == 1 {
+        warnings.push("--preload has no effect with --max-restarts 0: no worker is ever started again".to_owned());
+        return Ok(Vec::new());
+    }
+    Ok(modules)
+}
+
+fn drill(request: &Request) -> Result<Option<DrillSettings>, PlanError> {
+    let Some(text) = &request.drill else { return Ok(None) };
+    let hint = "for example --drill kill-rank=60s,kill-node=5m,seed=7,times=3";
+    let settings: DrillSettings = text.parse().map_err(|cause: DrillError| error(cause.to_string(), hint))?;
+    if request.max_restarts == 0 {
+        let hint = "allow as many restarts as ranks are to be killed: --max-restarts 3";
+        return Err(error("--drill needs restarts: without any the first kill ends the job", hint));
+    }
+    Ok(Some(settings))
+}
+
+fn bind_workers(binding: NumaBinding, workers: usize) -> Result<Vec<BTreeSet<usize>>, PlanError> {
+    let gpus = nvidia::visible_gpus();
+    let topology = Topology::read(Path::new("/sys"));
+    let allowed = devices::allowed_cpus().map_err(|cause| split_hint(&cause.to_string()))?;
+    (0..workers)
+        .map(|local_rank| numa::cpus_for(binding, local_rank, &gpus, &topology, &allowed))
+        .collect::<Result<_, _>>()
+        .map_err(|cause| split_hint(&cause.to_string()))
+}
+
+fn find_interpreter(
+    request: &Request,
+    needed: bool,
+    environment: impl Fn(&str) -> Option<OsString> + Copy,
+) -> Result<Option<Interpreter>, PlanError> {
+    let binary = std::env::current_exe().ok();
+    match interpreter::find(request.python.as_deref(), environment, binary.as_deref()) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) if !needed => Ok(None),
+        Err(cause) => Err(split_hint(&cause.to_string())),
+    }
+}
+
+fn parse_nodes(text: &str) -> Result<(usize, usize), PlanError> {
+    let hint = "give a number (--nnodes 2) or a range (--nnodes 1:4)";
+    let number = |part: &str| part.trim().parse::<usize>();
+    let (min, max) = match text.split_once(':') {
+        None => (number(text), number(text)),
+        Some((min, max)) => (number(min), number(max)),
+    };
+    let (Ok(min), Ok(max)) = (min, max) else {
+        return Err(error(format!("--nnodes \"{text}\" is not a number of nodes"), hint));
+    };
+    if min == 0 {
+        return Err(error(format!("--nnodes {text}: a job needs at least one node"), hint));
+    }
+    if min > max {
+        return Err(error(
+            format!("--nnodes {text}: the minimum is larger than the maximum"),
+            format!("did you mean --nnodes {max}:{min}?"),
+        ));
+    }
+    Ok((min, max))
+}
+
+fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
+    if let Some(name) = &request.logs_specs {
+        warnings.push(format!(
+            "--logs-specs {name} is a Python plugin of torchrun and has no effect; logs go where --log-dir says"
+        ));
+    }
+    if request.event_log_handler != "null" {
+        let name = &request.event_log_handler;
+        warnings.push(format!("--event-log-handler {name} is a Python plugin of torchrun and has no effect"));
+    }
+    if request.run_path {
+        warnings.push("--run-path runs the script in a fresh interpreter, as without it".to_owned());
+    }
+}
+
+/// Whether workers use instep where they ask for gloo: by the option, or by the variable that it sets.
+fn replaces_gloo(request: &Request, variable: Option<String>) -> Result<bool, PlanError> {
+    match variable.as_deref() {
+        None | Some("") => Ok(request.replace_gloo),
+        Some("gloo") => Ok(true),
+        Some(other) => {
+            let name = environment::REPLACE;
+            Err(error(
+                format!("{name}=\"{other}\": only gloo can be replaced"),
+                format!("unset {name}, or set it to gloo"),
+            ))
+        }
+    }
+}
+
+/// Says why workers will not find what replaces gloo: torch loads it as an entry point of the package.
+fn warn_about_replacement(python: Option<&Interpreter>, without_autoload: bool, warnings: &mut Vec<String>) {
+    if without_autoload {
+        let name = environment::AUTOLOAD;
+        warnings.push(format!("gloo is not replaced: {name} in the environment keeps torch from loading instep"));
+    } else if let Some(python) = python
+        && let Ok(found) = python.inspect()
+        && found.installed("instep").is_none()
+    {
+        let path = python.path.display();
+        warnings.push(format!("gloo is not replaced: {path} has no package instep; install the wheel there"));
+    }
+}
+
+fn worker_command(request: &Request, python: &Path) -> Result<Vec<OsString>, PlanError> {
+    if request.no_python && request.module {
+        return Err(error("--no-python and --module contradict each other", "leave one of them out"));
+    }
+    if request.no_python && request.pass_local_rank {
+        let hint = "add --use-env; the program finds its rank in LOCAL_RANK";
+        return Err(error("--no-python cannot be used without --use-env", hint));
+    }
+    let mut command: Vec<OsString> = Vec::new();
+    if !request.no_python {
+        command.extend([python.as_os_str().to_owned(), "-u".into()]);
+        if request.module && !request.run_path {
+            command.push("-m".into());
+        }
+    }
+    command.push(request.script.clone());
+    if request.pass_local_rank {
+        command.push("--local-rank=${local_rank}".into());
+    }
+    command.extend(request.script_arguments.iter().cloned());
+    Ok(command)
+}
+
+/// Names torchrun does not know are skipped with a warning there, so here too.
+fn parse_signals(text: &str, warnings: &mut Vec<String>) -> Vec<Signal> {
+    let mut signals = Vec::new();
+    for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match name.parse::<Signal>() {
+            // Cannot be caught, or is how the launcher learns of exits.
+            Ok(Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD) => {
+                warnings.push(format!("--signals-to-handle: {name} cannot be passed on"));
+            }
+            Ok(signal) => signals.push(signal),
+            Err(_) => warnings.push(format!("--signals-to-handle: {name} is not a signal of this system")),
+        }
+    }
+    signals
+}

@@ -1,0 +1,51 @@
+//! What the user typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::machine::numa::NumaBinding;
+
+/// The options of `instep run`, as typed.
+#[derive(Debug, Clone, Default)]
+#[expect(missing_docs, reason = "each field is the option of the same name")]
+pub struct Request {
+    pub nnodes: String,
+    pub nproc_per_node: String,
+    pub rdzv_backend: String,
+    pub rdzv_endpoint: String,
+    pub rdzv_id: String,
+    pub rdzv_conf: String,
+    pub standalone: bool,
+    pub max_restarts: i64,
+    pub role: String,
+    pub module: bool,
+    pub no_python: bool,
+    pub run_path: bool,
+    pub log_dir: Option<PathBuf>,
+    pub redirects: String,
+    pub tee: String,
+    pub log_line_prefix_template: String,
+    pub local_ranks_filter: String,
+    pub duplicate_stdout_filters: String,
+    pub duplicate_stderr_filters: String,
+    pub node_rank: i64,
+    pub master_addr: String,
+    pub master_port: Option<u16>,
+    pub local_addr: Option<String>,
+    pub numa_binding: Option<NumaBinding>,
+    pub signals_to_handle: String,
+    pub shutdown_timeout: Option<i64>,
+    pub virtual_local_rank: bool,
+    pub logs_specs: Option<String>,
+    pub event_log_handler: String,
+    pub python: Option<PathBuf>,
+    pub preload: Option<String>,
+    pub replace_gloo: bool,
+    pub drill: Option<String>,
+    pub fold: bool,
+    pub events: Option<PathBuf>,
+    pub hang_after: Option<f64>,
+    pub pass_local_rank: bool,
+    pub script: OsString,
+    pub script_arguments: Vec<OsString>,
+}

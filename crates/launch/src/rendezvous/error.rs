@@ -1,0 +1,71 @@
+//! Why a node cannot join its job.
+
+use std::io;
+use std::time::Duration;
+
+use super::endpoint::{ConnectError, Endpoint};
+
+/// Why this node cannot take part.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are what the messages say")]
+pub enum RendezvousError {
+    /// The port this node has to serve is taken.
+    #[error("port {port} is already in use on this machine")]
+    PortInUse {
+        port: u16,
+        /// It was given as part of an endpoint.
+        endpoint: bool,
+    },
+    /// The port this node has to serve cannot be opened.
+    #[error("cannot serve on port {port}")]
+    Listen { port: u16, source: io::Error },
+    /// Nobody answers at the endpoint.
+    #[error("cannot reach the first node within {} s: {connect_error}", timeout.as_secs_f64())]
+    Unreachable { timeout: Duration, connect_error: ConnectError },
+    /// The coordinator refuses this node.
+    #[error("the first node at {endpoint} refuses this node: {reason}")]
+    Refused { endpoint: Endpoint, reason: String },
+    /// The endpoint belongs to Python's torchrun.
+    #[error("the endpoint {endpoint} is served by Python's torchrun, whose c10d rendezvous cannot be shared")]
+    Torchrun { endpoint: Endpoint },
+    /// Neither a coordinator nor a torchrun listens there.
+    #[error("what listens at {endpoint} is not the rendezvous of a job ({what})")]
+    NotACoordinator { endpoint: Endpoint, what: String },
+    /// Launchers of the job answer, and none of them leads it.
+    #[error("nobody leads the job at {endpoint}, after {} s", timeout.as_secs_f64())]
+    NoLeader {
+        /// Where was asked last.
+        endpoint: Endpoint,
+        timeout: Duration,
+    },
+    /// A signal arrived meanwhile.
+    #[error("interrupted while waiting for the first node")]
+    Interrupted,
+    /// Something local went wrong.
+    #[error("cannot set up the rendezvous")]
+    System(#[from] io::Error),
+}
+
+impl RendezvousError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            RendezvousError::PortInUse { endpoint: false, .. } => {
+                "another job may hold it: choose another --master-port, or leave it out on a single node"
+            }
+            RendezvousError::PortInUse { endpoint: true, .. } => {
+                "another job may hold it: give all nodes another port in --rdzv-endpoint"
+            }
+            RendezvousError::Listen { .. } => "choose a port above 1023 that is free",
+            RendezvousError::Unreachable { connect_error, .. } => connect_error.hint(),
+            RendezvousError::Refused { .. } => "start all nodes with the same options, apart from --node-rank",
+            RendezvousError::Torchrun { .. } => {
+                "run instep on all nodes, or use --rdzv-backend static, which can be shared with torchrun"
+            }
+            RendezvousError::NotACoordinator { .. } => "choose another port for the rendezvous, the same on all nodes",
+            RendezvousError::NoLeader { .. } => "the job has lost its nodes: end what is left of it and start it again",
+            RendezvousError::Interrupted => "start it again",
+            RendezvousError::System(_) => "instep doctor shows what this machine allows",
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! One spare interpreter for each worker of this node, made in the background (`--preload`).
+//!
+//! When: [`SETTLE`] after the workers of a round have started, one after another, at low priority where that can be
+//! taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
+//! as a round stops, a half-made spare is held still, so that a restart never competes with it; a slot whose spare is not
+//! ready starts cold, at once. A spare that is used is made again.
+//!
+//! Before the first one a *proof* is made: the same interpreter with a program that does nothing. Only if it stops
+//! where a spare is to stop (a wrapper might drop `PYTHONPATH`) are spares made, which carry the user's command line.
+//!
+//! Trouble is reported once. Modules that cannot be imported end the whole attempt to keep spares; a spare that dies
+//! otherwise is made again, [`MAX_DEATHS`] times for each slot.
+
+mod archive;
+pub(crate) mod priority;
+mod spare;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+
+use crate::console::{Console, Note};
+use crate::control::Start;
+use crate::plan::Plan;
+use crate::spares::priority::LoweredPriority;
+use crate::spares::spare::{Spare, SpareMessage, SpareSettings, quiet_streams};
+use crate::workers::guardian::Guardian;
+use crate::workers::process::{FileLimit, Spawn, Worker};
+use crate::workers::spawn::worker_spawn;
+
+/// How long workers have the machine to themselves after a start.
+const SETTLE: Duration = Duration::from_secs(2);
+/// How long imports may take: a spare that hangs must not hold up the others for ever.
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(600);
+/// How often a slot's spare may die before no more are made for it.
+const MAX_DEATHS: u32 = 3;
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    slots: Vec<Slot>,
+    /// The one that is being made; its place in `slots`, or the proof.
+    preparing: Option<PreparingSpare>,
+    settings: Option<SpareSettings>,
+    proven: bool,
+    /// The round in which spares are made, and since when they may be.
+    round: Option<u64>,
+    due: Option<Instant>,
+    /// Some worker of the round had no spare.
+    cold: bool,
+    /// How long it took to make the last spare.
+    preparation_time: Duration,
+    has_messages: bool,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    ready: Option<Spare>,
+    deaths: u32,
+}
+
+impl Slot {
+    fn needs_spare(&self) -> bool {
+        self.ready.is_none() && self.deaths < MAX_DEATHS
+    }
+}
+
+#[derive(Debug)]
+struct PreparingSpare {
+    spare: Spare,
+    /// `None` for the proof.
+    slot: Option<usize>,
+    /// Since when it works or is held, and how long it has worked before.
+    since: Instant,
+    worked: Duration,
+    held: bool,
+}
+
+impl Spares {
+    /// For the workers of a plan; none are kept unless it says so.
+    pub(crate) fn new(plan: &Plan) -> Spares {
+        let slots = if plan.preload.is_empty() { 0 } else { plan.job.workers };
+        Spares { slots: (0..slots).map(|_| Slot::default()).collect(), ..Spares::default() }
+    }
+
+    /// What to poll; [`Spares::mark_readable`] if there is something.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let waiting = self.slots.iter().filter_map(|slot| slot.ready.as_ref());
+        let preparing = self.preparing.as_ref().map(|preparing| &preparing.spare);
+        waiting.chain(preparing).flat_map(Spare::sources).map(|source| PollFd::new(source, PollFlags::POLLIN))
+    }
+
+    /// A spare has something to say, which the next turn will take.
+    pub(crate) fn mark_readable(&mut self) {
+        self.has_messages = true;
+    }
+
+    /// When the next turn is due.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        let patience = self.preparing.as_ref().map(|preparing| preparing.since + IMPORT_TIMEOUT);
+        [self.due, patience].into_iter().flatten().min()
+    }
+
+    /// Wakes the spare of a slot as a worker, if there is one.
+    pub(crate) fn take(
+        &mut self,
+        rank: usize,
+        local_rank: usize,
+        spawn: &Spawn,
+        guardian: &mut Guardian,
+    ) -> Option<Worker> {
+        let ready = self.slots.get_mut(local_rank)?.ready.take();
+        let woken = ready.and_then(|spare| {
+            spare
+                .wake(rank, spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables)
+                // It has died meanwhile: this start is a cold one.
+                .map_err(|(spare, _)| spare.end(guardian))
+                .ok()
+        });
+        self.cold |= woken.is_none();
+        woken
+    }
+
+    /// Does what is due. `running` is the round whose workers run, if they do.
+    pub(crate) fn poll(
+        &mut self,
+        plan: &Plan,
+        running: Option<&Start>,
+        guardian: &mut Guardian,
+        file_limit: FileLimit,
+        console: &mut dyn Console,
+    ) {
+        if self.slots.is_empty() {
+            return;
+        }
+        self.handle_messages(guardian, console);
+        let Some(start) = running else {
+            self.round = None;
+            self.due = None;
+            self.hold(true);
+            return;
+        };
+        let now = Instant::now();
+        if self.round != Some(start.round) {
+            self.round = Some(start.round);
+            let imports = if std::mem::take(&mut self.cold) { self.preparation_time } else { Duration::ZERO };
+            self.due = Some(now + SETTLE + imports);
+            self.hold(true);
+        }
+        if self.due.is_some_and(|due| due > now) {
+            return;
+        }
+        self.due = None;
+        self.hold(false);
+        if self.preparing.as_ref().is_some_and(|preparing| preparing.since.elapsed() > IMPORT_TIMEOUT) {
+            self.give_up(guardian, console, "its imports have not ended for 10 minutes");
+        }
+        if self.preparing.is_none()
+            && let Err(cause) = self.prepare_next(plan, start, guardian, file_limit)
+        {
+            self.give_up(guardian, console, &cause.to_string());
+        }
+    }
+
+    /// Ends all of them.
+    pub(crate) fn end(&mut self, guardian: &mut Guardian) {
+        let preparing = self.preparing.take().map(|preparing| preparing.spare);
+        let ready = std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.ready);
+        let all: Vec<Spare> = ready.chain(preparing).collect();
+        all.iter().for_each(Spare::kill);
+        all.into_iter().for_each(|spare| spare.end(guardian));
+    }
+
+    fn hold(&mut self, held: bool) {
+        if let Some(preparing) = self.preparing.as_mut().filter(|preparing| preparing.held != held) {
+            preparing.held = held;
+            preparing.worked += if held { preparing.since.elapsed() } else { Duration::ZERO };
+            preparing.since = Instant::now();
+            preparing.spare.hold(held);
+        }
+    }
+
+    /// Takes what spares have said.
+    fn handle_messages(&mut self, guardian: &mut Guardian, console: &mut dyn Console) {
+        if !std::mem::take(&mut self.has_messages) {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            let message = self.slots[index].ready.as_mut().and_then(Spare::message);
+            if let Some(SpareMessage::Failed(why)) = message
+                && let Some(spare) = self.slots[index].ready.take()
+            {
+                spare.end(guardian);
+                self.died(index, &why, console);
+            }
+        }
+        let Some(preparing) = &mut self.preparing else { return };
+        match (preparing.spare.message(), preparing.slot) {
+            (None, _) => {}
+            (Some(SpareMessage::Here), Some(_)) => {
+                if let Err(cause) = preparing.spare.go() {
+                    self.give_up(guardian, console, &cause.to_string());
+                }
+            }
+            (Some(SpareMessage::Ready), Some(slot)) => {
+                if let Some(preparing) = self.preparing.take() {
+                    self.preparation_time = preparing.worked + preparing.since.elapsed();
+                    self.slots[slot].ready = Some(preparing.spare);
+                }
+                self.announce(console);
+            }
+            (Some(SpareMessage::Here | SpareMessage::Ready), None) => {
+                self.proven = true;
+                if let Some(preparing) = self.preparing.take() {
+                    preparing.spare.end(guardian);
+                }
+            }
+            (Some(SpareMessage::Failed(_)), None) => self.give_up(
+                guardian,
+                console,
+                "the interpreter takes nothing from PYTHONPATH (a wrapper, or isolated from its environment?)",
+            ),
+            (Some(SpareMessage::Failed(why)), Some(slot)) => {
+                let spare = self.preparing.take().map(|preparing| preparing.spare);
+                spare.into_iter().for_each(|spare| spare.end(guardian));
+                if why.starts_with("cannot import") {
+                    self.give_up(guardian, console, &why);
+                } else {
+                    self.died(slot, &why, console);
+                }
+            }
+        }
+    }
+
+    /// Says when the last spare has become ready: from now on a restart is a warm one.
+    fn announce(&self, console: &mut dyn Console) {
+        if self.slots.iter().any(Slot::needs_spare) {
+            return;
+        }
+        let spares = match self.slots.iter().filter(|slot| slot.ready.is_some()).count() {
+            1 => "1 spare interpreter is ready".to_owned(),
+            count => format!("{count} spare interpreters are ready"),
+        };
+        console.note(Note::Progress(format!("{spares}: the next restart skips the imports")));
+    }
+
+    fn died(&mut self, slot: usize, why: &str, console: &mut dyn Console) {
+        self.slots[slot].deaths += 1;
+        let deaths = self.slots[slot].deaths;
+        if deaths == 1 || deaths == MAX_DEATHS {
+            let then = if deaths < MAX_DEATHS { "another is made" } else { "no more are made for this rank" };
+            let text = format!("the spare interpreter of local rank {slot} is lost, {then}: {why}");
+            console.note(Note::Warning(text));
+        }
+    }
+
+    /// No more spares in this run.
+    fn give_up(&mut self, guardian: &mut Guardian, console: &mut dyn Console, why: &str) {
+        self.end(guardian);
+        console.note(Note::Warning(format!("--preload has no effect, restarts begin cold: {why}")));
+    }
+
+    fn prepare_next(
+        &mut self,
+        plan: &Plan,
+        start: &Start,
+        guardian: &mut Guardian,
+        file_limit: FileLimit,
+    ) -> std::io::Result<()> {
+        let Some(slot) = self.slots.iter().position(Slot::needs_spare) else { return Ok(()) };
+        if self.settings.is_none() {
+            let script = plan.script.as_ref().map(|script| script.as_os_str());
+            self.settings = Some(SpareSettings::new(&plan.preload, script, LoweredPriority::find())?);
+        }
+        let Some(settings) = &self.settings else { return Ok(()) };
+        let (reader, streams) = quiet_streams(&plan.logs, slot)?;
+        let prepared = worker_spawn(plan, start, slot, None, guardian, file_limit, streams);
+        let mut spawn = prepared.map_err(std::io::Error::other)?;
+        if !self.proven {
+            spawn.command.truncate(1);
+            spawn.command.extend(["-c", "pass"].map(Into::into));
+        }
+        let spare = Spare::start(settings, slot, spawn, reader)?;
+        let slot = self.proven.then_some(slot);
+        self.preparing =
+            Some(PreparingSpare { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! This node's workers and everything that lives beside them: logs, guardian, spares, the drill, the hang watch.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use crate::console::{Console, Note};
+use crate::control::Start;
+use crate::drill::{self, Drill};
+use crate::failure::Failure;
+use crate::failure::hang::HangWatch;
+use crate::output::Output;
+use crate::output::logs::{AttemptDirectory, RunDirectory};
+use crate::plan::Plan;
+use crate::rendezvous::Reports;
+use crate::spares::Spares;
+use crate::workers::group::{WorkerGroup, WorkerSource};
+use crate::workers::guardian::Guardian;
+use crate::workers::process::FileLimit;
+
+/// See the module documentation.
+pub(super) struct LocalWorkers<'a> {
+    plan: &'a Plan,
+    guardian: Guardian,
+    directory: RunDirectory,
+    file_limit: FileLimit,
+    /// The workers of the round, until the last of them has ended.
+    group: Option<WorkerGroup>,
+    pub(super) spares: Spares,
+    drill: Option<Drill>,
+    pub(super) hang: HangWatch,
+}
+
+impl<'a> LocalWorkers<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        guardian: Guardian,
+        directory: RunDirectory,
+        file_limit: FileLimit,
+        began: Instant,
+    ) -> LocalWorkers<'a> {
+        LocalWorkers {
+            plan,
+            guardian,
+            directory,
+            file_limit,
+            group: None,
+            spares: Spares::new(plan),
+            drill: plan.drill.as_ref().map(|settings| Drill::new(settings, plan.terms.max_restarts, began)),
+            hang: HangWatch::new(plan),
+        }
+    }
+
+    /// Starts the workers of a round; the failure is that of one that could not be started.
+    pub(super) fn start(
+        &mut self,
+        start: Start,
+        is_first_round: bool,
+        reports: &Reports,
+        console: &mut dyn Console,
+    ) -> io::Result<Option<Failure>> {
+        let logs = match self.directory.attempt(start.restarts, self.plan.job.workers) {
+            Ok(logs) => logs,
+            // At the start the user can still choose another place; a job that runs must not end for its logs.
+            Err(cause) if is_first_round => return Err(cause),
+            Err(cause) => {
+                console.note(Note::Warning(format!("no logs from now on: {cause}")));
+                AttemptDirectory::nowhere()
+            }
+        };
+        self.hang.clear();
+        let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
+        let mut source = WorkerSource { spares, guardian, file_limit };
+        let (group, failure) = WorkerGroup::start(self.plan, start, &logs, &mut source, console)?;
+        if let Some(drill) = &mut self.drill {
+            drill.started(Instant::now());
+        }
+        self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
+        self.group = Some(group);
+        Ok(failure)
+    }
+
+    /// Whether workers are alive, or have ended and are not reaped yet.
+    pub(super) fn any(&self) -> bool {
+        self.group.is_some()
+    }
+
+    pub(super) fn alive(&self) -> usize {
+        self.group.as_ref().map_or(0, WorkerGroup::alive)
+    }
+
+    pub(super) fn alive_pids(&self) -> Vec<i32> {
+        self.group.iter().flat_map(WorkerGroup::alive_pids).map(Pid::as_raw).collect()
+    }
+
+    /// The workers that have ended since the last call, well or not; `None` if there are none at all.
+    pub(super) fn ended(&mut self, console: &mut dyn Console) -> Option<Vec<Failure>> {
+        Some(self.group.as_mut()?.ended(console))
+    }
+
+    pub(super) fn signal(&mut self, signal: Signal) {
+        if let Some(group) = &mut self.group {
+            group.signal(signal);
+        }
+    }
+
+    /// Ends what is left of the workers, and shows the rest of their output.
+    pub(super) fn reap(&mut self, console: &mut dyn Console) {
+        if let Some(group) = self.group.take() {
+            group.end(&mut self.guardian, console);
+        }
+    }
+
+    /// Does what is due for spares and the drill; `running` is the round whose workers run, if they do.
+    pub(super) fn tick(&mut self, running: Option<&Start>, console: &mut dyn Console) {
+        self.spares.poll(self.plan, running, &mut self.guardian, self.file_limit, console);
+        if let (Some(drill), Some(group)) = (&mut self.drill, &mut self.group) {
+            group.run_drill(drill, running.is_some(), console);
+        }
+    }
+
+    pub(super) fn output(&self) -> Option<&Output> {
+        self.group.as_ref().map(|group| &group.output)
+    }
+
+    /// Takes what these streams offer, and shows what has been held back long enough.
+    pub(super) fn show_output(&mut self, readable: Vec<usize>, console: &mut dyn Console) {
+        if let Some(group) = &mut self.group {
+            for index in readable {
+                group.output.readable(index, console);
+            }
+            group.output.tick(console);
+        }
+    }
+
+    /// When the next deadlines of spares, drill and output are.
+    pub(super) fn wake_at(&self) -> [Option<Instant>; 3] {
+        let drill = self.drill.as_ref().and_then(Drill::wake_at);
+        [self.spares.wake_at(), drill, self.output().and_then(Output::wake_at)]
+    }
+
+    pub(super) fn end_spares(&mut self) {
+        self.spares.end(&mut self.guardian);
+    }
+
+    pub(super) fn log_directory(&self) -> Option<&Path> {
+        self.directory.path()
+    }
+
+    pub(super) fn remove_empty_logs(&self) {
+        self.directory.remove_if_empty();
+    }
+
+    /// What is left for the report: the drill's findings, and where the logs are.
+    pub(super) fn close(self) -> (Option<drill::Report>, Option<PathBuf>) {
+        let logs = self.directory.path().filter(|path| path.exists()).map(PathBuf::from);
+        (self.drill.map(|drill| drill.report(Instant::now())), logs)
+    }
+}

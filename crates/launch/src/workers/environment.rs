@@ -1,0 +1,253 @@
+//! The environment variables torchrun's world agrees on: what workers are given, and what the launcher itself reads.
+//!
+//! This is the only place that knows their names.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::control::Start;
+
+/// Set by the user to choose threads per worker; defaults to 1 where several workers share a node.
+pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+/// Where a worker writes its exception; also read from our own environment when we are somebody's worker.
+pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+/// Set by an agent for its tasks: the command that shows what ranks wrote, since folders here go with the task.
+const SHOW_LOGS: &str = "INSTEP_SHOW_LOGS";
+/// Prefix of tee'd lines, where the option was not given.
+pub const LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+/// Seconds before SIGKILL at shutdown, where the option was not given.
+pub const SHUTDOWN_TIMEOUT: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+/// `1` makes worker rank 0 serve the store instead of the launcher (c10d rendezvous only).
+pub const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
+
+/// `gloo` makes groups that ask for gloo use our backend; set by `--replace-gloo`.
+pub const REPLACE: &str = "INSTEP_REPLACE";
+/// Anything but `1` keeps torch from loading what packages register with it, ours included.
+pub const AUTOLOAD: &str = "TORCH_DEVICE_BACKEND_AUTOLOAD";
+
+/// What ranks of our backend show each other; the user's own wins, and an empty one means none.
+const SECRET: &str = "INSTEP_SECRET";
+const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
+const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+
+/// What is the same for all workers of a job on this node.
+#[derive(Debug, Clone)]
+pub struct JobFacts {
+    /// `--rdzv-id`.
+    pub run_id: String,
+    /// `--role`.
+    pub role: String,
+    /// Workers on this node.
+    pub workers: usize,
+    /// `--max-restarts`.
+    pub max_restarts: u32,
+    /// `--signals-to-handle`, as given.
+    pub signals_to_handle: String,
+    /// `--virtual-local-rank`.
+    pub virtual_local_rank: bool,
+    /// Value for `OMP_NUM_THREADS` if the user set none.
+    pub default_threads: Option<usize>,
+    /// `--replace-gloo`.
+    pub replaces_gloo: bool,
+}
+
+/// Why a worker's environment cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
+pub enum EnvironmentError {
+    /// `--virtual-local-rank` with more workers than devices.
+    #[error("local rank {local_rank} has no device: {variable}={devices}")]
+    NoDevice {
+        local_rank: usize,
+        /// Which list was used.
+        variable: &'static str,
+        /// What it holds.
+        devices: String,
+    },
+}
+
+/// The command that people are to use in place of the folder with logs, if there is one.
+pub fn command_for_logs() -> Option<String> {
+    std::env::var(SHOW_LOGS).ok().filter(|command| !command.is_empty())
+}
+
+/// The variables one worker gets on top of the launcher's own environment (`inherited`).
+pub fn worker_variables(
+    job: &JobFacts,
+    start: &Start,
+    local_rank: usize,
+    error_file: Option<&Path>,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(&'static str, OsString)>, EnvironmentError> {
+    let python_bool = |value: bool| if value { "True" } else { "False" };
+    let mut variables: Vec<(&'static str, OsString)> = vec![
+        ("RANK", (start.first_rank + local_rank).to_string().into()),
+        ("WORLD_SIZE", start.world_size.to_string().into()),
+        ("LOCAL_WORLD_SIZE", job.workers.to_string().into()),
+        ("GROUP_RANK", start.group_rank.to_string().into()),
+        ("GROUP_WORLD_SIZE", start.group_world_size.to_string().into()),
+        ("ROLE_RANK", (start.first_role_rank + local_rank).to_string().into()),
+        ("ROLE_WORLD_SIZE", start.role_world_size.to_string().into()),
+        ("ROLE_NAME", job.role.clone().into()),
+        ("MASTER_ADDR", start.master_address.clone().into()),
+        ("MASTER_PORT", start.master_port.to_string().into()),
+        ("TORCHELASTIC_RESTART_COUNT", start.restarts.to_string().into()),
+        ("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string().into()),
+        ("TORCHELASTIC_RUN_ID", job.run_id.clone().into()),
+        ("TORCHELASTIC_USE_AGENT_STORE", python_bool(start.launcher_serves_store).into()),
+        (ERROR_FILE, error_file.map(|path| path.as_os_str().to_owned()).unwrap_or_default()),
+        ("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals_to_handle.clone().into()),
+        (NCCL_ASYNC_ERROR_HANDLING, inherited(NCCL_ASYNC_ERROR_HANDLING).unwrap_or_else(|| "1".into())),
+    ];
+    if let Some(secret) = &start.secret
+        && inherited(SECRET).is_none()
+    {
+        variables.push((SECRET, secret.reveal().into()));
+    }
+    if job.replaces_gloo {
+        variables.push((REPLACE, "gloo".into()));
+    }
+    if let Some(threads) = job.default_threads
+        && inherited(OMP_NUM_THREADS).is_none()
+    {
+        variables.push((OMP_NUM_THREADS, threads.to_string().into()));
+    }
+    if job.virtual_local_rank {
+        variables.push(("LOCAL_RANK", "0".into()));
+        variables.extend(own_device(local_rank, inherited)?);
+    } else {
+        variables.push(("LOCAL_RANK", local_rank.to_string().into()));
+    }
+    Ok(variables)
+}
+
+/// The one device a worker sees under `--virtual-local-rank`.
+fn own_device(
+    local_rank: usize,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(&'static str, OsString)>, EnvironmentError> {
+    let hip = inherited(HIP_VISIBLE_DEVICES).filter(|devices| !devices.is_empty());
+    let for_hip = hip.is_some();
+    let variable = if for_hip { HIP_VISIBLE_DEVICES } else { CUDA_VISIBLE_DEVICES };
+    let device: OsString = match hip.or_else(|| inherited(CUDA_VISIBLE_DEVICES)) {
+        None => local_rank.to_string().into(),
+        Some(devices) => {
+            let devices = devices.to_string_lossy().into_owned();
+            let device = devices.split(',').nth(local_rank).map(|device| device.trim().to_owned());
+            device.ok_or(EnvironmentError::NoDevice { local_rank, variable, devices })?.into()
+        }
+    };
+    let mut variables = vec![(CUDA_VISIBLE_DEVICES, device.clone())];
+    if for_hip {
+        variables.push((HIP_VISIBLE_DEVICES, device));
+    }
+    Ok(variables)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EnvironmentError, JobFacts, worker_variables};
+    use crate::control::Start;
+    use crate::control::secret::JobSecret;
+    use std::collections::BTreeMap;
+    use std::ffi::OsString;
+
+    fn job() -> JobFacts {
+        JobFacts {
+            run_id: "456".to_owned(),
+            role: "default".to_owned(),
+            workers: 8,
+            max_restarts: 3,
+            signals_to_handle: "SIGTERM".to_owned(),
+            virtual_local_rank: false,
+            default_threads: Some(1),
+            replaces_gloo: false,
+        }
+    }
+
+    fn start() -> Start {
+        Start {
+            round: 1,
+            restarts: 1,
+            group_rank: 1,
+            group_world_size: 2,
+            first_rank: 8,
+            world_size: 16,
+            first_role_rank: 8,
+            role_world_size: 16,
+            master_address: "fd00::1".to_owned(),
+            master_port: 29603,
+            launcher_serves_store: true,
+            reason: None,
+            changes: 0,
+            epoch: None,
+            secret: None,
+        }
+    }
+
+    fn variables(job: &JobFacts, own: &[(&str, &str)]) -> Result<BTreeMap<&'static str, String>, EnvironmentError> {
+        let inherited = |name: &str| own.iter().find(|(own, _)| *own == name).map(|(_, value)| OsString::from(value));
+        let all = worker_variables(job, &start(), 3, None, inherited)?;
+        Ok(all.into_iter().map(|(name, value)| (name, value.into_string().expect("text"))).collect())
+    }
+
+    #[test]
+    fn ranks_follow_from_the_start_message() {
+        let given = variables(&job(), &[]).expect("valid");
+        for (name, value) in [
+            ("RANK", "11"),
+            ("LOCAL_RANK", "3"),
+            ("ROLE_RANK", "11"),
+            ("GROUP_RANK", "1"),
+            ("MASTER_PORT", "29603"),
+            ("TORCHELASTIC_RESTART_COUNT", "1"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCHELASTIC_ERROR_FILE", ""),
+            ("OMP_NUM_THREADS", "1"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        ] {
+            assert_eq!(given[name], value, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_user_set_is_kept() {
+        let given = variables(&job(), &[("OMP_NUM_THREADS", "4"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")]);
+        let given = given.expect("valid");
+        assert_eq!(given.get("OMP_NUM_THREADS"), None);
+        assert_eq!(given["TORCH_NCCL_ASYNC_ERROR_HANDLING"], "0");
+    }
+
+    #[test]
+    fn workers_are_given_the_secret_unless_the_user_has_one() {
+        let start = Start { secret: Some(JobSecret::random().expect("random bytes")), ..start() };
+        let given = |own: Option<&str>| {
+            let inherited = |name: &str| own.filter(|_| name == "INSTEP_SECRET").map(OsString::from);
+            let all = worker_variables(&job(), &start, 3, None, inherited).expect("valid");
+            all.into_iter().find(|(name, _)| *name == "INSTEP_SECRET").map(|(_, value)| value)
+        };
+        assert_eq!(given(None), start.secret.as_ref().map(|secret| secret.reveal().into()));
+        assert_eq!(given(Some("mine")), None);
+        assert_eq!(given(Some("")), None);
+    }
+
+    #[test]
+    fn workers_are_told_to_replace_gloo_only_where_the_user_asked_for_it() {
+        assert_eq!(variables(&job(), &[]).expect("valid").get("INSTEP_REPLACE"), None);
+        let job = JobFacts { replaces_gloo: true, ..job() };
+        assert_eq!(variables(&job, &[]).expect("valid")["INSTEP_REPLACE"], "gloo");
+    }
+
+    #[test]
+    fn a_virtual_rank_sees_one_device() {
+        let job = JobFacts { virtual_local_rank: true, ..job() };
+        let plain = variables(&job, &[]).expect("valid");
+        assert_eq!((plain["LOCAL_RANK"].as_str(), plain["CUDA_VISIBLE_DEVICES"].as_str()), ("0", "3"));
+        let chosen = variables(&job, &[("CUDA_VISIBLE_DEVICES", "4,5, 6 ,GPU-7")]).expect("valid");
+        assert_eq!(chosen["CUDA_VISIBLE_DEVICES"], "GPU-7");
+        let hip = variables(&job, &[("HIP_VISIBLE_DEVICES", "0,1,2,9"), ("CUDA_VISIBLE_DEVICES", "1")]).expect("valid");
+        assert_eq!((hip["HIP_VISIBLE_DEVICES"].as_str(), hip["CUDA_VISIBLE_DEVICES"].as_str()), ("9", "9"));
+        assert!(variables(&job, &[("CUDA_VISIBLE_DEVICES", "0,1")]).is_err());
+    }
+}

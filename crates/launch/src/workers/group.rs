@@ -1,0 +1,385 @@
+//! One life of this node's workers: started together, ended together.
+
+use std::path::PathBuf;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use crate::console::{Console, Note};
+use crate::control::Start;
+use crate::drill::Drill;
+use crate::failure::{self, ExitStatus, Failure};
+use crate::output::Output;
+use crate::output::fold::describe_ranks;
+use crate::output::logs::{self, AttemptDirectory, WorkerFiles};
+use crate::plan::Plan;
+use crate::spares::Spares;
+use crate::workers::guardian::Guardian;
+use crate::workers::process::{FileLimit, Worker};
+use crate::workers::spawn::worker_spawn;
+
+/// The shell's exit codes for a command that is not there, or cannot be run.
+const EXIT_NOT_FOUND: i32 = 127;
+const EXIT_NOT_EXECUTABLE: i32 = 126;
+/// How many last lines a report shows.
+const SHOWN_LINES: usize = 20;
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct WorkerGroup {
+    pub(crate) start: Start,
+    pub(crate) output: Output,
+    workers: Vec<Worker>,
+    files: Vec<WorkerFiles>,
+    host: String,
+    /// What the launcher has told the workers to end with, and when, in seconds since 1970.
+    sent: Option<(Signal, f64)>,
+}
+
+/// Where workers come from.
+#[derive(Debug)]
+pub(crate) struct WorkerSource<'a> {
+    /// Those that have imported ahead are used first.
+    pub(crate) spares: &'a mut Spares,
+    pub(crate) guardian: &'a mut Guardian,
+    pub(crate) file_limit: FileLimit,
+}
+
+impl WorkerGroup {
+    /// Starts the workers. A worker that cannot be started is a failure like any other; those before it run.
+    pub(crate) fn start(
+        plan: &Plan,
+        start: Start,
+        logs: &AttemptDirectory,
+        source: &mut WorkerSource<'_>,
+        console: &dyn Console,
+    ) -> std::io::Result<(WorkerGroup, Option<Failure>)> {
+        let workers = plan.job.workers;
+        let mut group = WorkerGroup {
+            output: Output::new(&plan.logs, logs, workers)?,
+            workers: Vec::with_capacity(workers),
+            files: Vec::with_capacity(workers),
+            host: plan.address.clone(),
+            sent: None,
+            start,
+        };
+        if plan.drill.is_some() {
+            group.output.follow_progress();
+        }
+        for local_rank in 0..workers {
+            let rank = group.start.first_rank + local_rank;
+            let template = plan.logs.prefix_template.as_deref();
+            let prefix = logs::line_prefix(
+                template,
+                &plan.job.role,
+                local_rank,
+                rank,
+                &crate::rendezvous::endpoint::host_name(),
+            );
+            group.files.push(logs.worker(&plan.logs, local_rank, &prefix));
+            match group.start_worker(plan, local_rank, 0, source, console) {
+                Ok(worker) => group.workers.push(worker),
+                Err(failure) => return Ok((group, Some(*failure))),
+            }
+        }
+        Ok((group, None))
+    }
+
+    /// Puts another worker in the place of one while the others run: same rank, next incarnation. What is left of the
+    /// old one is killed first; its output is shown, and its log goes on.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the interface for recovery at a step, which is to come"))]
+    pub(crate) fn replace(
+        &mut self,
+        plan: &Plan,
+        local_rank: usize,
+        source: &mut WorkerSource<'_>,
+        console: &mut dyn Console,
+    ) -> Result<(), Box<Failure>> {
+        let old = &mut self.workers[local_rank];
+        let incarnation = old.incarnation + 1;
+        old.signal(Signal::SIGKILL);
+        old.await_death();
+        self.output.detach(local_rank, console);
+        if let Some(stale) = self.files[local_rank].error_file.as_deref() {
+            // Mostly there is none: a worker that was killed could not write one.
+            let _ = std::fs::remove_file(stale);
+        }
+        let worker = self.start_worker(plan, local_rank, incarnation, source, console)?;
+        let old = std::mem::replace(&mut self.workers[local_rank], worker);
+        source.guardian.ended(old.pid);
+        old.release();
+        Ok(())
+    }
+
+    fn start_worker(
+        &mut self,
+        plan: &Plan,
+        local_rank: usize,
+        incarnation: u32,
+        source: &mut WorkerSource<'_>,
+        console: &dyn Console,
+    ) -> Result<Worker, Box<Failure>> {
+        let rank = self.start.first_rank + local_rank;
+        self.try_start(plan, rank, local_rank, incarnation, source, console)
+            .map(|worker| Worker { incarnation, ..worker })
+            .map_err(|(exit, message)| Box::new(self.describe(rank, local_rank, 0, ExitStatus(exit), Some(message))))
+    }
+
+    fn try_start(
+        &mut self,
+        plan: &Plan,
+        rank: usize,
+        local_rank: usize,
+        incarnation: u32,
+        source: &mut WorkerSource<'_>,
+        console: &dyn Console,
+    ) -> Result<Worker, (i32, String)> {
+        let other = |cause: &dyn std::fmt::Display| (1, cause.to_string());
+        let files = &self.files[local_rank];
+        let fresh = incarnation == 0;
+        let streams = self.output.attach(rank, local_rank, files, fresh, console).map_err(|cause| other(&cause))?;
+        let error_file = files.error_file.as_deref();
+        let spawn =
+            worker_spawn(plan, &self.start, local_rank, error_file, source.guardian, source.file_limit, streams)
+                .map_err(|cause| other(&cause))?;
+        if let Some(worker) = source.spares.take(rank, local_rank, &spawn, source.guardian) {
+            return Ok(worker);
+        }
+        let program = spawn.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+        Worker::start(rank, local_rank, spawn).map_err(|cause| {
+            let exit = match cause.kind() {
+                std::io::ErrorKind::NotFound => EXIT_NOT_FOUND,
+                std::io::ErrorKind::PermissionDenied => EXIT_NOT_EXECUTABLE,
+                _ => 1,
+            };
+            let why = match cause.kind() {
+                std::io::ErrorKind::NotFound if !program.contains('/') => "there is no such program on PATH".to_owned(),
+                std::io::ErrorKind::NotFound => "there is no such file".to_owned(),
+                _ => cause.to_string(),
+            };
+            (exit, format!("cannot start {program}: {why}"))
+        })
+    }
+
+    /// The workers that have ended since the last call, well or not.
+    pub(crate) fn ended(&mut self, console: &mut dyn Console) -> Vec<Failure> {
+        let mut ends = Vec::new();
+        for index in 0..self.workers.len() {
+            if !self.workers[index].has_ended() {
+                continue;
+            }
+            let (rank, local_rank) = (self.workers[index].rank, self.workers[index].local_rank);
+            self.output.drain(local_rank, console);
+            if let Some(exit) = self.workers[index].exit {
+                let pid = self.workers[index].pid.as_raw();
+                ends.push(self.describe(rank, local_rank, pid, exit, None));
+            }
+        }
+        ends
+    }
+
+    /// Workers alive.
+    pub(crate) fn alive(&self) -> usize {
+        self.workers.iter().filter(|worker| worker.exit.is_none()).count()
+    }
+
+    /// Every worker's rank and process.
+    pub(crate) fn processes(&self) -> Vec<(usize, i32)> {
+        self.workers.iter().map(|worker| (worker.rank, worker.pid.as_raw())).collect()
+    }
+
+    /// Process ids of the workers alive, which are also the ids of their process groups.
+    pub(crate) fn alive_pids(&self) -> Vec<Pid> {
+        self.workers.iter().filter(|worker| worker.exit.is_none()).map(|worker| worker.pid).collect()
+    }
+
+    /// Signals every worker that is alive, with its children.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.sent = Some((signal, self.sent.map_or_else(seconds_since_1970, |(_, since)| since)));
+        for worker in self.workers.iter().filter(|worker| worker.exit.is_none()) {
+            worker.signal(signal);
+        }
+    }
+
+    /// What a drill does to the workers while they run, and learns from them.
+    pub(crate) fn run_drill(&mut self, drill: &mut Drill, running: bool, console: &mut dyn Console) {
+        if let Some((first, progress)) = self.output.progress() {
+            drill.printed(first, progress);
+        }
+        let alive: Vec<&Worker> = self.workers.iter().filter(|worker| worker.exit.is_none()).collect();
+        if !running {
+            return drill.stopped();
+        }
+        let ranks: Vec<usize> = alive.iter().map(|worker| worker.rank).collect();
+        let Some(killed) = drill.kill_due(Instant::now(), &ranks) else { return };
+        console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&killed))));
+        alive.iter().filter(|worker| killed.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
+    }
+
+    /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.
+    pub(crate) fn end(mut self, guardian: &mut Guardian, console: &mut dyn Console) {
+        self.workers.iter().for_each(|worker| guardian.ended(worker.pid));
+        for worker in self.workers.drain(..) {
+            if self.sent.is_some() {
+                worker.signal(Signal::SIGKILL);
+            }
+            worker.release();
+        }
+        self.output.finish(console);
+    }
+
+    fn describe(&self, rank: usize, local_rank: usize, pid: i32, exit: ExitStatus, message: Option<String>) -> Failure {
+        let files = self.files.get(local_rank);
+        let error_path: Option<PathBuf> = files.and_then(|files| files.error_file.clone()).filter(|path| path.exists());
+        let error = error_path.as_deref().and_then(failure::read_error_file);
+        let mut lines = files.map(|files| self.output.last_lines(local_rank, files)).unwrap_or_default();
+        let (found, blame) = failure::explain_exit(rank, exit, error.as_ref(), &lines);
+        lines.drain(..lines.len().saturating_sub(SHOWN_LINES));
+        let written = error.as_ref().and_then(|error| error.time);
+        Failure {
+            rank,
+            local_rank,
+            host: self.host.clone(),
+            pid,
+            exit,
+            time: written.unwrap_or_else(seconds_since_1970),
+            stopped: self.sent.is_some_and(|(sent, _)| exit.0 == -(sent as i32)),
+            // Error files count in whole seconds.
+            after_stop: self.sent.is_some_and(|(_, since)| written.is_none_or(|time| time >= since.floor())),
+            blame,
+            sentence: None,
+            error_file: error_path.map(|path| path.to_string_lossy().into_owned()),
+            message: message.or(found),
+            traceback: error.and_then(|error| error.traceback),
+            last_lines: lines,
+        }
+    }
+}
+
+fn seconds_since_1970() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{WorkerGroup, WorkerSource};
+    use crate::console::{Console, Note, Status};
+    use crate::control::Start;
+    use crate::output::logs::{RunDirectory, Stream};
+    use crate::plan::{Plan, Request, resolve};
+    use crate::spares::Spares;
+    use crate::workers::guardian::Guardian;
+    use crate::workers::process::FileLimit;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    #[derive(Default)]
+    struct Heard(String);
+
+    impl Console for Heard {
+        fn output(&mut self, _: Stream, bytes: &[u8]) {
+            self.0.push_str(&String::from_utf8_lossy(bytes));
+        }
+        fn note(&mut self, _: Note) {}
+        fn status(&mut self, _: &Status) {}
+        fn wants_status(&self) -> bool {
+            false
+        }
+        fn is_terminal(&self, _: Stream) -> bool {
+            false
+        }
+        fn streams_are_one(&self) -> bool {
+            false
+        }
+    }
+
+    /// Two shells that say who they are, and wait.
+    fn plan(logs: &Path) -> Plan {
+        let request = Request {
+            nnodes: "1".to_owned(),
+            nproc_per_node: "2".to_owned(),
+            rdzv_backend: "static".to_owned(),
+            role: "default".to_owned(),
+            redirects: "0".to_owned(),
+            tee: "3".to_owned(),
+            event_log_handler: "null".to_owned(),
+            log_dir: Some(logs.to_owned()),
+            no_python: true,
+            script: "sh".into(),
+            script_arguments: ["-c", "echo rank $RANK of $WORLD_SIZE is $$$$; exec sleep 600"].map(Into::into).to_vec(),
+            ..Request::default()
+        };
+        resolve(request, |name| (name == "PATH").then(|| "/usr/bin:/bin".into())).expect("a valid plan")
+    }
+
+    fn start() -> Start {
+        Start {
+            round: 0,
+            restarts: 0,
+            group_rank: 0,
+            group_world_size: 1,
+            first_rank: 4,
+            world_size: 6,
+            first_role_rank: 4,
+            role_world_size: 6,
+            master_address: "127.0.0.1".to_owned(),
+            master_port: 1,
+            launcher_serves_store: true,
+            reason: None,
+            changes: 0,
+            epoch: None,
+            secret: None,
+        }
+    }
+
+    /// Reads until so many lines have come.
+    fn hear(group: &mut WorkerGroup, console: &mut Heard, lines: usize) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while console.0.lines().count() < lines {
+            assert!(Instant::now() < deadline, "heard only {}", console.0);
+            (0..2).for_each(|local_rank| group.output.drain(local_rank, console));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn one_worker_is_replaced_while_the_other_runs() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let plan = plan(folder.path());
+        let directory = RunDirectory::create(&plan.logs.base, "test").expect("a folder for logs");
+        let logs = directory.attempt(0, 2).expect("folders for ranks");
+        let mut source = WorkerSource {
+            spares: &mut Spares::default(),
+            guardian: &mut Guardian::absent().expect("a pipe"),
+            file_limit: FileLimit::current().expect("a limit"),
+        };
+        let mut console = Heard::default();
+        let started = WorkerGroup::start(&plan, start(), &logs, &mut source, &console).expect("begun");
+        let (mut group, failure) = started;
+        assert_eq!(failure, None);
+        hear(&mut group, &mut console, 2);
+        let before = group.alive_pids();
+
+        group.replace(&plan, 1, &mut source, &mut console).expect("replaced");
+        hear(&mut group, &mut console, 3);
+        let after = group.alive_pids();
+        assert_eq!(after[0], before[0], "the other one is untouched");
+        assert_ne!(after[1], before[1]);
+        assert_eq!(group.alive(), 2);
+        assert_eq!(group.workers[1].incarnation, 1);
+        assert!(group.ended(&mut console).is_empty(), "the end of the old one is no failure");
+        assert!(console.0.ends_with(&format!("rank 5 of 6 is {}\n", after[1])), "{}", console.0);
+        assert!(!Path::new(&format!("/proc/{}", before[1])).exists(), "the old one is gone");
+        let log = std::fs::read_to_string(attempt_log(folder.path())).expect("a log");
+        assert_eq!(log.lines().count(), 2, "the log goes on: {log}");
+
+        group.signal(nix::sys::signal::Signal::SIGKILL);
+        group.end(source.guardian, &mut console);
+    }
+
+    fn attempt_log(folder: &Path) -> std::path::PathBuf {
+        let run = std::fs::read_dir(folder).expect("readable").next().expect("one run").expect("readable").path();
+        run.join("attempt_0/1/stdout.log")
+    }
+}

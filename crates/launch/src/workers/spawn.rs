@@ -1,0 +1,66 @@
+//! What a worker of a slot is started with: its command line, variables, CPUs and streams.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::control::Start;
+use crate::failure::hang;
+use crate::output::logs;
+use crate::plan::Plan;
+use crate::workers::environment::{self, EnvironmentError};
+use crate::workers::guardian::Guardian;
+use crate::workers::process::{FileLimit, Spawn};
+
+/// Everything that the worker of a slot is started with.
+pub(crate) fn worker_spawn(
+    plan: &Plan,
+    start: &Start,
+    local_rank: usize,
+    error_file: Option<&Path>,
+    guardian: &Guardian,
+    file_limit: FileLimit,
+    (stdout, stderr): (OwnedFd, OwnedFd),
+) -> Result<Spawn, EnvironmentError> {
+    let inherited = |name: &str| std::env::var_os(name);
+    let mut variables = environment::worker_variables(&plan.job, start, local_rank, error_file, inherited)?;
+    variables.push((hang::VARIABLE, hang::folder_of(plan).into()));
+    variables.extend(search_path(plan).map(|path| ("PATH", path)));
+    Ok(Spawn {
+        command: plan.command.iter().map(|word| fill_in(word, local_rank)).collect(),
+        variables,
+        cpus: plan.worker_cpus.get(local_rank).cloned(),
+        file_limit,
+        stdout,
+        stderr,
+        guardian: guardian.pipe().map(|pipe| pipe.as_raw_fd()),
+        spare: None,
+    })
+}
+
+/// `--no-python` entry points say `python3`: the interpreter's folder goes first on their `PATH`.
+fn search_path(plan: &Plan) -> Option<OsString> {
+    if plan.runs_python {
+        return None;
+    }
+    let folder = plan.interpreter.as_ref()?.path.parent()?.as_os_str();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if path.as_bytes().split(|byte| *byte == b':').next() == Some(folder.as_bytes()) {
+        return None;
+    }
+    let mut search = folder.to_owned();
+    search.push(":");
+    search.push(path);
+    Some(search)
+}
+
+/// Fills in `${local_rank}`; arguments that are not text have no macros.
+fn fill_in(word: &OsString, local_rank: usize) -> OsString {
+    match word.to_str() {
+        Some(text) if text.contains('$') => {
+            logs::substitute(text, |name| (name == "local_rank").then(|| local_rank.to_string())).into()
+        }
+        _ => word.clone(),
+    }
+}

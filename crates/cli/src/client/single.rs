@@ -1,7 +1,7 @@
 //! What commands and TensorBoards share: how they are named and shown.
 
 use clap::{Args, Subcommand};
-use instep_api::commands::SingleTask;
+use instep_api::commands::Command;
 use instep_api::states::AllocationState;
 
 use super::{say, shown, table};
@@ -32,7 +32,7 @@ pub(super) struct Priority {
 }
 
 /// Prints one.
-pub(super) fn describe(task: &SingleTask) -> anyhow::Result<()> {
+pub(super) fn describe(task: &Command) -> anyhow::Result<()> {
     let mut facts = vec![
         ("Identifier", task.id.clone()),
         ("Description", task.description.clone()),
@@ -51,7 +51,7 @@ pub(super) fn describe(task: &SingleTask) -> anyhow::Result<()> {
 }
 
 /// Prints several as a table.
-pub(super) fn print(tasks: &[SingleTask], none: &str, hint: &str) {
+pub(super) fn print(tasks: &[Command], none: &str, hint: &str) {
     let mut table = table::Table::new(&["ID", "DESCRIPTION", "STATE", "OWNER", "POOL", "SUBMITTED", "WHY"]);
     for task in tasks {
         table.row(vec![
@@ -81,7 +81,7 @@ pub(super) fn warn(warnings: &[String]) {
 }
 
 /// Says that one is being ended, or that it had ended before.
-pub(super) fn say_ending(what: &str, task: &SingleTask) {
+pub(super) fn say_ending(what: &str, task: &Command) {
     match task.state {
         AllocationState::Terminated => say(&format!("{what} {} has ended: {}", task.id, task.reason)),
         _ => say(&format!("{what} {} is being ended", task.id)),
@@ -89,7 +89,7 @@ pub(super) fn say_ending(what: &str, task: &SingleTask) {
 }
 
 /// How one ended: an error, unless it succeeded.
-pub(super) fn outcome(what: &str, task: &SingleTask) -> anyhow::Result<()> {
+pub(super) fn outcome(what: &str, task: &Command) -> anyhow::Result<()> {
     let why = &task.reason;
     // The master's sentence for the only success there is.
     if task.state == AllocationState::Terminated && !why.ends_with("exit code 0") {

@@ -10,7 +10,7 @@ const NAMES: &[(&str, u16)] = &[
     ("C10D_PORT", 29400),
 ];
 /// The port of a task that serves.
-const SERVICE: (&str, u16) = (super::singles::SERVICE_PORT, 2600);
+const SERVICE: (&str, u16) = (super::commands::SERVICE_PORT, 2600);
 
 /// Which ports are taken.
 #[derive(Debug, Default)]

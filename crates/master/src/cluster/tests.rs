@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::{Cluster, ClusterOptions, Refusal, Signal, TrialNews, Word};
+use super::{Cluster, ClusterOptions, Refusal, Signal, TaskReport, TrialReport};
 use crate::clock::now;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
@@ -102,7 +102,7 @@ impl Master {
         self.wait(async {
             let id = self.database().create_managed_experiment(new, now()).await.unwrap().id;
             let live = self.database().live_experiment(id, now()).await.unwrap();
-            self.cluster().begin(live).await.unwrap();
+            self.cluster().start_experiment(live).await.unwrap();
             id
         })
     }
@@ -281,7 +281,7 @@ fn a_paused_trial_acknowledges_and_goes_on_in_another_run() {
     assert_eq!(master.state(id), State::Paused);
     let allocation = start.share.allocation.clone();
     assert_eq!(signal(&master, &allocation), Some(Signal::Preempt));
-    master.wait(master.cluster().said(allocation, Word::Acknowledged)).unwrap();
+    master.wait(master.cluster().task_reported(allocation, TaskReport::Acknowledged)).unwrap();
     agent.exited(&master, &start.share, Exit::code(0));
     assert_eq!((master.state(id), master.trials(id)[0].state), (State::Paused, State::Paused));
     assert!(master.wait(master.cluster().control(id, Event::Activate)).unwrap());
@@ -389,7 +389,7 @@ fn a_search_stops_trials_that_are_worse() {
     let trials = master.trials(id);
     let validated = |master: &Master, trial: TrialId, loss: f64, steps: i64| {
         let metrics = json!({"loss": loss, "steps": steps}).as_object().unwrap().clone();
-        assert!(master.wait(master.cluster().tell(trial, TrialNews::Validated(metrics, steps))).unwrap());
+        assert!(master.wait(master.cluster().trial_reported(trial, TrialReport::Validated(metrics, steps))).unwrap());
     };
     validated(&master, trials[0].id, 1.0, 2);
     assert_eq!(signal(&master, &start.share.allocation), Some(Signal::GoOn));
@@ -466,8 +466,8 @@ fn a_long_queue_on_many_machines() {
          resources: {slots_per_trial: 8}, checkpoint_storage: {type: directory, container_path: /tmp/nowhere}}",
     );
     let agents: Vec<Agent> = (0..200).map(|number| master.agent(&format!("agent-{number}"), 8, vec![])).collect();
-    master.until("200 starts", || master.cluster().measures().passes().waiting == 4800);
-    let passes = master.cluster().measures().passes();
+    master.until("200 starts", || master.cluster().scheduler_stats().passes().waiting == 4800);
+    let passes = master.cluster().scheduler_stats().passes();
     println!(
         "{} agents, {} waiting: last {:?}, longest {:?}",
         agents.len(),

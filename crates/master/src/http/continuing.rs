@@ -56,7 +56,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
             return refused(format!("a search by {other} cannot be continued: it has decided with what it knew"));
         }
     }
-    call.application.cluster.carry_on(database.live_experiment(id, now()).await?).await?;
+    call.application.cluster.continue_experiment(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings: Vec::new() }))

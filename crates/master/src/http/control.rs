@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::reply::{Download, Json, Nothing, Reply};
 use crate::application::Application;
 use crate::clock::now;
-use crate::cluster::TrialNews;
+use crate::cluster::TrialReport;
 
 /// What becomes of a wish for an experiment that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
 
 pub(crate) async fn kill_trial(call: Call) -> Result<Json<Nothing>, Failure> {
     let trial: TrialId = call.id("id")?;
-    if !call.application.cluster.tell(trial, TrialNews::Kill).await? {
+    if !call.application.cluster.trial_reported(trial, TrialReport::Kill).await? {
         // One that has ended needs no killing, but it must be there.
         let found = call.application.database.trial(trial, now()).await?;
         if !found.state.is_terminal() {

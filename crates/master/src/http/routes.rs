@@ -1,6 +1,6 @@
 //! The table of everything that is served, and who may ask for it.
 
-mod single;
+mod commands;
 
 use std::any::TypeId;
 use std::future::Future;
@@ -209,7 +209,7 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(managed_routes());
     routes.extend(cluster_routes());
     routes.extend(bulk_routes());
-    routes.extend(single::routes());
+    routes.extend(commands::routes());
     routes
 }
 

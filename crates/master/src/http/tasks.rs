@@ -13,7 +13,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use crate::cluster::{Signal, TrialNews, Word};
+use crate::cluster::{Signal, TaskReport, TrialReport};
 
 /// Seconds for which a task may wait to be told something.
 pub(super) const LONGEST_POLL: u64 = 600;
@@ -45,35 +45,35 @@ pub(crate) async fn preemption(call: Call) -> Result<Json<PreemptionResponse>, F
     Ok(Json(PreemptionResponse { preempt }))
 }
 
-async fn say(call: Call, word: Word) -> Result<Json<Nothing>, Failure> {
-    call.application.cluster.said(call.part("id").to_owned(), word).await?;
+async fn say(call: Call, word: TaskReport) -> Result<Json<Nothing>, Failure> {
+    call.application.cluster.task_reported(call.part("id").to_owned(), word).await?;
     Ok(Json(Nothing {}))
 }
 
 pub(crate) async fn acknowledge(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Acknowledged).await
+    say(call, TaskReport::Acknowledged).await
 }
 
 pub(crate) async fn pending(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Pending).await
+    say(call, TaskReport::Pending).await
 }
 
 pub(crate) async fn ready(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Ready).await
+    say(call, TaskReport::Ready).await
 }
 
 pub(crate) async fn waiting(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Waiting).await
+    say(call, TaskReport::Waiting).await
 }
 
 /// What a task says about its machine: agents have said it before.
 pub(crate) async fn noted(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Noted).await
+    say(call, TaskReport::Noted).await
 }
 
 pub(crate) async fn daemon(call: Call) -> Result<Json<Nothing>, Failure> {
     let resources = call.part("resources").to_owned();
-    say(call, Word::Daemon(resources)).await
+    say(call, TaskReport::Daemon(resources)).await
 }
 
 pub(crate) async fn all_gather(call: Call) -> Result<Json<AllGatherResponse>, Failure> {
@@ -92,7 +92,7 @@ pub(crate) async fn early_exit(call: Call) -> Result<Json<Nothing>, Failure> {
     call.application.database.trial(trial, now()).await?;
     match request.reason.as_deref().unwrap_or_default() {
         "EXITED_REASON_INVALID_HP" | "EXITED_REASON_INIT_INVALID_HP" => {
-            call.application.cluster.tell(trial, TrialNews::InvalidHyperparameters).await?;
+            call.application.cluster.trial_reported(trial, TrialReport::InvalidHyperparameters).await?;
             Ok(Json(Nothing {}))
         }
         // It ends by itself, and how it does says the rest.

@@ -11,7 +11,7 @@
 //! - [`verdict`]: what becomes of a trial whose run has ended.
 //! - [`allocation`]: one run, and how to stop it.
 //! - [`gang`]: the shares of a run on several machines, which live and end together.
-//! - [`single`]: a task beside the experiments, which runs once.
+//! - [`command`]: a command or a service beside the experiments, which runs once.
 //!
 //! Invariants, cited by the tests in `tests/lifecycle.rs`:
 //!
@@ -23,11 +23,11 @@
 //! - L6: storing and reading back between two events changes nothing.
 
 pub mod allocation;
+pub mod command;
 mod events;
 mod experiment;
 pub mod gang;
 pub mod searcher;
-pub mod single;
 pub mod states;
 mod trial;
 pub mod verdict;

@@ -25,6 +25,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use instep_launch::guardian;
 
+use self::run::{Launcher, Start};
+
 /// Distributed training for PyTorch.
 #[derive(Debug, Parser)]
 #[command(name = "instep", version, max_term_width = 100, infer_subcommands = false)]
@@ -35,27 +37,6 @@ use instep_launch::guardian;
 struct Cli {
     #[command(subcommand)]
     command: Command,
-}
-
-/// The commands that start ranks.
-#[derive(Debug, Subcommand)]
-enum Start {
-    /// Start a script on several processes, on one machine or many (takes torchrun's options)
-    #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
-    #[command(override_usage = "instep run [OPTIONS] SCRIPT [ARGUMENTS]...", after_help = run::AFTER_HELP)]
-    Run(Box<run::RunArguments>),
-    /// The same with the defaults of the old torch.distributed.launch
-    #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
-    Launch(Box<run::LaunchArguments>),
-}
-
-/// Those alone. Describing every command to the parser takes time that somebody who starts ranks need not spend, so a
-/// command line of theirs is tried without the others first.
-#[derive(Debug, Parser)]
-#[command(name = "instep", version, max_term_width = 100)]
-struct Launcher {
-    #[command(subcommand)]
-    command: Start,
 }
 
 #[derive(Debug, Subcommand)]
@@ -118,8 +99,8 @@ fn main() -> ExitCode {
         Err(error) => return misunderstood(&error),
     };
     let result = match command {
-        Command::Start(Start::Run(arguments)) => run::run(*arguments),
-        Command::Start(Start::Launch(arguments)) => run::launch(*arguments),
+        Command::Start(Start::Run(arguments)) => run::run(*arguments, print_completion),
+        Command::Start(Start::Launch(arguments)) => run::launch(*arguments, print_completion),
         Command::Store(arguments) => store::serve(&arguments),
         Command::Master(arguments) => master::run(*arguments),
         Command::Up(arguments) => master::up(&arguments),
@@ -131,7 +112,7 @@ fn main() -> ExitCode {
         Command::Doctor { json } => doctor::run(json),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Drill(arguments) => drill::run(arguments),
+        Command::Drill(arguments) => drill::run(arguments, print_completion),
         Command::Demo { arguments } => demo::run(arguments),
         Command::Completion { shell } => {
             print_completion(shell);

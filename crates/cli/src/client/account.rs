@@ -2,7 +2,9 @@
 
 use clap::Args;
 
-use super::{Common, password, say, session, table};
+use super::dialog::say;
+use super::options::Common;
+use super::{password, session, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct LoginArguments {

@@ -12,8 +12,11 @@ use instep_api::states::CheckpointState;
 use instep_client::{Client, Query};
 use serde_json::Value;
 
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::api;
 use super::unpack::unpack;
-use super::{Common, api, confirm, newest, say, session, shown, table};
+use super::{lookup, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -88,7 +91,7 @@ pub(crate) fn run(arguments: CheckpointArguments) -> anyhow::Result<()> {
         Verb::List { experiment, trial, which } => {
             let what = match trial {
                 Some(trial) => format!("trials/{trial}"),
-                None => format!("experiments/{}", newest::experiment(&client, experiment)?),
+                None => format!("experiments/{}", lookup::experiment_or_newest(&client, experiment)?),
             };
             list(&client, &common, &what, &which)
         }

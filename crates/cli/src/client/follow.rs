@@ -12,9 +12,10 @@ use instep_api::trials::TrialsResponse;
 use instep_client::Client;
 use instep_launch::Console;
 
+use super::dialog::say;
 use super::logs::LogArguments;
 use super::trial_logs::{self, Output};
-use super::{experiment, outcome, say, shown, table};
+use super::{lookup, outcome, shown, table};
 use crate::console::TerminalConsole;
 
 /// How often the line is drawn.
@@ -27,7 +28,7 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
     let outcome = thread::scope(|scope| {
         let watching = console_of(&console).wants_status();
         let watcher = watching.then(|| scope.spawn(|| watch(client, id, &console, &over)));
-        let outcome = experiment::get(client, id).and_then(|begun| {
+        let outcome = lookup::get_experiment(client, id).and_then(|begun| {
             let output = Output::of(&begun, &console, false);
             trial_logs::follow(client, id, &LogArguments::following(), &output)
         });
@@ -101,7 +102,7 @@ struct Standing {
 }
 
 fn standing(client: &Client, id: ExperimentId) -> anyhow::Result<Standing> {
-    let found = experiment::get(client, id)?;
+    let found = lookup::get_experiment(client, id)?;
     let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{id}/trials"))?;
     let planned = found.config["searcher"]["max_trials"].as_i64().unwrap_or(0);
     let waits = found.state == instep_api::states::State::Queued;

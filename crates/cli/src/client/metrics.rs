@@ -11,7 +11,8 @@ use instep_api::trials::{Trial, TrialResponse};
 use instep_client::{Client, Query};
 use serde_json::Value;
 
-use super::{api, shown, table};
+use super::requests::api;
+use super::{shown, table};
 use crate::console;
 
 /// How often a follower looks.

@@ -7,7 +7,10 @@ use instep_api::models::{
 use instep_client::{Client, Query};
 use serde_json::json;
 
-use super::{Common, api, confirm, delete, say, session, shown, table, tell};
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::{api, delete, post_empty};
+use super::{session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -139,8 +142,8 @@ pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
             let _: ModelResponse = client.patch(&api(&["models", &name]), &change)?;
             Ok(())
         }
-        Verb::Archive { name } => tell(&client, &api(&["models", &name, "archive"])),
-        Verb::Unarchive { name } => tell(&client, &api(&["models", &name, "unarchive"])),
+        Verb::Archive { name } => post_empty(&client, &api(&["models", &name, "archive"])),
+        Verb::Unarchive { name } => post_empty(&client, &api(&["models", &name, "unarchive"])),
         Verb::Delete { name, yes } => {
             confirm(yes, &format!("deleting model {name} with its versions"))?;
             delete(&client, &api(&["models", &name]))?;

@@ -16,7 +16,7 @@ use instep_api::users::User;
 use instep_client::{Address, Client, Credentials, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::Common;
+use super::options::Common;
 use crate::report::Hinted;
 
 /// Where a master is that nobody named.

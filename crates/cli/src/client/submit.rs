@@ -9,7 +9,9 @@ use instep_client::Client;
 use serde_json::{Value, json};
 
 use super::context::{self, Packed};
-use super::{Common, configuration, experiment, follow, say, shown, table};
+use super::dialog::say;
+use super::options::Common;
+use super::{configuration, follow, lookup, shown, table};
 
 /// `instep experiment create`
 #[derive(Debug, Args)]
@@ -124,7 +126,7 @@ pub(super) fn fork(client: &Client, common: &Common, arguments: ForkArguments) -
     let config = match &arguments.file {
         Some(file) => configuration::read(file, &settings.config)?,
         None => {
-            let original = experiment::get(client, arguments.id)?.original_config;
+            let original = lookup::get_experiment(client, arguments.id)?.original_config;
             if settings.config.is_empty() {
                 original
             } else {

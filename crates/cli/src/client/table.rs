@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use serde::Serialize;
 
+use super::dialog::say;
 use crate::console;
 
 /// Rows under headings, in columns as wide as they need to be.
@@ -24,9 +25,9 @@ impl Table {
     /// Prints the table; without rows it says `nothing` and `hint` instead.
     pub(super) fn print(&self, nothing: &str, hint: &str) {
         if self.rows.is_empty() {
-            super::say(nothing);
+            say(nothing);
             if !hint.is_empty() {
-                super::say(&format!("{} {hint}", console::paint("36", "hint:")));
+                say(&format!("{} {hint}", console::paint("36", "hint:")));
             }
             return;
         }

@@ -7,10 +7,13 @@ use instep_api::trials::{Trial, TrialResponse, TrialsResponse};
 use instep_client::Client;
 
 use super::checkpoint::Which;
+use super::dialog::say;
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
-use super::{Common, checkpoint, logs, metrics, newest, outcome, say, session, shown, table, tell};
+use super::options::Common;
+use super::requests::post_empty;
+use super::{checkpoint, logs, lookup, metrics, outcome, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -70,22 +73,28 @@ pub(crate) fn run(arguments: TrialArguments) -> anyhow::Result<()> {
     let common = arguments.common;
     let client = session::connect(&common)?;
     match arguments.verb {
-        Verb::List { experiment } => list(&client, &common, newest::experiment(&client, experiment)?),
-        Verb::Describe { ids } if ids.is_empty() => describe(&client, &common, &[newest::trial(&client, None)?]),
+        Verb::List { experiment } => list(&client, &common, lookup::experiment_or_newest(&client, experiment)?),
+        Verb::Describe { ids } if ids.is_empty() => {
+            describe(&client, &common, &[lookup::trial_or_newest(&client, None)?])
+        }
         Verb::Describe { ids } => describe(&client, &common, &ids),
-        Verb::Metrics { id, metrics } => metrics::print(&client, newest::trial(&client, id)?, &metrics, common.json),
+        Verb::Metrics { id, metrics } => {
+            metrics::print(&client, lookup::trial_or_newest(&client, id)?, &metrics, common.json)
+        }
         Verb::Logs { id, logs } => {
-            let path = format!("/api/v1/trials/{}/logs", newest::trial(&client, id)?);
+            let path = format!("/api/v1/trials/{}/logs", lookup::trial_or_newest(&client, id)?);
             logs::print(&client, &path, &logs, common.json)
         }
-        Verb::Export { id, export } => save(&client, &format!("trials/{}", newest::trial(&client, id)?), &export),
+        Verb::Export { id, export } => {
+            save(&client, &format!("trials/{}", lookup::trial_or_newest(&client, id)?), &export)
+        }
         Verb::Kill { ids } => ids.iter().try_for_each(|id| {
-            tell(&client, &format!("/api/v1/trials/{id}/kill"))?;
+            post_empty(&client, &format!("/api/v1/trials/{id}/kill"))?;
             say(&format!("ending trial {id}"));
             Ok(())
         }),
         Verb::ListCheckpoints { id, which } => {
-            checkpoint::list(&client, &common, &format!("trials/{}", newest::trial(&client, id)?), &which)
+            checkpoint::list(&client, &common, &format!("trials/{}", lookup::trial_or_newest(&client, id)?), &which)
         }
     }
 }

@@ -17,8 +17,9 @@ use instep_client::Client;
 use instep_launch::Console;
 use instep_launch::logs::Stream;
 
+use super::dialog::say;
 use super::logs::{self, LogArguments};
-use super::{experiment, say, shown};
+use super::{lookup, shown};
 use crate::console::{self, TerminalConsole};
 use crate::report::Hinted;
 
@@ -71,7 +72,7 @@ fn prefixed(trial: TrialId, text: &str, colours: bool) -> String {
 
 /// Prints the logs of an experiment's trials; to the end of the experiment, if that is wanted.
 pub(super) fn print(client: &Client, id: ExperimentId, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
-    let found = experiment::get(client, id)?;
+    let found = lookup::get_experiment(client, id)?;
     let console = Mutex::new(TerminalConsole::new(false));
     let output = Output::of(&found, &console, json);
     if arguments.follows() {
@@ -99,7 +100,7 @@ pub(super) fn follow(
     let failure = || failed.lock().unwrap_or_else(PoisonError::into_inner).take();
     let ended = thread::scope(|scope| {
         loop {
-            let found = experiment::get(client, id)?;
+            let found = lookup::get_experiment(client, id)?;
             let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{id}/trials"))?;
             let over = found.state.is_terminal();
             let mut new: Vec<TrialId> = trials

@@ -4,7 +4,10 @@ use clap::{Args, Subcommand};
 use instep_api::users::{NewUser, PatchUserRequest, PostUserRequest, User, UserResponse, UsersResponse};
 use instep_client::{Client, password_as_sent};
 
-use super::{Common, account, api, password, say, session, shown, table};
+use super::dialog::say;
+use super::options::Common;
+use super::requests::api;
+use super::{account, password, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use super::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
+use super::check::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
 
 /// Ports that c10d and static rendezvous use where the user names none.
 const DEFAULT_PORTS: [u16; 2] = [29400, 29500];

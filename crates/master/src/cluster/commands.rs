@@ -16,6 +16,7 @@ use super::allocation::{Allocation, Purpose};
 use super::allocations::Allocations;
 use super::experiments::Owner;
 use super::outbox::Outbox;
+use super::ports::SERVICE_PORT;
 use super::{Refusal, pool_of};
 use crate::clock::now;
 
@@ -23,8 +24,6 @@ use crate::clock::now;
 const GRACE_SECONDS: u32 = 5;
 /// How long a service is kept that nobody uses, unless its configuration says otherwise.
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
-/// The name of the port that a service listens on.
-pub(super) const SERVICE_PORT: &str = "TENSORBOARD_PORT";
 
 /// What a task beside experiments is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::allocation::{Allocation, Purpose};
 use super::allocations::Allocations;
-use super::journal::Journal;
+use super::journal::{Journal, Machine};
 use super::log_policies::Patterns;
 use super::outbox::{Action, Outbox};
 use super::{Refusal, TrialReport, pool_of};
@@ -23,9 +23,6 @@ use crate::clock::now;
 
 /// Before SIGKILL, for what is ended on somebody's word.
 const KILL_GRACE_SECONDS: u32 = 0;
-
-/// The state machine of an experiment.
-pub(super) type Machine = Experiment<Search>;
 
 /// An experiment that has not ended.
 pub(crate) struct Live {

@@ -6,10 +6,12 @@
 
 use instep_api::wire::Timestamp;
 use instep_database::{Snapshot, Standing};
-use instep_policy::lifecycle::Event;
+use instep_policy::lifecycle::{Event, Experiment};
+use instep_policy::search::Search;
 use serde::{Deserialize, Serialize};
 
-use super::experiments::Machine;
+/// The state machine of an experiment.
+pub(super) type Machine = Experiment<Search>;
 
 /// Events of fewer bytes than this are not worth writing the whole for.
 const LEAST: usize = 64 << 10;
@@ -97,8 +99,7 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use instep_api::config::{ExperimentConfig, Sources};
-    use instep_policy::lifecycle::{Effect, Experiment, Run, Terms};
-    use instep_policy::search::Search;
+    use instep_policy::lifecycle::{Effect, Run, Terms};
     use serde_json::json;
 
     use super::*;

@@ -9,10 +9,10 @@ use instep_database::TaskSession;
 use instep_policy::schedule::Grant;
 
 use super::allocation::{AllocationEvent, Purpose, Share};
-use super::commands::SERVICE_PORT;
 use super::environment::{self, TrialVariables};
 use super::experiments::Owner;
 use super::outbox::Outbox;
+use super::ports::SERVICE_PORT;
 use super::state::ClusterState;
 use crate::clock::now;
 use crate::passwords::token_hash;

@@ -17,7 +17,7 @@ use ureq::{Agent, Body};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::login::Credentials;
-use crate::retry;
+use crate::retry::Backoff;
 use crate::stream::Lines;
 
 /// Until a connection stands.
@@ -258,15 +258,15 @@ impl Client {
 
     fn again_and_again<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let begin = Instant::now();
-        let mut tries = 0;
+        let mut backoff = Backoff::default();
         loop {
-            tries += 1;
             let error = match attempt() {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
             let again = error.is_unsent() || repeat == Repeat::Safely && error.is_temporary();
-            match retry::pause(tries, begin.elapsed(), self.patience).filter(|_| again) {
+            let left = self.patience.saturating_sub(begin.elapsed());
+            match backoff.pause_within(left).filter(|_| again) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(error),
             }

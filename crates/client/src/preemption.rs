@@ -4,7 +4,7 @@
 //! step looks at one word in memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -13,6 +13,7 @@ use serde::Deserialize;
 use crate::client::Client;
 use crate::error::Error;
 use crate::path::segment;
+use crate::sync::{lock, wait_timeout};
 
 /// For how long the master may hold a question open.
 const POLL_SECONDS: u32 = 60;
@@ -77,7 +78,7 @@ impl Preemption {
             if left.is_zero() {
                 return Ok(false);
             }
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.shared.changed, state, left);
         }
         match &state.refused {
             Some(error) => Err(format!("the master does not say whether to go on: {error}")),
@@ -99,7 +100,7 @@ impl Drop for Preemption {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn ask_on(&self, client: &Client, path: &str) {

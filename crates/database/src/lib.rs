@@ -33,6 +33,7 @@ mod queue;
 mod rows;
 mod sessions;
 mod snapshots;
+mod sync;
 mod templates;
 mod trials;
 mod users;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, VERSION, Welcome};
-use instep_client::Address;
+use instep_client::{Address, Backoff};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -259,7 +259,7 @@ enum Parted {
 
 impl Agent<'_> {
     fn connect_for_ever(&mut self, surroundings: &mut dyn Surroundings) -> Result<Leave, AgentError> {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             let why = match self.connection(surroundings)? {
                 Parted::Leaving(leave) => return Ok(leave),
@@ -268,7 +268,7 @@ impl Agent<'_> {
                 Parted::Broken(why) => why,
             };
             if self.failures == 0 {
-                pause = FIRST_PAUSE;
+                backoff.reset();
             }
             self.failures += 1;
             if self.failures == QUIET_FAILURES {
@@ -277,10 +277,9 @@ impl Agent<'_> {
                     if running == 0 { String::new() } else { format!("; {} left running for a while", tasks(running)) };
                 surroundings.say(&format!("no connection to the master: {why}; trying again until it works{tasks}"));
             }
-            if let Some(leave) = self.wait(pause) {
+            if let Some(leave) = self.wait(backoff.pause()) {
                 return Ok(leave);
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Following an experiment that the master runs: the logs of its trials, and on a terminal a line that says how far all of
 //! it is.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use instep_api::identifiers::ExperimentId;
 use instep_api::jobs::JobsResponseV2;
 use instep_api::trials::TrialsResponse;
 use instep_client::Client;
+use instep_client::sync::{lock, wait_timeout_while};
 use instep_launch::Console;
 
 use super::dialog::say;
@@ -26,7 +27,7 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
     let console = Mutex::new(TerminalConsole::new(true));
     let over = Over::default();
     let outcome = thread::scope(|scope| {
-        let watching = console_of(&console).wants_status();
+        let watching = lock(&console).wants_status();
         let watcher = watching.then(|| scope.spawn(|| watch(client, id, &console, &over)));
         let outcome = lookup::get_experiment(client, id).and_then(|begun| {
             let output = Output::of(&begun, &console, false);
@@ -38,7 +39,7 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
         }
         outcome
     });
-    console_of(&console).end_status();
+    lock(&console).end_status();
     let ended = outcome?;
     if ended.state != instep_api::states::State::Completed {
         return Err(outcome::not_completed(client, &ended, false));
@@ -48,7 +49,7 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
     say(&format!("experiment {id} {}: {trials}{best}", shown::state(ended.state)));
     if ended.best_trial_searcher_metric.is_none() && ended.num_trials > 0 {
         let metric = &ended.searcher_metric;
-        console_of(&console).warn(&format!("no trial reported a number for `{metric}`, which searcher.metric names"));
+        lock(&console).warn(&format!("no trial reported a number for `{metric}`, which searcher.metric names"));
     }
     Ok(())
 }
@@ -62,28 +63,21 @@ struct Over {
 
 impl Over {
     fn set(&self) {
-        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.over) = true;
         self.changed.notify_all();
     }
 
     /// Waits for a while; whether it is over.
     fn wait(&self, pause: Duration) -> bool {
-        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        let (over, _) =
-            self.changed.wait_timeout_while(over, pause, |over| !*over).unwrap_or_else(PoisonError::into_inner);
-        *over
+        *wait_timeout_while(&self.changed, lock(&self.over), pause, |over| !*over)
     }
-}
-
-fn console_of(console: &Mutex<TerminalConsole>) -> std::sync::MutexGuard<'_, TerminalConsole> {
-    console.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Draws the line until it is over. What cannot be asked is not drawn: the one who follows hears of it.
 fn watch(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>, over: &Over) {
     while !over.wait(DRAW_AGAIN) {
         if let Ok(standing) = standing(client, id) {
-            console_of(console).show(&standing.line());
+            lock(console).show(&standing.line());
         }
     }
 }

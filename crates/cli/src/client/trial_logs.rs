@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::states::State;
 use instep_api::trials::TrialsResponse;
 use instep_client::Client;
+use instep_client::sync::lock;
 use instep_launch::Console;
 use instep_launch::logs::Stream;
 
@@ -50,7 +51,7 @@ impl Output<'_> {
 
     fn print(&self, trial: TrialId, text: &str) {
         let text = if self.named { prefixed(trial, text, self.colours) } else { text.to_owned() };
-        self.console.lock().unwrap_or_else(PoisonError::into_inner).output(Stream::Out, text.as_bytes());
+        lock(&self.console).output(Stream::Out, text.as_bytes());
     }
 
     /// Prints the log of one trial.
@@ -97,7 +98,7 @@ pub(super) fn follow(
     let mut followed: BTreeSet<TrialId> = BTreeSet::new();
     let active = AtomicUsize::new(0);
     let failed: Mutex<Option<anyhow::Error>> = Mutex::new(None);
-    let failure = || failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let failure = || lock(&failed).take();
     let ended = thread::scope(|scope| {
         loop {
             let found = lookup::get_experiment(client, id)?;
@@ -119,7 +120,7 @@ pub(super) fn follow(
                 let (active, failed) = (&active, &failed);
                 scope.spawn(move || {
                     if let Err(error) = output.print_all(client, trial, arguments) {
-                        *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        *lock(&failed) = Some(error);
                     }
                     active.fetch_sub(1, Ordering::AcqRel);
                 });

@@ -1,8 +1,9 @@
 //! `instep user`.
 
 use clap::{Args, Subcommand};
+use instep_api::passwords::salted;
 use instep_api::users::{NewUser, PatchUserRequest, PostUserRequest, User, UserResponse, UsersResponse};
-use instep_client::{Client, password_as_sent};
+use instep_client::Client;
 
 use super::dialog::say;
 use super::options::Common;
@@ -80,7 +81,7 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
         Verb::Whoami => account::whoami(&common),
         Verb::List { all } => list(&client, &common, all),
         Verb::Create { name, admin, display_name } => {
-            let password = password_as_sent(&password::ask_new(&name)?);
+            let password = salted(&password::ask_new(&name)?);
             let user = NewUser {
                 username: Some(name),
                 admin: Some(admin),
@@ -98,7 +99,7 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
                 Some(name) => by_name(&client, &name)?,
                 None => client.user()?,
             };
-            let password = password_as_sent(&password::ask_new(&user.username)?);
+            let password = salted(&password::ask_new(&user.username)?);
             let change =
                 PatchUserRequest { password: Some(password), is_hashed: Some(true), ..PatchUserRequest::default() };
             change_user(&client, &user, &change)?;

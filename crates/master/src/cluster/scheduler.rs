@@ -1,7 +1,7 @@
 //! The scheduler: when a pass over the queue is due, what the policy sees of the cluster, and what it decides.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use instep_api::config::Resources;
@@ -17,6 +17,7 @@ use super::DEFAULT_POOL;
 use super::allocation::{Allocation, AllocationEvent, Purpose};
 use super::outbox::Outbox;
 use super::state::ClusterState;
+use crate::sync::lock;
 
 /// Between two passes, at least.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
@@ -50,11 +51,11 @@ pub(crate) struct Passes {
 
 impl SchedulerStats {
     pub(crate) fn passes(&self) -> Passes {
-        *self.passes.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.passes)
     }
 
     fn add(&self, took: Duration, waiting: usize) {
-        let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passes = lock(&self.passes);
         passes.count += 1;
         passes.last = took;
         passes.longest = passes.longest.max(took);

@@ -78,12 +78,8 @@ pub(crate) async fn kill(call: Call) -> Result<Json<BulkResponse>, Failure> {
     each(&call, call.json()?, Wish::Control(Event::Kill, Late::Granted)).await
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Archive(true)).await
-}
-
-pub(crate) async fn unarchive(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Archive(false)).await
+pub(crate) async fn set_archived(call: Call) -> Result<Json<BulkResponse>, Failure> {
+    each(&call, call.json()?, Wish::Archive(call.archives())).await
 }
 
 pub(crate) async fn relocate(call: Call) -> Result<Json<BulkResponse>, Failure> {

@@ -233,13 +233,8 @@ pub(crate) async fn remove_label(call: Call) -> Result<Json<LabelsResponse>, Fai
     change_labels(&call, |labels, label| labels.retain(|known| *known != label)).await
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
-    call.application.database.archive_experiment(call.id("id")?, true, now()).await?;
-    Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
-    call.application.database.archive_experiment(call.id("id")?, false, now()).await?;
+pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
+    call.application.database.archive_experiment(call.id("id")?, call.archives(), now()).await?;
     Ok(Json(Nothing {}))
 }
 

@@ -96,7 +96,7 @@ fn main() -> ExitCode {
     }
     let command = match parse() {
         Ok(command) => command,
-        Err(error) => return misunderstood(&error),
+        Err(error) => return usage_error(&error),
     };
     let result = match command {
         Command::Start(Start::Run(arguments)) => run::run(*arguments, print_completion),
@@ -140,7 +140,7 @@ fn parse() -> Result<Command, clap::Error> {
 }
 
 /// Help and version are printed as they are; everything else is a command line that cannot be understood.
-fn misunderstood(error: &clap::Error) -> ExitCode {
+fn usage_error(error: &clap::Error) -> ExitCode {
     let program = Cli::command();
     let words = usage::with_master_behind_the_command(&program, std::env::args_os().collect());
     let words: Vec<String> = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();

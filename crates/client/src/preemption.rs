@@ -61,7 +61,7 @@ impl Preemption {
         });
         let path = format!("/api/v1/allocations/{}/signals/preemption", segment(allocation));
         let theirs = Arc::clone(&shared);
-        thread::Builder::new().name("instep-preempt".to_owned()).spawn(move || theirs.ask_on(&client, &path))?;
+        thread::Builder::new().name("instep-preempt".to_owned()).spawn(move || theirs.poll_loop(&client, &path))?;
         Ok(Preemption { shared })
     }
 
@@ -103,7 +103,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    fn ask_on(&self, client: &Client, path: &str) {
+    fn poll_loop(&self, client: &Client, path: &str) {
         // The first question is answered at once.
         let mut seconds = 0;
         let mut away = false;
@@ -111,7 +111,7 @@ impl Shared {
             match client.get::<Signal>(&format!("{path}?timeout_seconds={seconds}")) {
                 Ok(signal) => {
                     self.preempt.store(signal.preempt, Ordering::Release);
-                    self.tell(|state| state.answered = true);
+                    self.update(|state| state.answered = true);
                     if signal.preempt {
                         return;
                     }
@@ -119,17 +119,17 @@ impl Shared {
                 }
                 Err(error) if error.is_temporary() => {
                     if !away {
-                        self.tell(|state| state.news.push(format!("{error}; asking again until it answers")));
+                        self.update(|state| state.news.push(format!("{error}; asking again until it answers")));
                     }
                     away = true;
                     thread::sleep(PAUSE);
                 }
-                Err(error) => return self.tell(|state| state.refused = Some(error)),
+                Err(error) => return self.update(|state| state.refused = Some(error)),
             }
         }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }

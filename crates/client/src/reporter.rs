@@ -48,8 +48,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Whose reports these are.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Reporting {
-    /// The trial.
     pub trial: TrialId,
     /// Which start of it.
     pub run: RunId,
@@ -206,7 +206,7 @@ impl Reporter {
         if state.queued_bytes + size > LARGEST_QUEUE {
             if state.dropped == 0 {
                 let what = "the queue of reports is full, new ones are dropped until the master answers again";
-                self.shared.tell(&mut state, what.to_owned());
+                self.shared.add_news(&mut state, what.to_owned());
             }
             state.dropped += 1;
         } else {
@@ -298,7 +298,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, state: &mut State, what: String) {
+    fn add_news(&self, state: &mut State, what: String) {
         if state.news.len() < LONGEST_NEWS {
             state.news.push(what);
         }
@@ -368,7 +368,7 @@ impl Sender {
         loop {
             let batch = self.next_batch(self.reporting.heartbeat.then_some(next_heartbeat));
             if Instant::now() >= next_heartbeat && self.reporting.heartbeat {
-                self.beat();
+                self.send_heartbeat();
                 next_heartbeat = Instant::now() + HEARTBEAT;
             }
             match batch {
@@ -434,7 +434,7 @@ impl Sender {
             match item {
                 Item::Report { group, step, time, values, batches } => {
                     let Ok(metrics) = Metrics::of(values, batches.as_deref()) else {
-                        self.shared.tell(&mut self.shared.lock(), format!("metrics of {group} are not JSON"));
+                        self.shared.add_news(&mut self.shared.lock(), format!("metrics of {group} are not JSON"));
                         continue;
                     };
                     let metrics = TrialMetrics {
@@ -465,11 +465,11 @@ impl Sender {
                 Err(error) => error,
             };
             let mut state = self.shared.lock();
-            if !may_pass(&error) {
+            if !is_transient(&error) {
                 state.failed = Some(described(&error));
                 state.queue.clear();
                 state.queued_bytes = 0;
-                self.shared.tell(&mut state, format!("reports are not stored any more: {}", described(&error)));
+                self.shared.add_news(&mut state, format!("reports are not stored any more: {}", described(&error)));
                 self.shared.progress.notify_all();
                 return;
             }
@@ -477,7 +477,7 @@ impl Sender {
             if !told && begin.elapsed() >= SILENCE {
                 told = true;
                 let what = format!("{}; reports are kept and sent when it answers", described(&error));
-                self.shared.tell(&mut state, what);
+                self.shared.add_news(&mut state, what);
             }
             let until = Instant::now() + backoff.pause();
             while !state.abandoned && Instant::now() < until {
@@ -506,10 +506,10 @@ impl Sender {
         state.in_flight = 0;
         state.trouble = None;
         for refused in &answer.refused {
-            self.shared.tell(&mut state, format!("the master refused a report: {}", refused.message));
+            self.shared.add_news(&mut state, format!("the master refused a report: {}", refused.message));
         }
         if told {
-            self.shared.tell(&mut state, "the master answers again; what was kept is being sent".to_owned());
+            self.shared.add_news(&mut state, "the master answers again; what was kept is being sent".to_owned());
         }
         drop(state);
         self.shared.progress.notify_all();
@@ -530,7 +530,7 @@ impl Sender {
     }
 
     /// One try: if the master is away, the trial's next word comes with the next report or heartbeat.
-    fn beat(&self) {
+    fn send_heartbeat(&self) {
         let path = self.path();
         let body = json!({"trialId": self.reporting.trial}).to_string();
         let _ = self.client.send_once(&ureq::http::Method::PATCH, &path, body.as_bytes());
@@ -538,7 +538,7 @@ impl Sender {
 }
 
 /// Whether the same batch may be taken later: everything that is not a verdict on this very batch or trial.
-fn may_pass(error: &Error) -> bool {
+fn is_transient(error: &Error) -> bool {
     match error {
         Error::Unreachable { .. } => true,
         Error::Refused { status, .. } => *status >= 500 || *status == 429 || *status == 408,

@@ -31,6 +31,7 @@ pub struct NewCommand {
 
 /// A command, or another task that stands alone.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CommandRow {
     /// A UUID.
     pub task: String,
@@ -52,11 +53,9 @@ pub struct CommandRow {
     pub agent_user_group: Option<Value>,
     /// Where it is listed.
     pub workspace: WorkspaceId,
-    /// Whose slots.
     pub pool: String,
     /// Its own, if it has one.
     pub priority: Option<u32>,
-    /// How many.
     pub slots: u32,
     /// What belongs to its kind.
     pub details: Value,

@@ -62,7 +62,7 @@ pub use managed::{
 pub use metrics::chunk;
 pub use metrics::downsample;
 pub use metrics::history::Part as HistoryPart;
-pub use snapshots::{Snapshot, Standing};
+pub use snapshots::{Snapshot, StoredState};
 pub use trials::NewTrial;
 pub use users::{Account, NewAccount, UserChange};
 
@@ -71,12 +71,12 @@ use metrics::merger::Merger;
 
 /// What a process brings when it opens a database.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Opening {
     /// Names the process in the lease.
     pub holder: String,
     /// Becomes the cluster's id if the database is new.
     pub cluster_id: String,
-    /// Now.
     pub now: Timestamp,
 }
 
@@ -120,7 +120,7 @@ impl Database {
     /// Says to whoever finds the file in use where this process can be reached; see [`holder`].
     pub fn announce(&self, words: &str) -> Result<()> {
         let path = self.path.to_path_buf();
-        self.lock.say(words).map_err(|source| Error::File { path, source })
+        self.lock.announce(words).map_err(|source| Error::File { path, source })
     }
 
     /// Identifies this cluster, for as long as its database lives.

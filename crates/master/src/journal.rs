@@ -1,4 +1,4 @@
-//! What the master has logged of late, for whoever asks for it: the last few thousand lines, in memory and nowhere else.
+//! What the master has logged of if_ended, for whoever asks for it: the last few thousand lines, in memory and nowhere else.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};

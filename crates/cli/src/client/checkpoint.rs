@@ -181,7 +181,7 @@ fn describe(client: &Client, common: &Common, uuid: &str) -> anyhow::Result<()> 
         return table::json(&checkpoint);
     }
     let training = &checkpoint.training;
-    table::facts(&[
+    table::fields(&[
         ("Checkpoint", checkpoint.uuid.clone()),
         ("Experiment", training.experiment_id.map(|id| id.to_string()).unwrap_or_default()),
         ("Trial", training.trial_id.map(|id| id.to_string()).unwrap_or_default()),

@@ -22,7 +22,7 @@ use super::{checkpoint, control, lookup, metrics, outcome, session, shown, submi
 use crate::report::Hinted;
 
 /// How often somebody who waits looks.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct ExperimentArguments {
@@ -179,7 +179,7 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
     match arguments.verb {
         Verb::Create(arguments) => submit::create(&client, &common, *arguments),
         Verb::Fork(arguments) => submit::fork(&client, &common, arguments),
-        Verb::Continue(arguments) => submit::go_on(&client, &common, &arguments),
+        Verb::Continue(arguments) => submit::continue_experiment(&client, &common, &arguments),
         Verb::Pause { ids } => control::act(&client, "pause", &ids, "makes room and waits"),
         Verb::Activate { ids } => control::act(&client, "activate", &ids, "runs when there is room"),
         Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "saves and ends"),
@@ -304,7 +304,7 @@ fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
         let trial = experiment.best_trial_id.map(|id| format!(" (trial {id})")).unwrap_or_default();
         format!("{} {}{trial}", experiment.searcher_metric, shown::number(value))
     });
-    table::facts(&[
+    table::fields(&[
         ("Experiment", experiment.id.to_string()),
         ("Name", experiment.name.clone()),
         ("Description", experiment.description.clone()),
@@ -349,6 +349,6 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
         if state.is_terminal() {
             return Err(outcome::not_completed(client, &found, true));
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }

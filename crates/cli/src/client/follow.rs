@@ -25,7 +25,7 @@ const DRAW_AGAIN: Duration = Duration::from_secs(2);
 /// Follows the logs of all trials and waits until the experiment is over; an error if it did not complete.
 pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
     let console = Mutex::new(TerminalConsole::new(true));
-    let over = Over::default();
+    let over = Finished::default();
     let outcome = thread::scope(|scope| {
         let watching = lock(&console).wants_status();
         let watcher = watching.then(|| scope.spawn(|| watch(client, id, &console, &over)));
@@ -56,12 +56,12 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
 
 /// Whether following is over, for the thread that draws.
 #[derive(Default)]
-struct Over {
+struct Finished {
     over: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Over {
+impl Finished {
     fn set(&self) {
         *lock(&self.over) = true;
         self.changed.notify_all();
@@ -74,17 +74,17 @@ impl Over {
 }
 
 /// Draws the line until it is over. What cannot be asked is not drawn: the one who follows hears of it.
-fn watch(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>, over: &Over) {
+fn watch(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>, over: &Finished) {
     while !over.wait(DRAW_AGAIN) {
-        if let Ok(standing) = standing(client, id) {
-            lock(console).show(&standing.line());
+        if let Ok(progress) = progress_of(client, id) {
+            lock(console).show(&progress.line());
         }
     }
 }
 
 /// How far an experiment is.
 #[derive(Debug, Default)]
-struct Standing {
+struct Progress {
     state: String,
     done: usize,
     trials: i64,
@@ -95,12 +95,12 @@ struct Standing {
     reason: String,
 }
 
-fn standing(client: &Client, id: ExperimentId) -> anyhow::Result<Standing> {
+fn progress_of(client: &Client, id: ExperimentId) -> anyhow::Result<Progress> {
     let found = lookup::get_experiment(client, id)?;
     let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{id}/trials"))?;
     let planned = found.config["searcher"]["max_trials"].as_i64().unwrap_or(0);
     let waits = found.state == instep_api::states::State::Queued;
-    Ok(Standing {
+    Ok(Progress {
         state: shown::state(found.state),
         done: trials.trials.iter().filter(|trial| trial.state.is_terminal()).count(),
         trials: planned.max(trials.trials.len() as i64),
@@ -122,7 +122,7 @@ fn best(experiment: &Experiment) -> Option<String> {
     Some(format!("{} {}{trial}", experiment.searcher_metric, shown::number(value)))
 }
 
-impl Standing {
+impl Progress {
     /// "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 45% · about 3m 2s left"
     fn line(&self) -> String {
         let mut parts = vec![self.state.clone()];
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_line_says_how_far_it_is() {
-        let mut standing = Standing {
+        let mut progress = Progress {
             state: "running".to_owned(),
             done: 3,
             trials: 10,
@@ -159,13 +159,13 @@ mod tests {
             reason: String::new(),
         };
         assert_eq!(
-            standing.line(),
+            progress.line(),
             "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 25% · about 3m 0s left"
         );
-        standing =
-            Standing { state: "queued".to_owned(), reason: "waiting: needs 8 slots".to_owned(), ..Standing::default() };
-        assert_eq!(standing.line(), "queued · waiting: needs 8 slots · 0%");
-        standing = Standing { state: "running".to_owned(), trials: 1, ..Standing::default() };
-        assert_eq!(standing.line(), "running · 0 of 1 trial done · 0%");
+        progress =
+            Progress { state: "queued".to_owned(), reason: "waiting: needs 8 slots".to_owned(), ..Progress::default() };
+        assert_eq!(progress.line(), "queued · waiting: needs 8 slots · 0%");
+        progress = Progress { state: "running".to_owned(), trials: 1, ..Progress::default() };
+        assert_eq!(progress.line(), "running · 0 of 1 trial done · 0%");
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
             if common.json {
                 return table::json(&made.model);
             }
-            facts(&made.model);
+            fields(&made.model);
             Ok(())
         }
         Verb::Describe { name, version } => describe(&client, &common, &name, version),
@@ -199,14 +199,14 @@ fn describe(client: &Client, common: &Common, name: &str, version: Option<i64>) 
     if common.json {
         return table::json(&json!({"model": found.model, "version": version}));
     }
-    facts(&found.model);
+    fields(&found.model);
     crate::console::print(b"\n");
     print_versions(version.as_slice(), name);
     Ok(())
 }
 
-fn facts(model: &Model) {
-    table::facts(&[
+fn fields(model: &Model) {
+    table::fields(&[
         ("Model", model.id.to_string()),
         ("Name", model.name.clone()),
         ("Description", model.description.clone()),

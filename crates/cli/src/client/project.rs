@@ -136,7 +136,7 @@ fn describe(common: &Common, project: &Project) -> anyhow::Result<()> {
     if common.json {
         return table::json(project);
     }
-    table::facts(&[
+    table::fields(&[
         ("Project", project.id.to_string()),
         ("Name", project.name.clone()),
         ("Workspace", project.workspace_name.clone()),

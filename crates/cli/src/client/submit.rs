@@ -145,7 +145,11 @@ pub(super) fn fork(client: &Client, common: &Common, arguments: ForkArguments) -
 }
 
 /// Goes on with an experiment that is over.
-pub(super) fn go_on(client: &Client, common: &Common, arguments: &ContinueArguments) -> anyhow::Result<()> {
+pub(super) fn continue_experiment(
+    client: &Client,
+    common: &Common,
+    arguments: &ContinueArguments,
+) -> anyhow::Result<()> {
     let over = match &arguments.file {
         Some(file) => configuration::read(file, &arguments.config)?,
         None => configuration::with(json!({}), &arguments.config)?.to_string(),
@@ -176,7 +180,7 @@ fn finish(
     if common.json {
         table::json(experiment)?;
     } else {
-        table::facts(&[
+        table::fields(&[
             ("Experiment", experiment.id.to_string()),
             ("Name", experiment.name.clone()),
             ("State", shown::state(experiment.state)),

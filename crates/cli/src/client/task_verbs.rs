@@ -122,7 +122,7 @@ pub(super) fn print_identifier(task: &str) {
 }
 
 fn print(task: &Command) {
-    let mut facts = vec![
+    let mut fields = vec![
         ("Identifier", task.id.clone()),
         ("Description", task.description.clone()),
         ("State", shown::word(task.state.as_str())),
@@ -132,10 +132,10 @@ fn print(task: &Command) {
         ("Job", task.job_id.clone()),
     ];
     if let Some(container) = &task.container {
-        facts.push(("Agent", container.parent.clone()));
+        fields.push(("Agent", container.parent.clone()));
     }
-    facts.push(("Why", task.reason.clone()));
-    table::facts(&facts);
+    fields.push(("Why", task.reason.clone()));
+    table::fields(&fields);
 }
 
 fn print_list(tasks: &[Command], none: &str, hint: &str) {

@@ -23,7 +23,7 @@ use crate::console;
 use crate::report::Hinted;
 
 /// Between two looks at one that starts.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long one may take to be ready, slots and all.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
@@ -170,7 +170,7 @@ fn wait(client: &Client, task: &str) -> anyhow::Result<()> {
             return Ok(());
         }
         anyhow::ensure!(Instant::now() < until, "TensorBoard {task} is not ready after {} s", PATIENCE.as_secs());
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

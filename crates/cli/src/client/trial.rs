@@ -156,7 +156,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
         if index > 0 {
             crate::console::print(b"\n");
         }
-        let mut facts = vec![
+        let mut fields = vec![
             ("Trial", trial.id.to_string()),
             ("Experiment", trial.experiment_id.to_string()),
             ("State", shown::state(trial.state)),
@@ -172,9 +172,9 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Task", trial.task_id.clone()),
         ];
         if trial.state == State::Error {
-            facts.extend(outcome::reason(client, trial).map(|reason| ("Failed", reason)));
+            fields.extend(outcome::reason(client, trial).map(|reason| ("Failed", reason)));
         }
-        table::facts(&facts);
+        table::fields(&fields);
     }
     Ok(())
 }

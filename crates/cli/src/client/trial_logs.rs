@@ -25,7 +25,7 @@ use crate::console::{self, TerminalConsole};
 use crate::report::Hinted;
 
 /// How often a follower looks for new trials.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// After how long somebody who waits for the first line is told why there is none.
 const SAY_WHY: Duration = Duration::from_secs(2);
 /// Logs that are followed at the same time; further trials wait, and nothing of theirs is lost.
@@ -132,7 +132,7 @@ pub(super) fn follow(
                 say(&format!("experiment {id} is {}: no trial has begun yet", shown::state(found.state)));
                 told = true;
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
     });
     failure().map_or(ended, Err)

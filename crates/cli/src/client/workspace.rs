@@ -106,7 +106,7 @@ fn describe(common: &Common, workspace: &Workspace) -> anyhow::Result<()> {
     if common.json {
         return table::json(workspace);
     }
-    table::facts(&[
+    table::fields(&[
         ("Workspace", workspace.id.to_string()),
         ("Name", workspace.name.clone()),
         ("Owner", workspace.username.clone()),

@@ -104,7 +104,7 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
 fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<ExitCode> {
     let mut beside = None;
     let outcome = serve(&arguments.settings, options, |address| {
-        match companion::Beside::start(&options.database, address, arguments.slots) {
+        match companion::CompanionAgent::start(&options.database, address, arguments.slots) {
             Ok(started) => beside = started,
             Err(error) => console::print_error(&format!("warning: no agent: {}\n", chain(error.as_ref()))),
         }

@@ -20,12 +20,11 @@ use super::{Refusal, Reply};
 /// What a task may be told while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
-    /// Nothing.
-    GoOn,
+    Continue,
     /// To stop in good order.
     Preempt,
-    /// Nothing any more: it is over.
-    Over,
+    /// Nothing any more.
+    Ended,
 }
 
 /// What an allocation runs.
@@ -148,7 +147,11 @@ pub(crate) struct Waiters {
 
 impl Default for Waiters {
     fn default() -> Waiters {
-        Waiters { signal: watch::Sender::new(Signal::GoOn), rendezvous: BTreeMap::new(), gathering: BTreeMap::new() }
+        Waiters {
+            signal: watch::Sender::new(Signal::Continue),
+            rendezvous: BTreeMap::new(),
+            gathering: BTreeMap::new(),
+        }
     }
 }
 
@@ -260,7 +263,7 @@ impl Allocation {
     /// Answers every request that still waits for it: it is over.
     pub(crate) fn close(self) {
         let why = format!("allocation {} has ended", self.id);
-        self.waiters.signal.send_replace(Signal::Over);
+        self.waiters.signal.send_replace(Signal::Ended);
         for (_, reply) in self.waiters.rendezvous {
             let _ = reply.send(Err(Refusal::Precondition(why.clone())));
         }

@@ -61,7 +61,7 @@ impl Live {
             let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
             all.join("; ")
         })?;
-        let (machine, journal) = match Journal::read(&found.standing)? {
+        let (machine, journal) = match Journal::read(&found.stored)? {
             Some(read) => read,
             None => (machine(experiment.id, &config, found.state == State::Paused)?, Journal::new()),
         };

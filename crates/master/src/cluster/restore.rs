@@ -54,7 +54,7 @@ impl ClusterState {
             match Live::of(&found) {
                 Ok(mut live) => {
                     live.position = positions.get(&live.job).copied().unwrap_or(live.position);
-                    if found.standing.whole.is_none() {
+                    if found.stored.snapshot.is_none() {
                         fresh.push(id);
                     }
                     self.experiments.insert(&found, live);

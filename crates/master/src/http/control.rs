@@ -16,20 +16,25 @@ use crate::cluster::TrialReport;
 
 /// What becomes of a wish for an experiment that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Late {
+pub(super) enum IfEnded {
     /// It is granted already.
-    Granted,
-    /// It comes too late.
-    Refused,
+    Accept,
+    /// It comes too if_ended.
+    Refuse,
 }
 
-async fn control(call: Call, event: Event, late: Late) -> Result<Json<Nothing>, Failure> {
-    wish(&call.application, call.id("id")?, event, late).await?;
+async fn control(call: Call, event: Event, if_ended: IfEnded) -> Result<Json<Nothing>, Failure> {
+    send_event(&call.application, call.id("id")?, event, if_ended).await?;
     Ok(Json(Nothing {}))
 }
 
 /// Lets an experiment know what somebody wants of it.
-pub(super) async fn wish(application: &Application, id: ExperimentId, event: Event, late: Late) -> Result<(), Failure> {
+pub(super) async fn send_event(
+    application: &Application,
+    id: ExperimentId,
+    event: Event,
+    if_ended: IfEnded,
+) -> Result<(), Failure> {
     if application.cluster.control(id, event).await? {
         return Ok(());
     }
@@ -38,9 +43,9 @@ pub(super) async fn wish(application: &Application, id: ExperimentId, event: Eve
     if experiment.unmanaged {
         return refused(format!("experiment {id} runs elsewhere: the master cannot tell it what to do"));
     }
-    match late {
-        Late::Granted => Ok(()),
-        Late::Refused => refused(format!(
+    match if_ended {
+        IfEnded::Accept => Ok(()),
+        IfEnded::Refuse => refused(format!(
             "experiment {id} has ended ({})\nhint: `experiment continue` goes on with it",
             experiment.state.as_str()
         )),
@@ -48,19 +53,19 @@ pub(super) async fn wish(application: &Application, id: ExperimentId, event: Eve
 }
 
 pub(crate) async fn activate(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Activate, Late::Refused).await
+    control(call, Event::Activate, IfEnded::Refuse).await
 }
 
 pub(crate) async fn pause(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Pause, Late::Refused).await
+    control(call, Event::Pause, IfEnded::Refuse).await
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Cancel, Late::Granted).await
+    control(call, Event::Cancel, IfEnded::Accept).await
 }
 
 pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Kill, Late::Granted).await
+    control(call, Event::Kill, IfEnded::Accept).await
 }
 
 pub(crate) async fn kill_trial(call: Call) -> Result<Json<Nothing>, Failure> {

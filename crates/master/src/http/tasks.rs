@@ -39,41 +39,41 @@ pub(crate) async fn preemption(call: Call) -> Result<Json<PreemptionResponse>, F
         call.application.database.allocation(allocation).await?;
         return Ok(Json(PreemptionResponse { preempt: true }));
     };
-    let waiting = signal.wait_for(|signal| *signal != Signal::GoOn);
+    let waiting = signal.wait_for(|signal| *signal != Signal::Continue);
     // A sender that is gone means that the allocation is.
     let preempt = tokio::time::timeout(Duration::from_secs(seconds), waiting).await.is_ok();
     Ok(Json(PreemptionResponse { preempt }))
 }
 
-async fn say(call: Call, word: TaskReport) -> Result<Json<Nothing>, Failure> {
-    call.application.cluster.task_reported(call.part("id").to_owned(), word).await?;
+async fn report(call: Call, report: TaskReport) -> Result<Json<Nothing>, Failure> {
+    call.application.cluster.task_reported(call.part("id").to_owned(), report).await?;
     Ok(Json(Nothing {}))
 }
 
 pub(crate) async fn acknowledge(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, TaskReport::Acknowledged).await
+    report(call, TaskReport::Acknowledged).await
 }
 
 pub(crate) async fn pending(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, TaskReport::Pending).await
+    report(call, TaskReport::Pending).await
 }
 
 pub(crate) async fn ready(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, TaskReport::Ready).await
+    report(call, TaskReport::Ready).await
 }
 
 pub(crate) async fn waiting(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, TaskReport::Waiting).await
+    report(call, TaskReport::Waiting).await
 }
 
 /// What a task says about its machine: agents have said it before.
 pub(crate) async fn noted(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, TaskReport::Noted).await
+    report(call, TaskReport::Noted).await
 }
 
 pub(crate) async fn daemon(call: Call) -> Result<Json<Nothing>, Failure> {
     let resources = call.part("resources").to_owned();
-    say(call, TaskReport::Daemon(resources)).await
+    report(call, TaskReport::Daemon(resources)).await
 }
 
 pub(crate) async fn all_gather(call: Call) -> Result<Json<AllGatherResponse>, Failure> {

@@ -51,7 +51,7 @@ enum Command {
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
-    /// Lend this machine's slots to a master; or list, enable, disable those who do
+    /// Lend this machine's slots to a master; or list, enable and disable agents
     #[command(visible_alias = "a")]
     Agent(Box<agent::AgentArguments>),
     /// Put [rank=N] before every line of a program, for launchers such as mpirun
@@ -62,13 +62,13 @@ enum Command {
     Task(task::TaskArguments),
     #[command(flatten)]
     Client(client::Verb),
-    /// Say what this machine has and what is missing
+    /// Check what this machine has and what is missing
     Doctor {
         /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// Say why a job hangs: which collective is stuck, who did not come, what they do instead
+    /// Explain why a job hangs: the stuck collective, the missing ranks, what they do
     Diagnose(diagnose::DiagnoseArguments),
     /// Measure this machine: how fast backends move tensors between ranks
     Bench(bench::BenchArguments),

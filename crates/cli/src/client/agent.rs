@@ -93,7 +93,7 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
         }
         TokenVerb::Revoke { name } => {
             delete(client, &api(&["agents", "tokens", name]))?;
-            say(&format!("the token {name} lets nobody in any more"));
+            say(&format!("the token {name} is revoked"));
         }
     }
     Ok(())

@@ -40,7 +40,7 @@ enum Verb {
         #[command(flatten)]
         which: Which,
     },
-    /// Say everything about a checkpoint
+    /// Show a checkpoint in detail
     Describe { uuid: String },
     /// Copy a checkpoint's files from the master's machine
     Download {

@@ -64,7 +64,7 @@ enum Verb {
     /// List experiments, the newest first
     #[command(visible_alias = "ls")]
     List(ListArguments),
-    /// Say everything about experiments
+    /// Show experiments in detail
     Describe {
         /// Which ones [default: your newest]
         ids: Vec<ExperimentId>,

@@ -65,7 +65,7 @@ pub(crate) enum Verb {
     Login(account::LoginArguments),
     /// End the session
     Logout(account::SessionArguments),
-    /// Say which user speaks to which master
+    /// Show which user is logged in to which master
     Whoami(account::SessionArguments),
     /// Experiments: create, pause, cancel, list, describe, metrics, logs, export, archive, delete
     #[command(visible_alias = "e", arg_required_else_help = true)]
@@ -97,13 +97,13 @@ pub(crate) enum Verb {
     /// Pools of agents
     #[command(visible_alias = "rp", arg_required_else_help = true)]
     ResourcePool(pool::PoolArguments),
-    /// Commands: single programs on the cluster's slots
+    /// Commands: programs on the cluster's slots
     #[command(visible_alias = "cmd", arg_required_else_help = true)]
     Command(command::CommandArguments),
     /// TensorBoards over the files of experiments
     #[command(visible_alias = "tb", arg_required_else_help = true)]
     Tensorboard(tensorboard::TensorboardArguments),
-    /// Say which trials a configuration would lead to
+    /// Show which trials a configuration would create
     PreviewSearch(preview::PreviewArguments),
     /// Templates: parts of configurations that many experiments share
     #[command(visible_alias = "tpl", arg_required_else_help = true)]

@@ -49,7 +49,7 @@ enum Verb {
         #[arg(long = "label", value_name = "LABEL")]
         labels: Vec<String>,
     },
-    /// Say everything about a model and one of its versions
+    /// Show a model and one of its versions in detail
     Describe {
         name: String,
         /// Which one, instead of the newest

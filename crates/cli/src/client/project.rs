@@ -31,7 +31,7 @@ enum Verb {
     /// List the projects of a workspace
     #[command(visible_alias = "ls")]
     List { workspace: String },
-    /// Say everything about a project
+    /// Show a project in detail
     Describe(Named),
     /// List the experiments of a project
     ListExperiments(Named),

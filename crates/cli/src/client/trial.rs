@@ -32,7 +32,7 @@ enum Verb {
         /// Which experiment [default: your newest]
         experiment: Option<ExperimentId>,
     },
-    /// Say everything about trials, or about your newest
+    /// Show trials in detail, or your newest
     Describe { ids: Vec<TrialId> },
     /// Summarise its metrics, or follow them
     Metrics {

@@ -24,7 +24,7 @@ enum Verb {
     /// List users
     #[command(visible_alias = "ls")]
     List {
-        /// Those who may not log in, too
+        /// Include users that may not log in
         #[arg(short, long)]
         all: bool,
     },

@@ -23,7 +23,7 @@ enum Verb {
     /// List workspaces
     #[command(visible_alias = "ls")]
     List,
-    /// Say everything about a workspace
+    /// Show a workspace in detail
     Describe { name: String },
     /// List the projects of a workspace
     ListProjects { name: String },

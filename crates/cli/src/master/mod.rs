@@ -43,7 +43,7 @@ enum MasterCommand {
         /// The copy, which must not exist yet
         file: PathBuf,
     },
-    /// Print what a master that runs has logged of late; for administrators
+    /// Print the recent log of a running master; for administrators
     Logs(MasterLogsArguments),
     /// Make a copy the database; no master may be using it
     Restore {
@@ -57,7 +57,7 @@ enum MasterCommand {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Say whether the settings can be used
+    /// Check whether the settings are valid
     Check,
     /// Print every setting, and where its value comes from
     Show {

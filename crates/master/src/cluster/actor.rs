@@ -110,7 +110,7 @@ impl Actor {
                     tokio::time::sleep(STORE_AGAIN).await;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "cannot go on deciding about experiments");
+                    tracing::error!(%error, "cannot store decisions any more");
                     self.over = true;
                     return None;
                 }
@@ -156,7 +156,7 @@ impl Actor {
             Ok(resume) => self.state.start(allocation, placement, launch.ports, &resume, &mut self.outbox),
             Err(error) => {
                 // The next pass tries again; the database says what is wrong with every other request, too.
-                tracing::error!(%error, allocation, "cannot look up where the trial goes on");
+                tracing::error!(%error, allocation, "cannot look up where the trial resumes");
                 self.state.allocations.free_ports(&launch.ports);
                 self.outbox.request_pass();
             }

@@ -393,7 +393,7 @@ pub(crate) enum TaskReport {
     Waiting,
     /// It stops although it is not done.
     Acknowledged,
-    /// Whoever runs it wants it to stop.
+    /// Its launcher wants it preempted.
     Pending,
     /// This share of it serves others, and nobody waits for its end.
     Daemon(String),

@@ -147,7 +147,7 @@ impl ClusterState {
             TaskReport::Ready => self.become_ready(name, outbox),
             TaskReport::Acknowledged => self.allocation_event(name, AllocationEvent::Acknowledged, outbox),
             TaskReport::Pending => {
-                let why = "whoever runs it wants it to stop".to_owned();
+                let why = "its launcher asked for its preemption".to_owned();
                 self.allocation_event(name, AllocationEvent::Displaced { why }, outbox);
             }
             TaskReport::Daemon(resources) => self.allocations.set_daemon(name, &resources, outbox)?,

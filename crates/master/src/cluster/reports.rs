@@ -47,7 +47,7 @@ impl ClusterState {
             match start {
                 Some(start) => outbox.order(agent, Order::Start(Box::new(start))),
                 None => {
-                    let why = format!("agent {agent} came back without it");
+                    let why = format!("agent {agent} reconnected without it");
                     self.exited(agent, &share, Exit::Lost { why }, outbox);
                 }
             }
@@ -60,7 +60,7 @@ impl ClusterState {
             return;
         }
         match report {
-            // It was heard when the connection began.
+            // It came when the connection began.
             Report::Hello(_) => {}
             Report::Leaving => self.agents.leaving(agent),
             Report::Started { share } => self.started(agent, &share, outbox),
@@ -92,7 +92,7 @@ impl ClusterState {
 
     pub(super) fn disconnected(&mut self, agent: &str, connection: u64, outbox: &mut Outbox) {
         let leaving = self.agents.disconnected(agent, connection, outbox);
-        // One that said goodbye and runs nothing is not waited for.
+        // One that is leaving and runs nothing is not waited for.
         if leaving && self.allocations.expected_on(agent).is_empty() {
             self.agents.forget(agent);
         }
@@ -105,7 +105,7 @@ impl ClusterState {
             tracing::warn!(agent = name, "an agent is given up");
             for (share, _) in self.allocations.expected_on(&name) {
                 if let Some(rank) = self.allocations.rank(&name, &share) {
-                    let why = format!("agent {name} has not been heard of for {patience} s");
+                    let why = format!("agent {name} was silent for {patience} s");
                     self.share_ended(&share.allocation, rank, Exit::Lost { why }, outbox);
                 }
             }

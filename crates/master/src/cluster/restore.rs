@@ -60,7 +60,7 @@ impl ClusterState {
                     self.experiments.insert(&found, live);
                 }
                 // It stays as it is stored, for a version that can read it.
-                Err(why) => tracing::error!(experiment = id.0, why, "cannot go on with an experiment"),
+                Err(why) => tracing::error!(experiment = id.0, why, "cannot resume an experiment"),
             }
         }
         fresh
@@ -78,7 +78,7 @@ impl ClusterState {
                     }
                 }
                 // It stays as it is stored, for a version that can read it.
-                Err(why) => tracing::error!(task = row.task, why, "cannot go on with a task"),
+                Err(why) => tracing::error!(task = row.task, why, "cannot resume a task"),
             }
         }
     }
@@ -93,12 +93,12 @@ impl ClusterState {
             if !current && allocation.placed.is_none() {
                 allocation.ended_at = Some(now());
                 allocation.state = AllocationState::Terminated;
-                allocation.reason = "nobody wants it any more".to_owned();
+                allocation.reason = "it is not needed any more".to_owned();
             }
             let (id, stray) = (allocation.id.clone(), !current && allocation.placed.is_some());
             self.allocations.restore(allocation);
             if stray {
-                self.allocations.stop(&id, 0, "nobody wants it any more", outbox);
+                self.allocations.stop(&id, 0, "it is not needed any more", outbox);
             } else if !current {
                 outbox.allocation_changed(&id);
             }

@@ -46,7 +46,7 @@ pub(super) async fn send_event(
     match if_ended {
         IfEnded::Accept => Ok(()),
         IfEnded::Refuse => refused(format!(
-            "experiment {id} has ended ({})\nhint: `experiment continue` goes on with it",
+            "experiment {id} has ended ({})\nhint: `experiment continue` resumes it",
             experiment.state.as_str()
         )),
     }

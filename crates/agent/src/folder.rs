@@ -77,7 +77,7 @@ impl StateFolder {
     }
 
     /// Notes that the master was heard just now.
-    pub fn note_heard(&self) -> io::Result<()> {
+    pub fn note_contact(&self) -> io::Result<()> {
         let path = self.0.join("heard");
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o644).open(path)?;
         file.write_all_at(format!("{:020}\n", boot_milliseconds()).as_bytes(), 0)
@@ -170,7 +170,7 @@ impl ShareFolder {
     }
 
     /// Says under which process id the task runs.
-    pub fn say_pid(&self) -> io::Result<()> {
+    pub fn write_pid(&self) -> io::Result<()> {
         replace(&self.join("pid"), std::process::id().to_string().as_bytes())
     }
 
@@ -180,7 +180,7 @@ impl ShareFolder {
     }
 
     /// Says that it is to end.
-    pub fn say_stop(&self, stop: &StopOrder) -> io::Result<()> {
+    pub fn write_stop(&self, stop: &StopOrder) -> io::Result<()> {
         write_json(&self.join("stop.json"), stop)
     }
 
@@ -190,7 +190,7 @@ impl ShareFolder {
     }
 
     /// Says how it ended. The first word stays.
-    pub fn say_exit(&self, exit: &Exit) -> io::Result<()> {
+    pub fn write_exit(&self, exit: &Exit) -> io::Result<()> {
         if self.exit().is_some() {
             return Ok(());
         }
@@ -262,8 +262,8 @@ mod tests {
         let share = ShareFolder::at(folder.path());
         assert!(share.claim().unwrap());
         assert!(!share.claim().unwrap());
-        share.say_exit(&Exit::Killed).unwrap();
-        share.say_exit(&Exit::code(0)).unwrap();
+        share.write_exit(&Exit::Killed).unwrap();
+        share.write_exit(&Exit::code(0)).unwrap();
         assert_eq!(share.exit(), Some(Exit::Killed));
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFolder::at(folder.path());
         assert_eq!(state.silence(), None);
-        state.note_heard().unwrap();
+        state.note_contact().unwrap();
         assert!(state.silence().unwrap() < Duration::from_secs(60));
         fs::write(folder.path().join("heard"), "what").unwrap();
         assert_eq!(state.silence(), None);

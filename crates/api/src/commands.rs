@@ -1,4 +1,4 @@
-//! Single tasks: commands and TensorBoards.
+//! Commands and TensorBoards: tasks beside experiments.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use crate::wire::Timestamp;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
-pub struct SingleTask {
+pub struct Command {
     pub id: String,
     pub description: String,
     pub state: AllocationState,
@@ -61,7 +61,7 @@ pub struct LaunchRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LaunchCommandResponse {
-    pub command: SingleTask,
+    pub command: Command,
     pub config: Value,
     pub warnings: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub struct LaunchCommandResponse {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LaunchTensorboardResponse {
-    pub tensorboard: SingleTask,
+    pub tensorboard: Command,
     pub config: Value,
     pub warnings: Vec<String>,
 }
@@ -79,7 +79,7 @@ pub struct LaunchTensorboardResponse {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CommandsResponse {
-    pub commands: Vec<SingleTask>,
+    pub commands: Vec<Command>,
     pub pagination: Pagination,
 }
 
@@ -87,7 +87,7 @@ pub struct CommandsResponse {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TensorboardsResponse {
-    pub tensorboards: Vec<SingleTask>,
+    pub tensorboards: Vec<Command>,
     pub pagination: Pagination,
 }
 
@@ -95,7 +95,7 @@ pub struct TensorboardsResponse {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CommandResponse {
-    pub command: SingleTask,
+    pub command: Command,
     #[serde(default)]
     pub config: Value,
 }
@@ -104,7 +104,7 @@ pub struct CommandResponse {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TensorboardResponse {
-    pub tensorboard: SingleTask,
+    pub tensorboard: Command,
     #[serde(default)]
     pub config: Value,
 }

@@ -54,8 +54,8 @@ impl Code {
 
 /// The body of a failed request below `/api/v1`.
 #[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ErrorBody {
-    /// What happened.
     pub error: ErrorDetail,
 }
 

@@ -28,6 +28,7 @@ pub mod logs;
 pub mod metrics;
 pub mod models;
 pub mod pages;
+pub mod passwords;
 pub mod states;
 pub mod tasks;
 pub mod templates;

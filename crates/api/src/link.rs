@@ -41,20 +41,20 @@ pub struct AgentTokenResponse {
 
 /// `GET /agents/tokens`
 #[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct AgentTokensResponse {
-    /// By name.
     pub tokens: Vec<AgentToken>,
 }
 
 /// A token that lets agents in, as it is listed: without itself.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct AgentToken {
     /// By which people know it.
     pub name: String,
     /// Who made it.
     pub user_id: UserId,
-    /// When.
     pub created_at: Timestamp,
 }
 
@@ -70,23 +70,16 @@ pub struct Share {
 /// From an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Report {
     /// The first message of a connection.
     Hello(Hello),
     /// The share's own process runs; its addresses are those under which other machines reach it.
-    Started {
-        /// Which.
-        share: Share,
-    },
+    Started { share: Share },
     /// The agent goes and wants no more work: it ends what it runs, or leaves it to the next agent of its name.
     Leaving,
     /// The share has ended and nothing of it runs any more.
-    Exited {
-        /// Which.
-        share: Share,
-        /// How.
-        exit: Exit,
-    },
+    Exited { share: Share, exit: Exit },
 }
 
 /// Who the agent is, what it lends and what it runs.
@@ -133,8 +126,8 @@ pub enum DeviceKind {
 
 /// A share that the agent knows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ShareState {
-    /// Which.
     pub share: Share,
     /// The devices it occupies.
     pub devices: Vec<u32>,
@@ -178,6 +171,7 @@ impl Exit {
 /// From the master.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Order {
     /// The answer to [`Hello`].
     Welcome(Welcome),
@@ -190,7 +184,6 @@ pub enum Order {
     Start(Box<Start>),
     /// End a share: SIGTERM, then SIGKILL after the grace period. A share that is not known is reported as lost.
     Stop {
-        /// Which.
         share: Share,
         /// Before SIGKILL; 0 for at once.
         grace_seconds: u32,
@@ -198,10 +191,7 @@ pub enum Order {
         why: String,
     },
     /// Its exit is recorded: remove what is left of it.
-    Forget {
-        /// Which.
-        share: Share,
-    },
+    Forget { share: Share },
 }
 
 /// What an agent needs to know of the master.
@@ -219,8 +209,8 @@ pub struct Welcome {
 
 /// Everything `instep task` needs to run one share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Start {
-    /// Which.
     pub share: Share,
     /// Whose logs these are.
     pub task: String,
@@ -279,10 +269,9 @@ pub struct Service {
 
 /// A user of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct RunAs {
-    /// User.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
 }
 

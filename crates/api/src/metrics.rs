@@ -114,6 +114,7 @@ pub struct ReportBatch {
 
 /// A report that has been checked and may be stored.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Report {
     /// Whose it is.
     pub trial: TrialId,
@@ -125,7 +126,6 @@ pub struct Report {
     pub step: i64,
     /// When the script said it was, else when it arrived.
     pub time: Timestamp,
-    /// By name.
     pub values: Values,
     /// One map for every batch, if given.
     pub batches: Option<Value>,

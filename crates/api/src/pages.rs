@@ -5,10 +5,9 @@ use serde::{Deserialize, Serialize};
 /// Which part of a list an answer holds. Readers go on at `end_index` until it reaches `total`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Pagination {
-    /// As asked.
     pub offset: i64,
-    /// As asked.
     pub limit: i64,
     /// The first element that this answer holds.
     pub start_index: i64,

@@ -10,6 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a checkpoint could not be saved or restored.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Error {
     /// The text is not a UUID, and so not the name of a checkpoint.
     #[error("`{0}` is not the UUID of a checkpoint")]
@@ -26,7 +27,6 @@ pub enum Error {
     /// Two ranks use one name for different things.
     #[error("ranks {first} and {second} both save `{name}`, with different content")]
     Conflict {
-        /// Which name.
         name: String,
         /// Who has it.
         first: usize,
@@ -36,7 +36,6 @@ pub enum Error {
     /// There is no such checkpoint.
     #[error("there is no checkpoint {uuid} in {}", root.display())]
     Absent {
-        /// Which one.
         uuid: String,
         /// Where it was looked for.
         root: PathBuf,
@@ -44,17 +43,14 @@ pub enum Error {
     /// A file is missing that the manifest, or another rank, says is there.
     #[error("`{name}` is missing from checkpoint {uuid} in {}", root.display())]
     Missing {
-        /// Which file.
         name: String,
         /// Of which checkpoint.
         uuid: String,
-        /// Where.
         root: PathBuf,
     },
     /// A file is not what was saved.
     #[error("`{name}` of checkpoint {uuid} is not what was saved: {why}")]
     Damaged {
-        /// Which file.
         name: String,
         /// Of which checkpoint.
         uuid: String,
@@ -66,7 +62,6 @@ pub enum Error {
     Manifest {
         /// Of which checkpoint.
         uuid: String,
-        /// Why.
         why: String,
     },
     /// The file system refused.
@@ -76,7 +71,6 @@ pub enum Error {
         doing: &'static str,
         /// With which file.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
 }

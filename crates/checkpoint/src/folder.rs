@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use instep_api::identifiers::{CheckpointUuid, NotAUuid};
+
 use crate::error::{Error, Result, file};
 use crate::manifest::{Entry, MANIFEST, METADATA, Manifest};
 use crate::name::Name;
@@ -189,7 +191,7 @@ impl Folder {
     }
 
     fn path(&self, uuid: &str) -> Result<PathBuf> {
-        let path = self.root.join(checked(uuid)?);
+        let path = self.root.join(checked(uuid)?.as_str());
         if path.is_dir() {
             return Ok(path);
         }
@@ -201,13 +203,8 @@ impl Folder {
     }
 }
 
-/// A UUID in its usual form, which is a safe name of a folder.
-fn checked(uuid: &str) -> Result<&str> {
-    let shape = |(index, byte): (usize, u8)| match index {
-        8 | 13 | 18 | 23 => byte == b'-',
-        _ => byte.is_ascii_hexdigit(),
-    };
-    if uuid.len() == 36 && uuid.bytes().enumerate().all(shape) { Ok(uuid) } else { Err(Error::Uuid(uuid.to_owned())) }
+fn checked(uuid: &str) -> Result<CheckpointUuid> {
+    uuid.parse().map_err(|NotAUuid(text)| Error::Uuid(text))
 }
 
 /// Calls `visit` with name, path and whether it is a folder, for everything below a folder, contents before folders.

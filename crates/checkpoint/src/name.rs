@@ -15,8 +15,8 @@ pub struct Name(String);
 /// A name that cannot be in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` cannot be the name of a file in a checkpoint: {why}")]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct NameError {
-    /// As given.
     pub name: String,
     /// What is wrong with it.
     pub why: &'static str,

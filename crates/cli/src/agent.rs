@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use instep_agent::agent::{self, AgentError, Options, Surroundings};
+use instep_agent::agent::{self, AgentError, Host, Options};
 use instep_api::link::{Device, DeviceKind};
 use instep_client::Address;
 use instep_launch::machine::{interpreter, nvidia};
@@ -79,8 +79,8 @@ pub(crate) fn lend(common: &Common, arguments: &LendArguments) -> anyhow::Result
     let (master, certificates) = client::master(common)?;
     let options = options(master, certificates, arguments)?;
     let token = arguments.token.clone().filter(|token| !token.is_empty());
-    let mut surroundings = Terminal { token, common: common.clone() };
-    agent::run(&options, &mut surroundings).map_err(explained)?;
+    let mut host = Terminal { token, common: common.clone() };
+    agent::run(&options, &mut host).map_err(explained)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -153,7 +153,7 @@ struct Terminal {
     common: Common,
 }
 
-impl Surroundings for Terminal {
+impl Host for Terminal {
     fn token(&mut self) -> Result<String, String> {
         match &self.token {
             Some(token) => Ok(token.clone()),

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser};
 
 use crate::report::Hinted;
-use crate::{Launcher, Start, run};
+use crate::run::{self, Launcher, PrintCompletion, Start};
 
 /// Restarts that a job gets for its drill if its own command line allows none.
 const RESTARTS: i64 = 3;
@@ -39,13 +39,13 @@ pub(crate) struct DrillArguments {
     command: Vec<OsString>,
 }
 
-pub(crate) fn run(arguments: DrillArguments) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: DrillArguments, print_completion: PrintCompletion) -> anyhow::Result<ExitCode> {
     let job = job_of(&arguments.command)?;
     let Start::Run(mut job) = job else {
         return Err(Hinted::new("a drill needs `instep run`, not `instep launch`", "see instep drill --help").into());
     };
     job.make_drill(arguments.settings(), arguments.json, arguments.times.map_or(RESTARTS, i64::from));
-    run::run(*job)
+    run::run(*job, print_completion)
 }
 
 impl DrillArguments {

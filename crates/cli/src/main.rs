@@ -25,6 +25,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use instep_launch::workers::guardian;
 
+use self::run::{Launcher, Start};
+
 /// Distributed training for PyTorch.
 #[derive(Debug, Parser)]
 #[command(name = "instep", version, max_term_width = 100, infer_subcommands = false)]
@@ -35,27 +37,6 @@ use instep_launch::workers::guardian;
 struct Cli {
     #[command(subcommand)]
     command: Command,
-}
-
-/// The commands that start ranks.
-#[derive(Debug, Subcommand)]
-enum Start {
-    /// Start a script on several processes, on one machine or many (takes torchrun's options)
-    #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
-    #[command(override_usage = "instep run [OPTIONS] SCRIPT [ARGUMENTS]...", after_help = run::AFTER_HELP)]
-    Run(Box<run::RunArguments>),
-    /// The same with the defaults of the old torch.distributed.launch
-    #[command(infer_long_args = true, args_override_self = true, disable_version_flag = true)]
-    Launch(Box<run::LaunchArguments>),
-}
-
-/// Those alone. Describing every command to the parser takes time that somebody who starts ranks need not spend, so a
-/// command line of theirs is tried without the others first.
-#[derive(Debug, Parser)]
-#[command(name = "instep", version, max_term_width = 100)]
-struct Launcher {
-    #[command(subcommand)]
-    command: Start,
 }
 
 #[derive(Debug, Subcommand)]
@@ -70,7 +51,7 @@ enum Command {
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
-    /// Lend this machine's slots to a master; or list, enable, disable those who do
+    /// Lend this machine's slots to a master; or list, enable and disable agents
     #[command(visible_alias = "a")]
     Agent(Box<agent::AgentArguments>),
     /// Put [rank=N] before every line of a program, for launchers such as mpirun
@@ -81,13 +62,13 @@ enum Command {
     Task(task::TaskArguments),
     #[command(flatten)]
     Client(client::Verb),
-    /// Say what this machine has and what is missing
+    /// Check what this machine has and what is missing
     Doctor {
         /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// Say why a job hangs: which collective is stuck, who did not come, what they do instead
+    /// Explain why a job hangs: the stuck collective, the missing ranks, what they do
     Diagnose(diagnose::DiagnoseArguments),
     /// Measure this machine: how fast backends move tensors between ranks
     Bench(bench::BenchArguments),
@@ -115,11 +96,11 @@ fn main() -> ExitCode {
     }
     let command = match parse() {
         Ok(command) => command,
-        Err(error) => return misunderstood(&error),
+        Err(error) => return usage_error(&error),
     };
     let result = match command {
-        Command::Start(Start::Run(arguments)) => run::run(*arguments),
-        Command::Start(Start::Launch(arguments)) => run::launch(*arguments),
+        Command::Start(Start::Run(arguments)) => run::run(*arguments, print_completion),
+        Command::Start(Start::Launch(arguments)) => run::launch(*arguments, print_completion),
         Command::Store(arguments) => store::serve(&arguments),
         Command::Master(arguments) => master::run(*arguments),
         Command::Up(arguments) => master::up(&arguments),
@@ -131,7 +112,7 @@ fn main() -> ExitCode {
         Command::Doctor { json } => doctor::run(json),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Drill(arguments) => drill::run(arguments),
+        Command::Drill(arguments) => drill::run(arguments, print_completion),
         Command::Demo { arguments } => demo::run(arguments),
         Command::Completion { shell } => {
             print_completion(shell);
@@ -159,7 +140,7 @@ fn parse() -> Result<Command, clap::Error> {
 }
 
 /// Help and version are printed as they are; everything else is a command line that cannot be understood.
-fn misunderstood(error: &clap::Error) -> ExitCode {
+fn usage_error(error: &clap::Error) -> ExitCode {
     let program = Cli::command();
     let words = usage::with_master_behind_the_command(&program, std::env::args_os().collect());
     let words: Vec<String> = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();

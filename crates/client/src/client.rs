@@ -17,7 +17,7 @@ use ureq::{Agent, Body};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::login::Credentials;
-use crate::retry;
+use crate::retry::Backoff;
 use crate::stream::Lines;
 
 /// Until a connection stands.
@@ -152,13 +152,13 @@ impl Client {
 
     /// Asks something whose answer may take a while, such as what everybody has to be there for.
     pub fn get_within<Answer: DeserializeOwned>(&self, path: &str, deadline: Duration) -> Result<Answer> {
-        let bytes = self.patiently(Repeat::Safely, || {
+        let bytes = self.with_retries(Repeat::Safely, || {
             let request = self.request(&Method::GET, path, None, &[], self.session_header())?;
             let request = self.agent.configure_request(request).timeout_recv_response(Some(deadline)).build();
             let mut response = self.run(self.agent.run(request))?;
-            self.whole(&mut response)
+            self.read_body(&mut response)
         })?;
-        serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("GET {path}: {error}")))
+        serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("GET {path}: {error}")))
     }
 
     /// Does something that must not be done twice; see [`Client::call`] for what may.
@@ -194,43 +194,45 @@ impl Client {
         body: &impl Serialize,
         repeat: Repeat,
     ) -> Result<Answer> {
-        let body = serde_json::to_vec(body).map_err(|error| self.odd(format!("this request is no JSON: {error}")))?;
+        let body = serde_json::to_vec(body)
+            .map_err(|error| self.protocol_error(format!("this request is no JSON: {error}")))?;
         self.exchange(method, path, Some(&body), repeat)
     }
 
     /// Sends text that is JSON already and gives the answer's text; for callers that have types of their own.
     pub fn call_text(&self, method: &str, path: &str, body: Option<&str>, repeat: Repeat) -> Result<String> {
-        let method: Method = method.parse().map_err(|_| self.odd(format!("`{method}` is no method of HTTP")))?;
-        let bytes = self.patiently(repeat, || {
+        let method: Method =
+            method.parse().map_err(|_| self.protocol_error(format!("`{method}` is no method of HTTP")))?;
+        let bytes = self.with_retries(repeat, || {
             let mut response = self.send(&method, path, body.map(str::as_bytes), &[])?;
-            self.whole(&mut response)
+            self.read_body(&mut response)
         })?;
-        String::from_utf8(bytes).map_err(|error| self.odd(format!("{method} {path}: {error}")))
+        String::from_utf8(bytes).map_err(|error| self.protocol_error(format!("{method} {path}: {error}")))
     }
 
     /// Sends a body that is JSON already, once: whoever calls this repeats it as it likes.
     pub fn post_json(&self, path: &str, body: &[u8], headers: &[(&str, &str)]) -> Result<Vec<u8>> {
         let mut response = self.send(&Method::POST, path, Some(body), headers)?;
-        self.whole(&mut response)
+        self.read_body(&mut response)
     }
 
     /// Sends a body that is JSON already with any method, once.
     pub(crate) fn send_once(&self, method: &Method, path: &str, body: &[u8]) -> Result<Vec<u8>> {
         let mut response = self.send(method, path, Some(body), &[])?;
-        self.whole(&mut response)
+        self.read_body(&mut response)
     }
 
     /// Asks for a stream of elements. A silence longer than `silence` ends it with an error; without one it may be
     /// silent for ever, which is right for something that a person watches.
     pub fn stream<T: DeserializeOwned>(&self, path: &str, silence: Option<Duration>) -> Result<Lines<T>> {
-        let response = self.patiently(Repeat::Safely, || self.send_for(path, "*/*", silence))?;
+        let response = self.with_retries(Repeat::Safely, || self.send_for(path, "*/*", silence))?;
         let reader = response.into_body().into_with_config().limit(u64::MAX).reader();
         Ok(Lines::new(Box::new(reader), self.address.clone()))
     }
 
     /// Asks for bytes, to be read as they come, such as a file; `accept` says in which form.
     pub fn download(&self, path: &str, accept: &str) -> Result<Box<dyn Read + Send>> {
-        let response = self.patiently(Repeat::Safely, || self.send_for(path, accept, Some(ANSWER)))?;
+        let response = self.with_retries(Repeat::Safely, || self.send_for(path, accept, Some(ANSWER)))?;
         Ok(Box::new(response.into_body().into_with_config().limit(u64::MAX).reader()))
     }
 
@@ -241,32 +243,32 @@ impl Client {
         body: Option<&[u8]>,
         repeat: Repeat,
     ) -> Result<Answer> {
-        let bytes = self.patiently(repeat, || {
+        let bytes = self.with_retries(repeat, || {
             let mut response = self.send(&method, path, body, &[])?;
-            self.whole(&mut response)
+            self.read_body(&mut response)
         })?;
-        serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("{method} {path}: {error}")))
+        serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("{method} {path}: {error}")))
     }
 
     /// Tries until it works, cannot work, or patience is used up; renews the session once.
-    fn patiently<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
-        match self.again_and_again(repeat, &attempt) {
-            Err(error) if error.is_unauthenticated() && self.renew()? => self.again_and_again(repeat, &attempt),
+    fn with_retries<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        match self.retry(repeat, &attempt) {
+            Err(error) if error.is_unauthenticated() && self.renew()? => self.retry(repeat, &attempt),
             outcome => outcome,
         }
     }
 
-    fn again_and_again<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
+    fn retry<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let begin = Instant::now();
-        let mut tries = 0;
+        let mut backoff = Backoff::default();
         loop {
-            tries += 1;
             let error = match attempt() {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
             let again = error.is_unsent() || repeat == Repeat::Safely && error.is_temporary();
-            match retry::pause(tries, begin.elapsed(), self.patience).filter(|_| again) {
+            let left = self.patience.saturating_sub(begin.elapsed());
+            match backoff.pause_within(left).filter(|_| again) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(error),
             }
@@ -288,14 +290,14 @@ impl Client {
             password: Some(credentials.hashed_password.clone()),
             is_hashed: Some(true),
         };
-        let body = serde_json::to_vec(&request).map_err(|error| self.odd(error.to_string()))?;
+        let body = serde_json::to_vec(&request).map_err(|error| self.protocol_error(error.to_string()))?;
         // A second session beside one whose answer was lost does no harm. An old token is not sent along.
-        let bytes = self.again_and_again(Repeat::Safely, || {
+        let bytes = self.retry(Repeat::Safely, || {
             let request = self.request(&Method::POST, "/api/v1/auth/login", Some(&body), &[], None)?;
             let mut response = self.run(self.agent.run(request))?;
-            self.whole(&mut response)
+            self.read_body(&mut response)
         })?;
-        serde_json::from_slice(&bytes).map_err(|error| self.odd(format!("login: {error}")))
+        serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("login: {error}")))
     }
 
     fn session_header(&self) -> Option<(&'static str, String)> {
@@ -342,7 +344,7 @@ impl Client {
             request = request.header(*name, *value);
         }
         let request = request.body(body.unwrap_or_default().to_vec());
-        request.map_err(|error| self.odd(format!("{method} {path} cannot be asked: {error}")))
+        request.map_err(|error| self.protocol_error(format!("{method} {path} cannot be asked: {error}")))
     }
 
     /// Gives an answer that is a success; others become errors, with the master's sentence.
@@ -351,27 +353,30 @@ impl Client {
         let status = response.status().as_u16();
         match status {
             200 => Ok(response),
-            300..400 => Err(self.odd(format!("it sends us elsewhere (status {status}); is there a proxy in between?"))),
+            300..400 => {
+                Err(self
+                    .protocol_error(format!("it sends us elsewhere (status {status}); is there a proxy in between?")))
+            }
             _ => {
-                let body = self.whole(&mut response).unwrap_or_default();
+                let body = self.read_body(&mut response).unwrap_or_default();
                 Err(Error::Refused { status, message: sentence(status, &body) })
             }
         }
     }
 
-    fn whole(&self, response: &mut Response<Body>) -> Result<Vec<u8>> {
+    fn read_body(&self, response: &mut Response<Body>) -> Result<Vec<u8>> {
         let body = response.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
         body.map_err(|error| self.unreachable(error))
     }
 
     fn unreachable(&self, error: ureq::Error) -> Error {
         match error {
-            ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => self.odd(error.to_string()),
+            ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => self.protocol_error(error.to_string()),
             other => Error::Unreachable { address: self.address.clone(), source: Box::new(other) },
         }
     }
 
-    fn odd(&self, what: String) -> Error {
+    fn protocol_error(&self, what: String) -> Error {
         Error::Protocol { address: self.address.clone(), what }
     }
 }
@@ -391,12 +396,12 @@ fn sentence(status: u16, body: &[u8]) -> String {
 fn certificates(path: &std::path::Path) -> Result<Vec<Certificate<'static>>> {
     let refused = |source: std::io::Error| Error::Certificates { path: path.to_owned(), source };
     let text = std::fs::read(path).map_err(refused)?;
-    let odd = |what: String| refused(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
+    let invalid = |what: String| refused(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
     let mut found = Vec::new();
     for item in parse_pem(&text) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| odd(error.to_string()))? {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| invalid(error.to_string()))? {
             found.push(certificate);
         }
     }
-    if found.is_empty() { Err(odd("it holds no certificate in PEM form".to_owned())) } else { Ok(found) }
+    if found.is_empty() { Err(invalid("it holds no certificate in PEM form".to_owned())) } else { Ok(found) }
 }

@@ -10,29 +10,23 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call did not succeed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Error {
     /// The address of a master makes no sense.
     #[error("`{given}` is not the address of a master: {why}")]
     Address {
-        /// As given.
         given: String,
         /// What is wrong with it.
         why: String,
     },
     /// Certificates could not be read.
     #[error("cannot read certificates from {}", path.display())]
-    Certificates {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Certificates { path: PathBuf, source: io::Error },
     /// Nobody answers there, or the connection broke and stayed broken.
     #[error("cannot reach the master at {address}")]
     Unreachable {
         /// Where it should be.
         address: Address,
-        /// Why.
         source: Box<ureq::Error>,
     },
     /// The master answered that it will not do it.
@@ -46,9 +40,8 @@ pub enum Error {
     /// Somebody answered, but not as a master does.
     #[error("{address} does not answer as a master does: {what}")]
     Protocol {
-        /// Who answered.
         address: Address,
-        /// What was odd.
+        /// What broke the protocol.
         what: String,
     },
 }

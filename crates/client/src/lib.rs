@@ -42,12 +42,14 @@ mod preemption;
 mod reporter;
 mod retry;
 mod stream;
+pub mod sync;
 
 pub use address::Address;
 pub use client::{Client, Repeat, Settings};
 pub use error::{Error, Result};
-pub use login::{Credentials, password_as_sent};
+pub use login::Credentials;
 pub use path::{Query, segment};
 pub use preemption::Preemption;
 pub use reporter::{ReportError, Reporter, Reporting, Undelivered};
+pub use retry::Backoff;
 pub use stream::Lines;

@@ -4,7 +4,7 @@
 //! step looks at one word in memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -13,6 +13,7 @@ use serde::Deserialize;
 use crate::client::Client;
 use crate::error::Error;
 use crate::path::segment;
+use crate::sync::{lock, wait_timeout};
 
 /// For how long the master may hold a question open.
 const POLL_SECONDS: u32 = 60;
@@ -60,7 +61,7 @@ impl Preemption {
         });
         let path = format!("/api/v1/allocations/{}/signals/preemption", segment(allocation));
         let theirs = Arc::clone(&shared);
-        thread::Builder::new().name("instep-preempt".to_owned()).spawn(move || theirs.ask_on(&client, &path))?;
+        thread::Builder::new().name("instep-preempt".to_owned()).spawn(move || theirs.poll_loop(&client, &path))?;
         Ok(Preemption { shared })
     }
 
@@ -77,7 +78,7 @@ impl Preemption {
             if left.is_zero() {
                 return Ok(false);
             }
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.shared.changed, state, left);
         }
         match &state.refused {
             Some(error) => Err(format!("the master does not say whether to go on: {error}")),
@@ -99,10 +100,10 @@ impl Drop for Preemption {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    fn ask_on(&self, client: &Client, path: &str) {
+    fn poll_loop(&self, client: &Client, path: &str) {
         // The first question is answered at once.
         let mut seconds = 0;
         let mut away = false;
@@ -110,7 +111,7 @@ impl Shared {
             match client.get::<Signal>(&format!("{path}?timeout_seconds={seconds}")) {
                 Ok(signal) => {
                     self.preempt.store(signal.preempt, Ordering::Release);
-                    self.tell(|state| state.answered = true);
+                    self.update(|state| state.answered = true);
                     if signal.preempt {
                         return;
                     }
@@ -118,17 +119,17 @@ impl Shared {
                 }
                 Err(error) if error.is_temporary() => {
                     if !away {
-                        self.tell(|state| state.news.push(format!("{error}; asking again until it answers")));
+                        self.update(|state| state.news.push(format!("{error}; asking again until it answers")));
                     }
                     away = true;
                     thread::sleep(PAUSE);
                 }
-                Err(error) => return self.tell(|state| state.refused = Some(error)),
+                Err(error) => return self.update(|state| state.refused = Some(error)),
             }
         }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }

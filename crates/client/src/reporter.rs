@@ -10,19 +10,22 @@
 //! what is queued a deadline, then lets the thread end; a thread inside a request ends when that does.
 
 use std::collections::VecDeque;
-use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::ReportBatchResponse;
 use instep_api::wire::Timestamp;
+use serde::Serialize;
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::retry;
+use crate::retry::Backoff;
+use crate::sync::{lock, wait_timeout};
 
 /// Bytes that may be queued: some 300,000 reports of ten metrics.
 const LARGEST_QUEUE: usize = 64 << 20;
@@ -45,8 +48,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Whose reports these are.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Reporting {
-    /// The trial.
     pub trial: TrialId,
     /// Which start of it.
     pub run: RunId,
@@ -203,7 +206,7 @@ impl Reporter {
         if state.queued_bytes + size > LARGEST_QUEUE {
             if state.dropped == 0 {
                 let what = "the queue of reports is full, new ones are dropped until the master answers again";
-                self.shared.tell(&mut state, what.to_owned());
+                self.shared.add_news(&mut state, what.to_owned());
             }
             state.dropped += 1;
         } else {
@@ -238,13 +241,13 @@ impl Reporter {
                 let why = state.trouble.clone().unwrap_or_else(|| "the master is slow".to_owned());
                 return Err(Undelivered { left: state.left(), why });
             };
-            state = self.shared.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.shared.progress, state, left);
         }
     }
 
     /// Sends what is left within `patience`, then ends the thread. The second time it does nothing.
     pub fn close(&self, patience: Duration) -> Result<(), Undelivered> {
-        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
+        let Some(thread) = lock(&self.thread).take() else { return Ok(()) };
         if std::process::id() != self.process {
             // The thread is not in this copy of the process.
             return Ok(());
@@ -285,7 +288,7 @@ impl State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Wakes the thread if it does not look by itself.
@@ -295,12 +298,60 @@ impl Shared {
         }
     }
 
-    fn tell(&self, state: &mut State, what: String) {
+    fn add_news(&self, state: &mut State, what: String) {
         if state.news.len() < LONGEST_NEWS {
             state.news.push(what);
         }
         self.has_news.store(true, Ordering::Relaxed);
     }
+}
+
+/// `POST /trials/{id}/reports`, without copying what is queued.
+#[derive(Serialize)]
+struct Batch<'a> {
+    reporter: &'a str,
+    sequence: i64,
+    reports: Vec<Report<'a>>,
+    logs: Vec<Line<'a>>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    group: &'a str,
+    metrics: TrialMetrics<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TrialMetrics<'a> {
+    trial_id: TrialId,
+    trial_run_id: RunId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps_completed: Option<i64>,
+    report_time: Timestamp,
+    metrics: Metrics<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Metrics<'a> {
+    avg_metrics: &'a RawValue,
+    batch_metrics: Option<&'a RawValue>,
+}
+
+impl<'a> Metrics<'a> {
+    fn of(values: &'a str, batches: Option<&'a str>) -> serde_json::Result<Metrics<'a>> {
+        let batch_metrics = batches.map(serde_json::from_str).transpose()?;
+        Ok(Metrics { avg_metrics: serde_json::from_str(values)?, batch_metrics })
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    log: &'a str,
+    rank: i64,
+    stdtype: &'a str,
+    timestamp: Timestamp,
 }
 
 /// What the thread owns.
@@ -317,7 +368,7 @@ impl Sender {
         loop {
             let batch = self.next_batch(self.reporting.heartbeat.then_some(next_heartbeat));
             if Instant::now() >= next_heartbeat && self.reporting.heartbeat {
-                self.beat();
+                self.send_heartbeat();
                 next_heartbeat = Instant::now() + HEARTBEAT;
             }
             match batch {
@@ -349,7 +400,7 @@ impl Sender {
             state.asleep = empty_looks >= EMPTY_LOOKS;
             let wait = if state.asleep { wait } else { wait.min(LINGER) };
             empty_looks += 1;
-            state = self.shared.work.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.shared.work, state, wait);
         }
         state.asleep = false;
         if state.abandoned {
@@ -370,63 +421,55 @@ impl Sender {
         Some(batch)
     }
 
-    fn body(&self, batch: &[Item]) -> Vec<u8> {
-        let reporter = serde_json::Value::from(self.reporting.reporter.as_str());
-        let mut body = format!(r#"{{"reporter":{reporter},"sequence":{},"reports":["#, self.sequence);
-        self.write_reports(&mut body, batch);
-        body.push_str(r#"],"logs":["#);
-        self.write_lines(&mut body, batch);
-        body.push_str("]}");
-        body.into_bytes()
-    }
-
-    // Writing to a string does not fail, in both.
-
-    fn write_reports(&self, body: &mut String, batch: &[Item]) {
-        let (trial, run) = (self.reporting.trial, self.reporting.run);
-        let mut separator = "";
-        for item in batch {
-            let Item::Report { group, step, time, values, batches } = item else { continue };
-            let group = serde_json::Value::from(group.as_str());
-            let _ = write!(body, r#"{separator}{{"group":{group},"metrics":{{"trialId":{trial},"trialRunId":{run},"#);
-            if let Some(step) = step {
-                let _ = write!(body, r#""stepsCompleted":{step},"#);
+    /// A numbered batch as the master takes it. Metrics are JSON already and are passed on as they are.
+    fn body(&self, items: &[Item]) -> Vec<u8> {
+        let (trial, run, rank) = (self.reporting.trial, self.reporting.run, self.reporting.rank);
+        let mut batch = Batch {
+            reporter: &self.reporting.reporter,
+            sequence: self.sequence,
+            reports: Vec::new(),
+            logs: Vec::new(),
+        };
+        for item in items {
+            match item {
+                Item::Report { group, step, time, values, batches } => {
+                    let Ok(metrics) = Metrics::of(values, batches.as_deref()) else {
+                        self.shared.add_news(&mut self.shared.lock(), format!("metrics of {group} are not JSON"));
+                        continue;
+                    };
+                    let metrics = TrialMetrics {
+                        trial_id: trial,
+                        trial_run_id: run,
+                        steps_completed: *step,
+                        report_time: *time,
+                        metrics,
+                    };
+                    batch.reports.push(Report { group, metrics });
+                }
+                Item::Line { line, stream, time } => {
+                    batch.logs.push(Line { log: line, rank, stdtype: stream, timestamp: *time });
+                }
             }
-            let batches = batches.as_deref().unwrap_or("null");
-            let _ = write!(body, r#""reportTime":"{time}","metrics":{{"avgMetrics":{values},"#);
-            let _ = write!(body, r#""batchMetrics":{batches}}}}}}}"#);
-            separator = ",";
         }
-    }
-
-    fn write_lines(&self, body: &mut String, batch: &[Item]) {
-        let mut separator = "";
-        for item in batch {
-            let Item::Line { line, stream, time } = item else { continue };
-            let rank = self.reporting.rank;
-            let record = serde_json::json!({"rank": rank, "timestamp": time, "stdtype": stream, "log": line});
-            let _ = write!(body, "{separator}{record}");
-            separator = ",";
-        }
+        serde_json::to_vec(&batch).expect("texts, numbers and JSON can be written as JSON")
     }
 
     /// Sends a batch until it is answered, the deadline of `close` is over, or the master refuses for good.
     fn deliver(&self, path: &str, body: &[u8]) {
         let begin = Instant::now();
-        let mut tries = 0;
+        let mut backoff = Backoff::default();
         let mut told = false;
         loop {
-            tries += 1;
             let error = match self.attempt(path, body) {
                 Ok(answer) => return self.delivered(&answer, told),
                 Err(error) => error,
             };
             let mut state = self.shared.lock();
-            if !may_pass(&error) {
+            if !is_transient(&error) {
                 state.failed = Some(described(&error));
                 state.queue.clear();
                 state.queued_bytes = 0;
-                self.shared.tell(&mut state, format!("reports are not stored any more: {}", described(&error)));
+                self.shared.add_news(&mut state, format!("reports are not stored any more: {}", described(&error)));
                 self.shared.progress.notify_all();
                 return;
             }
@@ -434,13 +477,12 @@ impl Sender {
             if !told && begin.elapsed() >= SILENCE {
                 told = true;
                 let what = format!("{}; reports are kept and sent when it answers", described(&error));
-                self.shared.tell(&mut state, what);
+                self.shared.add_news(&mut state, what);
             }
-            let pause = retry::pause(tries, Duration::ZERO, Duration::MAX).unwrap_or_default();
-            let until = Instant::now() + pause;
+            let until = Instant::now() + backoff.pause();
             while !state.abandoned && Instant::now() < until {
                 let left = until.saturating_duration_since(Instant::now());
-                state = self.shared.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                state = wait_timeout(&self.shared.work, state, left);
             }
             if state.abandoned {
                 return;
@@ -464,10 +506,10 @@ impl Sender {
         state.in_flight = 0;
         state.trouble = None;
         for refused in &answer.refused {
-            self.shared.tell(&mut state, format!("the master refused a report: {}", refused.message));
+            self.shared.add_news(&mut state, format!("the master refused a report: {}", refused.message));
         }
         if told {
-            self.shared.tell(&mut state, "the master answers again; what was kept is being sent".to_owned());
+            self.shared.add_news(&mut state, "the master answers again; what was kept is being sent".to_owned());
         }
         drop(state);
         self.shared.progress.notify_all();
@@ -479,7 +521,7 @@ impl Sender {
         let Some(progress) = state.progress.take() else { return };
         state.in_flight = 1;
         drop(state);
-        let body = format!(r#"{{"progress":{progress:?},"is_raw":true}}"#);
+        let body = json!({"progress": progress, "is_raw": true}).to_string();
         self.deliver(&format!("{}/progress", self.path()), body.as_bytes());
     }
 
@@ -488,15 +530,15 @@ impl Sender {
     }
 
     /// One try: if the master is away, the trial's next word comes with the next report or heartbeat.
-    fn beat(&self) {
+    fn send_heartbeat(&self) {
         let path = self.path();
-        let body = format!(r#"{{"trialId":{}}}"#, self.reporting.trial);
+        let body = json!({"trialId": self.reporting.trial}).to_string();
         let _ = self.client.send_once(&ureq::http::Method::PATCH, &path, body.as_bytes());
     }
 }
 
 /// Whether the same batch may be taken later: everything that is not a verdict on this very batch or trial.
-fn may_pass(error: &Error) -> bool {
+fn is_transient(error: &Error) -> bool {
     match error {
         Error::Unreachable { .. } => true,
         Error::Refused { status, .. } => *status >= 500 || *status == 429 || *status == 408,

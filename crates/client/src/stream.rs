@@ -57,15 +57,16 @@ impl<T: DeserializeOwned> Lines<T> {
         if line.is_empty() {
             return Ok(None);
         }
-        let odd = |what: String| Error::Protocol { address: self.address.clone(), what };
+        let protocol_error = |what: String| Error::Protocol { address: self.address.clone(), what };
         if line.last() != Some(&b'\n') {
-            return Err(odd("a stream ended in the middle of a line".to_owned()));
+            return Err(protocol_error("a stream ended in the middle of a line".to_owned()));
         }
-        let line: Line<T> = serde_json::from_slice(&line).map_err(|error| odd(format!("in a stream: {error}")))?;
+        let line: Line<T> =
+            serde_json::from_slice(&line).map_err(|error| protocol_error(format!("in a stream: {error}")))?;
         match line {
             Line { error: Some(error), .. } => Err(Error::Refused { status: error.http_code, message: error.message }),
             Line { result: Some(result), .. } => Ok(Some(result)),
-            Line { .. } => Err(odd("a line of a stream has neither result nor error".to_owned())),
+            Line { .. } => Err(protocol_error("a line of a stream has neither result nor error".to_owned())),
         }
     }
 }

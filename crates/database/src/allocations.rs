@@ -12,10 +12,10 @@ use crate::rows::{column, json, optional_json, optional_time, text_of, time, wor
 
 /// One attempt to run a task, from the moment it waits for slots.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct AllocationRow {
     /// `<task>.<run>`.
     pub id: String,
-    /// Whose attempt.
     pub task_id: String,
     /// The trial of the task, if it is one's.
     pub trial: Option<TrialId>,
@@ -27,9 +27,7 @@ pub struct AllocationRow {
     pub state: AllocationState,
     /// Whether all of it runs and has met.
     pub ready: bool,
-    /// Whose slots.
     pub pool: String,
-    /// How many.
     pub slots: i64,
     /// What each agent runs of it.
     pub shares: Value,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use instep_api::checkpoints::{Checkpoint, Training};
-use instep_api::identifiers::{ExperimentId, StorageId, TrialId};
+use instep_api::identifiers::{CheckpointUuid, ExperimentId, StorageId, TrialId};
 use instep_api::metrics::{Metrics, TRAINING, VALIDATION};
 use instep_api::states::CheckpointState;
 use instep_api::trials::CheckpointWorkload;
@@ -21,7 +21,7 @@ use crate::rows::{column, json, object, optional_json, text_of, time, word};
 #[derive(Debug, Clone)]
 #[expect(missing_docs, reason = "as in Checkpoint")]
 pub struct NewCheckpoint {
-    pub uuid: String,
+    pub uuid: CheckpointUuid,
     pub task_id: String,
     pub allocation_id: Option<String>,
     pub storage_id: Option<StorageId>,
@@ -163,7 +163,7 @@ impl Database {
                      reported_at = excluded.reported_at, metadata = excluded.metadata, \
                      resources = excluded.resources, size = excluded.size",
                     params![
-                        new.uuid,
+                        new.uuid.as_str(),
                         new.task_id,
                         trial,
                         new.allocation_id,

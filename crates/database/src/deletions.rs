@@ -18,10 +18,10 @@ use crate::rows::{json, optional_json, text_of};
 
 /// Files of one checkpoint that are to be deleted.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Deletion {
     /// Identifies the note.
     pub id: i64,
-    /// Whose files.
     pub uuid: String,
     /// The configuration of where they are.
     pub storage: Value,

@@ -11,13 +11,14 @@
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// Jobs that may wait for the writer, or for a reader, before callers have to wait for a place.
 const QUEUE: usize = 1024;
@@ -64,7 +65,7 @@ impl Engine {
             let jobs = Arc::clone(&read_jobs);
             let work = move || {
                 // The lock is held while waiting: the others wait for the lock instead, which is the same.
-                while let Some(job) = jobs.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv() {
+                while let Some(job) = lock(&jobs).blocking_recv() {
                     job(&mut reader);
                 }
             };
@@ -137,9 +138,9 @@ impl Engine {
 
     /// Lets the threads finish what is queued, and joins them.
     pub(crate) fn close(&self) {
-        drop(self.writes.lock().unwrap_or_else(PoisonError::into_inner).take());
-        drop(self.reads.lock().unwrap_or_else(PoisonError::into_inner).take());
-        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        drop(lock(&self.writes).take());
+        drop(lock(&self.reads).take());
+        for thread in lock(&self.threads).drain(..) {
             // A panic of the thread was its own message; there is nothing left to do about it here.
             let _ = thread.join();
         }
@@ -200,7 +201,7 @@ fn spawn(name: &str, path: &Path, work: impl FnOnce() + Send + 'static) -> Resul
 }
 
 fn sender<T>(queue: &Mutex<Option<mpsc::Sender<T>>>) -> Result<mpsc::Sender<T>> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::Closed)
+    lock(queue).clone().ok_or(Error::Closed)
 }
 
 fn waiting<T>(queue: &Mutex<Option<mpsc::Sender<T>>>) -> usize {

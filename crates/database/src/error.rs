@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 /// Why the database did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Error {
     /// There is no such thing.
     #[error("{what} '{id}' not found")]
@@ -65,18 +66,10 @@ pub enum Error {
     Damaged(String),
     /// There is a file that would be overwritten.
     #[error("{} exists already", path.display())]
-    FileExists {
-        /// Which file.
-        path: PathBuf,
-    },
+    FileExists { path: PathBuf },
     /// The folder or the lock file cannot be used.
     #[error("cannot use {}", path.display())]
-    File {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    File { path: PathBuf, source: std::io::Error },
     /// Anything else that SQLite says.
     #[error("the database failed")]
     Engine(#[from] rusqlite::Error),

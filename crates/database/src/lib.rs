@@ -18,6 +18,7 @@ mod agents;
 mod allocations;
 mod backup;
 mod checkpoints;
+mod commands;
 mod deletions;
 mod engine;
 mod error;
@@ -31,8 +32,8 @@ mod models;
 mod queue;
 mod rows;
 mod sessions;
-mod singles;
 mod snapshots;
+mod sync;
 mod templates;
 mod trials;
 mod users;
@@ -45,6 +46,7 @@ pub use agents::AgentRow;
 pub use allocations::AllocationRow;
 pub use backup::{back_up, restore};
 pub use checkpoints::NewCheckpoint;
+pub use commands::{CommandFilter, CommandRow, NewCommand, ShownTrial};
 pub use deletions::Deletion;
 use engine::Engine;
 pub use engine::Load;
@@ -60,8 +62,7 @@ pub use managed::{
 pub use metrics::chunk;
 pub use metrics::downsample;
 pub use metrics::history::Part as HistoryPart;
-pub use singles::{NewSingle, ShownTrial, SingleFilter, SingleRow};
-pub use snapshots::{Snapshot, Standing};
+pub use snapshots::{Snapshot, StoredState};
 pub use trials::NewTrial;
 pub use users::{Account, NewAccount, UserChange};
 
@@ -70,12 +71,12 @@ use metrics::merger::Merger;
 
 /// What a process brings when it opens a database.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Opening {
     /// Names the process in the lease.
     pub holder: String,
     /// Becomes the cluster's id if the database is new.
     pub cluster_id: String,
-    /// Now.
     pub now: Timestamp,
 }
 
@@ -119,7 +120,7 @@ impl Database {
     /// Says to whoever finds the file in use where this process can be reached; see [`holder`].
     pub fn announce(&self, words: &str) -> Result<()> {
         let path = self.path.to_path_buf();
-        self.lock.say(words).map_err(|source| Error::File { path, source })
+        self.lock.announce(words).map_err(|source| Error::File { path, source })
     }
 
     /// Identifies this cluster, for as long as its database lives.

@@ -37,7 +37,7 @@ impl Lock {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(held) => {
                     let lock = Lock(held);
-                    lock.say(words).map_err(failed)?;
+                    lock.announce(words).map_err(failed)?;
                     return Ok(lock);
                 }
                 Err((unlocked, Errno::EWOULDBLOCK)) if attempt < ATTEMPTS => {
@@ -52,7 +52,7 @@ impl Lock {
     }
 
     /// Replaces the holder's words.
-    pub(crate) fn say(&self, words: &str) -> std::io::Result<()> {
+    pub(crate) fn announce(&self, words: &str) -> std::io::Result<()> {
         self.0.set_len(0)?;
         self.0.write_all_at(words.as_bytes(), 0)
     }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(holder(&database).unwrap(), None);
         let lock = Lock::take(&database, "pid 1").unwrap();
         assert_eq!(holder(&database).unwrap().as_deref(), Some("pid 1"));
-        lock.say("at 2").unwrap();
+        lock.announce("at 2").unwrap();
         let error = Lock::take(&database, "pid 3").err().unwrap();
         assert!(matches!(&error, Error::InUse { holder, .. } if holder == "at 2"), "{error}");
         drop(lock);

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::experiments::{NewExperiment, experiment_by_id, insert};
 use crate::metrics::read;
 use crate::rows::{json, optional_json, text_of, word};
-use crate::snapshots::{self, Snapshot, Standing};
+use crate::snapshots::{self, Snapshot, StoredState};
 
 /// What one step decides. An empty part changes nothing.
 #[derive(Debug, Clone, Default)]
@@ -59,10 +59,9 @@ impl Decision {
 
 /// Where an experiment stands.
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ExperimentDecision {
-    /// Which.
     pub id: ExperimentId,
-    /// Its state.
     pub state: State,
     /// How far it is, 0 to 1.
     pub progress: f64,
@@ -138,7 +137,7 @@ pub struct LiveExperiment {
     /// As it is stored: not as it is shown.
     pub state: State,
     /// Its state machine.
-    pub standing: Standing,
+    pub stored: StoredState,
     /// The checkpoint that its trials begin with: the one its configuration names, or the newest of the trial it names.
     pub warm_start: Option<String>,
     /// As whom its owner's tasks run, as the owner's account says.
@@ -300,7 +299,7 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
     let state: State = connection
         .prepare_cached("SELECT state FROM experiments WHERE id = ?")?
         .query_row([id.0], |row| word(row, "state"))?;
-    let standing = snapshots::get(connection, id)?;
+    let stored = snapshots::get(connection, id)?;
     let searcher = &experiment.config["searcher"];
     let warm_start = match (searcher["source_checkpoint_uuid"].as_str(), searcher["source_trial_id"].as_i64()) {
         (Some(uuid), _) => Some(uuid.to_owned()),
@@ -325,12 +324,12 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         })
     })?;
     let trials = trials.collect::<rusqlite::Result<_>>()?;
-    Ok(LiveExperiment { experiment, state, standing, warm_start, agent_user_group, trials })
+    Ok(LiveExperiment { experiment, state, stored, warm_start, agent_user_group, trials })
 }
 
 fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {
     for experiment in &decision.experiments {
-        stand(connection, experiment, now)?;
+        update_state(connection, experiment, now)?;
     }
     let mut made = Vec::with_capacity(decision.new_trials.len());
     for trial in &decision.new_trials {
@@ -343,7 +342,7 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
         connection.prepare_cached("UPDATE experiments SET collecting = TRUE WHERE id = ?")?.execute([id.0])?;
     }
     for trial in &decision.trials {
-        stand_trial(connection, trial, now)?;
+        update_trial_state(connection, trial, now)?;
     }
     for row in &decision.allocations {
         allocations::put(connection, row)?;
@@ -377,7 +376,7 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
     Ok(made)
 }
 
-fn stand(connection: &Connection, decision: &ExperimentDecision, now: Timestamp) -> Result<()> {
+fn update_state(connection: &Connection, decision: &ExperimentDecision, now: Timestamp) -> Result<()> {
     let ended = decision.state.is_terminal();
     connection
         .prepare_cached(
@@ -441,7 +440,7 @@ fn revise(connection: &Connection, revised: &RevisedTrial, now: Timestamp) -> Re
     Ok(())
 }
 
-fn stand_trial(connection: &Connection, decision: &TrialDecision, now: Timestamp) -> Result<()> {
+fn update_trial_state(connection: &Connection, decision: &TrialDecision, now: Timestamp) -> Result<()> {
     let id = decision.id;
     let run: i64 = connection
         .prepare_cached("SELECT run_id FROM trials WHERE id = ?")?

@@ -83,6 +83,12 @@ fn project_by_id(connection: &Connection, id: ProjectId) -> Result<Project> {
         .ok_or_else(|| Error::not_found("project", id))
 }
 
+/// Whether a query finds a row.
+fn exists(connection: &Connection, query: &str, parameters: impl rusqlite::Params) -> Result<bool> {
+    let sql = format!("SELECT EXISTS ({query})");
+    Ok(connection.prepare_cached(&sql)?.query_row(parameters, |row| row.get(0))?)
+}
+
 fn must_be_mutable(immutable: bool, what: &str, name: &str) -> Result<()> {
     if immutable { Err(Error::Precondition(format!("{what} '{name}' cannot be changed"))) } else { Ok(()) }
 }
@@ -102,10 +108,7 @@ fn free_key(connection: &Connection, name: &str) -> Result<String> {
     let stem = if letters.is_empty() { "P".to_owned() } else { letters.to_ascii_uppercase() };
     for number in 0.. {
         let key = if number == 0 { stem.clone() } else { format!("{stem}{number}") };
-        let taken: bool = connection
-            .prepare_cached("SELECT EXISTS (SELECT 1 FROM projects WHERE key = ?)")?
-            .query_row([&key], |row| row.get(0))?;
-        if !taken {
+        if !exists(connection, "SELECT 1 FROM projects WHERE key = ?", [&key])? {
             return Ok(key);
         }
     }
@@ -161,12 +164,8 @@ impl Database {
                 let current = workspace_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "workspace", &current.name)?;
                 let name = name.unwrap_or(current.name);
-                let taken: bool = connection.query_row(
-                    "SELECT EXISTS (SELECT 1 FROM workspaces WHERE name = ? AND id <> ?)",
-                    params![name, id.0],
-                    |row| row.get(0),
-                )?;
-                if taken {
+                let same_name = "SELECT 1 FROM workspaces WHERE name = ? AND id <> ?";
+                if exists(connection, same_name, params![name, id.0])? {
                     return Err(Error::AlreadyExists(format!("workspace '{name}' already exists")));
                 }
                 connection.execute(
@@ -262,12 +261,8 @@ impl Database {
                 let current = project_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "project", &current.name)?;
                 let name = name.unwrap_or(current.name);
-                let taken: bool = connection.query_row(
-                    "SELECT EXISTS (SELECT 1 FROM projects WHERE workspace_id = ? AND name = ? AND id <> ?)",
-                    params![current.workspace_id.0, name, id.0],
-                    |row| row.get(0),
-                )?;
-                if taken {
+                let same_name = "SELECT 1 FROM projects WHERE workspace_id = ? AND name = ? AND id <> ?";
+                if exists(connection, same_name, params![current.workspace_id.0, name, id.0])? {
                     return Err(Error::AlreadyExists(format!("project '{name}' already exists in this workspace")));
                 }
                 connection.execute(

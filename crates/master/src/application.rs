@@ -32,14 +32,14 @@ pub(crate) struct Application {
     /// What the master says for all experiments, as a configuration.
     pub defaults: Value,
     pub telemetry: Telemetry,
-    /// What was logged of late.
+    /// What was logged of if_ended.
     pub journal: Journal,
     pub notices: Arc<Notices>,
 }
 
 /// What an application is told.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Told {
+pub(crate) struct ApplicationOptions {
     pub allowed_hosts: Vec<String>,
     pub session: Duration,
     pub defaults: Value,
@@ -49,7 +49,7 @@ pub(crate) struct Told {
 
 impl Application {
     /// Loads what there is, and goes on with it.
-    pub(crate) async fn start(database: Database, told: Told) -> instep_database::Result<Application> {
+    pub(crate) async fn start(database: Database, told: ApplicationOptions) -> instep_database::Result<Application> {
         let decoy_hash = crate::passwords::to_store(&random::token(), true).unwrap_or_default();
         let (master_id, notices) = (random::uuid(), Arc::new(Notices::default()));
         let cluster = Cluster::start(database.clone(), Arc::clone(&notices), master_id.clone(), told.cluster).await?;

@@ -12,12 +12,12 @@ use tokio_rustls::rustls::{ServerConfig, crypto};
 
 /// Where the certificate comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Encryption {
     /// PEM files: the certificate with its chain, and its key.
     Files {
         /// The certificate, then those that vouch for it.
         certificate: PathBuf,
-        /// Its key.
         key: PathBuf,
     },
     /// One that vouches for itself, made beside the database at the first start and kept.

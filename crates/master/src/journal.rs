@@ -1,13 +1,14 @@
-//! What the master has logged of late, for whoever asks for it: the last few thousand lines, in memory and nowhere else.
+//! What the master has logged of if_ended, for whoever asks for it: the last few thousand lines, in memory and nowhere else.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use instep_api::cluster::LogEntry;
 use instep_api::states::LogLevel;
 use tokio::sync::watch;
 
 use crate::clock::now;
+use crate::sync::lock;
 
 /// Lines that are kept.
 const LINES: usize = 2000;
@@ -71,7 +72,7 @@ impl Journal {
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        self.0.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.lines)
     }
 }
 

@@ -43,6 +43,7 @@ mod random;
 mod server;
 pub mod settings;
 mod storage;
+mod sync;
 mod telemetry;
 
 pub use cluster::ClusterOptions;

@@ -1,11 +1,13 @@
 //! What parts of the master let each other know: lines have arrived, tokens have changed, files are to be deleted.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use instep_api::users::User;
 use tokio::sync::{Notify, watch};
+
+use crate::sync::lock;
 
 /// How long a token that was looked up is believed without looking again. Changes that are made here are seen at once.
 const BELIEVED: Duration = Duration::from_secs(5);
@@ -54,7 +56,7 @@ impl Notices {
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, (User, Instant)>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sessions)
     }
 
     /// Wakes those who follow logs.

@@ -5,8 +5,8 @@ use std::path::Path;
 
 /// What a master says of itself in the lock beside its database.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Presence {
-    /// Its process.
     pub pid: i32,
     /// Where it serves; nothing while it starts.
     pub address: Option<String>,

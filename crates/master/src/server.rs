@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, lookup_host};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
-use crate::application::{Application, Told};
+use crate::application::{Application, ApplicationOptions};
 use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
@@ -146,7 +146,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         tracing::warn!(%address, "passwords and tokens cross the network in the clear: --tls-cert encrypts");
     }
     let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
-    let told = Told {
+    let told = ApplicationOptions {
         allowed_hosts,
         session: options.session,
         defaults: defaults(options),

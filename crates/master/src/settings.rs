@@ -134,7 +134,7 @@ pub struct Settings {
 }
 
 /// What somebody said for keys, by name; a list of one for everything but lists.
-pub type Said = Vec<(&'static str, Vec<String>)>;
+pub type Assignments = Vec<(&'static str, Vec<String>)>;
 
 impl Settings {
     /// Gathers all sources. `file` is its path and text, `environment` gives variables, `flags` what the command line
@@ -142,7 +142,7 @@ impl Settings {
     pub fn gather(
         file: Option<(PathBuf, &str)>,
         environment: impl Fn(&str) -> Option<String>,
-        flags: Said,
+        flags: Assignments,
         data_folder: Option<PathBuf>,
     ) -> Result<Settings, SettingsError> {
         let mut settings = Settings { values: BTreeMap::new() };
@@ -376,7 +376,7 @@ fn scalar(value: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn gather(file: &str, variables: &[(&str, &str)], flags: Said) -> Result<Settings, SettingsError> {
+    fn gather(file: &str, variables: &[(&str, &str)], flags: Assignments) -> Result<Settings, SettingsError> {
         let environment = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
         Settings::gather(Some(("m.yaml".into(), file)), environment, flags, Some("/data".into()))
     }

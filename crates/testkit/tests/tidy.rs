@@ -15,10 +15,10 @@ use serde_json::Value;
 const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
     ("instep-api", &[]),
-    ("instep-checkpoint", &[]),
     ("instep-recorder", &[]),
     ("instep-store", &[]),
     // level 1
+    ("instep-checkpoint", &["instep-api"]),
     ("instep-client", &["instep-api"]),
     ("instep-collectives", &["instep-recorder"]),
     ("instep-diagnosis", &["instep-recorder"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch._C._distributed_c10d import AllgatherOptions
@@ -57,9 +57,14 @@ class Terms(Protocol):
 
 _Options = TypeVar("_Options", bound=Terms)
 
+# What torch calls in its options what callers give instead of them.
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
-def _single(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
-    """The one tensor of a call."""
+
+def _single(tensors: Tensor | Sequence[Tensor], what: str, *, instead: Tensor | None = None) -> Tensor:
+    """The one tensor of a call: given by its own name, alone, or as a list of one."""
+    if instead is not None:
+        return instead
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
@@ -133,12 +138,8 @@ class Operations:
         tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets the reduction of all ranks' tensors, in place."""
-        terms = (
-            opts
-            if isinstance(opts, AllreduceOptions)
-            else _options(AllreduceOptions(), op=opts if op is None else op, timeout=timeout)
-        )
-        one = tensor if tensor is not None else _single(tensors, "all_reduce")
+        terms = _terms(AllreduceOptions, opts, "op", op=op, timeout=timeout)
+        one = _single(tensors, "all_reduce", instead=tensor)
         index, factor = reduction(terms.reduceOp)
         if is_plain(one):
             # What training does all day: no detour.
@@ -185,12 +186,8 @@ class Operations:
         tensor: Tensor | None = None,
     ) -> Work | None:
         """The root gets the reduction of all ranks' tensors."""
-        terms = (
-            opts
-            if isinstance(opts, ReduceOptions)
-            else _options(ReduceOptions(), op=op, root=opts if root is None else root, timeout=timeout)
-        )
-        one = tensor if tensor is not None else _single(tensors, "reduce")
+        terms = _terms(ReduceOptions, opts, "root", op=op, root=root, timeout=timeout)
+        one = _single(tensors, "reduce", instead=tensor)
         index, factor = reduction(terms.reduceOp)
         root = self._root(terms.rootRank)
         staging = self._staging(one, index)
@@ -210,12 +207,8 @@ class Operations:
         input: Sequence[Tensor] | None = None,  # noqa: A002  # torch's name for it
     ) -> Work | None:
         """Every rank gets the reduction of its entry of all ranks' lists."""
-        terms = (
-            opts
-            if isinstance(opts, ReduceScatterOptions)
-            else _options(ReduceScatterOptions(), op=opts if op is None else op, timeout=timeout)
-        )
-        result = output if output is not None else _single(output_tensors, "reduce_scatter")
+        terms = _terms(ReduceScatterOptions, opts, "op", op=op, timeout=timeout)
+        result = _single(output_tensors, "reduce_scatter", instead=output)
         given = _list(input if input is not None else input_tensors, "reduce_scatter")
         index, factor = reduction(terms.reduceOp)
         movable([result, *given])
@@ -262,12 +255,8 @@ class Operations:
         tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets the root's tensor."""
-        terms = (
-            opts
-            if isinstance(opts, BroadcastOptions)
-            else _options(BroadcastOptions(), root=opts if root is None else root, timeout=timeout)
-        )
-        one = tensor if tensor is not None else _single(tensors, "broadcast")
+        terms = _terms(BroadcastOptions, opts, "root", root=root, timeout=timeout)
+        one = _single(tensors, "broadcast", instead=tensor)
         root = self._root(terms.rootRank)
         staging = self._staging(one)
         memory = staging.read(one) if root == self._link.rank else staging.write(one)
@@ -283,12 +272,8 @@ class Operations:
         input_tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets the tensors of all, which may differ in size."""
-        terms = (
-            opts
-            if isinstance(opts, AllgatherOptions)
-            else _options(AllgatherOptions(), timeout=opts if timeout is None else timeout)
-        )
-        given = input_tensor if input_tensor is not None else _single(input_tensors, "all_gather")
+        terms = _terms(AllgatherOptions, opts, "timeout", timeout=timeout)
+        given = _single(input_tensors, "all_gather", instead=input_tensor)
         outputs = _list(output_tensors, "all_gather")
         staging = self._staging(given)
         return self._begin([self._gather_all(staging, outputs, given)], staging, list(outputs), terms)
@@ -349,12 +334,8 @@ class Operations:
         input_tensor: Tensor | None = None,
     ) -> Work | None:
         """The root gets the tensors of all."""
-        terms = (
-            opts
-            if isinstance(opts, GatherOptions)
-            else _options(GatherOptions(), root=opts if root is None else root, timeout=timeout)
-        )
-        given = input_tensor if input_tensor is not None else _single(input_tensors, "gather")
+        terms = _terms(GatherOptions, opts, "root", root=root, timeout=timeout)
+        given = _single(input_tensors, "gather", instead=input_tensor)
         outputs = _list(output_tensors, "gather")
         root = self._root(terms.rootRank)
         staging = self._staging(given)
@@ -393,12 +374,8 @@ class Operations:
         output_tensor: Tensor | None = None,
     ) -> Work | None:
         """Every rank gets its entry of the root's list."""
-        terms = (
-            opts
-            if isinstance(opts, ScatterOptions)
-            else _options(ScatterOptions(), root=opts if root is None else root, timeout=timeout)
-        )
-        output = output_tensor if output_tensor is not None else _single(output_tensors, "scatter")
+        terms = _terms(ScatterOptions, opts, "root", root=root, timeout=timeout)
+        output = _single(output_tensors, "scatter", instead=output_tensor)
         given = _list(input_tensors, "scatter")
         root = self._root(terms.rootRank)
         staging = self._staging(output)
@@ -417,11 +394,7 @@ class Operations:
         timeout: timedelta | None = None,
     ) -> Work | None:
         """Every rank gets its rows of all ranks' tensors; without split sizes all get as many."""
-        terms = (
-            opts
-            if isinstance(opts, AllToAllOptions)
-            else _options(AllToAllOptions(), timeout=opts if timeout is None else timeout)
-        )
+        terms = _terms(AllToAllOptions, opts, "timeout", timeout=timeout)
         size = self._link.size
         staging = self._staging(output)
         sources = rows(input, staging.read(input), input_split_sizes, size, "the input")
@@ -481,11 +454,7 @@ class Operations:
         self, opts: BarrierOptions | timedelta | None = None, *, timeout: timedelta | None = None
     ) -> Work | None:
         """Done when every rank has come."""
-        terms = (
-            opts
-            if isinstance(opts, BarrierOptions)
-            else _options(BarrierOptions(), timeout=opts if timeout is None else timeout)
-        )
+        terms = _terms(BarrierOptions, opts, "timeout", timeout=timeout)
         return self._begin([Operation.barrier()], Staging(), [], terms)
 
     def monitored_barrier(
@@ -519,12 +488,26 @@ def _pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Te
     return list(zip(outputs, inputs, strict=True))
 
 
-def _options(
-    options: _Options, *, op: object = None, root: int | None = None, timeout: timedelta | None = None
+def _terms(
+    kind: type[_Options],
+    given: object,
+    first: Literal["op", "root", "timeout"],
+    *,
+    op: object = None,
+    root: int | None = None,
+    timeout: timedelta | None = None,
 ) -> _Options:
-    """Fill an options object from what the caller gave instead of it."""
-    given = {"reduceOp": op, "rootRank": root, "timeout": timeout}
-    for name, value in given.items():
+    """The options of a call: given as such, or made of `op`, `root` and `timeout`.
+
+    Torch's overloads take one of the three in the place of the options; `first` says which it is for this operation.
+    """
+    if isinstance(given, kind):
+        return given
+    values = {"op": op, "root": root, "timeout": timeout}
+    if values[first] is None:
+        values[first] = given
+    options = kind()
+    for name, value in values.items():
         if value is not None:
-            setattr(options, name, value)
+            setattr(options, _FIELDS[name], value)
     return options

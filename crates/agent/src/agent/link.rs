@@ -33,11 +33,11 @@ pub enum LinkError {
 }
 
 /// What came from the master.
-pub enum Heard {
+pub enum Received {
     /// Something to do.
     Order(Box<Order>),
     /// That it is there.
-    Sign,
+    SignOfLife,
     /// Nothing, for as long as was asked.
     Nothing,
 }
@@ -139,17 +139,17 @@ impl Link {
     }
 
     /// Waits for what comes next, for at most so long.
-    pub fn hear(&mut self, patience: Duration) -> Result<Heard, LinkError> {
+    pub fn receive(&mut self, patience: Duration) -> Result<Received, LinkError> {
         let wait = self.socket.get_ref().socket().set_read_timeout(Some(patience));
         wait.map_err(|error| LinkError::Broken(error.to_string()))?;
         match self.socket.read() {
             Ok(Message::Text(text)) => match serde_json::from_str(text.as_str()) {
-                Ok(order) => Ok(Heard::Order(Box::new(order))),
+                Ok(order) => Ok(Received::Order(Box::new(order))),
                 Err(error) => Err(LinkError::Broken(format!("the master says what cannot be understood: {error}"))),
             },
             Ok(Message::Close(_)) => Err(LinkError::Broken("the master closed the connection".to_owned())),
-            Ok(_) => Ok(Heard::Sign),
-            Err(tungstenite::Error::Io(error)) if is_timeout(&error) => Ok(Heard::Nothing),
+            Ok(_) => Ok(Received::SignOfLife),
+            Err(tungstenite::Error::Io(error)) if is_timeout(&error) => Ok(Received::Nothing),
             Err(error) => Err(broken(error)),
         }
     }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, VERSION, Welcome};
-use instep_client::Address;
+use instep_client::{Address, Backoff};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -31,7 +31,7 @@ use shares::Shares;
 /// The signal upon which an agent goes and leaves its tasks to the next one, whatever `stop_tasks` says.
 pub const HAND_OVER: Signal = Signal::SIGUSR1;
 /// Between two looks at the shares while the master says nothing.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Until the master must have answered a hello.
 const WELCOME: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -71,7 +71,7 @@ pub struct Options {
 }
 
 /// What an agent needs from whoever starts it while it runs.
-pub trait Surroundings {
+pub trait Host {
     /// The token to show to the master; asked for before every connection. `Err` says why there is none.
     fn token(&mut self) -> Result<String, String>;
 
@@ -81,15 +81,11 @@ pub trait Surroundings {
 
 /// Why an agent gave up.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum AgentError {
     /// Its folder cannot be used.
     #[error("cannot use the state folder {}: {source}", path.display())]
-    Folder {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Folder { path: PathBuf, source: std::io::Error },
     /// Another agent uses it.
     #[error("another agent uses the state folder {}", .0.display())]
     SecondAgent(PathBuf),
@@ -116,7 +112,7 @@ impl AgentError {
 }
 
 /// Lends the machine's slots until a signal comes, or the master refuses.
-pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(), AgentError> {
+pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     let state = StateFolder::at(&options.state);
     let failed = |source| AgentError::Folder { path: options.state.clone(), source };
     state.prepare().map_err(failed)?;
@@ -125,13 +121,13 @@ pub fn run(options: &Options, surroundings: &mut dyn Surroundings) -> Result<(),
     let signals = block_signals()?;
     let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, leaving: None };
     if agent.shares.running() > 0 {
-        surroundings.say(&format!("{} of before still running here", tasks(agent.shares.running())));
+        host.say(&format!("{} of before still running here", tasks(agent.shares.running())));
     }
-    let outcome = agent.connect_for_ever(surroundings);
+    let outcome = agent.reconnect_forever(host);
     match outcome {
-        Ok(Leave::AndStop) => agent.stop_all(surroundings),
-        Ok(Leave::Quietly) => agent.say_what_runs(surroundings),
-        Err(_) => agent.say_what_runs(surroundings),
+        Ok(Leave::AndStop) => agent.stop_all(host),
+        Ok(Leave::Quietly) => agent.report_what_runs(host),
+        Err(_) => agent.report_what_runs(host),
     }
     outcome.map(drop)
 }
@@ -170,7 +166,7 @@ fn lock(state: &StateFolder, devices: &[Device]) -> Result<Flock<std::fs::File>,
             Err((file, _)) => unlocked = file,
         }
         attempts += 1;
-        std::thread::sleep(LOOK / 10);
+        std::thread::sleep(POLL_INTERVAL / 10);
     };
     held.set_len(0)?;
     held.write_all_at(lock_line(devices).as_bytes(), 0)?;
@@ -184,8 +180,8 @@ fn lock_line(devices: &[Device]) -> String {
 
 /// What an agent lends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Lent {
-    /// How many.
     pub slots: usize,
     /// They are GPUs, not processors.
     pub gpus: bool,
@@ -218,8 +214,8 @@ const REGISTERED: &str = "registered";
 
 /// What an agent says of itself in its lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Running {
-    /// Its process.
     pub pid: i32,
     /// Not known of one of an earlier version.
     pub lends: Option<Lent>,
@@ -259,7 +255,7 @@ struct Agent<'a> {
 }
 
 /// How a connection ended.
-enum Parted {
+enum Disconnected {
     /// By a signal to us.
     Leaving(Leave),
     /// It broke; another may work.
@@ -267,29 +263,28 @@ enum Parted {
 }
 
 impl Agent<'_> {
-    fn connect_for_ever(&mut self, surroundings: &mut dyn Surroundings) -> Result<Leave, AgentError> {
-        let mut pause = FIRST_PAUSE;
+    fn reconnect_forever(&mut self, host: &mut dyn Host) -> Result<Leave, AgentError> {
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
-            let why = match self.connection(surroundings)? {
-                Parted::Leaving(leave) => return Ok(leave),
+            let why = match self.connection(host)? {
+                Disconnected::Leaving(leave) => return Ok(leave),
                 // Nobody can be told any more; what runs is ended all the same.
-                Parted::Broken(_) if self.leaving.is_some() => return Ok(Leave::AndStop),
-                Parted::Broken(why) => why,
+                Disconnected::Broken(_) if self.leaving.is_some() => return Ok(Leave::AndStop),
+                Disconnected::Broken(why) => why,
             };
             if self.failures == 0 {
-                pause = FIRST_PAUSE;
+                backoff.reset();
             }
             self.failures += 1;
             if self.failures == QUIET_FAILURES {
                 let running = self.shares.running();
                 let tasks =
                     if running == 0 { String::new() } else { format!("; {} left running for a while", tasks(running)) };
-                surroundings.say(&format!("no connection to the master: {why}; trying again until it works{tasks}"));
+                host.say(&format!("no connection to the master: {why}; trying again until it works{tasks}"));
             }
-            if let Some(leave) = self.wait(pause) {
+            if let Some(leave) = self.wait(backoff.pause()) {
                 return Ok(leave);
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -298,7 +293,7 @@ impl Agent<'_> {
         let end = Instant::now() + pause;
         loop {
             // What ended is reported with the next hello.
-            self.shares.look();
+            self.shares.poll();
             if let Some(leave) = self.signalled() {
                 return Some(leave);
             }
@@ -306,7 +301,7 @@ impl Agent<'_> {
             if left.is_zero() {
                 return None;
             }
-            std::thread::sleep(left.min(LOOK));
+            std::thread::sleep(left.min(POLL_INTERVAL));
         }
     }
 
@@ -322,30 +317,30 @@ impl Agent<'_> {
     }
 
     /// One connection from its beginning to its end.
-    fn connection(&mut self, surroundings: &mut dyn Surroundings) -> Result<Parted, AgentError> {
-        let token = match surroundings.token() {
+    fn connection(&mut self, host: &mut dyn Host) -> Result<Disconnected, AgentError> {
+        let token = match host.token() {
             Ok(token) => token,
-            Err(why) => return Ok(Parted::Broken(why)),
+            Err(why) => return Ok(Disconnected::Broken(why)),
         };
         let opened = Link::open(&self.options.master, self.options.certificates.as_deref(), &token);
         let mut link = match opened {
             Ok(link) => link,
             Err(LinkError::Refused(why)) => return Err(AgentError::Refused(why)),
-            Err(LinkError::Broken(why)) => return Ok(Parted::Broken(why)),
+            Err(LinkError::Broken(why)) => return Ok(Disconnected::Broken(why)),
         };
-        match self.converse(&mut link, surroundings) {
-            Ok(leave) => Ok(Parted::Leaving(leave)),
+        match self.converse(&mut link, host) {
+            Ok(leave) => Ok(Disconnected::Leaving(leave)),
             Err(LinkError::Refused(why)) => Err(AgentError::Refused(why)),
-            Err(LinkError::Broken(why)) => Ok(Parted::Broken(why)),
+            Err(LinkError::Broken(why)) => Ok(Disconnected::Broken(why)),
         }
     }
 
-    fn converse(&mut self, link: &mut Link, surroundings: &mut dyn Surroundings) -> Result<Leave, LinkError> {
-        self.shares.look();
+    fn converse(&mut self, link: &mut Link, host: &mut dyn Host) -> Result<Leave, LinkError> {
+        self.shares.poll();
         link.send(&Report::Hello(self.hello(link)))?;
         self.shares.all_told();
         let welcome = self.welcomed(link)?;
-        self.note_heard();
+        self.note_contact();
         if self.machine.replace(self.machine(&welcome)).is_none() {
             let line = format!("{} {REGISTERED}", lock_line(&self.options.devices));
             // Without it `instep up` waits longer than it must.
@@ -355,25 +350,25 @@ impl Agent<'_> {
         if self.failures == 0 || self.failures >= QUIET_FAILURES {
             let slots = Lent::of(&self.options.devices);
             let (name, master) = (&self.options.name, &self.options.master);
-            surroundings.say(&format!("agent {name} lends {slots} to {master}{again}"));
+            host.say(&format!("agent {name} lends {slots} to {master}{again}"));
         }
         self.failures = 0;
         let ping = Duration::from_secs(welcome.ping_seconds.max(1).into());
         let (mut pinged, mut heard) = (Instant::now(), Instant::now());
         loop {
-            match link.hear(LOOK)? {
-                link::Heard::Order(order) => {
+            match link.receive(POLL_INTERVAL)? {
+                link::Received::Order(order) => {
                     heard = Instant::now();
-                    self.note_heard();
-                    self.obey(link, *order)?;
+                    self.note_contact();
+                    self.apply(link, *order)?;
                 }
-                link::Heard::Sign => {
+                link::Received::SignOfLife => {
                     heard = Instant::now();
-                    self.note_heard();
+                    self.note_contact();
                 }
-                link::Heard::Nothing => {}
+                link::Received::Nothing => {}
             }
-            for report in self.shares.look() {
+            for report in self.shares.poll() {
                 link.send(&report)?;
             }
             if pinged.elapsed() >= ping {
@@ -383,7 +378,7 @@ impl Agent<'_> {
             if heard.elapsed() > 3 * ping {
                 return Err(LinkError::Broken(format!("the master was silent for {} s", (3 * ping).as_secs())));
             }
-            if let Some(leave) = self.leave(link, surroundings)? {
+            if let Some(leave) = self.leave(link, host)? {
                 link.close();
                 return Ok(leave);
             }
@@ -391,12 +386,12 @@ impl Agent<'_> {
     }
 
     /// Whether it is time to go. What is to end before is ended while the master listens, so that it hears of it at once.
-    fn leave(&mut self, link: &mut Link, surroundings: &mut dyn Surroundings) -> Result<Option<Leave>, LinkError> {
+    fn leave(&mut self, link: &mut Link, host: &mut dyn Host) -> Result<Option<Leave>, LinkError> {
         match (self.signalled(), self.leaving) {
             // That a connection breaks now must not lose the signal.
             (Some(Leave::AndStop), None) if self.shares.running() > 0 => {
                 let _ = link.send(&Report::Leaving);
-                self.begin_to_stop(surroundings);
+                self.begin_to_stop(host);
                 self.leaving = Some(Instant::now() + ENDING);
                 Ok(None)
             }
@@ -420,13 +415,13 @@ impl Agent<'_> {
     fn welcomed(&mut self, link: &mut Link) -> Result<Welcome, LinkError> {
         let deadline = Instant::now() + WELCOME;
         while Instant::now() < deadline {
-            match link.hear(LOOK)? {
-                link::Heard::Order(order) => match *order {
+            match link.receive(POLL_INTERVAL)? {
+                link::Received::Order(order) => match *order {
                     Order::Welcome(welcome) => return Ok(welcome),
                     Order::Refused { why } => return Err(LinkError::Refused(why)),
                     _ => return Err(LinkError::Broken("the master did not begin with a welcome".to_owned())),
                 },
-                link::Heard::Sign | link::Heard::Nothing => {}
+                link::Received::SignOfLife | link::Received::Nothing => {}
             }
         }
         Err(LinkError::Broken(format!("the master did not answer within {} s", WELCOME.as_secs())))
@@ -459,7 +454,7 @@ impl Agent<'_> {
         }
     }
 
-    fn obey(&mut self, link: &mut Link, order: Order) -> Result<(), LinkError> {
+    fn apply(&mut self, link: &mut Link, order: Order) -> Result<(), LinkError> {
         match (order, &self.machine) {
             (Order::Start(start), _) if self.leaving.is_some() => {
                 let why = "the agent is being stopped".to_owned();
@@ -483,36 +478,36 @@ impl Agent<'_> {
     }
 
     /// Tasks look at this: while it is fresh, they run on. A disk that is full for a while must not end the agent.
-    fn note_heard(&self) {
-        let _ = self.state.note_heard();
+    fn note_contact(&self) {
+        let _ = self.state.note_contact();
     }
 
-    fn begin_to_stop(&mut self, surroundings: &mut dyn Surroundings) {
+    fn begin_to_stop(&mut self, host: &mut dyn Host) {
         let running = tasks(self.shares.running());
-        surroundings.say(&format!("stopping {running}; the same signal again leaves them to themselves"));
+        host.say(&format!("stopping {running}; the same signal again leaves them to themselves"));
         self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
     }
 
     /// Ends what runs without a connection.
-    fn stop_all(&mut self, surroundings: &mut dyn Surroundings) {
+    fn stop_all(&mut self, host: &mut dyn Host) {
         if self.shares.running() == 0 {
             return;
         }
         if self.leaving.is_none() {
-            self.begin_to_stop(surroundings);
+            self.begin_to_stop(host);
         }
         let end = self.leaving.unwrap_or_else(|| Instant::now() + ENDING);
         while self.shares.running() > 0 && Instant::now() < end && self.signalled().is_none() {
-            std::thread::sleep(LOOK);
-            self.shares.look();
+            std::thread::sleep(POLL_INTERVAL);
+            self.shares.poll();
         }
-        self.say_what_runs(surroundings);
+        self.report_what_runs(host);
     }
 
-    fn say_what_runs(&self, surroundings: &mut dyn Surroundings) {
+    fn report_what_runs(&self, host: &mut dyn Host) {
         let window = self.machine.as_ref().map_or(0, |machine| machine.window_seconds);
         if self.shares.running() > 0 {
-            surroundings.say(&format!(
+            host.say(&format!(
                 "{} still running; they end by themselves {window} s after the master was last heard, unless an agent \
                  with the same state folder ({}) comes back",
                 tasks(self.shares.running()),

@@ -57,7 +57,7 @@ impl Shares {
             known.insert(name, found);
         }
         let mut shares = Shares { state, known };
-        shares.look();
+        shares.poll();
         Ok(shares)
     }
 
@@ -85,7 +85,7 @@ impl Shares {
     }
 
     /// Looks what became of them; gives what the master has not heard yet.
-    pub fn look(&mut self) -> Vec<Report> {
+    pub fn poll(&mut self) -> Vec<Report> {
         let mut reports = Vec::new();
         for (name, known) in &mut self.known {
             if known.exit.is_none() {
@@ -154,7 +154,7 @@ impl Shares {
             Err(error) => {
                 let exit = Exit::Failed { why: format!("cannot start {}: {error}", machine.binary.display()) };
                 // What cannot be written down is at least remembered.
-                let _ = known.folder.say_exit(&exit);
+                let _ = known.folder.write_exit(&exit);
                 known.exit = Some(exit);
                 None
             }
@@ -172,14 +172,14 @@ impl Shares {
         }
         let grace_seconds = known.folder.stop().map_or(grace_seconds, |before| before.grace_seconds.min(grace_seconds));
         // If it cannot be written, the master says it again.
-        let _ = known.folder.say_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: false });
+        let _ = known.folder.write_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: false });
         None
     }
 
     /// Asks all to end, on our own account.
     pub fn stop_all(&mut self, grace_seconds: u32, why: &str) {
         for known in self.known.values().filter(|known| known.exit.is_none() && known.folder.stop().is_none()) {
-            let _ = known.folder.say_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: true });
+            let _ = known.folder.write_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: true });
         }
     }
 
@@ -216,6 +216,6 @@ fn look_at(name: &str, known: &mut Known) -> Option<Exit> {
     };
     tree::end_marked(name);
     let exit = known.folder.stop().map_or_else(|| Exit::Lost { why: why.to_owned() }, |stop| stop.exit());
-    let _ = known.folder.say_exit(&exit);
+    let _ = known.folder.write_exit(&exit);
     Some(exit)
 }

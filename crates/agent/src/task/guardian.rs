@@ -25,7 +25,7 @@ pub fn run(folder: &ShareFolder, supervisor: Supervisor<'_>) -> io::Result<()> {
     if folder.exit().is_some() || !folder.claim()? {
         return Ok(());
     }
-    folder.say_pid()?;
+    folder.write_pid()?;
     let signals = handled();
     signals.thread_block()?;
     let mut status = wait(supervisor(false)?.stdin(Stdio::null()).spawn()?, &signals)?;
@@ -34,7 +34,7 @@ pub fn run(folder: &ShareFolder, supervisor: Supervisor<'_>) -> io::Result<()> {
     }
     let stuck = tree::end_descendants();
     if folder.exit().is_none() {
-        folder.say_exit(&left_behind(folder, status, &stuck))?;
+        folder.write_exit(&left_behind(folder, status, &stuck))?;
     }
     Ok(())
 }

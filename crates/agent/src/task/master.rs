@@ -14,7 +14,7 @@ use crate::order::TaskOrder;
 /// How long a single call is tried again. Whoever calls decides what comes after.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long one question for the meeting may be open; it is asked again after that.
-const MEETING: Duration = Duration::from_secs(600);
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A client that speaks for the allocation.
 pub fn connect(order: &TaskOrder) -> Result<Client> {
@@ -69,7 +69,7 @@ pub fn report_devices(client: &Client, order: &TaskOrder) -> std::result::Result
 }
 
 /// Tells the master that what the task serves can be used.
-pub fn say_ready(order: &TaskOrder) -> Result<()> {
+pub fn report_ready(order: &TaskOrder) -> Result<()> {
     let path = format!("/api/v1/allocations/{}/ready", segment(&order.start.share.allocation));
     connect(order)?.call_text("POST", &path, Some("{}"), Repeat::Safely).map(drop)
 }
@@ -82,7 +82,7 @@ pub fn uuids(order: &TaskOrder) -> Vec<&str> {
 
 /// Who takes part, by rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Meeting {
+pub struct Rendezvous {
     /// Of all machines.
     pub addresses: Vec<String>,
     /// Of this one.
@@ -94,12 +94,12 @@ pub struct Meeting {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct MeetingAnswer {
-    rendezvous_info: Meeting,
+struct RendezvousAnswer {
+    rendezvous_info: Rendezvous,
 }
 
 /// Waits until all shares of the allocation are there.
-pub fn meet(client: &Client, order: &TaskOrder) -> std::result::Result<Meeting, String> {
+pub fn rendezvous(client: &Client, order: &TaskOrder) -> std::result::Result<Rendezvous, String> {
     let share = &order.start.share;
     let path = format!(
         "/api/v1/allocations/{}/resources/{}/rendezvous",
@@ -107,7 +107,7 @@ pub fn meet(client: &Client, order: &TaskOrder) -> std::result::Result<Meeting, 
         segment(&share.resources)
     );
     loop {
-        match client.get_within::<MeetingAnswer>(&path, MEETING) {
+        match client.get_within::<RendezvousAnswer>(&path, RENDEZVOUS_TIMEOUT) {
             Ok(answer) => return Ok(answer.rendezvous_info),
             // The task itself ends when the master stays away for too long.
             Err(error) if error.is_temporary() => {}
@@ -122,11 +122,11 @@ fn said(error: &Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-/// The information files of the meeting.
-pub fn meeting_file(meeting: &Meeting) -> Value {
+/// The information files of the rendezvous.
+pub fn rendezvous_file(rendezvous: &Rendezvous) -> Value {
     json!({
-        "container_addrs": meeting.addresses,
-        "container_rank": meeting.rank,
-        "container_slot_counts": meeting.slots,
+        "container_addrs": rendezvous.addresses,
+        "container_rank": rendezvous.rank,
+        "container_slot_counts": rendezvous.slots,
     })
 }

@@ -31,7 +31,7 @@ impl Watch {
         thread::Builder::new().name("instep-task-service".to_owned()).spawn(move || {
             while !ended.load(Ordering::Relaxed) {
                 // Either fails for as long as the other end is not there; the task ends if that takes too long.
-                if answers(&service).unwrap_or(false) && master::say_ready(&order).is_ok() {
+                if answers(&service).unwrap_or(false) && master::report_ready(&order).is_ok() {
                     return;
                 }
                 thread::sleep(ASK_AGAIN);

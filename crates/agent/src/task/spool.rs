@@ -10,12 +10,13 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use instep_api::logs::LogRecord;
-use instep_client::{Client, Error};
+use instep_client::sync::{lock, wait_timeout_while};
+use instep_client::{Backoff, Client, Error};
 
 /// Bytes that wait at most.
 const BOUND: u64 = 64 << 20;
@@ -58,7 +59,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -121,7 +122,7 @@ fn encode(bytes: &mut Vec<u8>, record: &LogRecord) {
 
 /// The thread: one batch after the other, until closed and empty.
 fn send(shared: &Shared, client: &Client) {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while let Some(batch) = next(shared) {
         if batch.is_empty() {
             continue;
@@ -135,21 +136,21 @@ fn send(shared: &Shared, client: &Client) {
         };
         let mut state = shared.lock();
         if delivered {
-            pause = FIRST_PAUSE;
+            backoff.reset();
             state.sent += batch.len() as u64;
             state.taken = Instant::now();
             if state.sent == state.end && state.file.set_len(0).is_ok() {
                 (state.sent, state.end) = (0, 0);
             }
         } else {
+            let pause = backoff.pause();
             let left = state.closing.map_or(pause, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return;
             }
             let was_closing = state.closing.is_some();
             let unchanged = |state: &mut State| state.closing.is_some() == was_closing;
-            drop(shared.changed.wait_timeout_while(state, pause.min(left), unchanged));
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            drop(wait_timeout_while(&shared.changed, state, pause.min(left), unchanged));
         }
     }
 }
@@ -158,8 +159,7 @@ fn send(shared: &Shared, client: &Client) {
 fn next(shared: &Shared) -> Option<Vec<u8>> {
     let state = shared.lock();
     let idle = |state: &mut State| state.end == state.sent && state.closing.is_none();
-    let (state, _) =
-        shared.changed.wait_timeout_while(state, Duration::from_secs(1), idle).unwrap_or_else(PoisonError::into_inner);
+    let state = wait_timeout_while(&shared.changed, state, Duration::from_secs(1), idle);
     if state.end == state.sent {
         return state.closing.is_none().then(Vec::new);
     }

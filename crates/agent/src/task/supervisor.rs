@@ -27,7 +27,7 @@ use nix::unistd::{Pid, getppid};
 
 use super::entrypoint::{Nodes, launcher_defaults, program};
 use super::environment::{Variables, find_program, variables};
-use super::master::{self, Meeting};
+use super::master::{self, Rendezvous};
 use super::output::Output;
 use super::service::Watch;
 use super::view::{self, View, ViewError, Wanted};
@@ -39,9 +39,9 @@ use crate::order::{StopOrder, TaskOrder};
 pub const NEEDS_PLAIN_VIEW: i32 = 75;
 
 /// Milliseconds between two looks at what comes as a file.
-const LOOK: u8 = 200;
+const POLL_INTERVAL: u8 = 200;
 /// The same while a short step is under way.
-const LOOK_OFTEN: u8 = 10;
+const POLL_INTERVAL_BUSY: u8 = 10;
 /// Between SIGTERM and SIGKILL where nobody says: a machine that is shut down, a master that was lost.
 const GRACE_SECONDS: u32 = 5;
 /// How long the last output may take to reach the master.
@@ -64,7 +64,7 @@ pub fn run(folder: &ShareFolder, plain: bool, guardian: i32) -> io::Result<u8> {
     let order = folder.order()?;
     let _looking_after = folder.look_after()?;
     let inherited = inherited(&order)?;
-    let view = match see(folder, &order, &inherited, plain) {
+    let view = match build_view(folder, &order, &inherited, plain) {
         Ok(view) => view,
         Err(ViewError::NoNamespace(_)) => return Ok(NEEDS_PLAIN_VIEW as u8),
         Err(ViewError::Impossible(why)) => return fail_early(folder, &order, why),
@@ -92,7 +92,7 @@ fn inherited(order: &TaskOrder) -> io::Result<Variables> {
     Ok(all)
 }
 
-fn see(folder: &ShareFolder, order: &TaskOrder, inherited: &Variables, plain: bool) -> Result<View, ViewError> {
+fn build_view(folder: &ShareFolder, order: &TaskOrder, inherited: &Variables, plain: bool) -> Result<View, ViewError> {
     let needed = preparation::needed_paths(folder, order, inherited);
     let other_user = privileges::other_user(order.start.run_as.as_ref()).is_some();
     let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, other_user };
@@ -118,7 +118,7 @@ fn fail_early(folder: &ShareFolder, order: &TaskOrder, why: String) -> io::Resul
         output.say(LogLevel::Error, &why);
         output.close(DELIVERY);
     }
-    folder.say_exit(&Exit::Failed { why })?;
+    folder.write_exit(&Exit::Failed { why })?;
     Ok(0)
 }
 
@@ -157,8 +157,8 @@ impl Supervisor {
         if let Some(hook) = preparation::hook(&self.view) {
             (all, place) = self.run_hook(&hook, &all)?;
         }
-        let meeting = self.meet()?;
-        self.run_entrypoint(all, &place, &meeting)
+        let rendezvous = self.rendezvous()?;
+        self.run_entrypoint(all, &place, &rendezvous)
     }
 
     fn prepare(&mut self, all: &Variables) -> Result<(), Ended> {
@@ -198,24 +198,24 @@ impl Supervisor {
         }
     }
 
-    fn meet(&mut self) -> Result<Meeting, Ended> {
+    fn rendezvous(&mut self) -> Result<Rendezvous, Ended> {
         if !self.order.start.rendezvous {
-            return Ok(Meeting::default());
+            return Ok(Rendezvous::default());
         }
         let order = self.order.clone();
-        let meeting = self.in_background(move || {
+        let rendezvous = self.in_background(move || {
             let client = master::connect(&order).map_err(|error| error.to_string())?;
-            master::meet(&client, &order)
+            master::rendezvous(&client, &order)
         })?;
-        let meeting = meeting.map_err(Ended::Failed)?;
+        let rendezvous = rendezvous.map_err(Ended::Failed)?;
         let folder = self.view.run.join("info");
-        information::put(&folder, "rendezvous.json", &master::meeting_file(&meeting))
+        information::put(&folder, "rendezvous.json", &master::rendezvous_file(&rendezvous))
             .map_err(|error| Ended::Failed(format!("{}: {error}", folder.display())))?;
-        Ok(meeting)
+        Ok(rendezvous)
     }
 
-    fn run_entrypoint(&mut self, mut all: Variables, place: &Path, meeting: &Meeting) -> Result<(), Ended> {
-        if let (2.., Some(own)) = (meeting.addresses.len(), meeting.addresses.get(meeting.rank))
+    fn run_entrypoint(&mut self, mut all: Variables, place: &Path, rendezvous: &Rendezvous) -> Result<(), Ended> {
+        if let (2.., Some(own)) = (rendezvous.addresses.len(), rendezvous.addresses.get(rendezvous.rank))
             && let Some(name) = interface::of_address(own)
         {
             all.entry(interface::VARIABLE.into()).or_insert_with(|| name.into());
@@ -224,8 +224,8 @@ impl Supervisor {
         if program.launcher {
             let port = self.order.start.environment.get("C10D_PORT").cloned().unwrap_or_else(|| "29400".to_owned());
             let nodes = Nodes {
-                addresses: &meeting.addresses,
-                rank: meeting.rank,
+                addresses: &rendezvous.addresses,
+                rank: rendezvous.rank,
                 slots: self.order.machine.devices.len(),
                 port: &port,
                 allocation: &self.order.start.share.allocation,
@@ -294,7 +294,7 @@ impl Supervisor {
     fn wait_for(&mut self, child: i32) -> Result<i32, Ended> {
         let mut deadline: Option<Instant> = None;
         loop {
-            self.look(LOOK);
+            self.poll(POLL_INTERVAL);
             if let Some(code) = self.ended.remove(&child) {
                 return match self.stop.take() {
                     Some(stop) => Err(Ended::Stopped(stop)),
@@ -329,7 +329,7 @@ impl Supervisor {
             match receiver.try_recv() {
                 Ok(value) => return Ok(value),
                 Err(TryRecvError::Disconnected) => return Err(Ended::Failed("a step of the task panicked".to_owned())),
-                Err(TryRecvError::Empty) => self.look(LOOK_OFTEN),
+                Err(TryRecvError::Empty) => self.poll(POLL_INTERVAL_BUSY),
             }
             if let Some(stop) = self.stop.take() {
                 return Err(Ended::Stopped(stop));
@@ -338,7 +338,7 @@ impl Supervisor {
     }
 
     /// Waits for something to happen, and takes notice of it.
-    fn look(&mut self, milliseconds: u8) {
+    fn poll(&mut self, milliseconds: u8) {
         let readers = self.output.readers();
         let mut waiting = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         waiting.extend(readers.into_iter().map(|reader| PollFd::new(reader, PollFlags::POLLIN)));
@@ -346,12 +346,12 @@ impl Supervisor {
         let _ = poll(&mut waiting, PollTimeout::from(milliseconds));
         drop(waiting);
         self.output.take();
-        self.hear_signals();
+        self.read_signals();
         self.reap();
         self.look_for_stop();
     }
 
-    fn hear_signals(&mut self) {
+    fn read_signals(&mut self) {
         while let Ok(Some(information)) = self.signals.read_signal() {
             let signal = Signal::try_from(information.ssi_signo.cast_signed());
             if let Ok(signal @ (Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP)) = signal
@@ -409,7 +409,7 @@ impl Supervisor {
             Ended::Because(code, why) => Exit::Code { code, why: Some(why) },
         };
         self.output.close(DELIVERY);
-        self.folder.say_exit(&exit)
+        self.folder.write_exit(&exit)
     }
 }
 

@@ -16,23 +16,20 @@ pub struct Hyperparameters(pub BTreeMap<String, Hyperparameter>);
 
 /// One hyperparameter, or a group of them.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Hyperparameter {
     /// Always the same.
     Const(Value),
     /// A whole number, both ends included.
     Int {
-        /// The smallest.
         minval: i64,
-        /// The largest.
         maxval: i64,
         /// How many points a grid takes of it.
         count: Option<u32>,
     },
     /// A number.
     Double {
-        /// The smallest.
         minval: f64,
-        /// The largest.
         maxval: f64,
         /// How many points a grid takes of it.
         count: Option<u32>,

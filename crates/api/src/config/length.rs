@@ -9,10 +9,9 @@ use super::reader::{Mistakes, as_whole, kind};
 
 /// So much training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Length {
-    /// Of what.
     pub unit: Unit,
-    /// How many.
     pub units: u64,
 }
 

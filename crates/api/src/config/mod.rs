@@ -36,7 +36,7 @@ pub use reader::ConfigError;
 use reader::{Fields, Mistakes, kind};
 pub use resources::{BindMount, Device, Resources};
 pub use searcher::{AdaptiveAsha, AsyncHalving, Method, Mode, SearcherConfig, Span, Time};
-pub use storage::{CheckpointStorage, Place};
+pub use storage::{CheckpointStorage, StorageKind};
 pub use task::{TaskConfig, TaskSources};
 pub use training::{Optimizations, Profiling, Reproducibility, RetentionPolicy};
 

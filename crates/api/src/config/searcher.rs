@@ -24,12 +24,12 @@ pub struct SearcherConfig {
 /// The search itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Method {
     /// One trial.
     Single,
     /// Trials with hyperparameters drawn at random.
     Random {
-        /// How many.
         max_trials: u32,
         /// How many at a time; 0: all of them.
         max_concurrent_trials: u32,

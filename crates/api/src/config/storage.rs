@@ -9,7 +9,7 @@ use super::reader::{Fields, near};
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CheckpointStorage {
     #[serde(flatten)]
-    pub place: Place,
+    pub place: StorageKind,
     pub save_experiment_best: u32,
     pub save_trial_best: u32,
     pub save_trial_latest: u32,
@@ -19,7 +19,7 @@ pub struct CheckpointStorage {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
-pub enum Place {
+pub enum StorageKind {
     /// A folder as the task sees it.
     Directory { container_path: String },
     /// A folder that all machines see.
@@ -65,14 +65,14 @@ impl CheckpointStorage {
     pub(super) fn read(mut fields: Fields<'_>) -> CheckpointStorage {
         let kind = fields.text("type");
         let place = match kind.as_deref() {
-            Some("directory") => Place::Directory { container_path: needed(&mut fields, "container_path") },
+            Some("directory") => StorageKind::Directory { container_path: needed(&mut fields, "container_path") },
             Some("shared_fs") => shared_fs(&mut fields),
             Some("s3") => s3(&mut fields),
-            Some("gcs") => Place::Gcs { bucket: needed(&mut fields, "bucket"), prefix: prefix(&mut fields) },
+            Some("gcs") => StorageKind::Gcs { bucket: needed(&mut fields, "bucket"), prefix: prefix(&mut fields) },
             Some("azure") => azure(&mut fields),
             other => {
                 fields.wrong("type", unknown(other));
-                Place::Directory { container_path: String::new() }
+                StorageKind::Directory { container_path: String::new() }
             }
         };
         let storage = CheckpointStorage {
@@ -106,7 +106,7 @@ fn needed(fields: &mut Fields<'_>, name: &'static str) -> String {
     fields.text(name).unwrap_or_default()
 }
 
-fn shared_fs(fields: &mut Fields<'_>) -> Place {
+fn shared_fs(fields: &mut Fields<'_>) -> StorageKind {
     let host_path = needed(fields, "host_path");
     if !host_path.is_empty() && !host_path.starts_with('/') {
         fields.wrong("host_path", format!("must be an absolute path, not `{host_path}`"));
@@ -115,7 +115,7 @@ fn shared_fs(fields: &mut Fields<'_>) -> Place {
     if storage_path.as_deref().is_some_and(|path| !lies_inside(path, &host_path)) {
         fields.wrong("storage_path", "must lie inside host_path: a relative path without `..`");
     }
-    Place::SharedFs {
+    StorageKind::SharedFs {
         host_path,
         storage_path,
         propagation: fields.text("propagation"),
@@ -132,8 +132,8 @@ fn lies_inside(path: &str, folder: &str) -> bool {
     !climbs && !elsewhere
 }
 
-fn s3(fields: &mut Fields<'_>) -> Place {
-    Place::S3 {
+fn s3(fields: &mut Fields<'_>) -> StorageKind {
+    StorageKind::S3 {
         bucket: needed(fields, "bucket"),
         access_key: fields.text("access_key"),
         secret_key: fields.text("secret_key"),
@@ -142,7 +142,7 @@ fn s3(fields: &mut Fields<'_>) -> Place {
     }
 }
 
-fn azure(fields: &mut Fields<'_>) -> Place {
+fn azure(fields: &mut Fields<'_>) -> StorageKind {
     let container = needed(fields, "container");
     let (connection_string, account_url) = (fields.text("connection_string"), fields.text("account_url"));
     let credential = fields.text("credential");
@@ -152,7 +152,7 @@ fn azure(fields: &mut Fields<'_>) -> Place {
     if connection_string.is_some() && credential.is_some() {
         fields.wrong("credential", "belongs to account_url, a connection_string has its own");
     }
-    Place::Azure { container, connection_string, account_url, credential }
+    StorageKind::Azure { container, connection_string, account_url, credential }
 }
 
 fn prefix(fields: &mut Fields<'_>) -> Option<String> {

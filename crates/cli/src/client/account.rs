@@ -2,7 +2,9 @@
 
 use clap::Args;
 
-use super::{Common, password, say, session, table};
+use super::dialog::say;
+use super::options::Common;
+use super::{password, session, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct LoginArguments {
@@ -21,7 +23,7 @@ pub(crate) struct SessionArguments {
 
 /// Asks for the password, on the terminal or on stdin, and keeps the session.
 pub(super) fn login(common: &Common, user: &str) -> anyhow::Result<()> {
-    let client = session::stranger(common)?;
+    let client = session::without_session(common)?;
     let password = password::ask(&format!("Password of {user} at {}: ", client.address()))?;
     let found = session::open(&client, user, &password)?;
     say(&format!("logged in as {} at {}", found.username, client.address()));
@@ -30,7 +32,7 @@ pub(super) fn login(common: &Common, user: &str) -> anyhow::Result<()> {
 
 /// Ends the session that is kept.
 pub(super) fn logout(common: &Common) -> anyhow::Result<()> {
-    let client = session::stranger(common)?;
+    let client = session::without_session(common)?;
     match session::close(&client)? {
         Some(user) => say(&format!("{user} is logged out at {}", client.address())),
         None => say(&format!("nobody was logged in at {}", client.address())),
@@ -46,6 +48,6 @@ pub(super) fn whoami(common: &Common) -> anyhow::Result<()> {
         return table::json(&user);
     }
     let role = if user.admin { "administrator" } else { "user" };
-    table::facts(&[("User", user.username), ("Role", role.to_owned()), ("Master", client.address().to_string())]);
+    table::fields(&[("User", user.username), ("Role", role.to_owned()), ("Master", client.address().to_string())]);
     Ok(())
 }

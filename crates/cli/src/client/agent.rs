@@ -1,15 +1,17 @@
 //! `instep agent list` and its like: what an administrator does with agents. The agent itself is another program.
 
 use clap::{Args, Subcommand};
-use instep_api::agents::{Agent, AgentResponse, AgentsResponse};
+use instep_api::agents::AgentResponse;
 use instep_api::jobs::TaskSummariesResponse;
 use instep_api::link::{AgentTokenRequest, AgentTokenResponse, AgentTokensResponse};
 use instep_client::Client;
 use serde_json::json;
 
-use super::{Common, api, say, session, shown, table, task};
+use super::dialog::say;
+use super::options::Common;
+use super::requests::{api, delete};
+use super::{lookup, session, shown, table, task};
 use crate::console;
-use crate::report::Hinted;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AgentVerb {
@@ -62,7 +64,7 @@ impl Which {
     fn names(&self, client: &Client) -> anyhow::Result<Vec<String>> {
         match &self.agent {
             Some(agent) => Ok(vec![agent.clone()]),
-            None => Ok(all(client)?.into_iter().map(|agent| agent.id).collect()),
+            None => Ok(lookup::agents(client)?.into_iter().map(|agent| agent.id).collect()),
         }
     }
 }
@@ -90,8 +92,8 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
             table.print("no tokens", "`instep agent token create NAME` makes one");
         }
         TokenVerb::Revoke { name } => {
-            super::delete(client, &api(&["agents", "tokens", name]))?;
-            say(&format!("the token {name} lets nobody in any more"));
+            delete(client, &api(&["agents", "tokens", name]))?;
+            say(&format!("the token {name} is revoked"));
         }
     }
     Ok(())
@@ -105,7 +107,8 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
         AgentVerb::Token(verb) => tokens(&client, common, verb),
         AgentVerb::Enable(which) => {
             for agent in which.names(&client)? {
-                let _: AgentResponse = client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(unknown)?;
+                let _: AgentResponse =
+                    client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(lookup::unknown_agent)?;
                 say(&format!("agent {agent} takes work"));
             }
             Ok(())
@@ -114,24 +117,13 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
             let names = which.names(&client)?;
             for agent in &names {
                 let request = json!({"drain": drain});
-                let _: AgentResponse = client.post(&api(&["agents", agent, "disable"]), &request).map_err(unknown)?;
+                let _: AgentResponse =
+                    client.post(&api(&["agents", agent, "disable"]), &request).map_err(lookup::unknown_agent)?;
                 say(&format!("agent {agent} takes no new work"));
             }
             if *drain { still_running(&client, &names) } else { Ok(()) }
         }
     }
-}
-
-/// Points to the list when a name is not known.
-pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
-    if error.is_not_found() {
-        return Hinted::new(error.to_string(), "`instep agent list` shows all there are").into();
-    }
-    error.into()
-}
-
-pub(super) fn all(client: &Client) -> anyhow::Result<Vec<Agent>> {
-    Ok(client.get::<AgentsResponse>("/api/v1/agents")?.agents)
 }
 
 /// Says what must still end on agents that are drained.
@@ -150,7 +142,7 @@ fn still_running(client: &Client, agents: &[String]) -> anyhow::Result<()> {
 }
 
 fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
-    let agents = all(client)?;
+    let agents = lookup::agents(client)?;
     if common.json {
         return table::json(&agents);
     }

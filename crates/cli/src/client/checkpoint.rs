@@ -12,8 +12,11 @@ use instep_api::states::CheckpointState;
 use instep_client::{Client, Query};
 use serde_json::Value;
 
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::api;
 use super::unpack::unpack;
-use super::{Common, api, confirm, newest, say, session, shown, table};
+use super::{lookup, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -37,7 +40,7 @@ enum Verb {
         #[command(flatten)]
         which: Which,
     },
-    /// Say everything about a checkpoint
+    /// Show a checkpoint in detail
     Describe { uuid: String },
     /// Copy a checkpoint's files from the master's machine
     Download {
@@ -88,7 +91,7 @@ pub(crate) fn run(arguments: CheckpointArguments) -> anyhow::Result<()> {
         Verb::List { experiment, trial, which } => {
             let what = match trial {
                 Some(trial) => format!("trials/{trial}"),
-                None => format!("experiments/{}", newest::experiment(&client, experiment)?),
+                None => format!("experiments/{}", lookup::experiment_or_newest(&client, experiment)?),
             };
             list(&client, &common, &what, &which)
         }
@@ -178,7 +181,7 @@ fn describe(client: &Client, common: &Common, uuid: &str) -> anyhow::Result<()> 
         return table::json(&checkpoint);
     }
     let training = &checkpoint.training;
-    table::facts(&[
+    table::fields(&[
         ("Checkpoint", checkpoint.uuid.clone()),
         ("Experiment", training.experiment_id.map(|id| id.to_string()).unwrap_or_default()),
         ("Trial", training.trial_id.map(|id| id.to_string()).unwrap_or_default()),

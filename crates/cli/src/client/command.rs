@@ -1,16 +1,41 @@
-//! `instep command`: single programs on the cluster's slots.
+//! `instep command`: programs on the cluster's slots.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use instep_api::commands::{CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest};
-use instep_client::{Client, Query};
+use instep_api::commands::{Command, CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest};
+use instep_client::Client;
 use serde_json::{Value, json};
 
+use super::dialog::say;
 use super::logs::{self, LogArguments};
-use super::single::{self, Named, Priority, Set};
-use super::{Common, api, configuration, context, say, session, table};
-use crate::console;
+use super::options::Common;
+use super::requests::api;
+use super::task_verbs::{self, Kind, Named, Priority, Set};
+use super::{context, session};
+
+/// The verbs of commands, for [`task_verbs`].
+struct Commands;
+
+impl Kind for Commands {
+    const NOUN: &str = "command";
+    const COLLECTION: &str = "commands";
+    const HINT: &str = "`instep command run COMMAND` runs one";
+    type One = CommandResponse;
+    type Many = CommandsResponse;
+
+    fn task(answer: &CommandResponse) -> &Command {
+        &answer.command
+    }
+
+    fn config(answer: &CommandResponse) -> &Value {
+        &answer.config
+    }
+
+    fn tasks(answer: CommandsResponse) -> Vec<Command> {
+        answer.commands
+    }
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct CommandArguments {
@@ -77,47 +102,19 @@ pub(crate) fn run(arguments: CommandArguments) -> anyhow::Result<()> {
     let client = session::connect(&common)?;
     match arguments.verb {
         Verb::Run(arguments) => start(&client, &common, arguments),
-        Verb::List { all } => list(&client, &common, all),
-        Verb::Describe(named) => {
-            let found = get(&client, &named.task)?;
-            if common.json { table::json(&found) } else { single::describe(&found.command) }
-        }
-        Verb::Config(named) => table::json(&get(&client, &named.task)?.config),
+        Verb::List { all } => task_verbs::list::<Commands>(&client, &common, all),
+        Verb::Describe(named) => task_verbs::describe::<Commands>(&client, &common, &named.task),
+        Verb::Config(named) => task_verbs::config::<Commands>(&client, &named.task),
         Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
-        Verb::Kill(named) => {
-            let ended: CommandResponse = client.post(&api(&["commands", &named.task, "kill"]), &json!({}))?;
-            single::say_ending("command", &ended.command);
-            Ok(())
-        }
-        Verb::SetPriority(Priority { named, priority }) | Verb::Set(Set::Priority(Priority { named, priority })) => {
-            let _: Value =
-                client.post(&api(&["commands", &named.task, "set_priority"]), &json!({"priority": priority}))?;
-            say(&format!("command {} has priority {priority}", named.task));
-            Ok(())
+        Verb::Kill(named) => task_verbs::kill::<Commands>(&client, &named.task),
+        Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
+            task_verbs::set_priority::<Commands>(&client, &wanted)
         }
     }
-}
-
-fn get(client: &Client, task: &str) -> anyhow::Result<CommandResponse> {
-    Ok(client.get(&api(&["commands", task]))?)
-}
-
-fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
-    let user = if all { None } else { Some(client.user()?.username) };
-    let found: CommandsResponse = client.get(&format!("/api/v1/commands{}", Query::new().with_some("users", user)))?;
-    if common.json {
-        return table::json(&found.commands);
-    }
-    single::print(&found.commands, "no commands", "`instep command run COMMAND` runs one");
-    Ok(())
 }
 
 fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::Result<()> {
-    let text = match &arguments.file {
-        Some(file) => configuration::read(file, &arguments.config)?,
-        None => configuration::with(json!({}), &arguments.config)?.to_string(),
-    };
-    let mut config = configuration::parse(&text)?;
+    let mut config = task_verbs::read_config(arguments.file.as_deref(), &arguments.config)?;
     if !arguments.words.is_empty() {
         config["entrypoint"] = json!(arguments.words);
     }
@@ -129,13 +126,13 @@ fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::R
         ..LaunchRequest::default()
     };
     let made: LaunchCommandResponse = client.post("/api/v1/commands", &request)?;
-    single::warn(&made.warnings);
+    task_verbs::warn(&made.warnings);
     let task = made.command.id.clone();
     if arguments.detach {
-        console::print(format!("{task}\n").as_bytes());
+        task_verbs::print_identifier(&task);
         return Ok(());
     }
     say(&format!("command {task}"));
     logs::print(client, &api(&["tasks", &task, "logs"]), &LogArguments::following(), common.json)?;
-    single::outcome("command", &get(client, &task)?.command)
+    task_verbs::outcome::<Commands>(&task_verbs::get::<Commands>(client, &task)?.command)
 }

@@ -5,7 +5,9 @@ use instep_api::identifiers::ExperimentId;
 use instep_client::{Client, Query};
 use serde_json::{Value, json};
 
-use super::{api, confirm, experiment, say, shown, table};
+use super::dialog::{confirm, say};
+use super::requests::api;
+use super::{lookup, shown, table};
 
 /// What can be set on an experiment.
 #[derive(Debug, Subcommand)]
@@ -107,7 +109,7 @@ pub(super) fn act(client: &Client, verb: &str, ids: &[ExperimentId], said: &str)
     for id in ids {
         let path = api(&["experiments", &id.to_string(), verb]);
         let answer: Result<Value, _> = client.post(&path, &json!({}));
-        answer.map_err(experiment::unknown)?;
+        answer.map_err(lookup::unknown_experiment)?;
         say(&format!("experiment {id} {said}"));
     }
     Ok(())

@@ -4,25 +4,25 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use instep_api::experiments::{Experiment, ExperimentsResponse, GetExperimentResponse};
-use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::experiments::{Experiment, ExperimentsResponse};
+use instep_api::identifiers::ExperimentId;
 use instep_api::states::State;
 use instep_api::trials::TrialsResponse;
 use instep_client::{Client, Query};
 use serde_json::{Value, json};
 
 use super::checkpoint::Which;
+use super::dialog::{confirm, say};
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
-use super::{
-    Common, api, checkpoint, confirm, control, delete, metrics, newest, outcome, project, say, session, shown, submit,
-    table, tell, trial, trial_logs,
-};
+use super::options::Common;
+use super::requests::{api, delete, post_empty};
+use super::{checkpoint, control, lookup, metrics, outcome, session, shown, submit, table, trial, trial_logs};
 use crate::report::Hinted;
 
 /// How often somebody who waits looks.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct ExperimentArguments {
@@ -64,7 +64,7 @@ enum Verb {
     /// List experiments, the newest first
     #[command(visible_alias = "ls")]
     List(ListArguments),
-    /// Say everything about experiments
+    /// Show experiments in detail
     Describe {
         /// Which ones [default: your newest]
         ids: Vec<ExperimentId>,
@@ -179,26 +179,35 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
     match arguments.verb {
         Verb::Create(arguments) => submit::create(&client, &common, *arguments),
         Verb::Fork(arguments) => submit::fork(&client, &common, arguments),
-        Verb::Continue(arguments) => submit::go_on(&client, &common, &arguments),
+        Verb::Continue(arguments) => submit::continue_experiment(&client, &common, &arguments),
         Verb::Pause { ids } => control::act(&client, "pause", &ids, "makes room and waits"),
         Verb::Activate { ids } => control::act(&client, "activate", &ids, "runs when there is room"),
         Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "saves and ends"),
         Verb::Kill { ids } => control::act(&client, "kill", &ids, "ends at once"),
         Verb::List(list_arguments) => list(&client, &common, &list_arguments),
-        Verb::Describe { ids } if ids.is_empty() => describe(&client, &common, &[newest::experiment(&client, None)?]),
+        Verb::Describe { ids } if ids.is_empty() => {
+            describe(&client, &common, &[lookup::experiment_or_newest(&client, None)?])
+        }
         Verb::Describe { ids } => describe(&client, &common, &ids),
-        Verb::Config { id } => table::json(&get(&client, newest::experiment(&client, id)?)?.config),
+        Verb::Config { id } => {
+            table::json(&lookup::get_experiment(&client, lookup::experiment_or_newest(&client, id)?)?.config)
+        }
         Verb::Metrics { id, metrics } => {
-            let trial = first_trial(&client, newest::experiment(&client, id)?)?;
+            let trial = lookup::first_trial(&client, lookup::experiment_or_newest(&client, id)?)?;
             metrics::print(&client, trial, &metrics, common.json)
         }
-        Verb::Logs { id, logs } => trial_logs::print(&client, newest::experiment(&client, id)?, &logs, common.json),
-        Verb::Export { id, export } => save(&client, &format!("experiments/{id}"), &export),
-        Verb::ListTrials { id } => trial::list(&client, &common, newest::experiment(&client, id)?),
-        Verb::ListCheckpoints { id, which } => {
-            checkpoint::list(&client, &common, &format!("experiments/{}", newest::experiment(&client, id)?), &which)
+        Verb::Logs { id, logs } => {
+            trial_logs::print(&client, lookup::experiment_or_newest(&client, id)?, &logs, common.json)
         }
-        Verb::Wait { id } => wait(&client, newest::experiment(&client, id)?),
+        Verb::Export { id, export } => save(&client, &format!("experiments/{id}"), &export),
+        Verb::ListTrials { id } => trial::list(&client, &common, lookup::experiment_or_newest(&client, id)?),
+        Verb::ListCheckpoints { id, which } => checkpoint::list(
+            &client,
+            &common,
+            &format!("experiments/{}", lookup::experiment_or_newest(&client, id)?),
+            &which,
+        ),
+        Verb::Wait { id } => wait(&client, lookup::experiment_or_newest(&client, id)?),
         Verb::Label(Label::Add { id, label }) => {
             let path = api(&["experiments", &id.to_string(), "labels", &label]);
             let _: Value = client.put(&path, &json!({}))?;
@@ -209,13 +218,13 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         }
         Verb::Set(what) => control::set(&client, what),
         Verb::Move { id, workspace, project } => {
-            let destination = project::by_names(&client, &workspace, &project)?.id;
+            let destination = lookup::project(&client, &workspace, &project)?.id;
             let path = format!("/api/v1/experiments/{id}/move");
             let _: Value = client.post(&path, &json!({"experimentId": id, "destinationProjectId": destination}))?;
             Ok(())
         }
-        Verb::Archive { ids } => each(&ids, |id| tell(&client, &format!("/api/v1/experiments/{id}/archive"))),
-        Verb::Unarchive { ids } => each(&ids, |id| tell(&client, &format!("/api/v1/experiments/{id}/unarchive"))),
+        Verb::Archive { ids } => each(&ids, |id| post_empty(&client, &format!("/api/v1/experiments/{id}/archive"))),
+        Verb::Unarchive { ids } => each(&ids, |id| post_empty(&client, &format!("/api/v1/experiments/{id}/unarchive"))),
         Verb::Delete { ids, yes } => {
             let which: Vec<String> = ids.iter().map(ToString::to_string).collect();
             confirm(yes, &format!("deleting experiment {} with the files of its checkpoints", which.join(", ")))?;
@@ -230,27 +239,6 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
 
 fn each(ids: &[ExperimentId], action: impl Fn(ExperimentId) -> anyhow::Result<()>) -> anyhow::Result<()> {
     ids.iter().try_for_each(|id| action(*id))
-}
-
-/// Gives an experiment.
-pub(super) fn get(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
-    let found = client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}"));
-    Ok(found.map_err(unknown)?.experiment)
-}
-
-/// Points to the list when a number is not known.
-pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
-    if error.is_not_found() {
-        return Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into();
-    }
-    error.into()
-}
-
-/// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
-fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<TrialId> {
-    let first = get(client, id)?.trial_ids.first().copied();
-    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script makes them when it runs");
-    Ok(first.ok_or_else(none)?)
 }
 
 fn list(client: &Client, common: &Common, arguments: &ListArguments) -> anyhow::Result<()> {
@@ -297,7 +285,8 @@ pub(super) fn print_list(experiments: &[Experiment], hint: &str) {
 }
 
 fn describe(client: &Client, common: &Common, ids: &[ExperimentId]) -> anyhow::Result<()> {
-    let found: Vec<Experiment> = ids.iter().map(|id| get(client, *id)).collect::<anyhow::Result<_>>()?;
+    let found: Vec<Experiment> =
+        ids.iter().map(|id| lookup::get_experiment(client, *id)).collect::<anyhow::Result<_>>()?;
     if common.json {
         return table::json(&found);
     }
@@ -315,7 +304,7 @@ fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
         let trial = experiment.best_trial_id.map(|id| format!(" (trial {id})")).unwrap_or_default();
         format!("{} {}{trial}", experiment.searcher_metric, shown::number(value))
     });
-    table::facts(&[
+    table::fields(&[
         ("Experiment", experiment.id.to_string()),
         ("Name", experiment.name.clone()),
         ("Description", experiment.description.clone()),
@@ -348,7 +337,7 @@ fn waited(experiment: &Experiment) -> String {
 
 fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
     loop {
-        let found = get(client, id)?;
+        let found = lookup::get_experiment(client, id)?;
         let state = found.state;
         if state == State::Completed {
             return Ok(());
@@ -360,6 +349,6 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
         if state.is_terminal() {
             return Err(outcome::not_completed(client, &found, true));
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }

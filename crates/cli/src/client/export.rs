@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use instep_client::{Client, Query};
 
-use super::say;
+use super::dialog::say;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Format {

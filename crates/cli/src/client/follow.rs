@@ -1,7 +1,7 @@
 //! Following an experiment that the master runs: the logs of its trials, and on a terminal a line that says how far all of
 //! it is.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -10,11 +10,13 @@ use instep_api::identifiers::ExperimentId;
 use instep_api::jobs::JobsResponseV2;
 use instep_api::trials::TrialsResponse;
 use instep_client::Client;
+use instep_client::sync::{lock, wait_timeout_while};
 use instep_launch::Console;
 
+use super::dialog::say;
 use super::logs::LogArguments;
 use super::trial_logs::{self, Output};
-use super::{experiment, outcome, say, shown, table};
+use super::{lookup, outcome, shown, table};
 use crate::console::TerminalConsole;
 
 /// How often the line is drawn.
@@ -23,11 +25,11 @@ const DRAW_AGAIN: Duration = Duration::from_secs(2);
 /// Follows the logs of all trials and waits until the experiment is over; an error if it did not complete.
 pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
     let console = Mutex::new(TerminalConsole::new(true));
-    let over = Over::default();
+    let over = Finished::default();
     let outcome = thread::scope(|scope| {
-        let watching = console_of(&console).wants_status();
+        let watching = lock(&console).wants_status();
         let watcher = watching.then(|| scope.spawn(|| watch(client, id, &console, &over)));
-        let outcome = experiment::get(client, id).and_then(|begun| {
+        let outcome = lookup::get_experiment(client, id).and_then(|begun| {
             let output = Output::of(&begun, &console, false);
             trial_logs::follow(client, id, &LogArguments::following(), &output)
         });
@@ -37,7 +39,7 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
         }
         outcome
     });
-    console_of(&console).end_status();
+    lock(&console).end_status();
     let ended = outcome?;
     if ended.state != instep_api::states::State::Completed {
         return Err(outcome::not_completed(client, &ended, false));
@@ -47,49 +49,42 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
     say(&format!("experiment {id} {}: {trials}{best}", shown::state(ended.state)));
     if ended.best_trial_searcher_metric.is_none() && ended.num_trials > 0 {
         let metric = &ended.searcher_metric;
-        console_of(&console).warn(&format!("no trial reported a number for `{metric}`, which searcher.metric names"));
+        lock(&console).warn(&format!("no trial reported a number for `{metric}`, which searcher.metric names"));
     }
     Ok(())
 }
 
 /// Whether following is over, for the thread that draws.
 #[derive(Default)]
-struct Over {
+struct Finished {
     over: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Over {
+impl Finished {
     fn set(&self) {
-        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.over) = true;
         self.changed.notify_all();
     }
 
     /// Waits for a while; whether it is over.
     fn wait(&self, pause: Duration) -> bool {
-        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        let (over, _) =
-            self.changed.wait_timeout_while(over, pause, |over| !*over).unwrap_or_else(PoisonError::into_inner);
-        *over
+        *wait_timeout_while(&self.changed, lock(&self.over), pause, |over| !*over)
     }
 }
 
-fn console_of(console: &Mutex<TerminalConsole>) -> std::sync::MutexGuard<'_, TerminalConsole> {
-    console.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Draws the line until it is over. What cannot be asked is not drawn: the one who follows hears of it.
-fn watch(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>, over: &Over) {
+fn watch(client: &Client, id: ExperimentId, console: &Mutex<TerminalConsole>, over: &Finished) {
     while !over.wait(DRAW_AGAIN) {
-        if let Ok(standing) = standing(client, id) {
-            console_of(console).show(&standing.line());
+        if let Ok(progress) = progress_of(client, id) {
+            lock(console).show(&progress.line());
         }
     }
 }
 
 /// How far an experiment is.
 #[derive(Debug, Default)]
-struct Standing {
+struct Progress {
     state: String,
     done: usize,
     trials: i64,
@@ -100,12 +95,12 @@ struct Standing {
     reason: String,
 }
 
-fn standing(client: &Client, id: ExperimentId) -> anyhow::Result<Standing> {
-    let found = experiment::get(client, id)?;
+fn progress_of(client: &Client, id: ExperimentId) -> anyhow::Result<Progress> {
+    let found = lookup::get_experiment(client, id)?;
     let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{id}/trials"))?;
     let planned = found.config["searcher"]["max_trials"].as_i64().unwrap_or(0);
     let waits = found.state == instep_api::states::State::Queued;
-    Ok(Standing {
+    Ok(Progress {
         state: shown::state(found.state),
         done: trials.trials.iter().filter(|trial| trial.state.is_terminal()).count(),
         trials: planned.max(trials.trials.len() as i64),
@@ -127,7 +122,7 @@ fn best(experiment: &Experiment) -> Option<String> {
     Some(format!("{} {}{trial}", experiment.searcher_metric, shown::number(value)))
 }
 
-impl Standing {
+impl Progress {
     /// "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 45% · about 3m 2s left"
     fn line(&self) -> String {
         let mut parts = vec![self.state.clone()];
@@ -154,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_line_says_how_far_it_is() {
-        let mut standing = Standing {
+        let mut progress = Progress {
             state: "running".to_owned(),
             done: 3,
             trials: 10,
@@ -164,13 +159,13 @@ mod tests {
             reason: String::new(),
         };
         assert_eq!(
-            standing.line(),
+            progress.line(),
             "running · 3 of 10 trials done · best loss 0.12 (trial 4) · 25% · about 3m 0s left"
         );
-        standing =
-            Standing { state: "queued".to_owned(), reason: "waiting: needs 8 slots".to_owned(), ..Standing::default() };
-        assert_eq!(standing.line(), "queued · waiting: needs 8 slots · 0%");
-        standing = Standing { state: "running".to_owned(), trials: 1, ..Standing::default() };
-        assert_eq!(standing.line(), "running · 0 of 1 trial done · 0%");
+        progress =
+            Progress { state: "queued".to_owned(), reason: "waiting: needs 8 slots".to_owned(), ..Progress::default() };
+        assert_eq!(progress.line(), "queued · waiting: needs 8 slots · 0%");
+        progress = Progress { state: "running".to_owned(), trials: 1, ..Progress::default() };
+        assert_eq!(progress.line(), "running · 0 of 1 trial done · 0%");
     }
 }

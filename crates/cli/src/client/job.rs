@@ -4,7 +4,9 @@ use clap::{ArgGroup, Args, Subcommand};
 use instep_api::jobs::{JobUpdate, JobsResponseV2, UpdateJobsRequest};
 use instep_client::{Client, Query};
 
-use super::{Common, say, session, shown, table};
+use super::dialog::say;
+use super::options::Common;
+use super::{session, shown, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct JobArguments {

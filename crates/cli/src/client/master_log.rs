@@ -4,7 +4,8 @@ use clap::Args;
 use instep_api::cluster::{LogEntry, MasterLogsElement};
 use instep_client::Query;
 
-use super::{Common, session, table};
+use super::options::Common;
+use super::{session, table};
 use crate::console;
 
 /// Which lines are wanted.

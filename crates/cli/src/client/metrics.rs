@@ -11,11 +11,12 @@ use instep_api::trials::{Trial, TrialResponse};
 use instep_client::{Client, Query};
 use serde_json::Value;
 
-use super::{api, shown, table};
+use super::requests::api;
+use super::{shown, table};
 use crate::console;
 
 /// How often a follower looks.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Ranks report in any order: steps that are this far behind the newest may still come.
 const LATE_STEPS: i64 = 1000;
 
@@ -124,7 +125,7 @@ fn follow(client: &Client, trial: TrialId, group: Option<&str>, json: bool) -> a
         if found.trial.state.is_terminal() {
             return Ok(());
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -4,7 +4,9 @@
 //! aligned tables or as the master's JSON (`--json`); everything else that is said goes to stderr.
 //!
 //! - [`session`] knows which master is meant, who speaks, and where tokens are kept; [`password`] asks for passwords.
-//! - [`table`] and [`shown`] decide how things look.
+//! - [`table`] and [`shown`] decide how things look; [`dialog`] is what is said to people beside.
+//! - [`lookup`] finds what a name, a number or nothing at all means; [`requests`] are those that many verbs make.
+//! - [`task_verbs`] is what commands and TensorBoards share.
 //! - The other modules are the verbs, one for each kind of thing.
 
 mod account;
@@ -14,27 +16,30 @@ mod command;
 mod configuration;
 mod context;
 mod control;
+mod dialog;
 mod experiment;
 mod export;
 mod follow;
 mod job;
 mod logs;
+mod lookup;
 mod master_log;
 mod metrics;
 mod model;
-mod newest;
+mod options;
 mod outcome;
 mod password;
 mod pool;
 mod preview;
 mod project;
+mod requests;
 mod session;
 mod shown;
-mod single;
 mod slot;
 mod submit;
 mod table;
 pub(crate) mod task;
+mod task_verbs;
 mod template;
 mod tensorboard;
 mod trial;
@@ -45,12 +50,12 @@ mod workspace;
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-use instep_client::{Client, Error};
+use clap::Subcommand;
+use instep_client::Error;
 
 pub(crate) use master_log::MasterLogsArguments;
+pub(crate) use options::Common;
 
-use crate::console;
 use crate::report::{Hinted, chain};
 
 /// The verbs; flattened into the commands of the program.
@@ -60,7 +65,7 @@ pub(crate) enum Verb {
     Login(account::LoginArguments),
     /// End the session
     Logout(account::SessionArguments),
-    /// Say which user speaks to which master
+    /// Show which user is logged in to which master
     Whoami(account::SessionArguments),
     /// Experiments: create, pause, cancel, list, describe, metrics, logs, export, archive, delete
     #[command(visible_alias = "e", arg_required_else_help = true)]
@@ -92,28 +97,17 @@ pub(crate) enum Verb {
     /// Pools of agents
     #[command(visible_alias = "rp", arg_required_else_help = true)]
     ResourcePool(pool::PoolArguments),
-    /// Commands: single programs on the cluster's slots
+    /// Commands: programs on the cluster's slots
     #[command(visible_alias = "cmd", arg_required_else_help = true)]
     Command(command::CommandArguments),
     /// TensorBoards over the files of experiments
     #[command(visible_alias = "tb", arg_required_else_help = true)]
     Tensorboard(tensorboard::TensorboardArguments),
-    /// Say which trials a configuration would lead to
+    /// Show which trials a configuration would create
     PreviewSearch(preview::PreviewArguments),
     /// Templates: parts of configurations that many experiments share
     #[command(visible_alias = "tpl", arg_required_else_help = true)]
     Template(template::TemplateArguments),
-}
-
-/// What all verbs take.
-#[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Common {
-    /// Address of the master [default: $INSTEP_MASTER, else $DET_MASTER, else http://127.0.0.1:8080]
-    #[arg(short, long, value_name = "ADDRESS", global = true)]
-    master: Option<String>,
-    /// Print JSON instead of a table
-    #[arg(long, global = true)]
-    json: bool,
 }
 
 /// The master that is meant, and the certificates to trust instead of the public ones.
@@ -175,42 +169,4 @@ fn explained(error: anyhow::Error) -> anyhow::Error {
         Some(_) | None => return error,
     };
     Hinted::new(chain(error.as_ref()), hint).into()
-}
-
-/// Says that something was done.
-fn say(what: &str) {
-    console::print_error(&format!("{what}\n"));
-}
-
-/// Asks before something that cannot be taken back, unless `yes`.
-fn confirm(yes: bool, what: &str) -> anyhow::Result<()> {
-    use std::io::{BufRead, IsTerminal};
-    if yes {
-        return Ok(());
-    }
-    if !std::io::stdin().is_terminal() {
-        return Err(Hinted::new(format!("{what} cannot be taken back"), "add --yes to do it").into());
-    }
-    console::print_error(&format!("{what} cannot be taken back. Type yes to do it: "));
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(anyhow::anyhow!("nothing was done")) }
-}
-
-/// A path of the API with a name in it.
-fn api(parts: &[&str]) -> String {
-    let parts: Vec<String> = parts.iter().map(|part| instep_client::segment(part)).collect();
-    format!("/api/v1/{}", parts.join("/"))
-}
-
-/// Sends something without content whose answer does not matter.
-fn tell(client: &Client, path: &str) -> anyhow::Result<()> {
-    let _: serde_json::Value = client.post(path, &serde_json::json!({}))?;
-    Ok(())
-}
-
-/// Deletes.
-fn delete(client: &Client, path: &str) -> anyhow::Result<()> {
-    let _: serde_json::Value = client.delete(path)?;
-    Ok(())
 }

@@ -7,7 +7,10 @@ use instep_api::models::{
 use instep_client::{Client, Query};
 use serde_json::json;
 
-use super::{Common, api, confirm, delete, say, session, shown, table, tell};
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::{api, delete, post_empty};
+use super::{session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -46,7 +49,7 @@ enum Verb {
         #[arg(long = "label", value_name = "LABEL")]
         labels: Vec<String>,
     },
-    /// Say everything about a model and one of its versions
+    /// Show a model and one of its versions in detail
     Describe {
         name: String,
         /// Which one, instead of the newest
@@ -109,7 +112,7 @@ pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
             if common.json {
                 return table::json(&made.model);
             }
-            facts(&made.model);
+            fields(&made.model);
             Ok(())
         }
         Verb::Describe { name, version } => describe(&client, &common, &name, version),
@@ -139,8 +142,8 @@ pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
             let _: ModelResponse = client.patch(&api(&["models", &name]), &change)?;
             Ok(())
         }
-        Verb::Archive { name } => tell(&client, &api(&["models", &name, "archive"])),
-        Verb::Unarchive { name } => tell(&client, &api(&["models", &name, "unarchive"])),
+        Verb::Archive { name } => post_empty(&client, &api(&["models", &name, "archive"])),
+        Verb::Unarchive { name } => post_empty(&client, &api(&["models", &name, "unarchive"])),
         Verb::Delete { name, yes } => {
             confirm(yes, &format!("deleting model {name} with its versions"))?;
             delete(&client, &api(&["models", &name]))?;
@@ -196,14 +199,14 @@ fn describe(client: &Client, common: &Common, name: &str, version: Option<i64>) 
     if common.json {
         return table::json(&json!({"model": found.model, "version": version}));
     }
-    facts(&found.model);
+    fields(&found.model);
     crate::console::print(b"\n");
     print_versions(version.as_slice(), name);
     Ok(())
 }
 
-fn facts(model: &Model) {
-    table::facts(&[
+fn fields(model: &Model) {
+    table::fields(&[
         ("Model", model.id.to_string()),
         ("Name", model.name.clone()),
         ("Description", model.description.clone()),

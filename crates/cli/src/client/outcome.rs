@@ -7,7 +7,8 @@ use instep_api::states::State;
 use instep_api::trials::{Trial, TrialsResponse};
 use instep_client::{Client, Query};
 
-use super::{api, shown, table};
+use super::requests::api;
+use super::{shown, table};
 use crate::report::Hinted;
 
 /// How many last lines of a failed trial are shown.

@@ -3,7 +3,8 @@
 use clap::{Args, Subcommand};
 use instep_api::agents::ResourcePoolsResponse;
 
-use super::{Common, session, shown, table};
+use super::options::Common;
+use super::{session, shown, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct PoolArguments {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Common, configuration, session, table};
+use super::options::Common;
+use super::{configuration, session, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct PreviewArguments {

@@ -6,8 +6,10 @@ use instep_api::workspaces::{Project, ProjectResponse, ProjectsResponse, Workspa
 use instep_client::{Client, Query};
 use serde_json::json;
 
-use super::{Common, confirm, delete, experiment, say, session, shown, table, tell, workspace};
-use crate::report::Hinted;
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::{delete, post_empty};
+use super::{experiment, lookup, session, shown, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct ProjectArguments {
@@ -29,7 +31,7 @@ enum Verb {
     /// List the projects of a workspace
     #[command(visible_alias = "ls")]
     List { workspace: String },
-    /// Say everything about a project
+    /// Show a project in detail
     Describe(Named),
     /// List the experiments of a project
     ListExperiments(Named),
@@ -70,13 +72,13 @@ pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
     let common = arguments.common;
     let client = session::connect(&common)?;
     let path = |named: &Named| -> anyhow::Result<String> {
-        Ok(format!("/api/v1/projects/{}", by_names(&client, &named.workspace, &named.project)?.id))
+        Ok(format!("/api/v1/projects/{}", lookup::project(&client, &named.workspace, &named.project)?.id))
     };
     match arguments.verb {
-        Verb::List { workspace } => list(&client, &common, &workspace::by_name(&client, &workspace)?),
-        Verb::Describe(named) => describe(&common, &by_names(&client, &named.workspace, &named.project)?),
+        Verb::List { workspace } => list(&client, &common, &lookup::workspace(&client, &workspace)?),
+        Verb::Describe(named) => describe(&common, &lookup::project(&client, &named.workspace, &named.project)?),
         Verb::ListExperiments(named) => {
-            let project = by_names(&client, &named.workspace, &named.project)?;
+            let project = lookup::project(&client, &named.workspace, &named.project)?;
             let query = Query::new().with("projectId", project.id).with("limit", -1).with("orderBy", "ORDER_BY_DESC");
             let found: ExperimentsResponse = client.get(&format!("/api/v1/experiments{query}"))?;
             if common.json {
@@ -86,7 +88,7 @@ pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
             Ok(())
         }
         Verb::Create { named, description } => {
-            let workspace = workspace::by_name(&client, &named.workspace)?;
+            let workspace = lookup::workspace(&client, &named.workspace)?;
             let request = json!({"name": named.project, "description": description});
             let made: ProjectResponse =
                 client.post(&format!("/api/v1/workspaces/{}/projects", workspace.id), &request)?;
@@ -97,8 +99,8 @@ pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
             let changed: ProjectResponse = client.patch(&path(&named)?, &change)?;
             describe(&common, &changed.project)
         }
-        Verb::Archive(named) => tell(&client, &format!("{}/archive", path(&named)?)),
-        Verb::Unarchive(named) => tell(&client, &format!("{}/unarchive", path(&named)?)),
+        Verb::Archive(named) => post_empty(&client, &format!("{}/archive", path(&named)?)),
+        Verb::Unarchive(named) => post_empty(&client, &format!("{}/unarchive", path(&named)?)),
         Verb::Delete { named, yes } => {
             let path = path(&named)?;
             confirm(yes, &format!("deleting project {}/{}", named.workspace, named.project))?;
@@ -107,17 +109,6 @@ pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
             Ok(())
         }
     }
-}
-
-/// Finds a project by the names of its workspace and itself.
-pub(super) fn by_names(client: &Client, workspace: &str, project: &str) -> anyhow::Result<Project> {
-    let id = workspace::by_name(client, workspace)?.id;
-    let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{id}/projects"))?;
-    let none = || {
-        let hint = format!("`instep project list {workspace}` shows those of the workspace");
-        Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
-    };
-    Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)
 }
 
 /// Prints the projects of a workspace.
@@ -145,7 +136,7 @@ fn describe(common: &Common, project: &Project) -> anyhow::Result<()> {
     if common.json {
         return table::json(project);
     }
-    table::facts(&[
+    table::fields(&[
         ("Project", project.id.to_string()),
         ("Name", project.name.clone()),
         ("Workspace", project.workspace_name.clone()),

@@ -16,7 +16,7 @@ use instep_api::users::User;
 use instep_client::{Address, Client, Credentials, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::Common;
+use super::options::Common;
 use crate::report::Hinted;
 
 /// Where a master is that nobody named.
@@ -85,7 +85,7 @@ pub(super) fn administrator(common: &Common, needed: &str, hint: &'static str) -
 }
 
 /// A client of the master that is meant; it has not said who it is.
-pub(super) fn stranger(common: &Common) -> anyhow::Result<Client> {
+pub(super) fn without_session(common: &Common) -> anyhow::Result<Client> {
     let (address, certificates) = master(common)?;
     let settings = Settings { certificates, patience: PATIENCE, ..Settings::at(address) };
     Ok(Client::new(settings)?)
@@ -93,7 +93,7 @@ pub(super) fn stranger(common: &Common) -> anyhow::Result<Client> {
 
 /// A client that speaks for somebody.
 pub(super) fn connect(common: &Common) -> anyhow::Result<Client> {
-    let client = stranger(common)?;
+    let client = without_session(common)?;
     let names = [("INSTEP_USER", "INSTEP_PASSWORD"), ("DET_USER", "DET_PASS")];
     let named = names.iter().find_map(|(user, password)| Some((variable(user)?, variable(password)?)));
     if let Some((user, password)) = named {

@@ -8,7 +8,10 @@ use instep_api::jobs::TaskSummariesResponse;
 use instep_client::Client;
 use serde_json::{Value, json};
 
-use super::{Common, agent, api, say, session, shown, table};
+use super::dialog::say;
+use super::options::Common;
+use super::requests::api;
+use super::{lookup, session, shown, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct SlotArguments {
@@ -41,13 +44,13 @@ pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {
 
 fn change(client: &Client, agent: &str, slot: &str, verb: &str, said: &str) -> anyhow::Result<()> {
     let path = api(&["agents", agent, "slots", slot, verb]);
-    let _: SlotResponse = client.post(&path, &json!({})).map_err(agent::unknown)?;
+    let _: SlotResponse = client.post(&path, &json!({})).map_err(lookup::unknown_agent)?;
     say(&format!("slot {slot} of agent {agent} {said}"));
     Ok(())
 }
 
 fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
-    let agents = agent::all(client)?;
+    let agents = lookup::agents(client)?;
     if common.json {
         let slots: Vec<Value> = agents
             .iter()

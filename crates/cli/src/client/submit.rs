@@ -9,7 +9,9 @@ use instep_client::Client;
 use serde_json::{Value, json};
 
 use super::context::{self, Packed};
-use super::{Common, configuration, experiment, follow, say, shown, table};
+use super::dialog::say;
+use super::options::Common;
+use super::{configuration, follow, lookup, shown, table};
 
 /// `instep experiment create`
 #[derive(Debug, Args)]
@@ -124,7 +126,7 @@ pub(super) fn fork(client: &Client, common: &Common, arguments: ForkArguments) -
     let config = match &arguments.file {
         Some(file) => configuration::read(file, &settings.config)?,
         None => {
-            let original = experiment::get(client, arguments.id)?.original_config;
+            let original = lookup::get_experiment(client, arguments.id)?.original_config;
             if settings.config.is_empty() {
                 original
             } else {
@@ -143,7 +145,11 @@ pub(super) fn fork(client: &Client, common: &Common, arguments: ForkArguments) -
 }
 
 /// Goes on with an experiment that is over.
-pub(super) fn go_on(client: &Client, common: &Common, arguments: &ContinueArguments) -> anyhow::Result<()> {
+pub(super) fn continue_experiment(
+    client: &Client,
+    common: &Common,
+    arguments: &ContinueArguments,
+) -> anyhow::Result<()> {
     let over = match &arguments.file {
         Some(file) => configuration::read(file, &arguments.config)?,
         None => configuration::with(json!({}), &arguments.config)?.to_string(),
@@ -174,7 +180,7 @@ fn finish(
     if common.json {
         table::json(experiment)?;
     } else {
-        table::facts(&[
+        table::fields(&[
             ("Experiment", experiment.id.to_string()),
             ("Name", experiment.name.clone()),
             ("State", shown::state(experiment.state)),

@@ -1,9 +1,10 @@
-//! How things look: tables, facts about one thing, JSON, and what is said when there is nothing.
+//! How things look: tables, fields about one thing, JSON, and what is said when there is nothing.
 
 use std::io::IsTerminal;
 
 use serde::Serialize;
 
+use super::dialog::say;
 use crate::console;
 
 /// Rows under headings, in columns as wide as they need to be.
@@ -24,9 +25,9 @@ impl Table {
     /// Prints the table; without rows it says `nothing` and `hint` instead.
     pub(super) fn print(&self, nothing: &str, hint: &str) {
         if self.rows.is_empty() {
-            super::say(nothing);
+            say(nothing);
             if !hint.is_empty() {
-                super::say(&format!("{} {hint}", console::paint("36", "hint:")));
+                say(&format!("{} {hint}", console::paint("36", "hint:")));
             }
             return;
         }
@@ -58,10 +59,10 @@ pub(super) fn on_one_line(text: &str) -> String {
 }
 
 /// Prints what is known of one thing, a line for each fact that is known.
-pub(super) fn facts(facts: &[(&str, String)]) {
-    let facts: Vec<&(&str, String)> = facts.iter().filter(|(_, value)| !value.is_empty()).collect();
-    let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0) + 1;
-    let lines = facts.iter().map(|(name, value)| {
+pub(super) fn fields(fields: &[(&str, String)]) {
+    let fields: Vec<&(&str, String)> = fields.iter().filter(|(_, value)| !value.is_empty()).collect();
+    let width = fields.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0) + 1;
+    let lines = fields.iter().map(|(name, value)| {
         let value = on_one_line(value);
         format!("{:width$} {value}", format!("{name}:")).trim_end().to_owned() + "\n"
     });

@@ -5,7 +5,9 @@ use instep_api::jobs::TaskSummariesResponse;
 use instep_client::Client;
 
 use super::logs::{self, LogArguments};
-use super::{Common, api, session, shown, table};
+use super::options::Common;
+use super::requests::api;
+use super::{session, shown, table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskVerb {

@@ -6,7 +6,10 @@ use clap::{Args, Subcommand};
 use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
 use instep_client::Client;
 
-use super::{Common, api, configuration, confirm, delete, say, session, table, workspace};
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::{api, delete};
+use super::{configuration, lookup, session, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -58,7 +61,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
         Verb::Describe { name } => table::json(&get(&client, &name)?.config),
         Verb::Create { name, file, workspace } => {
             let config = configuration::parse(&configuration::read(&file, &[])?)?;
-            let workspace = workspace.map(|name| workspace::by_name(&client, &name)).transpose()?;
+            let workspace = workspace.map(|name| lookup::workspace(&client, &name)).transpose()?;
             let workspace_id = workspace.map(|found| found.id);
             let request = TemplateRequest { name: Some(name.clone()), config: Some(config), workspace_id };
             let _: TemplateResponse = client.post(&api(&["templates", &name]), &request)?;

@@ -5,22 +5,50 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use instep_api::commands::{LaunchRequest, LaunchTensorboardResponse, TensorboardResponse, TensorboardsResponse};
+use instep_api::commands::{
+    Command, LaunchRequest, LaunchTensorboardResponse, TensorboardResponse, TensorboardsResponse,
+};
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::jobs::TaskResponse;
-use instep_client::{Client, Query};
-use serde_json::{Value, json};
+use instep_client::Client;
+use serde_json::Value;
 
+use super::dialog::say;
 use super::logs::{self, LogArguments};
-use super::single::{self, Named, Priority, Set};
-use super::{Common, api, configuration, say, session, table};
+use super::options::Common;
+use super::requests::api;
+use super::task_verbs::{self, Kind, Named, Priority, Set};
+use super::{session, table};
 use crate::console;
 use crate::report::Hinted;
 
 /// Between two looks at one that starts.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long one may take to be ready, slots and all.
 const PATIENCE: Duration = Duration::from_secs(1800);
+
+/// The verbs of TensorBoards, for [`task_verbs`].
+struct Tensorboards;
+
+impl Kind for Tensorboards {
+    const NOUN: &str = "TensorBoard";
+    const COLLECTION: &str = "tensorboards";
+    const HINT: &str = "`instep tensorboard start EXPERIMENT` starts one";
+    type One = TensorboardResponse;
+    type Many = TensorboardsResponse;
+
+    fn task(answer: &TensorboardResponse) -> &Command {
+        &answer.tensorboard
+    }
+
+    fn config(answer: &TensorboardResponse) -> &Value {
+        &answer.config
+    }
+
+    fn tasks(answer: TensorboardsResponse) -> Vec<Command> {
+        answer.tensorboards
+    }
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct TensorboardArguments {
@@ -86,70 +114,44 @@ pub(crate) fn run(arguments: TensorboardArguments) -> anyhow::Result<()> {
     let client = session::connect(&common)?;
     match arguments.verb {
         Verb::Start(arguments) => start(&client, &common, arguments),
-        Verb::List { all } => list(&client, &common, all),
-        Verb::Describe(named) => {
-            let found = get(&client, &named.task)?;
-            if common.json { table::json(&found) } else { single::describe(&found.tensorboard) }
-        }
-        Verb::Config(named) => table::json(&get(&client, &named.task)?.config),
+        Verb::List { all } => task_verbs::list::<Tensorboards>(&client, &common, all),
+        Verb::Describe(named) => task_verbs::describe::<Tensorboards>(&client, &common, &named.task),
+        Verb::Config(named) => task_verbs::config::<Tensorboards>(&client, &named.task),
         Verb::Open(named) => {
-            let found = get(&client, &named.task)?;
-            single::outcome("TensorBoard", &found.tensorboard)?;
+            task_verbs::outcome::<Tensorboards>(&get(&client, &named.task)?)?;
             say_address(&client, &named.task);
             Ok(())
         }
         Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
-        Verb::Kill(named) => {
-            let ended: TensorboardResponse = client.post(&api(&["tensorboards", &named.task, "kill"]), &json!({}))?;
-            single::say_ending("TensorBoard", &ended.tensorboard);
-            Ok(())
-        }
-        Verb::SetPriority(Priority { named, priority }) | Verb::Set(Set::Priority(Priority { named, priority })) => {
-            let path = api(&["tensorboards", &named.task, "set_priority"]);
-            let _: Value = client.post(&path, &json!({"priority": priority}))?;
-            say(&format!("TensorBoard {} has priority {priority}", named.task));
-            Ok(())
+        Verb::Kill(named) => task_verbs::kill::<Tensorboards>(&client, &named.task),
+        Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
+            task_verbs::set_priority::<Tensorboards>(&client, &wanted)
         }
     }
 }
 
-fn get(client: &Client, task: &str) -> anyhow::Result<TensorboardResponse> {
-    Ok(client.get(&api(&["tensorboards", task]))?)
-}
-
-fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
-    let user = if all { None } else { Some(client.user()?.username) };
-    let path = format!("/api/v1/tensorboards{}", Query::new().with_some("users", user));
-    let found: TensorboardsResponse = client.get(&path)?;
-    if common.json {
-        return table::json(&found.tensorboards);
-    }
-    single::print(&found.tensorboards, "no TensorBoards", "`instep tensorboard start EXPERIMENT` starts one");
-    Ok(())
+fn get(client: &Client, task: &str) -> anyhow::Result<Command> {
+    Ok(task_verbs::get::<Tensorboards>(client, task)?.tensorboard)
 }
 
 fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow::Result<()> {
-    let text = match &arguments.file {
-        Some(file) => configuration::read(file, &arguments.config)?,
-        None => configuration::with(json!({}), &arguments.config)?.to_string(),
-    };
     let request = LaunchRequest {
-        config: Some(configuration::parse(&text)?),
+        config: Some(task_verbs::read_config(arguments.file.as_deref(), &arguments.config)?),
         experiment_ids: Some(arguments.experiments),
         trial_ids: Some(arguments.trials),
         ..LaunchRequest::default()
     };
     let made: LaunchTensorboardResponse = client.post("/api/v1/tensorboards", &request)?;
-    single::warn(&made.warnings);
+    task_verbs::warn(&made.warnings);
     let task = made.tensorboard.id;
     if arguments.detach {
-        console::print(format!("{task}\n").as_bytes());
+        task_verbs::print_identifier(&task);
         return Ok(());
     }
     say(&format!("TensorBoard {task} is starting"));
     wait(client, &task)?;
     if common.json {
-        return table::json(&get(client, &task)?.tensorboard);
+        return table::json(&get(client, &task)?);
     }
     say_address(client, &task);
     Ok(())
@@ -160,7 +162,7 @@ fn wait(client: &Client, task: &str) -> anyhow::Result<()> {
     loop {
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;
         if found.task.end_time.is_some() {
-            let why = get(client, task)?.tensorboard.reason;
+            let why = get(client, task)?.reason;
             let hint = format!("`instep tensorboard logs {task}` shows what it wrote");
             return Err(Hinted::new(format!("TensorBoard {task} has ended: {why}"), &hint).into());
         }
@@ -168,7 +170,7 @@ fn wait(client: &Client, task: &str) -> anyhow::Result<()> {
             return Ok(());
         }
         anyhow::ensure!(Instant::now() < until, "TensorBoard {task} is not ready after {} s", PATIENCE.as_secs());
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -7,10 +7,13 @@ use instep_api::trials::{Trial, TrialResponse, TrialsResponse};
 use instep_client::Client;
 
 use super::checkpoint::Which;
+use super::dialog::say;
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
 use super::metrics::MetricArguments;
-use super::{Common, checkpoint, logs, metrics, newest, outcome, say, session, shown, table, tell};
+use super::options::Common;
+use super::requests::post_empty;
+use super::{checkpoint, logs, lookup, metrics, outcome, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -29,7 +32,7 @@ enum Verb {
         /// Which experiment [default: your newest]
         experiment: Option<ExperimentId>,
     },
-    /// Say everything about trials, or about your newest
+    /// Show trials in detail, or your newest
     Describe { ids: Vec<TrialId> },
     /// Summarise its metrics, or follow them
     Metrics {
@@ -70,22 +73,28 @@ pub(crate) fn run(arguments: TrialArguments) -> anyhow::Result<()> {
     let common = arguments.common;
     let client = session::connect(&common)?;
     match arguments.verb {
-        Verb::List { experiment } => list(&client, &common, newest::experiment(&client, experiment)?),
-        Verb::Describe { ids } if ids.is_empty() => describe(&client, &common, &[newest::trial(&client, None)?]),
+        Verb::List { experiment } => list(&client, &common, lookup::experiment_or_newest(&client, experiment)?),
+        Verb::Describe { ids } if ids.is_empty() => {
+            describe(&client, &common, &[lookup::trial_or_newest(&client, None)?])
+        }
         Verb::Describe { ids } => describe(&client, &common, &ids),
-        Verb::Metrics { id, metrics } => metrics::print(&client, newest::trial(&client, id)?, &metrics, common.json),
+        Verb::Metrics { id, metrics } => {
+            metrics::print(&client, lookup::trial_or_newest(&client, id)?, &metrics, common.json)
+        }
         Verb::Logs { id, logs } => {
-            let path = format!("/api/v1/trials/{}/logs", newest::trial(&client, id)?);
+            let path = format!("/api/v1/trials/{}/logs", lookup::trial_or_newest(&client, id)?);
             logs::print(&client, &path, &logs, common.json)
         }
-        Verb::Export { id, export } => save(&client, &format!("trials/{}", newest::trial(&client, id)?), &export),
+        Verb::Export { id, export } => {
+            save(&client, &format!("trials/{}", lookup::trial_or_newest(&client, id)?), &export)
+        }
         Verb::Kill { ids } => ids.iter().try_for_each(|id| {
-            tell(&client, &format!("/api/v1/trials/{id}/kill"))?;
+            post_empty(&client, &format!("/api/v1/trials/{id}/kill"))?;
             say(&format!("ending trial {id}"));
             Ok(())
         }),
         Verb::ListCheckpoints { id, which } => {
-            checkpoint::list(&client, &common, &format!("trials/{}", newest::trial(&client, id)?), &which)
+            checkpoint::list(&client, &common, &format!("trials/{}", lookup::trial_or_newest(&client, id)?), &which)
         }
     }
 }
@@ -147,7 +156,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
         if index > 0 {
             crate::console::print(b"\n");
         }
-        let mut facts = vec![
+        let mut fields = vec![
             ("Trial", trial.id.to_string()),
             ("Experiment", trial.experiment_id.to_string()),
             ("State", shown::state(trial.state)),
@@ -163,9 +172,9 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Task", trial.task_id.clone()),
         ];
         if trial.state == State::Error {
-            facts.extend(outcome::reason(client, trial).map(|reason| ("Failed", reason)));
+            fields.extend(outcome::reason(client, trial).map(|reason| ("Failed", reason)));
         }
-        table::facts(&facts);
+        table::fields(&fields);
     }
     Ok(())
 }

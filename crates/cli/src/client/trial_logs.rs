@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,18 @@ use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::states::State;
 use instep_api::trials::TrialsResponse;
 use instep_client::Client;
+use instep_client::sync::lock;
 use instep_launch::Console;
 use instep_launch::output::logs::Stream;
 
+use super::dialog::say;
 use super::logs::{self, LogArguments};
-use super::{experiment, say, shown};
+use super::{lookup, shown};
 use crate::console::{self, TerminalConsole};
 use crate::report::Hinted;
 
 /// How often a follower looks for new trials.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// After how long somebody who waits for the first line is told why there is none.
 const SAY_WHY: Duration = Duration::from_secs(2);
 /// Logs that are followed at the same time; further trials wait, and nothing of theirs is lost.
@@ -49,7 +51,7 @@ impl Output<'_> {
 
     fn print(&self, trial: TrialId, text: &str) {
         let text = if self.named { prefixed(trial, text, self.colours) } else { text.to_owned() };
-        self.console.lock().unwrap_or_else(PoisonError::into_inner).output(Stream::Out, text.as_bytes());
+        lock(&self.console).output(Stream::Out, text.as_bytes());
     }
 
     /// Prints the log of one trial.
@@ -71,7 +73,7 @@ fn prefixed(trial: TrialId, text: &str, colours: bool) -> String {
 
 /// Prints the logs of an experiment's trials; to the end of the experiment, if that is wanted.
 pub(super) fn print(client: &Client, id: ExperimentId, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
-    let found = experiment::get(client, id)?;
+    let found = lookup::get_experiment(client, id)?;
     let console = Mutex::new(TerminalConsole::new(false));
     let output = Output::of(&found, &console, json);
     if arguments.follows() {
@@ -96,10 +98,10 @@ pub(super) fn follow(
     let mut followed: BTreeSet<TrialId> = BTreeSet::new();
     let active = AtomicUsize::new(0);
     let failed: Mutex<Option<anyhow::Error>> = Mutex::new(None);
-    let failure = || failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let failure = || lock(&failed).take();
     let ended = thread::scope(|scope| {
         loop {
-            let found = experiment::get(client, id)?;
+            let found = lookup::get_experiment(client, id)?;
             let trials: TrialsResponse = client.get(&format!("/api/v1/experiments/{id}/trials"))?;
             let over = found.state.is_terminal();
             let mut new: Vec<TrialId> = trials
@@ -118,7 +120,7 @@ pub(super) fn follow(
                 let (active, failed) = (&active, &failed);
                 scope.spawn(move || {
                     if let Err(error) = output.print_all(client, trial, arguments) {
-                        *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        *lock(&failed) = Some(error);
                     }
                     active.fetch_sub(1, Ordering::AcqRel);
                 });
@@ -130,7 +132,7 @@ pub(super) fn follow(
                 say(&format!("experiment {id} is {}: no trial has begun yet", shown::state(found.state)));
                 told = true;
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
     });
     failure().map_or(ended, Err)

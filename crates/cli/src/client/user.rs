@@ -1,10 +1,14 @@
 //! `instep user`.
 
 use clap::{Args, Subcommand};
+use instep_api::passwords::salted;
 use instep_api::users::{NewUser, PatchUserRequest, PostUserRequest, User, UserResponse, UsersResponse};
-use instep_client::{Client, password_as_sent};
+use instep_client::Client;
 
-use super::{Common, account, api, password, say, session, shown, table};
+use super::dialog::say;
+use super::options::Common;
+use super::requests::api;
+use super::{account, password, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -20,7 +24,7 @@ enum Verb {
     /// List users
     #[command(visible_alias = "ls")]
     List {
-        /// Those who may not log in, too
+        /// Include users that may not log in
         #[arg(short, long)]
         all: bool,
     },
@@ -77,7 +81,7 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
         Verb::Whoami => account::whoami(&common),
         Verb::List { all } => list(&client, &common, all),
         Verb::Create { name, admin, display_name } => {
-            let password = password_as_sent(&password::ask_new(&name)?);
+            let password = salted(&password::ask_new(&name)?);
             let user = NewUser {
                 username: Some(name),
                 admin: Some(admin),
@@ -95,7 +99,7 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
                 Some(name) => by_name(&client, &name)?,
                 None => client.user()?,
             };
-            let password = password_as_sent(&password::ask_new(&user.username)?);
+            let password = salted(&password::ask_new(&user.username)?);
             let change =
                 PatchUserRequest { password: Some(password), is_hashed: Some(true), ..PatchUserRequest::default() };
             change_user(&client, &user, &change)?;

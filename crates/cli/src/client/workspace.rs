@@ -2,11 +2,13 @@
 
 use clap::{Args, Subcommand};
 use instep_api::workspaces::{Workspace, WorkspaceResponse, WorkspacesResponse};
-use instep_client::{Client, Query};
+use instep_client::Client;
 use serde_json::json;
 
-use super::{Common, confirm, delete, project, say, session, table, tell};
-use crate::report::Hinted;
+use super::dialog::{confirm, say};
+use super::options::Common;
+use super::requests::{delete, post_empty};
+use super::{lookup, project, session, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkspaceArguments {
@@ -21,7 +23,7 @@ enum Verb {
     /// List workspaces
     #[command(visible_alias = "ls")]
     List,
-    /// Say everything about a workspace
+    /// Show a workspace in detail
     Describe { name: String },
     /// List the projects of a workspace
     ListProjects { name: String },
@@ -53,35 +55,31 @@ pub(crate) fn run(arguments: WorkspaceArguments) -> anyhow::Result<()> {
     let path = |workspace: &Workspace| format!("/api/v1/workspaces/{}", workspace.id);
     match arguments.verb {
         Verb::List => list(&client, &common),
-        Verb::Describe { name } => describe(&common, &by_name(&client, &name)?),
-        Verb::ListProjects { name } => project::list(&client, &common, &by_name(&client, &name)?),
+        Verb::Describe { name } => describe(&common, &lookup::workspace(&client, &name)?),
+        Verb::ListProjects { name } => project::list(&client, &common, &lookup::workspace(&client, &name)?),
         Verb::Create { name } => {
             let made: WorkspaceResponse = client.post("/api/v1/workspaces", &json!({"name": name}))?;
             describe(&common, &made.workspace)
         }
         Verb::Edit { name, new_name } => {
-            let workspace = by_name(&client, &name)?;
+            let workspace = lookup::workspace(&client, &name)?;
             let changed: WorkspaceResponse = client.patch(&path(&workspace), &json!({"name": new_name}))?;
             describe(&common, &changed.workspace)
         }
-        Verb::Archive { name } => tell(&client, &format!("{}/archive", path(&by_name(&client, &name)?))),
-        Verb::Unarchive { name } => tell(&client, &format!("{}/unarchive", path(&by_name(&client, &name)?))),
+        Verb::Archive { name } => {
+            post_empty(&client, &format!("{}/archive", path(&lookup::workspace(&client, &name)?)))
+        }
+        Verb::Unarchive { name } => {
+            post_empty(&client, &format!("{}/unarchive", path(&lookup::workspace(&client, &name)?)))
+        }
         Verb::Delete { name, yes } => {
-            let workspace = by_name(&client, &name)?;
+            let workspace = lookup::workspace(&client, &name)?;
             confirm(yes, &format!("deleting workspace {name}"))?;
             delete(&client, &path(&workspace))?;
             say(&format!("deleted workspace {name}"));
             Ok(())
         }
     }
-}
-
-/// Finds a workspace by its name.
-pub(super) fn by_name(client: &Client, name: &str) -> anyhow::Result<Workspace> {
-    let query = Query::new().with("nameCaseSensitive", name);
-    let found: WorkspacesResponse = client.get(&format!("/api/v1/workspaces{query}"))?;
-    let none = || Hinted::new(format!("workspace '{name}' not found"), "`instep workspace list` shows all there are");
-    Ok(found.workspaces.into_iter().next().ok_or_else(none)?)
 }
 
 fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
@@ -108,7 +106,7 @@ fn describe(common: &Common, workspace: &Workspace) -> anyhow::Result<()> {
     if common.json {
         return table::json(workspace);
     }
-    table::facts(&[
+    table::fields(&[
         ("Workspace", workspace.id.to_string()),
         ("Name", workspace.name.clone()),
         ("Owner", workspace.username.clone()),

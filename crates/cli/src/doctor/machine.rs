@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use instep_launch::machine::devices::{self, DiskSpace};
 use instep_launch::machine::nvidia::{self, Nvidia, NvidiaError};
 
-use super::{Check, DRIVER_TIMEOUT, ok, problem, read_text, warning};
+use super::check::{Check, DRIVER_TIMEOUT, ok, problem, read_text, warning};
 
 /// Data loaders pass file descriptors between processes; the usual limit of 1024 is quickly used up.
 const FEW_OPEN_FILES: u64 = 4096;

@@ -4,66 +4,31 @@
 //! what they read, those called `judge_…` only decide and are tested as plain data. A problem is what keeps `instep run`
 //! from working at all; everything else that may hurt is a warning. Nothing imports torch.
 //!
-//! `software`, `machine` and `network` hold the checks; here they are run and shown.
+//! `software`, `machine` and `network` hold the checks, each a `check`; here they are run and shown.
 
+mod check;
 mod machine;
 mod network;
 mod software;
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::net::ToSocketAddrs as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use instep_launch::machine::nvidia;
 use serde::Serialize;
 
+use self::check::{Check, DRIVER_TIMEOUT, RESOLVE_TIMEOUT, VERSION, Verdict, ok, read_text};
 use self::machine::{
     cpus, judge_gpus, judge_shared_memory, judge_temporary_folder, open_files, worker_stacks, writable_space,
 };
 use self::network::{default_ports, judge_host_name, loopback};
 use self::software::{judge_kernel, judge_platform, python};
 use crate::console;
-
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Longest waits: a name server that does not answer, a GPU driver that first has to wake its GPUs.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
-const DRIVER_TIMEOUT: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    Ok,
-    Warning,
-    Problem,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Check {
-    check: &'static str,
-    verdict: Verdict,
-    finding: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hint: Option<String>,
-}
-
-fn ok(check: &'static str, finding: impl Into<String>) -> Check {
-    Check { check, verdict: Verdict::Ok, finding: finding.into(), hint: None }
-}
-
-fn warning(check: &'static str, finding: impl Into<String>, hint: impl Into<String>) -> Check {
-    Check { check, verdict: Verdict::Warning, finding: finding.into(), hint: Some(hint.into()) }
-}
-
-fn problem(check: &'static str, finding: impl Into<String>, hint: impl Into<String>) -> Check {
-    Check { check, verdict: Verdict::Problem, finding: finding.into(), hint: Some(hint.into()) }
-}
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -163,10 +128,6 @@ fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     receiver
 }
 
-fn read_text(path: impl AsRef<Path>) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
@@ -174,6 +135,7 @@ mod tests {
     use instep_launch::machine::devices::DiskSpace;
     use instep_launch::machine::nvidia::{Gpu, Nvidia, NvidiaError};
 
+    use super::check::{problem, warning};
     use super::machine::{judge_cpus, judge_open_files, judge_worker_stacks};
     use super::network::{judge_default_ports, judge_loopback};
     use super::software::{judge_python, judge_torch, judge_wheel};

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use super::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
+use super::check::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
 
 /// Ports that c10d and static rendezvous use where the user names none.
 const DEFAULT_PORTS: [u16; 2] = [29400, 29500];
@@ -90,7 +90,7 @@ fn listening_inode(table: &str, port: u16) -> Option<&str> {
 /// `None`: the resolver did not answer in time.
 pub(super) fn judge_host_name(host: &str, addresses: Option<io::Result<Vec<IpAddr>>>) -> Check {
     const NAME: &str = "host name";
-    let hint = "jobs on this machine alone are fine; over several nodes give --local-addr, or mend /etc/hosts or DNS";
+    let hint = "jobs on this machine alone are fine; over several nodes give --local-addr, or fix /etc/hosts or DNS";
     match addresses {
         None => {
             let finding = format!("{host}: no answer from the resolver within {} s", RESOLVE_TIMEOUT.as_secs());

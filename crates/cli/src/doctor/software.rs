@@ -4,7 +4,7 @@ use std::path::Path;
 
 use instep_launch::machine::interpreter;
 
-use super::{Check, VERSION, ok, problem, warning};
+use super::check::{Check, VERSION, ok, problem, warning};
 
 /// Oldest Python that the wheel installs on.
 const OLDEST_PYTHON: (u32, u32) = (3, 10);

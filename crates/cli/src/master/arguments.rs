@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use instep_master::Options;
-use instep_master::settings::{FILE_VARIABLE, Said, Settings, SettingsError};
+use instep_master::settings::{Assignments, FILE_VARIABLE, Settings, SettingsError};
 
 use crate::report::Hinted;
 
@@ -121,8 +121,8 @@ impl SettingsArguments {
         words
     }
 
-    fn said(&self) -> Said {
-        let mut said = Said::new();
+    fn said(&self) -> Assignments {
+        let mut said = Assignments::new();
         said.extend(self.host.clone().map(|host| ("host", vec![host])));
         said.extend(self.port.map(|port| ("port", vec![port.to_string()])));
         said.extend(self.db.as_ref().map(|path| ("db", vec![path.to_string_lossy().into_owned()])));

@@ -4,7 +4,6 @@
 //! and where it serves ([`Presence`]). Whoever serves the database is what `down` stops.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -16,7 +15,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::arguments::SettingsArguments;
-use super::{companion, running, serve_announced};
+use super::log_file::read_from;
+use super::serve::serve;
+use super::{companion, running};
 use crate::console;
 use crate::report::{Hinted, chain};
 
@@ -102,8 +103,8 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
 /// Serves in this process, with an agent beside it.
 fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<ExitCode> {
     let mut beside = None;
-    let outcome = serve_announced(&arguments.settings, options, |address| {
-        match companion::Beside::start(&options.database, address, arguments.slots) {
+    let outcome = serve(&arguments.settings, options, |address| {
+        match companion::CompanionAgent::start(&options.database, address, arguments.slots) {
             Ok(started) => beside = started,
             Err(error) => console::print_error(&format!("warning: no agent: {}\n", chain(error.as_ref()))),
         }
@@ -230,17 +231,4 @@ fn down_command(settings: &instep_master::settings::Settings) -> String {
 
 fn log_path(database: &Path) -> PathBuf {
     database.with_extension("log")
-}
-
-/// What was written to a log since it had that length.
-pub(super) fn read_from(log: &Path, start: u64) -> String {
-    let mut text = Vec::new();
-    let read = File::open(log).and_then(|mut file| {
-        file.seek(SeekFrom::Start(start))?;
-        file.read_to_end(&mut text)
-    });
-    match read {
-        Ok(_) => String::from_utf8_lossy(&text).into_owned(),
-        Err(error) => format!("the master ended at once, and its log cannot be read: {error}\n"),
-    }
 }

@@ -62,7 +62,7 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, 
         }
         if child.try_wait()?.is_some() || Instant::now() > deadline {
             // The master serves all the same; who only tracks needs no agent.
-            let said = super::background::read_from(&log, before);
+            let said = super::log_file::read_from(&log, before);
             console::print_error(&format!("warning: no agent lends this machine's slots:\n{said}"));
             return Ok(());
         }
@@ -140,21 +140,21 @@ fn end(database: &Path, running: &Running, signal: Signal) -> anyhow::Result<()>
 }
 
 /// An agent in the foreground, ended when dropped.
-pub(super) struct Beside(Child);
+pub(super) struct CompanionAgent(Child);
 
-impl Beside {
+impl CompanionAgent {
     /// Starts one whose output is ours.
-    pub(super) fn start(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result<Option<Beside>> {
+    pub(super) fn start(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result<Option<CompanionAgent>> {
         if slots == Some(0) {
             return Ok(None);
         }
         // Ctrl-C is for the master, which then ends this one.
         let child = command(database, address, slots)?.stdin(Stdio::null()).process_group(0).spawn()?;
-        Ok(Some(Beside(child)))
+        Ok(Some(CompanionAgent(child)))
     }
 }
 
-impl Drop for Beside {
+impl Drop for CompanionAgent {
     fn drop(&mut self) {
         // One that has ended already is as good.
         let _ = kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM);

@@ -3,21 +3,21 @@
 mod arguments;
 mod background;
 mod companion;
+mod log_file;
 mod logging;
 mod running;
+mod serve;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use instep_master::{Options, ServeError};
 
 pub(crate) use arguments::SettingsArguments;
 pub(crate) use background::{DownArguments, UpArguments, down, up};
 
 use crate::client::MasterLogsArguments;
 use crate::console;
-use crate::report::{Hinted, chain};
 
 #[derive(Debug, Args)]
 #[command(subcommand_negates_reqs = true)]
@@ -43,7 +43,7 @@ enum MasterCommand {
         /// The copy, which must not exist yet
         file: PathBuf,
     },
-    /// Print what a master that runs has logged of late; for administrators
+    /// Print the recent log of a running master; for administrators
     Logs(MasterLogsArguments),
     /// Make a copy the database; no master may be using it
     Restore {
@@ -57,7 +57,7 @@ enum MasterCommand {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Say whether the settings can be used
+    /// Check whether the settings are valid
     Check,
     /// Print every setting, and where its value comes from
     Show {
@@ -70,7 +70,7 @@ enum ConfigCommand {
 /// Does what the command line says.
 pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
-        None => serve(&arguments.settings, arguments.background),
+        None => run_server(&arguments.settings, arguments.background),
         Some(MasterCommand::Config { command: ConfigCommand::Check }) => {
             arguments.settings.options()?;
             console::print(b"the settings can be used\n");
@@ -82,7 +82,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         }
         Some(MasterCommand::Backup { file }) => {
             let database = arguments.settings.options()?.database;
-            instep_master::back_up(&database, &file).map_err(explained)?;
+            instep_master::back_up(&database, &file).map_err(serve::explained)?;
             let line = format!("copied {} to {}\n", database.display(), file.display());
             console::print(line.as_bytes());
             Ok(ExitCode::SUCCESS)
@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         Some(MasterCommand::Logs(logs)) => crate::client::master_logs(&logs),
         Some(MasterCommand::Restore { file, replace }) => {
             let database = arguments.settings.options()?.database;
-            let kept = instep_master::restore(&file, &database, replace).map_err(explained)?;
+            let kept = instep_master::restore(&file, &database, replace).map_err(serve::explained)?;
             let kept = kept.map(|path| format!(" (the earlier one is {})", path.display())).unwrap_or_default();
             let line = format!("restored {} from {}{kept}\n", database.display(), file.display());
             console::print(line.as_bytes());
@@ -100,34 +100,11 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Serves until a signal ends it.
-fn serve(arguments: &SettingsArguments, background: bool) -> anyhow::Result<ExitCode> {
+fn run_server(arguments: &SettingsArguments, background: bool) -> anyhow::Result<ExitCode> {
     let options = arguments.options()?;
     if background {
         // It fails only for the leader of a process group, which what `instep up` starts is not.
         let _ = nix::unistd::setsid();
     }
-    serve_announced(arguments, &options, |_| {})
-}
-
-fn serve_announced(
-    arguments: &SettingsArguments,
-    options: &Options,
-    ready: impl FnOnce(&str),
-) -> anyhow::Result<ExitCode> {
-    let settings = arguments.settings()?;
-    let (json, level) = settings.log();
-    logging::start(json, level, options.journal.clone());
-    let shown = options.database.display().to_string();
-    instep_master::serve(options, |address| {
-        running::record(&settings, &options.database);
-        console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());
-        ready(address);
-    })
-    .map_err(explained)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn explained(error: ServeError) -> Hinted {
-    let hint = error.hint();
-    Hinted::new(chain(&error), hint)
+    serve::serve(arguments, &options, |_| {})
 }

@@ -1,5 +1,6 @@
 //! `instep run`: options in, exit code out.
 
+mod commands;
 mod drill;
 mod dry_run;
 mod options;
@@ -7,31 +8,39 @@ mod summary;
 
 use std::process::ExitCode;
 
+use clap_complete::Shell;
 use instep_launch::{Plan, PlanError, plan, supervisor};
 
 use self::summary::Summaries;
 use crate::console::TerminalConsole;
 use crate::report::{self, Hinted};
 
-pub(crate) use options::{LaunchArguments, RunArguments};
+pub(crate) use commands::{Launcher, Start};
+use options::{LaunchArguments, RunArguments};
 
-/// Below the options of `instep run --help`.
-pub(crate) const AFTER_HELP: &str = "\
-Options can also be written with underscores, shortened, or set by variables: PET_NNODES for --nnodes.
-Everything behind SCRIPT is passed on to it; ${local_rank} is filled in for each worker.";
+/// Prints a script with which a shell completes the program's command lines.
+pub(crate) type PrintCompletion = fn(Shell);
 
 /// `instep run`.
-pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {
-    start(arguments, false)
+pub(crate) fn run(arguments: RunArguments, print_completion: PrintCompletion) -> anyhow::Result<ExitCode> {
+    start(arguments, false, print_completion)
 }
 
 /// `instep launch`, the legacy launcher: scripts get `--local-rank` unless `--use-env` is given.
-pub(crate) fn launch(arguments: LaunchArguments) -> anyhow::Result<ExitCode> {
+pub(crate) fn launch(arguments: LaunchArguments, print_completion: PrintCompletion) -> anyhow::Result<ExitCode> {
     let pass_local_rank = !arguments.use_env;
-    start(arguments.run, pass_local_rank)
+    start(arguments.run, pass_local_rank, print_completion)
 }
 
-fn start(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitCode> {
+fn start(
+    arguments: RunArguments,
+    pass_local_rank: bool,
+    print_completion: PrintCompletion,
+) -> anyhow::Result<ExitCode> {
+    if let Some(shell) = arguments.print_completion {
+        print_completion(shell);
+        return Ok(ExitCode::SUCCESS);
+    }
     carry_out(arguments, pass_local_rank).inspect_err(|error| {
         // A parent that gave us an error file wants to know; the console hears of it in any case.
         let _ = summary::own_error(&report::chain(error.as_ref()));
@@ -39,10 +48,6 @@ fn start(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitC
 }
 
 fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitCode> {
-    if let Some(shell) = arguments.print_completion {
-        crate::print_completion(shell);
-        return Ok(ExitCode::SUCCESS);
-    }
     let own = arguments.own();
     let plan = arguments
         .into_request(pass_local_rank)

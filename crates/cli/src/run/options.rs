@@ -249,7 +249,7 @@ pub(crate) struct RunArguments {
     /// Append what happens to the job to FILE, as lines of JSON: rounds, failures, nodes that come and go
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     events: Option<PathBuf>,
-    /// Say why when an operation of the backend instep is under way for so long; 0: never
+    /// Explain any instep collective that takes longer than this; 0 disables it
     #[arg(
         long,
         alias = "hang_after",

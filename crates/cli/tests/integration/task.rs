@@ -94,7 +94,7 @@ impl Case {
     fn share(&self) -> ShareFolder {
         let state = StateFolder::at(self.folder.path().join("state"));
         state.prepare().unwrap();
-        state.note_heard().unwrap();
+        state.note_contact().unwrap();
         state.share("share-1").unwrap()
     }
 
@@ -255,7 +255,7 @@ fn a_stop_ends_the_whole_tree_also_one_that_does_not_want_to() {
         let (share, mut child) = case.start(&[]);
         let pids = pids(&case);
         let begin = Instant::now();
-        share.say_stop(&StopOrder { grace_seconds: 1, why: "paused".to_owned(), lost }).unwrap();
+        share.write_stop(&StopOrder { grace_seconds: 1, why: "paused".to_owned(), lost }).unwrap();
         child.wait().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(30));
         assert_eq!(share.exit(), Some(if lost { Exit::Lost { why: "paused".to_owned() } } else { Exit::Killed }));
@@ -298,7 +298,7 @@ fn a_task_that_hears_nothing_ends_by_itself() {
     let (share, mut child) = case.start(&[]);
     let state = StateFolder::of_share(share.path()).unwrap();
     let pids = pids(&case);
-    state.note_heard().unwrap();
+    state.note_contact().unwrap();
     child.wait().unwrap();
     let exit = share.exit();
     assert!(matches!(&exit, Some(Exit::Lost { why }) if why.contains("heard")), "{exit:?}");

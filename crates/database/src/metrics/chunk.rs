@@ -40,6 +40,7 @@ const LARGEST_BODY: usize = 256 * 1024 * 1024;
 
 /// One value of a metric, and when it was reported.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Point {
     /// Batches completed.
     pub step: i64,
@@ -47,7 +48,6 @@ pub struct Point {
     pub run: i64,
     /// Microseconds since 1970.
     pub time: i64,
-    /// The value.
     pub value: Datum,
 }
 

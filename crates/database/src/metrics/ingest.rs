@@ -120,7 +120,7 @@ impl<'a> Intake<'a> {
     /// Joins a report with what is known of its step.
     fn join(&mut self, connection: &Connection, report: &Report) -> Result<()> {
         if self.rolls_back(report) {
-            self.write_down(connection)?;
+            self.write(connection)?;
             rollback::roll_back(connection, report)?;
             *self = Intake::begin(connection, self.trial)?;
         }
@@ -145,10 +145,10 @@ impl<'a> Intake<'a> {
     /// Writes down what the reports together have changed of the trial.
     pub(super) fn end(mut self, connection: &Connection) -> Result<()> {
         self.flush(connection)?;
-        self.write_down(connection)
+        self.write(connection)
     }
 
-    fn write_down(&self, connection: &Connection) -> Result<()> {
+    fn write(&self, connection: &Connection) -> Result<()> {
         if self.total_batches > self.batches_before {
             connection
                 .prepare_cached("UPDATE trials SET total_batches = ? WHERE id = ?")?

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::tail;
 use crate::engine::{Engine, in_snapshot, open_reader};
 use crate::error::{Error, Result};
 use crate::rows::text_of;
+use crate::sync::{lock, wait};
 
 /// What a group's tail weighs when it becomes chunks, and what one merge takes: as many reports as a chunk has points,
 /// if they lie in columns, so that most points are packed once.
@@ -54,10 +55,6 @@ pub(crate) struct Merger {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-fn locked(agenda: &Mutex<Agenda>) -> MutexGuard<'_, Agenda> {
-    agenda.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Merger {
     /// Starts the thread; it begins with what a former process left.
     pub(crate) fn start(path: &Path, engine: Arc<Engine>) -> Result<Merger> {
@@ -83,7 +80,7 @@ impl Merger {
         // What may have to be joined, or is about the machine, never shares a row.
         let alone = reports == 1 || group == VALIDATION || PROFILING.contains(&group.as_str());
         let more = if alone { reports * weight_of(1) } else { reports };
-        let mut agenda = locked(&self.agenda.0);
+        let mut agenda = lock(&self.agenda.0);
         let group = (trial, group);
         let weight = agenda.weights.entry(group.clone()).or_insert(0);
         *weight += more;
@@ -94,7 +91,7 @@ impl Merger {
 
     /// Merges what is left of a trial that has ended.
     pub(crate) fn finish(&self, trial: TrialId) {
-        let mut agenda = locked(&self.agenda.0);
+        let mut agenda = lock(&self.agenda.0);
         let groups: Vec<Group> = agenda.weights.keys().filter(|(owner, _)| *owner == trial).cloned().collect();
         if !groups.is_empty() {
             agenda.due.extend(groups);
@@ -104,9 +101,9 @@ impl Merger {
 
     /// Ends the thread, after the merge that it is at.
     pub(crate) fn close(&self) {
-        locked(&self.agenda.0).ended = true;
+        lock(&self.agenda.0).ended = true;
         self.agenda.1.notify_one();
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(thread) = lock(&self.thread).take() {
             // A panic of the thread was its own message; there is nothing left to do about it here.
             let _ = thread.join();
         }
@@ -138,7 +135,7 @@ fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>,
     let (agenda, changed) = agenda;
     loop {
         let (trial, group) = {
-            let mut agenda = locked(agenda);
+            let mut agenda = lock(agenda);
             loop {
                 if agenda.ended {
                     return;
@@ -147,11 +144,11 @@ fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>,
                     agenda.weights.remove(&next);
                     break next;
                 }
-                agenda = changed.wait(agenda).unwrap_or_else(PoisonError::into_inner);
+                agenda = wait(changed, agenda);
             }
         };
         let outcome = merge(reader, engine, trial, &group);
-        let mut agenda = locked(agenda);
+        let mut agenda = lock(agenda);
         match outcome {
             Ok(false) => {}
             // There is more of it, or it was changed meanwhile.

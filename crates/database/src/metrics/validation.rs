@@ -35,12 +35,12 @@ impl Validation {
 
 /// The best and the latest so far.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Standing {
+pub(crate) struct ValidationSummary {
     best: Option<(f64, Validation)>,
     latest: Option<Validation>,
 }
 
-impl Standing {
+impl ValidationSummary {
     /// Takes one more validation in, or a fuller one of a step that it knows.
     fn add(&mut self, validation: &Validation, metric: &str, smaller_is_better: bool) {
         let Some(value) = validation.values.get(metric).and_then(finite_number) else { return };
@@ -62,24 +62,27 @@ impl Standing {
 pub(crate) fn note(connection: &Connection, trial: TrialId, validation: &Validation) -> Result<()> {
     let (metric, smaller_is_better) = searcher(connection, trial)?;
     let sql = "SELECT best_validation, best_validation_value, latest_validation FROM trials WHERE id = ?";
-    let mut standing = connection.prepare_cached(sql)?.query_row([trial.0], |row| {
+    let mut summary = connection.prepare_cached(sql)?.query_row([trial.0], |row| {
         let best: Option<Validation> = optional_json(row, "best_validation")?;
-        Ok(Standing { best: row.get::<_, Option<f64>>(1)?.zip(best), latest: optional_json(row, "latest_validation")? })
+        Ok(ValidationSummary {
+            best: row.get::<_, Option<f64>>(1)?.zip(best),
+            latest: optional_json(row, "latest_validation")?,
+        })
     })?;
-    let before = standing.clone();
-    standing.add(validation, &metric, smaller_is_better);
-    if standing == before { Ok(()) } else { store(connection, trial, &standing) }
+    let before = summary.clone();
+    summary.add(validation, &metric, smaller_is_better);
+    if summary == before { Ok(()) } else { store(connection, trial, &summary) }
 }
 
-/// Works the standing out anew, after validations were taken back.
+/// Works the summary out anew, after validations were taken back.
 pub(crate) fn recompute(connection: &Connection, trial: TrialId) -> Result<()> {
     let (metric, smaller_is_better) = searcher(connection, trial)?;
-    let mut standing = Standing::default();
+    let mut summary = ValidationSummary::default();
     for row in read::rows(connection, trial, VALIDATION, i64::MIN, i64::MAX)? {
         let validation = Validation { step: row.step, time: row.time, values: row.values };
-        standing.add(&validation, &metric, smaller_is_better);
+        summary.add(&validation, &metric, smaller_is_better);
     }
-    store(connection, trial, &standing)
+    store(connection, trial, &summary)
 }
 
 fn searcher(connection: &Connection, trial: TrialId) -> Result<(String, bool)> {
@@ -89,11 +92,11 @@ fn searcher(connection: &Connection, trial: TrialId) -> Result<(String, bool)> {
     Ok(statement.query_row([trial.0], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
-fn store(connection: &Connection, trial: TrialId, standing: &Standing) -> Result<()> {
-    let best = standing.best.as_ref().map(|(_, validation)| text_of(validation)).transpose()?;
-    let value = standing.best.as_ref().map(|(value, _)| *value);
-    let latest = standing.latest.as_ref().map(text_of).transpose()?;
-    let step = standing.latest.as_ref().map(|validation| validation.step);
+fn store(connection: &Connection, trial: TrialId, summary: &ValidationSummary) -> Result<()> {
+    let best = summary.best.as_ref().map(|(_, validation)| text_of(validation)).transpose()?;
+    let value = summary.best.as_ref().map(|(value, _)| *value);
+    let latest = summary.latest.as_ref().map(text_of).transpose()?;
+    let step = summary.latest.as_ref().map(|validation| validation.step);
     connection
         .prepare_cached(
             "UPDATE trials SET best_validation = ?, best_validation_value = ?, latest_validation = ?, \
@@ -113,13 +116,13 @@ mod tests {
     fn best_and_latest_are_kept_apart() {
         let values = [(1, json!(5)), (2, json!(3)), (3, json!("NaN")), (4, json!(4)), (2, json!(3.5))];
         for (smaller_is_better, best, latest) in [(true, 2, 4), (false, 1, 4)] {
-            let mut standing = Standing::default();
+            let mut summary = ValidationSummary::default();
             for (step, value) in &values {
                 let values = json!({"loss": value}).as_object().unwrap().clone();
-                standing.add(&Validation { step: *step, time: 0, values }, "loss", smaller_is_better);
+                summary.add(&Validation { step: *step, time: 0, values }, "loss", smaller_is_better);
             }
-            assert_eq!(standing.best.unwrap().1.step, best);
-            assert_eq!(standing.latest.unwrap().step, latest);
+            assert_eq!(summary.best.unwrap().1.step, best);
+            assert_eq!(summary.latest.unwrap().step, latest);
         }
     }
 }

@@ -40,7 +40,7 @@ async fn begun(database: &Database) -> (ExperimentId, TrialId) {
 }
 
 fn stands(id: ExperimentId, state: State, snapshot: &str) -> ExperimentDecision {
-    ExperimentDecision { id, state, progress: 0.5, snapshot: Snapshot::Whole(snapshot.into()) }
+    ExperimentDecision { id, state, progress: 0.5, snapshot: Snapshot::Full(snapshot.into()) }
 }
 
 fn allocation(id: ExperimentId, trial: TrialId, state: AllocationState) -> AllocationRow {
@@ -76,7 +76,7 @@ fn a_step_is_stored_as_a_whole_and_loaded_again() {
     block(async {
         let live = database.live_experiments(NOW).await.unwrap();
         assert_eq!(live.len(), 1);
-        assert_eq!((live[0].state, live[0].standing.whole.as_deref()), (State::Active, Some("one")));
+        assert_eq!((live[0].state, live[0].stored.snapshot.as_deref()), (State::Active, Some("one")));
         let found = &live[0].trials[0];
         assert_eq!((found.id, found.request.as_str(), found.seed, found.run), (trial, "request", 7, 0));
         assert_eq!(database.model_definition(id, NOW).await.unwrap(), b"tgz");

@@ -3,42 +3,42 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use instep_api::identifiers::{ExperimentId, TrialId};
-use instep_api::link::Start;
+use instep_api::link::{Share as ShareName, Start};
 use instep_api::states::AllocationState;
 use instep_api::tasks::RendezvousInfo;
 use instep_api::wire::Timestamp;
 use instep_database::AllocationRow;
+use instep_policy::lifecycle::command::CommandEvent;
 use instep_policy::lifecycle::gang::Gang;
-use instep_policy::lifecycle::{End, Run};
+use instep_policy::lifecycle::{End, Event, Run};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::Reply;
+use super::{Refusal, Reply};
 
 /// What a task may be told while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
-    /// Nothing.
-    GoOn,
+    Continue,
     /// To stop in good order.
     Preempt,
-    /// Nothing any more: it is over.
-    Over,
+    /// Nothing any more.
+    Ended,
 }
 
-/// Whose attempt it is.
+/// What an allocation runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// One run of a trial.
     Trial { experiment: ExperimentId, trial: TrialId, run: Run },
-    /// The only run of a task that stands alone.
-    Single,
+    /// The only run of a command or a TensorBoard.
+    Command,
 }
 
-/// What happened to it that whoever it is for decides about.
+/// What happened to an allocation that its experiment or command decides about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Happening {
+pub(super) enum AllocationEvent {
     /// It has slots.
     Assigned,
     /// All shares have started.
@@ -53,6 +53,34 @@ pub(super) enum Happening {
     Evicted { why: String },
     /// Nothing of it is alive any more.
     Ended { end: End },
+}
+
+impl AllocationEvent {
+    /// As the experiment of a trial hears it.
+    pub(super) fn of_run(self, run: Run) -> Event {
+        match self {
+            AllocationEvent::Assigned => Event::Assigned { run },
+            AllocationEvent::Running => Event::Running { run },
+            AllocationEvent::Ready => Event::Ready { run },
+            AllocationEvent::Acknowledged => Event::Acknowledged { run },
+            AllocationEvent::Displaced { why } => Event::Displaced { run, why },
+            AllocationEvent::Evicted { why } => Event::Evicted { run, why },
+            AllocationEvent::Ended { end } => Event::Ended { run, end },
+        }
+    }
+
+    /// As a command hears it, if it does.
+    pub(super) fn of_command(self) -> Option<CommandEvent> {
+        match self {
+            AllocationEvent::Assigned => Some(CommandEvent::Assigned),
+            AllocationEvent::Running => Some(CommandEvent::Running),
+            AllocationEvent::Ready => Some(CommandEvent::Ready),
+            // It cannot resume later, so there is nothing that it could stop for.
+            AllocationEvent::Acknowledged => None,
+            AllocationEvent::Displaced { why } | AllocationEvent::Evicted { why } => Some(CommandEvent::Kill { why }),
+            AllocationEvent::Ended { end } => Some(CommandEvent::Ended { end }),
+        }
+    }
 }
 
 /// An allocation that has not ended.
@@ -77,7 +105,7 @@ pub(crate) struct Allocation {
     pub placed: Option<Placed>,
     /// Why it was asked to stop, if it was.
     pub preempting: Option<String>,
-    pub calls: Calls,
+    pub waiters: Waiters,
 }
 
 /// Where an allocation runs.
@@ -108,8 +136,8 @@ struct Signals {
     preempting: Option<String>,
 }
 
-/// Who waits for an answer about an allocation.
-pub(crate) struct Calls {
+/// The requests that wait for something to happen to an allocation.
+pub(crate) struct Waiters {
     pub signal: watch::Sender<Signal>,
     /// By rank.
     pub rendezvous: BTreeMap<usize, Reply<RendezvousInfo>>,
@@ -117,9 +145,13 @@ pub(crate) struct Calls {
     pub gathering: BTreeMap<String, (Value, Reply<Vec<Value>>)>,
 }
 
-impl Default for Calls {
-    fn default() -> Calls {
-        Calls { signal: watch::Sender::new(Signal::GoOn), rendezvous: BTreeMap::new(), gathering: BTreeMap::new() }
+impl Default for Waiters {
+    fn default() -> Waiters {
+        Waiters {
+            signal: watch::Sender::new(Signal::Continue),
+            rendezvous: BTreeMap::new(),
+            gathering: BTreeMap::new(),
+        }
     }
 }
 
@@ -143,7 +175,7 @@ impl Allocation {
             why: None,
             placed: None,
             preempting: None,
-            calls: Calls::default(),
+            waiters: Waiters::default(),
         }
     }
 
@@ -180,7 +212,7 @@ impl Allocation {
         let ports = self.placed.as_ref().map_or(&no_ports, |placed| &placed.ports);
         let (trial, run) = match &self.purpose {
             Purpose::Trial { trial, run, .. } => (Some(*trial), run.number.into()),
-            Purpose::Single => (None, 1),
+            Purpose::Command => (None, 1),
         };
         AllocationRow {
             id: self.id.clone(),
@@ -207,14 +239,37 @@ impl Allocation {
     pub(crate) fn experiment(&self) -> Option<ExperimentId> {
         match &self.purpose {
             Purpose::Trial { experiment, .. } => Some(*experiment),
-            Purpose::Single => None,
+            Purpose::Command => None,
         }
     }
 
     /// Lets its script know that it is to stop.
     pub(crate) fn preempt(&mut self, why: String) {
         self.preempting = Some(why);
-        self.calls.signal.send_replace(Signal::Preempt);
+        self.waiters.signal.send_replace(Signal::Preempt);
+    }
+
+    /// The shares that have not ended, by rank.
+    pub(crate) fn alive(&self) -> impl Iterator<Item = &Share> {
+        let placed = self.placed.as_ref();
+        placed.into_iter().flat_map(|placed| placed.gang.alive().filter_map(|rank| placed.shares.get(rank)))
+    }
+
+    /// What agents call one of its shares.
+    pub(crate) fn share_name(&self, share: &Share) -> ShareName {
+        ShareName { allocation: self.id.clone(), resources: share.resources.clone() }
+    }
+
+    /// Answers every request that still waits for it: it is over.
+    pub(crate) fn close(self) {
+        let why = format!("allocation {} has ended", self.id);
+        self.waiters.signal.send_replace(Signal::Ended);
+        for (_, reply) in self.waiters.rendezvous {
+            let _ = reply.send(Err(Refusal::Precondition(why.clone())));
+        }
+        for (_, (_, reply)) in self.waiters.gathering {
+            let _ = reply.send(Err(Refusal::Precondition(why.clone())));
+        }
     }
 
     /// The rank of a share.
@@ -223,7 +278,7 @@ impl Allocation {
     }
 
     /// What the share of a rank is told when all have asked.
-    pub(crate) fn meeting(&self, rank: usize) -> Option<RendezvousInfo> {
+    pub(crate) fn rendezvous_info(&self, rank: usize) -> Option<RendezvousInfo> {
         let placed = self.placed.as_ref()?;
         Some(RendezvousInfo {
             addresses: placed.shares.iter().map(|share| share.address.clone()).collect(),

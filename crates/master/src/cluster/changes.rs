@@ -4,20 +4,11 @@ use instep_api::agents::Agent as ShownAgent;
 use instep_api::identifiers::ExperimentId;
 use instep_policy::schedule::{self, Moved, Side};
 
-use super::actor::Actor;
-use super::allocation::Happening;
-use super::{Refusal, Reply};
-
-/// What becomes of an agent or a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Availability {
-    /// It takes work.
-    Enabled,
-    /// It takes no new work; what runs may end by itself.
-    Draining,
-    /// It takes no new work, and what runs is ended and started again elsewhere.
-    Disabled,
-}
+use super::Refusal;
+use super::agents::Availability;
+use super::allocation::AllocationEvent;
+use super::outbox::Outbox;
+use super::state::ClusterState;
 
 /// What changes about a job; what is not given stays.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -35,77 +26,49 @@ pub(crate) struct JobChange {
 pub(crate) enum JobOf {
     Experiment(ExperimentId),
     /// The task.
-    Single(String),
+    Command(String),
 }
 
-fn missing(agent: &str) -> Refusal {
-    Refusal::Missing(format!("agent '{agent}' not found"))
-}
-
-impl Actor {
-    /// Lets an agent take work, or not.
-    pub(super) fn set_agent(&mut self, name: &str, availability: Availability, reply: Reply<ShownAgent>) {
-        let Some(agent) = self.agents.get_mut(name) else { return self.answer(reply, Err(missing(name))) };
-        agent.enabled = availability == Availability::Enabled;
-        agent.draining = availability == Availability::Draining;
-        let row = agent.row();
-        self.decision.agents.push(row);
-        if availability == Availability::Disabled {
-            self.evict(name, None, &format!("agent {name} was disabled"));
-        }
-        self.pace.wanted();
-        let shown = self.shown_agent(name).ok_or_else(|| missing(name));
-        self.answer(reply, shown);
-    }
-
-    /// Lets one of its slots take work, or not.
-    pub(super) fn set_slot(&mut self, name: &str, slot: u32, availability: Availability, reply: Reply<ShownAgent>) {
-        let Some(agent) = self.agents.get_mut(name) else { return self.answer(reply, Err(missing(name))) };
-        if !agent.devices.iter().any(|device| device.id == slot) {
-            let what = format!("slot '{slot}' of agent '{name}' not found");
-            return self.answer(reply, Err(Refusal::Missing(what)));
-        }
-        match availability {
-            Availability::Enabled => agent.disabled_slots.remove(&slot),
-            Availability::Draining | Availability::Disabled => agent.disabled_slots.insert(slot),
+impl ClusterState {
+    /// Lets an agent, or one of its slots, take work or not.
+    pub(super) fn set_availability(
+        &mut self,
+        agent: &str,
+        slot: Option<u32>,
+        availability: Availability,
+        outbox: &mut Outbox,
+    ) -> Result<ShownAgent, Refusal> {
+        let what = match slot {
+            None => {
+                self.agents.set(agent, availability, outbox)?;
+                format!("agent {agent}")
+            }
+            Some(slot) => {
+                self.agents.set_slot(agent, slot, availability, outbox)?;
+                format!("slot {slot} of agent {agent}")
+            }
         };
-        let row = agent.row();
-        self.decision.agents.push(row);
         if availability == Availability::Disabled {
-            self.evict(name, Some(slot), &format!("slot {slot} of agent {name} was disabled"));
-        }
-        self.pace.wanted();
-        let shown = self.shown_agent(name).ok_or_else(|| missing(name));
-        self.answer(reply, shown);
-    }
-
-    /// Ends what runs on an agent, or on one of its slots; it is started again elsewhere.
-    fn evict(&mut self, agent: &str, slot: Option<u32>, why: &str) {
-        let mut hit = Vec::new();
-        for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
-            let Some(placed) = &allocation.placed else { continue };
-            let shares = placed.gang.alive().filter_map(|rank| placed.shares.get(rank));
-            let mut here = shares.filter(|share| share.agent == agent);
-            if here.any(|share| slot.is_none_or(|slot| share.devices.contains(&slot))) {
-                hit.push(allocation.id.clone());
+            // Ended here, and started again elsewhere.
+            for name in self.allocations.on_agent(agent, slot) {
+                let why = format!("{what} was disabled");
+                self.allocation_event(&name, AllocationEvent::Evicted { why }, outbox);
             }
         }
-        for name in hit {
-            self.happened(&name, Happening::Evicted { why: why.to_owned() });
-        }
+        self.shown_agent(agent).ok_or_else(|| Refusal::Missing(format!("agent '{agent}' not found")))
     }
 
     /// Changes a job that the database knows to be changed. `false` if it does not live.
-    pub(super) fn change_job(&mut self, job: &JobOf, change: JobChange, reply: Reply<bool>) {
+    pub(super) fn change_job(&mut self, job: &JobOf, change: JobChange, outbox: &mut Outbox) -> bool {
         let found = match job {
             JobOf::Experiment(id) => {
-                self.experiments.get_mut(id).map(|live| (&mut live.config.resources, &mut live.position))
+                self.experiments.get_mut(*id).map(|live| (&mut live.config.resources, &mut live.position))
             }
-            JobOf::Single(task) => {
-                self.singles.get_mut(task).map(|live| (&mut live.config.resources, &mut live.position))
+            JobOf::Command(task) => {
+                self.commands.get_mut(task).map(|live| (&mut live.config.resources, &mut live.position))
             }
         };
-        let Some((resources, place)) = found else { return self.answer(reply, Ok(false)) };
+        let Some((resources, place)) = found else { return false };
         if let Some(priority) = change.priority {
             resources.priority = Some(priority);
         }
@@ -120,38 +83,39 @@ impl Actor {
         }
         if let Some(pool) = change.pool {
             resources.resource_pool = pool.clone();
-            self.move_to(job, &pool);
+            self.move_to(job, &pool, outbox);
         }
         if let JobOf::Experiment(id) = job
-            && let Some(live) = self.experiments.get_mut(id)
+            && let Some(live) = self.experiments.get_mut(*id)
         {
             live.full["resources"] = live.config.to_json()["resources"].clone();
         }
-        self.pace.wanted();
-        self.answer(reply, Ok(true));
+        outbox.request_pass();
+        true
     }
 
     /// What waits asks for slots of the new pool; what runs makes room and asks there.
-    fn move_to(&mut self, job: &JobOf, pool: &str) {
+    fn move_to(&mut self, job: &JobOf, pool: &str, outbox: &mut Outbox) {
         let mut running = Vec::new();
-        for allocation in self.allocations.values_mut() {
+        for allocation in self.allocations.open_mut() {
             let mine = match job {
                 JobOf::Experiment(id) => allocation.experiment() == Some(*id),
-                JobOf::Single(task) => allocation.task == *task,
+                JobOf::Command(task) => allocation.task == *task,
             };
-            if !mine || allocation.ended_at.is_some() || allocation.pool == pool {
+            if !mine || allocation.pool == pool {
                 continue;
             }
             match allocation.placed {
                 None => {
                     pool.clone_into(&mut allocation.pool);
-                    self.changed.allocations.insert(allocation.id.clone());
+                    outbox.allocation_changed(&allocation.id);
                 }
                 Some(_) => running.push(allocation.id.clone()),
             }
         }
         for name in running {
-            self.happened(&name, Happening::Displaced { why: format!("its job was moved to pool {pool}") });
+            let why = format!("its job was moved to pool {pool}");
+            self.allocation_event(&name, AllocationEvent::Displaced { why }, outbox);
         }
     }
 
@@ -164,10 +128,10 @@ impl Actor {
     /// Whose job it is, if that has not ended.
     pub(crate) fn job_of(&self, job: &str) -> Option<JobOf> {
         let experiment = self.experiments.iter().find(|(_, live)| live.job == job);
-        let single = || self.singles.iter().find(|(_, live)| live.job == job);
+        let command = || self.commands.iter().find(|(_, live)| live.job == job);
         match experiment {
-            Some((id, _)) => Some(JobOf::Experiment(*id)),
-            None => single().map(|(task, _)| JobOf::Single(task.clone())),
+            Some((id, _)) => Some(JobOf::Experiment(id)),
+            None => command().map(|(task, _)| JobOf::Command(task.clone())),
         }
     }
 }

@@ -1,33 +1,28 @@
 //! Experiments that live: what happens to them, and what their state machines want done.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use instep_api::config::{ExperimentConfig, Sources};
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::link::RunAs;
-use instep_api::states::{AllocationState, LogLevel, State};
+use instep_api::states::{LogLevel, State};
 use instep_api::wire::Timestamp;
-use instep_database::{LiveExperiment, NewManagedTrial, RevisedTrial, Snapshot};
-use instep_policy::lifecycle::single::SingleEvent;
+use instep_database::{ExperimentDecision, LiveExperiment, NewManagedTrial, RevisedTrial, Snapshot, TrialDecision};
 use instep_policy::lifecycle::{Effect, Event, Experiment, Run, Terms};
 use instep_policy::search::Search;
 use serde_json::Value;
 
-use super::actor::{Act, Actor};
-use super::allocation::{Allocation, Happening, Purpose, Signal};
-use super::journal::Journal;
-use super::policies::Patterns;
-use super::{Refusal, Reply, TrialNews};
+use super::allocation::{Allocation, Purpose};
+use super::allocations::Allocations;
+use super::journal::{Journal, Machine};
+use super::log_policies::Patterns;
+use super::outbox::{Action, Outbox};
+use super::{Refusal, TrialReport, pool_of};
 use crate::clock::now;
 
-/// The name of the pool of those that name none.
-pub(crate) const DEFAULT_POOL: &str = "default";
 /// Before SIGKILL, for what is ended on somebody's word.
 const KILL_GRACE_SECONDS: u32 = 0;
-
-/// The state machine of an experiment.
-pub(super) type Machine = Experiment<Search>;
 
 /// An experiment that has not ended.
 pub(crate) struct Live {
@@ -42,17 +37,17 @@ pub(crate) struct Live {
     pub submitted: Timestamp,
     /// Its place among jobs of the same priority.
     pub position: i64,
-    pub trials: BTreeMap<String, Facts>,
+    pub trials: BTreeMap<String, TrialParameters>,
     /// The checkpoint that its trials begin with.
     pub warm_start: Option<String>,
-    /// Trials, and the log policy that matched.
+    /// The log policy that matched, by the request of the trial.
     pub matched: BTreeMap<String, String>,
     pub patterns: Patterns,
 }
 
-/// What does not change about a trial.
+/// What a trial was made with.
 #[derive(Debug, Clone)]
-pub(crate) struct Facts {
+pub(crate) struct TrialParameters {
     pub seed: u32,
     pub hparams: Value,
 }
@@ -66,12 +61,12 @@ impl Live {
             let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
             all.join("; ")
         })?;
-        let (machine, journal) = match Journal::read(&found.standing)? {
+        let (machine, journal) = match Journal::read(&found.stored)? {
             Some(read) => read,
             None => (machine(experiment.id, &config, found.state == State::Paused)?, Journal::new()),
         };
-        let facts = |trial: &instep_database::LiveTrial| {
-            (trial.request.clone(), Facts { seed: trial.seed, hparams: trial.hparams.clone() })
+        let parameters = |trial: &instep_database::LiveTrial| {
+            (trial.request.clone(), TrialParameters { seed: trial.seed, hparams: trial.hparams.clone() })
         };
         Ok(Live {
             machine,
@@ -84,7 +79,7 @@ impl Live {
             workspace: experiment.workspace_id,
             submitted: experiment.start_time,
             position: experiment.start_time.0,
-            trials: found.trials.iter().map(facts).collect(),
+            trials: found.trials.iter().map(parameters).collect(),
             warm_start: found.warm_start.clone(),
             matched: BTreeMap::new(),
         })
@@ -101,12 +96,33 @@ impl Live {
         self.journal.take(&self.machine, self.machine.state().is_terminal())
     }
 
-    /// Whose slots it takes.
+    /// The pool whose slots it takes.
     pub(crate) fn pool(&self) -> &str {
-        match self.config.resources.resource_pool.as_str() {
-            "" => DEFAULT_POOL,
-            pool => pool,
-        }
+        pool_of(&self.config.resources)
+    }
+
+    /// The name of a run's allocation.
+    fn allocation_name(&self, run: &Run) -> Option<String> {
+        let trial = self.machine.trials().get(&run.request)?;
+        Some(format!("{}.{}", trial.task, run.number))
+    }
+
+    /// The allocation of a run, which waits for slots.
+    fn allocation_for(
+        &self,
+        id: ExperimentId,
+        run: Run,
+        name: String,
+        excluded: BTreeSet<String>,
+    ) -> Option<Allocation> {
+        let trial = self.machine.trials().get(&run.request)?;
+        let purpose = Purpose::Trial { experiment: id, trial: TrialId(trial.id?.into()), run };
+        let mut allocation = Allocation::queued(name, trial.task.clone(), purpose);
+        allocation.pool = self.pool().to_owned();
+        allocation.slots = self.config.resources.slots_per_trial;
+        allocation.excluded = excluded;
+        allocation.queued_at = now();
+        Some(allocation)
     }
 }
 
@@ -128,177 +144,194 @@ fn search(config: &ExperimentConfig) -> Result<Search, String> {
     Search::new(&config.searcher, &config.hyperparameters, seed).map_err(|error| error.to_string())
 }
 
-impl Actor {
-    /// Sets a new experiment in motion.
-    pub(super) fn begin(&mut self, found: LiveExperiment, reply: Reply<Vec<String>>) {
-        let id = found.experiment.id;
-        match Live::of(&found) {
-            Ok(live) => {
-                let warnings = live.config.warnings.clone();
-                self.experiments.insert(id, live);
-                self.event(id, Event::Started);
-                self.answer(reply, Ok(warnings));
-            }
-            Err(why) => self.answer(reply, Err(Refusal::Invalid(why))),
-        }
+/// The experiments that have not ended, and which trial belongs to which.
+#[derive(Default)]
+pub(crate) struct Experiments {
+    live: BTreeMap<ExperimentId, Live>,
+    trials: HashMap<TrialId, (ExperimentId, String)>,
+}
+
+impl Experiments {
+    pub(super) fn get(&self, id: ExperimentId) -> Option<&Live> {
+        self.live.get(&id)
     }
 
-    /// Goes on with an experiment that has ended.
-    pub(super) fn carry_on(&mut self, found: &LiveExperiment, reply: Reply<()>) {
+    pub(super) fn get_mut(&mut self, id: ExperimentId) -> Option<&mut Live> {
+        self.live.get_mut(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ExperimentId, &Live)> {
+        self.live.iter().map(|(id, live)| (*id, live))
+    }
+
+    /// The experiment of a trial, and the search's request that made it.
+    pub(super) fn of_trial(&self, trial: TrialId) -> Option<&(ExperimentId, String)> {
+        self.trials.get(&trial)
+    }
+
+    /// Takes in one that the database knows, with its trials.
+    pub(super) fn insert(&mut self, found: &LiveExperiment, live: Live) {
         let id = found.experiment.id;
-        if self.experiments.contains_key(&id) {
+        for trial in &found.trials {
+            self.trials.insert(trial.id, (id, trial.request.clone()));
+        }
+        self.live.insert(id, live);
+    }
+
+    /// Starts a new experiment; gives what its author should know.
+    pub(super) fn start(
+        &mut self,
+        found: &LiveExperiment,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) -> Result<Vec<String>, Refusal> {
+        let live = Live::of(found).map_err(Refusal::Invalid)?;
+        let warnings = live.config.warnings.clone();
+        self.live.insert(found.experiment.id, live);
+        self.on(found.experiment.id, Event::Started, allocations, outbox);
+        Ok(warnings)
+    }
+
+    /// Continues an experiment that has ended.
+    pub(super) fn continue_ended(
+        &mut self,
+        found: &LiveExperiment,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let id = found.experiment.id;
+        if self.live.contains_key(&id) {
             let what = format!("experiment {id} has not ended: only one that has can be continued");
-            return self.answer(reply, Err(Refusal::Precondition(what)));
+            return Err(Refusal::Precondition(what));
         }
-        let prepared = Live::of(found).and_then(|live| Ok((search(&live.config)?, live)));
-        let (search, mut live) = match prepared {
-            Ok(prepared) => prepared,
-            Err(why) => return self.answer(reply, Err(Refusal::Invalid(why))),
-        };
-        match live.machine.carry_on(terms(&live.config), search, now()) {
-            Ok(effects) => {
-                live.journal = Journal::new();
-                for trial in &found.trials {
-                    self.trials.insert(trial.id, (id, trial.request.clone()));
-                }
-                self.experiments.insert(id, live);
-                self.changed.experiments.insert(id);
-                for effect in effects {
-                    self.effect(id, effect);
-                }
-                self.answer(reply, Ok(()));
-            }
-            Err(why) => self.answer(reply, Err(Refusal::Precondition(why))),
+        let mut live = Live::of(found).map_err(Refusal::Invalid)?;
+        let search = search(&live.config).map_err(Refusal::Invalid)?;
+        let effects = live.machine.carry_on(terms(&live.config), search, now()).map_err(Refusal::Precondition)?;
+        live.journal = Journal::new();
+        self.insert(found, live);
+        outbox.experiment_changed(id);
+        for effect in effects {
+            self.apply(id, effect, allocations, outbox);
+        }
+        Ok(())
+    }
+
+    /// Looks the checkpoints of an experiment through once more. One that runs is looked through at its end.
+    pub(super) fn collect_again(&self, id: ExperimentId, outbox: &mut Outbox) {
+        if !self.live.contains_key(&id) {
+            outbox.decision.collect.push(id);
+            outbox.after_commit(Action::Collect(id));
         }
     }
 
-    /// Looks the checkpoints of an experiment through once more.
-    pub(super) fn collect_again(&mut self, id: ExperimentId, reply: Reply<()>) {
-        if !self.experiments.contains_key(&id) {
-            self.decision.collect.push(id);
-            self.later(Act::Collect(id));
-        }
-        // One that runs is looked through at its end.
-        self.answer(reply, Ok(()));
-    }
-
-    /// Somebody wants something.
-    pub(super) fn control(&mut self, id: ExperimentId, event: Event, reply: Reply<bool>) {
-        let Some(live) = self.experiments.get(&id) else { return self.answer(reply, Ok(false)) };
+    /// Somebody wants something of an experiment. `false` if it does not live.
+    pub(super) fn control(
+        &mut self,
+        id: ExperimentId,
+        event: Event,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) -> Result<bool, Refusal> {
+        let Some(live) = self.live.get(&id) else { return Ok(false) };
         if let Some(why) = live.machine.refusal(&event) {
-            return self.answer(reply, Err(Refusal::Precondition(why)));
+            return Err(Refusal::Precondition(why));
         }
-        self.event(id, event);
-        self.answer(reply, Ok(true));
+        self.on(id, event, allocations, outbox);
+        Ok(true)
     }
 
-    /// A trial reports something.
-    pub(super) fn tell(&mut self, trial: TrialId, news: TrialNews, reply: Reply<bool>) {
-        let Some((id, request)) = self.trials.get(&trial).cloned() else { return self.answer(reply, Ok(false)) };
-        let event = match news {
-            TrialNews::Validated(metrics, step) => {
+    /// A trial reports something. `false` if the master does not run it now.
+    pub(super) fn trial_reported(
+        &mut self,
+        trial: TrialId,
+        report: TrialReport,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) -> bool {
+        let Some((id, request)) = self.trials.get(&trial).cloned() else { return false };
+        let event = match report {
+            TrialReport::Validated(metrics, step) => {
                 Event::Validated { request, metrics, steps: u64::try_from(step).unwrap_or(0) }
             }
-            TrialNews::Progressed(progress) => Event::Progressed { request, progress },
-            TrialNews::InvalidHyperparameters => Event::InvalidHyperparameters { request },
-            TrialNews::Kill => Event::KillTrial { request },
+            TrialReport::Progressed(progress) => Event::Progressed { request, progress },
+            TrialReport::InvalidHyperparameters => Event::InvalidHyperparameters { request },
+            TrialReport::Kill => Event::KillTrial { request },
         };
-        self.event(id, event);
-        self.answer(reply, Ok(true));
-    }
-
-    /// Feeds an event to an experiment, and does what follows.
-    pub(super) fn event(&mut self, id: ExperimentId, event: Event) {
-        let Some(live) = self.experiments.get_mut(&id) else { return };
-        let at = now();
-        live.journal.note(&event, at);
-        let effects = live.machine.on(event, at);
-        self.changed.experiments.insert(id);
-        for effect in effects {
-            self.effect(id, effect);
-        }
-    }
-
-    /// Tells whoever an allocation is for what happened to it.
-    pub(super) fn happened(&mut self, name: &str, what: Happening) {
-        let Some(allocation) = self.allocations.get(name) else { return };
-        match allocation.purpose.clone() {
-            Purpose::Trial { experiment, run, .. } => self.event(experiment, happened_to(run, what)),
-            Purpose::Single => {
-                let task = allocation.task.clone();
-                let event = match what {
-                    Happening::Assigned => SingleEvent::Assigned,
-                    Happening::Running => SingleEvent::Running,
-                    Happening::Ready => SingleEvent::Ready,
-                    // It cannot go on later, so there is nothing that it could stop for.
-                    Happening::Acknowledged => return,
-                    Happening::Displaced { why } | Happening::Evicted { why } => SingleEvent::Kill { why },
-                    Happening::Ended { end } => SingleEvent::Ended { end },
-                };
-                self.single_event(&task, event);
-            }
-        }
-    }
-
-    /// Takes an allocation out of the queue.
-    pub(super) fn withdraw(&mut self, name: &str, why: String) {
-        if let Some(allocation) = self.allocations.get_mut(name) {
-            allocation.reason = why;
-            allocation.ended_at = Some(now());
-            allocation.state = AllocationState::Terminated;
-            self.changed.allocations.insert(name.to_owned());
-        }
+        self.on(id, event, allocations, outbox);
+        true
     }
 
     /// A trial is in the database.
-    pub(super) fn trial_made(&mut self, id: ExperimentId, request: &str, trial: TrialId) {
+    pub(super) fn trial_created(
+        &mut self,
+        id: ExperimentId,
+        request: &str,
+        trial: TrialId,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) {
         self.trials.insert(trial, (id, request.to_owned()));
         // More than two thousand million trials are not made.
         let number = i32::try_from(trial.0).unwrap_or(i32::MAX);
-        self.event(id, Event::TrialMade { request: request.to_owned(), trial: number });
+        self.on(id, Event::TrialMade { request: request.to_owned(), trial: number }, allocations, outbox);
     }
 
-    pub(super) fn effect(&mut self, id: ExperimentId, effect: Effect) {
+    /// Feeds an event to an experiment, and does what follows.
+    pub(super) fn on(&mut self, id: ExperimentId, event: Event, allocations: &mut Allocations, outbox: &mut Outbox) {
+        let Some(live) = self.live.get_mut(&id) else { return };
+        let at = now();
+        live.journal.note(&event, at);
+        let effects = live.machine.on(event, at);
+        outbox.experiment_changed(id);
+        for effect in effects {
+            self.apply(id, effect, allocations, outbox);
+        }
+    }
+
+    /// Does one thing that the state machine of an experiment wants.
+    pub(super) fn apply(
+        &mut self,
+        id: ExperimentId,
+        effect: Effect,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) {
+        let Some(live) = self.live.get_mut(&id) else { return };
         match effect {
             Effect::MakeTrial { request, seed, hyperparameters, state, .. } => {
                 let hparams = Value::Object(hyperparameters);
-                let warm = self.warm_start(id);
-                if let Some(live) = self.experiments.get_mut(&id) {
-                    live.trials.insert(request.clone(), Facts { seed, hparams: hparams.clone() });
-                }
-                let new =
-                    NewManagedTrial { experiment: id, request, state, hparams, seed, warm_start_checkpoint: warm };
-                self.decision.new_trials.push(new);
+                live.trials.insert(request.clone(), TrialParameters { seed, hparams: hparams.clone() });
+                let warm_start_checkpoint = live.warm_start.clone();
+                let new = NewManagedTrial { experiment: id, request, state, hparams, seed, warm_start_checkpoint };
+                outbox.decision.new_trials.push(new);
             }
             Effect::ReviseTrial { request, seed, hyperparameters, task } => {
                 let hparams = Value::Object(hyperparameters);
-                if let Some(live) = self.experiments.get_mut(&id) {
-                    live.trials.insert(request.clone(), Facts { seed, hparams: hparams.clone() });
-                }
-                self.decision.revised.push(RevisedTrial { experiment: id, request, task, hparams, seed });
+                live.trials.insert(request.clone(), TrialParameters { seed, hparams: hparams.clone() });
+                outbox.decision.revised.push(RevisedTrial { experiment: id, request, task, hparams, seed });
             }
             Effect::Ask { run, allocation, excluded, .. } => {
-                self.changed.trials.insert((id, run.request.clone()));
-                self.ask_for_slots(id, run, allocation, excluded);
+                outbox.trial_changed(id, &run.request);
+                if allocations.get(&allocation).is_none()
+                    && let Some(queued) = live.allocation_for(id, run, allocation, excluded)
+                {
+                    allocations.queue(queued, outbox);
+                }
             }
             Effect::Withdraw { run, why } => {
-                self.changed.trials.insert((id, run.request.clone()));
-                if let Some(name) = self.allocation_of(id, &run).map(|allocation| allocation.id.clone()) {
-                    self.withdraw(&name, why);
+                outbox.trial_changed(id, &run.request);
+                if let Some(name) = live.allocation_name(&run) {
+                    allocations.withdraw(&name, why, outbox);
                 }
             }
             Effect::Preempt { run, why, .. } => {
-                if let Some(allocation) = self.allocation_of(id, &run) {
-                    allocation.reason = format!("it was asked to stop: {why}");
-                    allocation.preempting = Some(why);
-                    let name = allocation.id.clone();
-                    self.changed.allocations.insert(name.clone());
-                    self.later(Act::Signal(name, Signal::Preempt));
+                if let Some(name) = live.allocation_name(&run) {
+                    allocations.preempt(&name, why, outbox);
                 }
             }
             Effect::Kill { run, why } => {
-                if let Some(name) = self.allocation_of(id, &run).map(|allocation| allocation.id.clone()) {
-                    self.stop_shares(&name, KILL_GRACE_SECONDS, &why);
+                if let Some(name) = live.allocation_name(&run) {
+                    allocations.stop(&name, KILL_GRACE_SECONDS, &why, outbox);
                 }
             }
             Effect::ExperimentState { state, why } => {
@@ -307,81 +340,83 @@ impl Actor {
             Effect::TrialState { request, state, why } => {
                 tracing::info!(experiment = id.0, request, state = state.as_str(), why);
                 if state.is_terminal()
-                    && let Some(task) = self.task_of(id, &request)
+                    && let Some(trial) = live.machine.trials().get(&request)
                 {
-                    self.decision.ended_tasks.push(task);
+                    outbox.decision.ended_tasks.push(trial.task.clone());
                 }
-                self.changed.trials.insert((id, request));
+                outbox.trial_changed(id, &request);
             }
             Effect::PolicyMatched { request, policy } => {
-                if let Some(live) = self.experiments.get_mut(&id) {
-                    live.matched.insert(request.clone(), policy);
-                }
-                self.changed.trials.insert((id, request));
+                outbox.trial_changed(id, &request);
+                live.matched.insert(request, policy);
             }
             Effect::CollectCheckpoints => {
-                self.decision.collect.push(id);
-                self.later(Act::Collect(id));
+                outbox.decision.collect.push(id);
+                outbox.after_commit(Action::Collect(id));
             }
             Effect::Note { request, level, text } => {
-                let trial = self.experiments.get(&id).and_then(|live| live.machine.trials().get(&request));
-                let Some(trial) = trial else { return };
-                let (task, allocation) = (trial.task.clone(), trial.allocation_name());
+                let Some(trial) = live.machine.trials().get(&request) else { return };
                 if matches!(level, LogLevel::Warning | LogLevel::Error | LogLevel::Critical) {
                     tracing::warn!(experiment = id.0, trial = trial.id, "{text}");
                 }
-                self.note(&task, allocation.as_deref(), level, &text);
+                outbox.log(&trial.task, trial.allocation_name().as_deref(), level, &text);
             }
         }
     }
 
-    fn task_of(&self, id: ExperimentId, request: &str) -> Option<String> {
-        Some(self.experiments.get(&id)?.machine.trials().get(request)?.task.clone())
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Timestamp> {
+        self.live.values().filter_map(|live| live.machine.deadline())
     }
 
-    fn warm_start(&self, id: ExperimentId) -> Option<String> {
-        self.experiments.get(&id)?.warm_start.clone()
+    /// Those whose deadline has come.
+    pub(super) fn due(&self, moment: Timestamp) -> Vec<ExperimentId> {
+        let is_due = |live: &Live| live.machine.deadline().is_some_and(|deadline| deadline <= moment);
+        self.iter().filter(|(_, live)| is_due(live)).map(|(id, _)| id).collect()
     }
 
-    /// The present allocation of a run.
-    pub(super) fn allocation_of(&mut self, id: ExperimentId, run: &Run) -> Option<&mut Allocation> {
-        let task = self.task_of(id, &run.request)?;
-        self.allocations.get_mut(&format!("{task}.{}", run.number))
+    /// An experiment as it is stored now.
+    pub(super) fn row(&mut self, id: ExperimentId) -> Option<ExperimentDecision> {
+        let live = self.live.get_mut(&id)?;
+        let (state, progress) = (live.machine.state(), live.progress());
+        Some(ExperimentDecision { id, state, progress, snapshot: live.snapshot() })
     }
 
-    /// Queues a run, unless it is queued already.
-    fn ask_for_slots(&mut self, id: ExperimentId, run: Run, name: String, excluded: BTreeSet<String>) {
-        let Some(live) = self.experiments.get(&id) else { return };
-        let Some(trial) = live.machine.trials().get(&run.request) else { return };
-        let Some(number) = trial.id else { return };
-        if self.allocations.contains_key(&name) {
-            return;
+    /// A trial as it is stored now.
+    pub(super) fn trial_row(&self, id: ExperimentId, request: &str) -> Option<TrialDecision> {
+        let live = self.live.get(&id)?;
+        let trial = live.machine.trials().get(request)?;
+        Some(TrialDecision {
+            id: TrialId(trial.id?.into()),
+            state: trial.state,
+            restarts: trial.restarts.min(live.machine.terms().max_restarts).into(),
+            run: trial.runs.into(),
+            log_policy_matched: live.matched.get(request).cloned(),
+        })
+    }
+
+    /// The trials of an experiment that are in the database, but whose ids its state machine has not heard.
+    pub(super) fn unannounced_trials(&self, id: ExperimentId) -> Vec<(String, TrialId)> {
+        let Some(live) = self.live.get(&id) else { return Vec::new() };
+        self.trials
+            .iter()
+            .filter(|(_, (experiment, _))| *experiment == id)
+            .filter(|(_, (_, request))| live.machine.trials().get(request).is_some_and(|trial| trial.id.is_none()))
+            .map(|(trial, (_, request))| (request.clone(), *trial))
+            .collect()
+    }
+
+    /// Removes those that have ended.
+    pub(super) fn reap(&mut self) {
+        let over: Vec<ExperimentId> =
+            self.iter().filter(|(_, live)| live.machine.state().is_terminal()).map(|(id, _)| id).collect();
+        for id in over {
+            self.live.remove(&id);
+            self.trials.retain(|_, (experiment, _)| *experiment != id);
         }
-        let purpose = Purpose::Trial { experiment: id, trial: TrialId(number.into()), run };
-        let mut allocation = Allocation::queued(name.clone(), trial.task.clone(), purpose);
-        allocation.pool = live.pool().to_owned();
-        allocation.slots = live.config.resources.slots_per_trial;
-        allocation.excluded = excluded;
-        allocation.queued_at = now();
-        self.allocations.insert(name.clone(), allocation);
-        self.changed.allocations.insert(name);
-        self.pace.wanted();
     }
 }
 
-fn happened_to(run: Run, what: Happening) -> Event {
-    match what {
-        Happening::Assigned => Event::Assigned { run },
-        Happening::Running => Event::Running { run },
-        Happening::Ready => Event::Ready { run },
-        Happening::Acknowledged => Event::Acknowledged { run },
-        Happening::Displaced { why } => Event::Displaced { run, why },
-        Happening::Evicted { why } => Event::Evicted { run, why },
-        Happening::Ended { end } => Event::Ended { run, end },
-    }
-}
-
-/// Who an experiment or a task belongs to, and as whom it runs.
+/// The user an experiment or a command belongs to, and as whom it runs.
 #[derive(Debug, Clone)]
 pub(crate) struct Owner {
     pub id: UserId,

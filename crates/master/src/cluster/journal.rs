@@ -5,11 +5,13 @@
 //! reading the whole and letting the same happen again leads to the same place.
 
 use instep_api::wire::Timestamp;
-use instep_database::{Snapshot, Standing};
-use instep_policy::lifecycle::Event;
+use instep_database::{Snapshot, StoredState};
+use instep_policy::lifecycle::{Event, Experiment};
+use instep_policy::search::Search;
 use serde::{Deserialize, Serialize};
 
-use super::experiments::Machine;
+/// The state machine of an experiment.
+pub(super) type Machine = Experiment<Search>;
 
 /// Events of fewer bytes than this are not worth writing the whole for.
 const LEAST: usize = 64 << 10;
@@ -30,24 +32,24 @@ pub(super) struct Journal {
     next: i64,
     bytes: usize,
     count: usize,
-    whole_bytes: usize,
+    snapshot_bytes: usize,
     /// Something changed that no event tells.
-    whole_wanted: bool,
+    snapshot_wanted: bool,
 }
 
 impl Journal {
     /// Of a state machine that was never stored, or has changed without an event.
     pub(super) fn new() -> Journal {
-        Journal { new: Vec::new(), next: 1, bytes: 0, count: 0, whole_bytes: 0, whole_wanted: true }
+        Journal { new: Vec::new(), next: 1, bytes: 0, count: 0, snapshot_bytes: 0, snapshot_wanted: true }
     }
 
     /// Reads a state machine back; `None` if it was never stored.
-    pub(super) fn read(standing: &Standing) -> Result<Option<(Machine, Journal)>, String> {
-        let Some(whole) = &standing.whole else { return Ok(None) };
+    pub(super) fn read(stored: &StoredState) -> Result<Option<(Machine, Journal)>, String> {
+        let Some(whole) = &stored.snapshot else { return Ok(None) };
         let mut machine: Machine =
             serde_json::from_str(whole).map_err(|error| format!("its snapshot cannot be read: {error}"))?;
-        let mut journal = Journal { whole_bytes: whole.len(), whole_wanted: false, ..Journal::new() };
-        for (number, content) in &standing.since {
+        let mut journal = Journal { snapshot_bytes: whole.len(), snapshot_wanted: false, ..Journal::new() };
+        for (number, content) in &stored.events {
             let entry: Entry = serde_json::from_str(content)
                 .map_err(|error| format!("what happened to it cannot be read (number {number}): {error}"))?;
             // What followed was stored with the event.
@@ -64,9 +66,9 @@ impl Journal {
         // JSON has no such numbers.
         let unsayable = matches!(event, Event::Progressed { progress, .. } if !progress.is_finite());
         if unsayable {
-            self.whole_wanted = true;
+            self.snapshot_wanted = true;
         }
-        if self.whole_wanted {
+        if self.snapshot_wanted {
             return;
         }
         let entry = Entry { at, event: event.clone() };
@@ -77,28 +79,27 @@ impl Journal {
                 self.new.push((self.next, text));
                 self.next += 1;
             }
-            Err(_) => self.whole_wanted = true,
+            Err(_) => self.snapshot_wanted = true,
         }
     }
 
     /// What is to be stored now; `over` if nothing follows.
     pub(super) fn take(&mut self, machine: &Machine, over: bool) -> Snapshot {
-        let full = self.bytes > self.whole_bytes.max(LEAST) || self.count > MOST;
-        if !self.whole_wanted && !full && !over {
-            return Snapshot::Since(std::mem::take(&mut self.new));
+        let full = self.bytes > self.snapshot_bytes.max(LEAST) || self.count > MOST;
+        if !self.snapshot_wanted && !full && !over {
+            return Snapshot::Events(std::mem::take(&mut self.new));
         }
         let whole = serde_json::to_string(machine).unwrap_or_else(|error| unreachable!("all keys are texts: {error}"));
         // Numbers go on: an event that was stored before must not be taken for a later one.
-        *self = Journal { next: self.next, whole_bytes: whole.len(), whole_wanted: false, ..Journal::new() };
-        Snapshot::Whole(whole)
+        *self = Journal { next: self.next, snapshot_bytes: whole.len(), snapshot_wanted: false, ..Journal::new() };
+        Snapshot::Full(whole)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use instep_api::config::{ExperimentConfig, Sources};
-    use instep_policy::lifecycle::{Effect, Experiment, Run, Terms};
-    use instep_policy::search::Search;
+    use instep_policy::lifecycle::{Effect, Run, Terms};
     use serde_json::json;
 
     use super::*;
@@ -115,9 +116,9 @@ mod tests {
     }
 
     /// Lets events happen, stores after each, and gives the bytes that were stored for the last.
-    fn play(trials: u32) -> (Machine, Standing, Vec<usize>) {
+    fn play(trials: u32) -> (Machine, StoredState, Vec<usize>) {
         let (mut machine, mut journal) = (machine(trials), Journal::new());
-        let (mut standing, mut sizes) = (Standing::default(), Vec::new());
+        let (mut stored, mut sizes) = (StoredState::default(), Vec::new());
         let mut waiting = vec![Event::Started];
         let mut moment = 0;
         while let Some(event) = waiting.pop() {
@@ -139,30 +140,30 @@ mod tests {
                 }
             }
             match journal.take(&machine, false) {
-                Snapshot::Whole(text) => {
+                Snapshot::Full(text) => {
                     sizes.push(text.len());
-                    standing = Standing { whole: Some(text), since: Vec::new() };
+                    stored = StoredState { snapshot: Some(text), events: Vec::new() };
                 }
-                Snapshot::Since(events) => {
+                Snapshot::Events(events) => {
                     sizes.push(events.iter().map(|(_, text)| text.len()).sum());
                     // Stored twice, as by a master that did not hear the first answer.
                     for event in events.iter().chain(&events) {
-                        if !standing.since.contains(event) {
-                            standing.since.push(event.clone());
+                        if !stored.events.contains(event) {
+                            stored.events.push(event.clone());
                         }
                     }
                 }
             }
-            let (read, _) = Journal::read(&standing).unwrap().unwrap();
+            let (read, _) = Journal::read(&stored).unwrap().unwrap();
             assert_eq!(serde_json::to_string(&read).unwrap(), serde_json::to_string(&machine).unwrap());
         }
-        (machine, standing, sizes)
+        (machine, stored, sizes)
     }
 
     #[test]
     fn what_is_read_back_stands_where_the_other_does_after_every_event() {
-        let (machine, standing, _) = play(20);
-        assert!(!standing.since.is_empty());
+        let (machine, stored, _) = play(20);
+        assert!(!stored.events.is_empty());
         assert_eq!(machine.trials().len(), 20);
     }
 
@@ -181,10 +182,10 @@ mod tests {
     fn what_no_event_can_tell_is_stored_whole() {
         let mut journal = Journal::new();
         let machine = machine(1);
-        assert!(matches!(journal.take(&machine, false), Snapshot::Whole(_)));
-        assert_eq!(journal.take(&machine, false), Snapshot::Since(Vec::new()));
+        assert!(matches!(journal.take(&machine, false), Snapshot::Full(_)));
+        assert_eq!(journal.take(&machine, false), Snapshot::Events(Vec::new()));
         journal.note(&Event::Progressed { request: "r".to_owned(), progress: f64::NAN }, Timestamp(1));
-        assert!(matches!(journal.take(&machine, false), Snapshot::Whole(_)));
-        assert!(matches!(journal.take(&machine, true), Snapshot::Whole(_)), "the end is whole");
+        assert!(matches!(journal.take(&machine, false), Snapshot::Full(_)));
+        assert!(matches!(journal.take(&machine, true), Snapshot::Full(_)), "the end is whole");
     }
 }

@@ -1,33 +1,40 @@
-//! Runs experiments: one task owns everything that lives and decides everything, with the pure policies.
+//! Runs experiments and commands: one task owns everything that lives and decides everything, with the pure policies.
 //!
-//! A request becomes a command to that task ([`Cluster`] is the way to it). The task takes all commands that wait, feeds
+//! A request becomes a message to that task ([`Cluster`] is the handle). The task takes all messages that wait, feeds
 //! them to the state machines, stores what follows in one transaction, and only then acts: orders to agents, answers,
-//! lines for logs. So whatever was acted on is in the database, and a master that was killed goes on from there. Orders
+//! lines for logs. So whatever was acted on is in the database, and a master that was killed resumes from there. Orders
 //! name what they are about and may be repeated, so it simply does.
 //!
-//! - `actor`: the task: commands in, one transaction, acts out.
-//! - `experiments`: experiments and what their state machines want. `singles`: the same for tasks that stand alone.
-//! - `agents`: who lends slots, what they report, when they are given up.
-//! - `allocation`: one attempt to run a task. `tasks`: what the running ones ask. `placing`: who gets which slots.
+//! - `actor`: the loop: messages in, one transaction, actions out. `outbox`: what waits for that transaction.
+//! - `state`: the parts below, and what happens between them.
+//! - `experiments`: experiments and what their state machines want; `journal`: what is stored of them with every event;
+//!   `log_policies`: patterns in their output. `commands`: commands and TensorBoards.
+//! - `allocations`: the attempts to run something, each an `allocation`, with their `ports`. `rendezvous`: what the
+//!   running tasks ask.
+//! - `agents`: the machines that lend slots. `reports`: what they report.
+//! - `scheduler`: which allocation gets which slots. `launch`: starts them there, with an `environment`.
 //! - `views`: what people see of all this. `changes`: what they change about agents and jobs.
-//! - `journal`: what is stored of experiments with every event.
-//! - `environment`, `ports`: what a task is given. `policies`: lines of output that mean something.
 //! - `restore`: what is found in the database at the start. `collection`: checkpoints that are not kept.
 
 mod actor;
 mod agents;
 mod allocation;
+mod allocations;
 mod changes;
 mod collection;
+mod commands;
 mod environment;
 mod experiments;
 mod journal;
-mod placing;
-mod policies;
+mod launch;
+mod log_policies;
+mod outbox;
 mod ports;
+mod rendezvous;
+mod reports;
 mod restore;
-mod singles;
-mod tasks;
+mod scheduler;
+mod state;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -36,37 +43,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use instep_api::agents::Agent as ShownAgent;
+use instep_api::config::Resources;
 use instep_api::identifiers::{ExperimentId, TrialId};
-use instep_api::link::{Hello, Order, Report, Service};
+use instep_api::link::{Hello, Order, Report, Service, Welcome};
 use instep_api::logs::LogLine;
 use instep_api::tasks::RendezvousInfo;
-use instep_database::{Database, LiveExperiment, SingleRow};
+use instep_database::{CommandRow, Database, LiveExperiment};
 use instep_policy::lifecycle::Event;
+use instep_policy::lifecycle::command::CommandEvent;
 use instep_policy::schedule;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::notices::Notices;
-pub(crate) use actor::Actor;
+use actor::Actor;
+use agents::Agents;
+pub(crate) use agents::Availability;
 pub(crate) use allocation::Signal;
-pub(crate) use changes::{Availability, JobChange, JobOf};
+pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
-pub(crate) use experiments::DEFAULT_POOL;
-pub(crate) use placing::{Measures, Passes};
-pub(crate) use policies::check_policies;
-pub(crate) use singles::{Folder, Kind, Shown};
+pub(crate) use commands::{Folder, Kind, TensorboardContent};
+pub(crate) use log_policies::check_log_policies;
+use outbox::Outbox;
+use scheduler::Scheduler;
+pub(crate) use scheduler::{Passes, SchedulerStats};
+pub(crate) use state::ClusterState;
 
+/// The pool of what names none.
+pub(crate) const DEFAULT_POOL: &str = "default";
 /// Between two pings of an agent, at most.
 const LONGEST_PING_SECONDS: u32 = 5;
 /// What an agent that is cut off needs to end its work: five seconds that tasks are left to end in order, and as many in
 /// case the machine is busy.
 const ENDING: Duration = Duration::from_secs(10);
-/// Commands that may wait before callers do.
+/// Messages that may wait before callers do.
 const QUEUE: usize = 1024;
 
 /// Something that is done inside the task.
-type Command = Box<dyn FnOnce(&mut Actor) + Send>;
-/// Where the answer to a command goes, once what it changed is stored.
+type Message = Box<dyn FnOnce(&mut ClusterState, &mut Outbox) + Send>;
+/// Where the answer to a message goes, once what it changed is stored.
 type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// Why something was not done, for people.
@@ -127,11 +142,11 @@ impl ClusterOptions {
     }
 }
 
-/// The way to the task that runs everything. Cheap to clone.
+/// The handle of the task that runs everything. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Cluster {
-    commands: mpsc::Sender<Command>,
-    measures: Arc<Measures>,
+    messages: mpsc::Sender<Message>,
+    stats: Arc<SchedulerStats>,
     silence: Duration,
 }
 
@@ -143,35 +158,57 @@ impl Cluster {
         master_id: String,
         options: ClusterOptions,
     ) -> instep_database::Result<Cluster> {
-        let (commands, received) = mpsc::channel(QUEUE);
-        let measures = Arc::new(Measures::default());
-        let cluster = Cluster { commands, measures: Arc::clone(&measures), silence: options.silence() };
-        let mut actor = Actor::new(database, notices, master_id, options, measures);
+        let (messages, received) = mpsc::channel(QUEUE);
+        let stats = Arc::new(SchedulerStats::default());
+        let cluster = Cluster { messages, stats: Arc::clone(&stats), silence: options.silence() };
+        let welcome = Welcome {
+            master_id,
+            cluster_id: database.cluster_id().to_owned(),
+            window_seconds: u32::try_from(options.reconnect_window.as_secs()).unwrap_or(u32::MAX),
+            ping_seconds: options.ping_seconds(),
+        };
+        let agents = Agents::new(welcome, options.reconnect_window + options.margin);
+        let scheduler = Scheduler::new(options.scheduling.clone(), options.default_priority, stats);
+        let mut actor = Actor::new(database, notices, ClusterState::new(options, agents, scheduler));
         actor.restore().await?;
         tokio::spawn(actor.run(received));
         Ok(cluster)
     }
 
+    /// Does something inside the task, which answers when it likes.
     async fn ask<T, F>(&self, work: F) -> Result<T, Refusal>
     where
         T: Send + 'static,
-        F: FnOnce(&mut Actor, Reply<T>) + Send + 'static,
+        F: FnOnce(&mut ClusterState, &mut Outbox, Reply<T>) + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let command: Command = Box::new(move |actor| work(actor, reply));
-        self.commands.send(command).await.map_err(|_| Refusal::Closed)?;
+        let message: Message = Box::new(move |state, outbox| work(state, outbox, reply));
+        self.messages.send(message).await.map_err(|_| Refusal::Closed)?;
         answer.await.unwrap_or(Err(Refusal::Closed))
     }
 
-    /// Looks at what lives, without changing it.
-    pub(crate) async fn look<T, F>(&self, look: F) -> Result<T, Refusal>
+    /// Does something inside the task; the answer comes once what it changed is stored.
+    async fn change<T, F>(&self, work: F) -> Result<T, Refusal>
     where
         T: Send + 'static,
-        F: FnOnce(&Actor) -> T + Send + 'static,
+        F: FnOnce(&mut ClusterState, &mut Outbox) -> Result<T, Refusal> + Send + 'static,
     {
-        self.ask(move |actor, reply| {
+        self.ask(move |state, outbox, reply| {
+            let answer = work(state, outbox);
+            outbox.reply(reply, answer);
+        })
+        .await
+    }
+
+    /// Looks at what lives, without changing it. The answer waits for nothing to be stored.
+    pub(crate) async fn read<T, F>(&self, read: F) -> Result<T, Refusal>
+    where
+        T: Send + 'static,
+        F: FnOnce(&ClusterState) -> T + Send + 'static,
+    {
+        self.ask(move |state, _, reply| {
             // Nobody listens any more when the request was given up.
-            let _ = reply.send(Ok(look(actor)));
+            let _ = reply.send(Ok(read(state)));
         })
         .await
     }
@@ -182,116 +219,133 @@ impl Cluster {
     }
 
     /// How long passes of the scheduler take.
-    pub(crate) fn measures(&self) -> &Measures {
-        &self.measures
+    pub(crate) fn scheduler_stats(&self) -> &SchedulerStats {
+        &self.stats
     }
 
-    /// Sets an experiment in motion that is in the database; gives what its author should know.
-    pub(crate) async fn begin(&self, experiment: LiveExperiment) -> Result<Vec<String>, Refusal> {
-        self.ask(move |actor, reply| actor.begin(experiment, reply)).await
+    /// Starts an experiment that is in the database; gives what its author should know.
+    pub(crate) async fn start_experiment(&self, experiment: LiveExperiment) -> Result<Vec<String>, Refusal> {
+        self.change(move |state, outbox| state.experiments.start(&experiment, &mut state.allocations, outbox)).await
+    }
+
+    /// Continues an experiment that has ended.
+    pub(crate) async fn continue_experiment(&self, experiment: LiveExperiment) -> Result<(), Refusal> {
+        self.change(move |state, outbox| state.experiments.continue_ended(&experiment, &mut state.allocations, outbox))
+            .await
     }
 
     /// Somebody wants something of an experiment. `false` if it is not among those that live.
     pub(crate) async fn control(&self, id: ExperimentId, event: Event) -> Result<bool, Refusal> {
-        self.ask(move |actor, reply| actor.control(id, event, reply)).await
+        self.change(move |state, outbox| state.experiments.control(id, event, &mut state.allocations, outbox)).await
     }
 
     /// Something happened to a trial. `false` if it is not among those that the master runs now.
-    pub(crate) async fn tell(&self, trial: TrialId, news: TrialNews) -> Result<bool, Refusal> {
-        self.ask(move |actor, reply| actor.tell(trial, news, reply)).await
-    }
-
-    /// Lines of output have been stored: some may mean something.
-    pub(crate) async fn lines_arrived(&self, lines: Vec<LogLine>) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.lines_arrived(&lines, reply)).await
-    }
-
-    /// The state of an experiment's job: how many are before it, and whether it has slots.
-    pub(crate) async fn job_summary(&self, id: ExperimentId) -> Result<Option<Value>, Refusal> {
-        self.ask(move |actor, reply| actor.job_summary(id, reply)).await
-    }
-
-    /// Lets an agent take work, or not; gives what it is like now.
-    pub(crate) async fn set_agent(&self, name: String, availability: Availability) -> Result<ShownAgent, Refusal> {
-        self.ask(move |actor, reply| actor.set_agent(&name, availability, reply)).await
-    }
-
-    /// The same for one of its slots.
-    pub(crate) async fn set_slot(
-        &self,
-        name: String,
-        slot: u32,
-        availability: Availability,
-    ) -> Result<ShownAgent, Refusal> {
-        self.ask(move |actor, reply| actor.set_slot(&name, slot, availability, reply)).await
-    }
-
-    /// Changes a job as the database says already. `false` if it is not among those that live.
-    pub(crate) async fn change_job(&self, job: JobOf, change: JobChange) -> Result<bool, Refusal> {
-        self.ask(move |actor, reply| actor.change_job(&job, change, reply)).await
-    }
-
-    /// Queues a task that stands alone and is in the database.
-    pub(crate) async fn begin_single(&self, row: SingleRow) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.begin_single(&row, reply)).await
-    }
-
-    /// Ends a task that stands alone. `false` if it is not among those that live.
-    pub(crate) async fn kill_single(&self, task: String, why: String) -> Result<bool, Refusal> {
-        self.ask(move |actor, reply| actor.kill_single(&task, why, reply)).await
-    }
-
-    /// Where a task serves, for somebody who is about to use it.
-    pub(crate) async fn use_service(&self, task: String) -> Result<Option<Service>, Refusal> {
-        self.ask(move |actor, reply| actor.use_service(&task, reply)).await
-    }
-
-    /// Goes on with an experiment that has ended.
-    pub(crate) async fn carry_on(&self, experiment: LiveExperiment) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.carry_on(&experiment, reply)).await
-    }
-
-    /// Looks an experiment's checkpoints through again, because it is to keep others than before.
-    pub(crate) async fn collect(&self, id: ExperimentId) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.collect_again(id, reply)).await
-    }
-
-    /// How many slots a pool has now; `None` if there is no such pool.
-    pub(crate) async fn slots_of(&self, pool: String) -> Result<Option<usize>, Refusal> {
-        self.ask(move |actor, reply| {
-            let _ = reply.send(Ok(actor.slots_of(&pool)));
+    pub(crate) async fn trial_reported(&self, trial: TrialId, report: TrialReport) -> Result<bool, Refusal> {
+        self.change(move |state, outbox| {
+            Ok(state.experiments.trial_reported(trial, report, &mut state.allocations, outbox))
         })
         .await
     }
 
+    /// Lines of output have been stored: some may match a log policy.
+    pub(crate) async fn lines_arrived(&self, lines: Vec<LogLine>) -> Result<(), Refusal> {
+        self.change(move |state, outbox| {
+            state.experiments.apply_log_policies(&lines, &mut state.allocations, outbox);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes the checkpoints that an experiment does not keep, now that it is to keep others than before.
+    pub(crate) async fn collect(&self, id: ExperimentId) -> Result<(), Refusal> {
+        self.change(move |state, outbox| {
+            state.experiments.collect_again(id, outbox);
+            Ok(())
+        })
+        .await
+    }
+
+    /// The state of an experiment's job: how many are before it, and whether it has slots.
+    pub(crate) async fn job_summary(&self, id: ExperimentId) -> Result<Option<Value>, Refusal> {
+        self.change(move |state, _| Ok(state.job_summary(id))).await
+    }
+
+    /// Lets an agent, or one of its slots, take work or not; gives what it is like now.
+    pub(crate) async fn set_availability(
+        &self,
+        agent: String,
+        slot: Option<u32>,
+        availability: Availability,
+    ) -> Result<ShownAgent, Refusal> {
+        self.change(move |state, outbox| state.set_availability(&agent, slot, availability, outbox)).await
+    }
+
+    /// Changes a job as the database says already. `false` if it is not among those that live.
+    pub(crate) async fn change_job(&self, job: JobOf, change: JobChange) -> Result<bool, Refusal> {
+        self.change(move |state, outbox| Ok(state.change_job(&job, change, outbox))).await
+    }
+
+    /// Queues a command or a TensorBoard that is in the database.
+    pub(crate) async fn start_command(&self, row: CommandRow) -> Result<(), Refusal> {
+        self.change(move |state, outbox| state.commands.start(&row, &mut state.allocations, outbox)).await
+    }
+
+    /// Ends a command or a TensorBoard. `false` if it is not among those that live.
+    pub(crate) async fn kill_command(&self, task: String, why: String) -> Result<bool, Refusal> {
+        self.change(move |state, outbox| Ok(state.commands.kill(&task, why, &mut state.allocations, outbox))).await
+    }
+
+    /// Where a task serves, for somebody who is about to use it.
+    pub(crate) async fn use_service(&self, task: String) -> Result<Option<Service>, Refusal> {
+        self.ask(move |state, outbox, reply| {
+            state.commands.on(&task, CommandEvent::Used, &mut state.allocations, outbox);
+            // It changes nothing that is stored.
+            let _ = reply.send(Ok(state.commands.service_of(&task, &state.allocations)));
+        })
+        .await
+    }
+
+    /// How many slots a pool has now; `None` if there is no such pool.
+    pub(crate) async fn slots_of(&self, pool: String) -> Result<Option<usize>, Refusal> {
+        self.read(move |state| state.agents.slots_of(&pool)).await
+    }
+
     /// An agent says hello; orders for it go to `orders`. Gives the number of the connection.
     pub(crate) async fn hello(&self, hello: Hello, orders: mpsc::Sender<Order>) -> Result<u64, Refusal> {
-        self.ask(move |actor, reply| actor.hello(hello, orders, reply)).await
+        self.change(move |state, outbox| state.hello(hello, orders, outbox)).await
     }
 
     /// An agent reports.
     pub(crate) async fn report(&self, agent: String, connection: u64, report: Report) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.report(&agent, connection, report, reply)).await
+        self.change(move |state, outbox| {
+            state.report(&agent, connection, report, outbox);
+            Ok(())
+        })
+        .await
     }
 
     /// An agent's connection has ended.
     pub(crate) async fn disconnected(&self, agent: String, connection: u64) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.disconnected(&agent, connection, reply)).await
+        self.change(move |state, outbox| {
+            state.disconnected(&agent, connection, outbox);
+            Ok(())
+        })
+        .await
     }
 
     /// A share wants to know where the others are: answered when all have asked.
     pub(crate) async fn rendezvous(&self, allocation: String, resources: String) -> Result<RendezvousInfo, Refusal> {
-        self.ask(move |actor, reply| actor.rendezvous(&allocation, &resources, reply)).await
+        self.ask(move |state, outbox, reply| state.rendezvous(&allocation, &resources, reply, outbox)).await
     }
 
-    /// To be woken when an allocation is told something; `None` if it does not live.
+    /// To be woken when an allocation is signalled; `None` if it does not live.
     pub(crate) async fn signal(&self, allocation: String) -> Result<Option<watch::Receiver<Signal>>, Refusal> {
-        self.ask(move |actor, reply| actor.signal(&allocation, reply)).await
+        self.read(move |state| state.allocations.signals(&allocation)).await
     }
 
-    /// A task says something about itself.
-    pub(crate) async fn said(&self, allocation: String, word: Word) -> Result<(), Refusal> {
-        self.ask(move |actor, reply| actor.said(&allocation, word, reply)).await
+    /// A task reports about itself.
+    pub(crate) async fn task_reported(&self, allocation: String, report: TaskReport) -> Result<(), Refusal> {
+        self.change(move |state, outbox| state.task_reported(&allocation, report, outbox)).await
     }
 
     /// Shares exchange something: answered when so many have brought theirs.
@@ -302,13 +356,24 @@ impl Cluster {
         peers: usize,
         data: Value,
     ) -> Result<Vec<Value>, Refusal> {
-        self.ask(move |actor, reply| actor.gather(&allocation, caller, peers, data, reply)).await
+        self.ask(move |state, outbox, reply| {
+            state.allocations.gather(&allocation, caller, (peers, data), reply, outbox);
+        })
+        .await
+    }
+}
+
+/// The pool that a configuration names, or the default one.
+fn pool_of(resources: &Resources) -> &str {
+    match resources.resource_pool.as_str() {
+        "" => DEFAULT_POOL,
+        pool => pool,
     }
 }
 
 /// What a trial reports that decides something.
 #[derive(Debug, Clone)]
-pub(crate) enum TrialNews {
+pub(crate) enum TrialReport {
     /// Validation metrics, at a step.
     Validated(Map<String, Value>, i64),
     /// How far it is.
@@ -319,16 +384,16 @@ pub(crate) enum TrialNews {
     Kill,
 }
 
-/// What a task says about itself.
+/// What a task reports about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Word {
-    /// It can hear signals.
+pub(crate) enum TaskReport {
+    /// It waits for signals.
     Ready,
     /// It waits for something.
     Waiting,
     /// It stops although it is not done.
     Acknowledged,
-    /// Whoever runs it wants it to stop.
+    /// Its launcher wants it preempted.
     Pending,
     /// This share of it serves others, and nobody waits for its end.
     Daemon(String),

@@ -9,8 +9,9 @@ const NAMES: &[(&str, u16)] = &[
     ("INTER_TRAIN_PROCESS_COMM_PORT_2", 12365),
     ("C10D_PORT", 29400),
 ];
-/// The port of a task that serves.
-const SERVICE: (&str, u16) = (super::singles::SERVICE_PORT, 2600);
+/// The name of the port that a service listens on.
+pub(super) const SERVICE_PORT: &str = "TENSORBOARD_PORT";
+const SERVICE: (&str, u16) = (SERVICE_PORT, 2600);
 
 /// Which ports are taken.
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::{Cluster, ClusterOptions, Refusal, Signal, TrialNews, Word};
+use super::{Cluster, ClusterOptions, Refusal, Signal, TaskReport, TrialReport};
 use crate::clock::now;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
@@ -102,7 +102,7 @@ impl Master {
         self.wait(async {
             let id = self.database().create_managed_experiment(new, now()).await.unwrap().id;
             let live = self.database().live_experiment(id, now()).await.unwrap();
-            self.cluster().begin(live).await.unwrap();
+            self.cluster().start_experiment(live).await.unwrap();
             id
         })
     }
@@ -216,18 +216,18 @@ fn a_trial_waits_runs_and_completes() {
     assert_eq!(start.environment["DET_TRIAL_RUN_ID"], "1");
     assert_eq!(master.state(id), State::Starting);
     let hash = token_hash(&start.token);
-    let speaks = || master.wait(master.database().session_user(hash.clone(), now())).unwrap().is_some();
-    assert!(speaks());
+    let token_works = || master.wait(master.database().session_user(hash.clone(), now())).unwrap().is_some();
+    assert!(token_works());
     agent.started(&master, &start.share);
     assert_eq!(master.state(id), State::Running);
     let Share { allocation, resources } = start.share.clone();
-    let meet = || master.wait(master.cluster().rendezvous(allocation.clone(), resources.clone()));
-    assert_eq!(meet().unwrap().addresses, ["one.example"]);
-    assert_eq!(meet().unwrap().addresses, ["one.example"], "an answer that was lost is given again");
-    assert_eq!(signal(&master, &allocation), Some(Signal::GoOn));
+    let rendezvous = || master.wait(master.cluster().rendezvous(allocation.clone(), resources.clone()));
+    assert_eq!(rendezvous().unwrap().addresses, ["one.example"]);
+    assert_eq!(rendezvous().unwrap().addresses, ["one.example"], "an answer that was lost is given again");
+    assert_eq!(signal(&master, &allocation), Some(Signal::Continue));
     agent.exited(&master, &start.share, Exit::code(0));
     assert_eq!(master.state(id), State::Completed);
-    assert!(!speaks());
+    assert!(!token_works());
     assert_eq!(signal(&master, &allocation), None);
     let trial = &master.trials(id)[0];
     assert_eq!((trial.state, trial.restarts), (State::Completed, 0));
@@ -253,8 +253,8 @@ fn shares_on_two_machines_meet_and_fail_together_and_the_next_run_counts() {
         .spawn(async move { cluster.rendezvous(asked.allocation, asked.resources).await });
     two.started(&master, &second.share);
     assert!(!early.is_finished());
-    let late = second.share.clone();
-    let second_info = master.wait(master.cluster().rendezvous(late.allocation, late.resources)).unwrap();
+    let if_ended = second.share.clone();
+    let second_info = master.wait(master.cluster().rendezvous(if_ended.allocation, if_ended.resources)).unwrap();
     let first_info = master.wait(early).unwrap().unwrap();
     assert_eq!(first_info.addresses, second_info.addresses);
     assert_eq!((first_info.slots.as_slice(), first_info.rank + second_info.rank), ([2, 2].as_slice(), 1));
@@ -281,7 +281,7 @@ fn a_paused_trial_acknowledges_and_goes_on_in_another_run() {
     assert_eq!(master.state(id), State::Paused);
     let allocation = start.share.allocation.clone();
     assert_eq!(signal(&master, &allocation), Some(Signal::Preempt));
-    master.wait(master.cluster().said(allocation, Word::Acknowledged)).unwrap();
+    master.wait(master.cluster().task_reported(allocation, TaskReport::Acknowledged)).unwrap();
     agent.exited(&master, &start.share, Exit::code(0));
     assert_eq!((master.state(id), master.trials(id)[0].state), (State::Paused, State::Paused));
     assert!(master.wait(master.cluster().control(id, Event::Activate)).unwrap());
@@ -305,7 +305,7 @@ fn a_master_that_was_killed_finds_its_work_again() {
     master.until("a trial", || master.trials(waiting).len() == 1);
     master.restart();
     assert_eq!(master.state(waiting), State::Queued);
-    assert_eq!(signal(&master, &first.share.allocation), Some(Signal::GoOn));
+    assert_eq!(signal(&master, &first.share.allocation), Some(Signal::Continue));
     let stranger = Share { allocation: "9.x.1".into(), resources: "r".into() };
     let unknown = ShareState { share: stranger.clone(), devices: vec![], exit: None };
     let gone = ShareState { exit: Some(Exit::code(0)), ..running(&first) };
@@ -389,10 +389,10 @@ fn a_search_stops_trials_that_are_worse() {
     let trials = master.trials(id);
     let validated = |master: &Master, trial: TrialId, loss: f64, steps: i64| {
         let metrics = json!({"loss": loss, "steps": steps}).as_object().unwrap().clone();
-        assert!(master.wait(master.cluster().tell(trial, TrialNews::Validated(metrics, steps))).unwrap());
+        assert!(master.wait(master.cluster().trial_reported(trial, TrialReport::Validated(metrics, steps))).unwrap());
     };
     validated(&master, trials[0].id, 1.0, 2);
-    assert_eq!(signal(&master, &start.share.allocation), Some(Signal::GoOn));
+    assert_eq!(signal(&master, &start.share.allocation), Some(Signal::Continue));
     validated(&master, trials[0].id, 0.5, 4);
     assert_eq!(signal(&master, &start.share.allocation), Some(Signal::Preempt));
     // What a search decided survives its master.
@@ -434,16 +434,16 @@ fn who_has_met_the_others_is_not_waited_for_after_a_restart() {
     let (first, second) = (one.start(&master), two.start(&master));
     one.started(&master, &first.share);
     two.started(&master, &second.share);
-    let meet = |master: &Master, share: &Share| {
+    let rendezvous = |master: &Master, share: &Share| {
         let (cluster, share) = (master.cluster().clone(), share.clone());
         let runtime = master.runtime.as_ref().unwrap();
         runtime.spawn(async move { cluster.rendezvous(share.allocation, share.resources).await })
     };
-    let (early, late) = (meet(&master, &first.share), meet(&master, &second.share));
-    assert!(master.wait(early).unwrap().is_ok() && master.wait(late).unwrap().is_ok());
+    let (early, if_ended) = (rendezvous(&master, &first.share), rendezvous(&master, &second.share));
+    assert!(master.wait(early).unwrap().is_ok() && master.wait(if_ended).unwrap().is_ok());
     master.restart();
     // The answer to one of them was lost with the master.
-    let again = meet(&master, &second.share);
+    let again = rendezvous(&master, &second.share);
     assert!(master.wait(again).unwrap().is_ok());
 }
 
@@ -466,8 +466,8 @@ fn a_long_queue_on_many_machines() {
          resources: {slots_per_trial: 8}, checkpoint_storage: {type: directory, container_path: /tmp/nowhere}}",
     );
     let agents: Vec<Agent> = (0..200).map(|number| master.agent(&format!("agent-{number}"), 8, vec![])).collect();
-    master.until("200 starts", || master.cluster().measures().passes().waiting == 4800);
-    let passes = master.cluster().measures().passes();
+    master.until("200 starts", || master.cluster().scheduler_stats().passes().waiting == 4800);
+    let passes = master.cluster().scheduler_stats().passes();
     println!(
         "{} agents, {} waiting: last {:?}, longest {:?}",
         agents.len(),

@@ -11,11 +11,12 @@ use instep_api::link::{Device, DeviceKind};
 use instep_api::states::AllocationState;
 use instep_policy::schedule::{self, Fitting, Rule};
 
-use super::actor::Actor;
+use super::DEFAULT_POOL;
 use super::agents::Agent;
 use super::allocation::{Allocation, Purpose, Share};
-use super::experiments::{DEFAULT_POOL, Live};
-use super::singles::LiveSingle;
+use super::commands::{LiveCommand, allocation_name};
+use super::experiments::Live;
+use super::state::ClusterState;
 
 /// What the allocations of a job have and want.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,11 +36,11 @@ impl Held<'_> {
     }
 }
 
-impl Actor {
+impl ClusterState {
     /// All agents that are here or awaited.
     pub(crate) fn shown_agents(&self) -> Vec<ShownAgent> {
         let running = self.running();
-        self.agents.values().map(|agent| shown_agent(agent, running.get(agent.name.as_str()))).collect()
+        self.agents.iter().map(|agent| shown_agent(agent, running.get(agent.name.as_str()))).collect()
     }
 
     /// One of them.
@@ -51,8 +52,8 @@ impl Actor {
     /// The shares that live, by agent.
     fn running(&self) -> HashMap<&str, Vec<(&Allocation, &Share)>> {
         let mut found: HashMap<&str, Vec<(&Allocation, &Share)>> = HashMap::new();
-        for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
-            for share in alive(allocation) {
+        for allocation in self.allocations.open() {
+            for share in allocation.alive() {
                 found.entry(share.agent.as_str()).or_default().push((allocation, share));
             }
         }
@@ -75,7 +76,7 @@ impl Actor {
         pool: &schedule::Pool,
         running: &HashMap<&str, Vec<(&Allocation, &Share)>>,
     ) -> ResourcePool {
-        let agents: Vec<&Agent> = self.agents.values().filter(|agent| agent.pool == name).collect();
+        let agents: Vec<&Agent> = self.agents.iter().filter(|agent| agent.pool == name).collect();
         let here: Vec<&&Agent> = agents.iter().filter(|agent| agent.link.is_some()).collect();
         let shares = agents.iter().filter_map(|agent| running.get(agent.name.as_str())).flatten();
         let (mut used, mut auxiliary) = (0, 0);
@@ -84,9 +85,9 @@ impl Actor {
             auxiliary += usize::from(share.devices.is_empty());
         }
         let slots: usize = here.iter().map(|agent| agent.devices.len()).sum();
-        let mine = |allocation: &&Allocation| allocation.pool == name && allocation.ended_at.is_none();
-        let waiting = self.allocations.values().filter(mine).filter(|allocation| allocation.placed.is_none()).count();
-        let scheduled = self.allocations.values().filter(mine).count() - waiting;
+        let mine = |allocation: &&Allocation| allocation.pool == name;
+        let waiting = self.allocations.open().filter(mine).filter(|allocation| allocation.placed.is_none()).count();
+        let scheduled = self.allocations.open().filter(mine).count() - waiting;
         let default = name == DEFAULT_POOL;
         let preemption = matches!(pool.settings.rule, Rule::Priority { preemption: true }) || is_fair(pool);
         ResourcePool {
@@ -131,10 +132,10 @@ impl Actor {
         let cluster = self.cluster();
         let experiments: HashMap<&str, (i64, &Live)> =
             self.experiments.iter().map(|(id, live)| (live.job.as_str(), (id.0, live))).collect();
-        let singles: HashMap<&str, (&String, &LiveSingle)> =
-            self.singles.iter().map(|(task, live)| (live.job.as_str(), (task, live))).collect();
+        let commands: HashMap<&str, (&String, &LiveCommand)> =
+            self.commands.iter().map(|(task, live)| (live.job.as_str(), (task, live))).collect();
         let mut held: HashMap<&str, Held<'_>> = HashMap::new();
-        for allocation in self.allocations.values().filter(|allocation| allocation.ended_at.is_none()) {
+        for allocation in self.allocations.open() {
             let Some(job) = self.job_name(allocation) else { continue };
             let held = held.entry(job).or_default();
             held.requested += i64::from(allocation.slots);
@@ -152,9 +153,9 @@ impl Actor {
             for (place, job) in schedule::jobs_in_order(&queue, name).iter().enumerate() {
                 let held = held.get(*job).copied().unwrap_or_default();
                 let ahead = if fair { -1 } else { count(place) };
-                match (experiments.get(*job), singles.get(*job)) {
+                match (experiments.get(*job), commands.get(*job)) {
                     (Some((id, live)), _) => jobs.push(self.shown_job(*id, live, held, ahead)),
-                    (None, Some((task, live))) => jobs.push(self.shown_single(task, live, held, ahead)),
+                    (None, Some((task, live))) => jobs.push(self.shown_command(task, live, held, ahead)),
                     (None, None) => {}
                 }
             }
@@ -173,7 +174,7 @@ impl Actor {
             user_id: live.owner.id,
             resource_pool: live.pool().to_owned(),
             is_preemptible: true,
-            priority: Some(i64::from(resources.priority.unwrap_or(self.options.default_priority))),
+            priority: Some(i64::from(self.scheduler.priority_of(resources))),
             weight: resources.weight,
             name: live.config.name.clone(),
             requested_slots: held.requested,
@@ -185,7 +186,7 @@ impl Actor {
         }
     }
 
-    fn shown_single(&self, task: &str, live: &LiveSingle, held: Held<'_>, ahead: i64) -> Job {
+    fn shown_command(&self, task: &str, live: &LiveCommand, held: Held<'_>, ahead: i64) -> Job {
         let resources = &live.config.resources;
         Job {
             job_id: live.job.clone(),
@@ -196,7 +197,7 @@ impl Actor {
             user_id: live.owner.id,
             resource_pool: live.pool().to_owned(),
             is_preemptible: false,
-            priority: Some(i64::from(resources.priority.unwrap_or(self.options.default_priority))),
+            priority: Some(i64::from(self.scheduler.priority_of(resources))),
             weight: resources.weight,
             name: live.config.description.clone().unwrap_or_else(|| live.name.clone()),
             requested_slots: held.requested,
@@ -211,24 +212,24 @@ impl Actor {
     /// The job of an allocation.
     fn job_name(&self, allocation: &Allocation) -> Option<&str> {
         match allocation.experiment() {
-            Some(experiment) => self.experiments.get(&experiment).map(|live| live.job.as_str()),
-            None => self.singles.get(&allocation.task).map(|live| live.job.as_str()),
+            Some(experiment) => self.experiments.get(experiment).map(|live| live.job.as_str()),
+            None => self.commands.get(&allocation.task).map(|live| live.job.as_str()),
         }
     }
 
     /// What runs or waits, by allocation.
     pub(crate) fn shown_allocations(&self) -> BTreeMap<String, AllocationSummary> {
-        let living = self.allocations.values().filter(|allocation| allocation.ended_at.is_none());
+        let living = self.allocations.open();
         living.map(|allocation| (allocation.id.clone(), self.shown_allocation(allocation))).collect()
     }
 
     fn shown_allocation(&self, allocation: &Allocation) -> AllocationSummary {
         let resources = match allocation.experiment() {
-            Some(experiment) => self.experiments.get(&experiment).map(|live| &live.config.resources),
-            None => self.singles.get(&allocation.task).map(|live| &live.config.resources),
+            Some(experiment) => self.experiments.get(experiment).map(|live| &live.config.resources),
+            None => self.commands.get(&allocation.task).map(|live| &live.config.resources),
         };
-        let priority = resources.map(|resources| resources.priority.unwrap_or(self.options.default_priority));
-        let resources = alive(allocation).map(|share| {
+        let priority = resources.map(|resources| self.scheduler.priority_of(resources));
+        let resources = allocation.alive().map(|share| {
             let devices = self.agents.get(&share.agent).map(|agent| devices(agent, &share.devices));
             let devices = ResourceDevices { devices: devices.unwrap_or_default() };
             ResourcesSummary {
@@ -253,18 +254,18 @@ impl Actor {
         }
     }
 
-    /// How people call what an allocation runs.
+    /// The name that people see of what an allocation runs.
     fn name_of(&self, allocation: &Allocation) -> String {
         match &allocation.purpose {
             Purpose::Trial { experiment, trial, .. } => format!("Trial {trial} (Experiment {experiment})"),
-            Purpose::Single => self.singles.get(&allocation.task).map(|live| live.name.clone()).unwrap_or_default(),
+            Purpose::Command => self.commands.get(&allocation.task).map(|live| live.name.clone()).unwrap_or_default(),
         }
     }
 
-    /// Where a single task runs, as a container.
+    /// Where a command runs, as a container.
     pub(crate) fn shown_container(&self, task: &str) -> Option<Container> {
-        let allocation = self.allocations.get(&format!("{task}.1"))?;
-        let share = alive(allocation).next()?;
+        let allocation = self.allocations.get(&allocation_name(task))?;
+        let share = allocation.alive().next()?;
         Some(container(self.agents.get(&share.agent)?, allocation, share))
     }
 
@@ -276,11 +277,6 @@ impl Actor {
 
 fn is_fair(pool: &schedule::Pool) -> bool {
     matches!(pool.settings.rule, Rule::FairShare)
-}
-
-fn alive(allocation: &Allocation) -> impl Iterator<Item = &Share> {
-    let placed = allocation.placed.as_ref();
-    placed.into_iter().flat_map(|placed| placed.gang.alive().filter_map(|rank| placed.shares.get(rank)))
 }
 
 fn count(number: usize) -> i64 {
@@ -320,8 +316,8 @@ fn container(agent: &Agent, allocation: &Allocation, share: &Share) -> Container
 fn shown_agent(agent: &Agent, running: Option<&Vec<(&Allocation, &Share)>>) -> ShownAgent {
     // One without a connection takes no work, and what it runs is left alone for a while.
     let here = agent.link.is_some();
-    let enabled = agent.enabled && here;
-    let draining = agent.draining || agent.leaving || !here;
+    let enabled = agent.admin.enabled && here;
+    let draining = agent.admin.draining || agent.leaving || !here;
     let shares = || running.into_iter().flatten();
     let mut stats = SlotStats::default();
     let mut slots = BTreeMap::new();
@@ -330,7 +326,7 @@ fn shown_agent(agent: &Agent, running: Option<&Vec<(&Allocation, &Share)>>) -> S
         let slot = Slot {
             id: device.id.to_string(),
             device: shown_device(device),
-            enabled: enabled && !agent.disabled_slots.contains(&device.id),
+            enabled: enabled && !agent.admin.disabled_slots.contains(&device.id),
             draining,
             container: user.map(|(allocation, share)| container(agent, allocation, share)),
         };

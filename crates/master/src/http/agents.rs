@@ -10,7 +10,7 @@ use super::reply::Json;
 use crate::cluster::Availability;
 
 pub(crate) async fn list(call: Call) -> Result<Json<AgentsResponse>, Failure> {
-    let mut agents = call.application.cluster.look(|actor| actor.shown_agents()).await?;
+    let mut agents = call.application.cluster.read(|state| state.shown_agents()).await?;
     let (range, pagination) = call.query.slice(None)?.of(agents.len());
     Ok(Json(AgentsResponse { agents: agents.drain(range).collect(), pagination }))
 }
@@ -18,7 +18,7 @@ pub(crate) async fn list(call: Call) -> Result<Json<AgentsResponse>, Failure> {
 async fn agent(call: &Call) -> Result<Agent, Failure> {
     let name = call.part("agent").to_owned();
     let wanted = name.clone();
-    let found = call.application.cluster.look(move |actor| actor.shown_agent(&wanted)).await?;
+    let found = call.application.cluster.read(move |state| state.shown_agent(&wanted)).await?;
     found.ok_or_else(|| Failure::not_found(format!("agent '{name}' not found")))
 }
 
@@ -28,7 +28,7 @@ pub(crate) async fn get(call: Call) -> Result<Json<AgentResponse>, Failure> {
 
 async fn set(call: &Call, availability: Availability) -> Result<Json<AgentResponse>, Failure> {
     let name = call.part("agent").to_owned();
-    let agent = call.application.cluster.set_agent(name, availability).await?;
+    let agent = call.application.cluster.set_availability(name, None, availability).await?;
     Ok(Json(AgentResponse { agent }))
 }
 
@@ -62,7 +62,7 @@ pub(crate) async fn slot(call: Call) -> Result<Json<SlotResponse>, Failure> {
 
 async fn set_slot(call: &Call, availability: Availability) -> Result<Json<SlotResponse>, Failure> {
     let (name, slot) = (call.part("agent").to_owned(), call.id("slot")?);
-    let agent = call.application.cluster.set_slot(name, slot, availability).await?;
+    let agent = call.application.cluster.set_availability(name, Some(slot), availability).await?;
     slot_of(agent, call.part("slot"))
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn disable_slot(call: Call) -> Result<Json<SlotResponse>, Failu
 }
 
 pub(crate) async fn pools(call: Call) -> Result<Json<ResourcePoolsResponse>, Failure> {
-    let mut resource_pools = call.application.cluster.look(|actor| actor.shown_pools()).await?;
+    let mut resource_pools = call.application.cluster.read(|state| state.shown_pools()).await?;
     let (range, pagination) = call.query.slice(None)?.of(resource_pools.len());
     Ok(Json(ResourcePoolsResponse { resource_pools: resource_pools.drain(range).collect(), pagination }))
 }

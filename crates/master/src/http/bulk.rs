@@ -7,30 +7,32 @@ use instep_database::{ExperimentFilter, ExperimentSort};
 use instep_policy::lifecycle::Event;
 
 use super::call::Call;
-use super::control::{Late, wish};
+use super::control::{IfEnded, send_event};
 use super::failure::Failure;
 use super::reply::Json;
 use crate::application::Application;
 use crate::clock::now;
 
 /// What is wanted of each.
-enum Wish {
-    Control(Event, Late),
+enum BulkAction {
+    Control(Event, IfEnded),
     Archive(bool),
     Move(ProjectId),
 }
 
-impl Wish {
+impl BulkAction {
     async fn grant(&self, application: &Application, id: ExperimentId) -> Result<(), Failure> {
         match self {
-            Wish::Control(event, late) => wish(application, id, event.clone(), *late).await,
-            Wish::Archive(archived) => Ok(application.database.archive_experiment(id, *archived, now()).await?),
-            Wish::Move(project) => Ok(application.database.move_experiment(id, *project, now()).await.map(drop)?),
+            BulkAction::Control(event, if_ended) => send_event(application, id, event.clone(), *if_ended).await,
+            BulkAction::Archive(archived) => Ok(application.database.archive_experiment(id, *archived, now()).await?),
+            BulkAction::Move(project) => {
+                Ok(application.database.move_experiment(id, *project, now()).await.map(drop)?)
+            }
         }
     }
 }
 
-async fn each(call: &Call, request: BulkRequest, wish: Wish) -> Result<Json<BulkResponse>, Failure> {
+async fn each(call: &Call, request: BulkRequest, wish: BulkAction) -> Result<Json<BulkResponse>, Failure> {
     let mut results = Vec::new();
     for id in meant(call, request).await? {
         let error = wish.grant(&call.application, id).await.err().map(|failure| failure.message).unwrap_or_default();
@@ -63,31 +65,27 @@ async fn meant(call: &Call, request: BulkRequest) -> Result<Vec<ExperimentId>, F
 }
 
 pub(crate) async fn activate(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Control(Event::Activate, Late::Refused)).await
+    each(&call, call.json()?, BulkAction::Control(Event::Activate, IfEnded::Refuse)).await
 }
 
 pub(crate) async fn pause(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Control(Event::Pause, Late::Refused)).await
+    each(&call, call.json()?, BulkAction::Control(Event::Pause, IfEnded::Refuse)).await
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Control(Event::Cancel, Late::Granted)).await
+    each(&call, call.json()?, BulkAction::Control(Event::Cancel, IfEnded::Accept)).await
 }
 
 pub(crate) async fn kill(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Control(Event::Kill, Late::Granted)).await
+    each(&call, call.json()?, BulkAction::Control(Event::Kill, IfEnded::Accept)).await
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Archive(true)).await
-}
-
-pub(crate) async fn unarchive(call: Call) -> Result<Json<BulkResponse>, Failure> {
-    each(&call, call.json()?, Wish::Archive(false)).await
+pub(crate) async fn set_archived(call: Call) -> Result<Json<BulkResponse>, Failure> {
+    each(&call, call.json()?, BulkAction::Archive(call.archives())).await
 }
 
 pub(crate) async fn relocate(call: Call) -> Result<Json<BulkResponse>, Failure> {
     let request: BulkRequest = call.json()?;
     let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
-    each(&call, request, Wish::Move(project)).await
+    each(&call, request, BulkAction::Move(project)).await
 }

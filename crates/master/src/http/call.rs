@@ -57,6 +57,11 @@ impl Call {
         text.parse().map_err(|_| Failure::invalid(format!("`{text}` in the address is not a valid number")))
     }
 
+    /// For a pair of routes that end in `archive` and `unarchive`: whether it is the first.
+    pub(crate) fn archives(&self) -> bool {
+        self.route.path.ends_with("/archive")
+    }
+
     /// The body as a JSON object, whatever its `Content-Type` says; an empty one is `{}`.
     pub(crate) fn json<T: DeserializeOwned + 'static>(&self) -> Result<T, Failure> {
         debug_assert!(self.route.is_said_to_take::<T>(), "{} takes something else in the table", self.route.path);

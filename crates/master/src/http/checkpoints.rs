@@ -6,6 +6,7 @@ use instep_api::checkpoints::{
     Checkpoint, CheckpointResponse, CheckpointsResponse, PatchCheckpointsRequest, PostCheckpointMetadataRequest,
     ReportCheckpointRequest,
 };
+use instep_api::identifiers::{CheckpointUuid, NotAUuid};
 use instep_api::pages::Order;
 use instep_api::states::CheckpointState;
 use instep_api::wire::Whole;
@@ -18,17 +19,8 @@ use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
 
-/// A checkpoint's name: a UUID in its usual form.
-fn checked_uuid(text: Option<String>) -> Result<String, Failure> {
-    let text = text.unwrap_or_default();
-    let shape = |(index, letter): (usize, char)| match index {
-        8 | 13 | 18 | 23 => letter == '-',
-        _ => letter.is_ascii_hexdigit(),
-    };
-    if text.len() == 36 && text.char_indices().all(shape) {
-        return Ok(text);
-    }
-    Err(Failure::invalid(format!("`{text}` is not a UUID")))
+fn parse_uuid(text: Option<String>) -> Result<CheckpointUuid, Failure> {
+    text.unwrap_or_default().parse().map_err(|error: NotAUuid| Failure::invalid(error.to_string()))
 }
 
 pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
@@ -46,7 +38,7 @@ pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
         .and_then(Result::ok)
         .ok_or_else(|| Failure::invalid("metadata.steps_completed must be a whole number"))?;
     let new = NewCheckpoint {
-        uuid: checked_uuid(request.uuid)?,
+        uuid: parse_uuid(request.uuid)?,
         task_id: request.task_id.unwrap_or_default(),
         allocation_id: request.allocation_id,
         storage_id: request.storage_id.filter(|id| id.0 != 0),
@@ -75,7 +67,7 @@ pub(crate) async fn set_metadata(call: Call) -> Result<Json<CheckpointResponse>,
 pub(crate) async fn shrink(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: PatchCheckpointsRequest = call.json()?;
     for patch in request.checkpoints.unwrap_or_default() {
-        let uuid = checked_uuid(patch.uuid)?;
+        let uuid = parse_uuid(patch.uuid)?.to_string();
         if let Some(left) = patch.resources {
             call.application.database.shrink_checkpoint(uuid, left.resources.unwrap_or_default()).await?;
         }

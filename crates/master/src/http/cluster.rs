@@ -29,7 +29,7 @@ pub(crate) async fn measures(call: Call) -> Result<Reply, Failure> {
     let text = call
         .application
         .telemetry
-        .text(&call.application.database.load(), call.application.cluster.measures().passes());
+        .text(&call.application.database.load(), call.application.cluster.scheduler_stats().passes());
     text.map(Reply::Measures).map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn info(call: Call) -> Result<Json<Info>, Failure> {
 
 /// How the master runs experiments, for administrators. It holds no secrets.
 pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
-    let options = call.application.cluster.look(|actor| actor.options().clone()).await?;
+    let options = call.application.cluster.read(|state| state.options().clone()).await?;
     let scheduling = &options.scheduling;
     let scheduler = match scheduling.rule {
         Rule::Priority { preemption } => json!({
@@ -96,7 +96,7 @@ pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> 
     }))
 }
 
-/// What the master has logged of late, if wanted as it comes.
+/// What the master has logged of if_ended, if wanted as it comes.
 pub(crate) async fn logs(call: Call) -> Result<Reply, Failure> {
     let follow = call.query.value("follow")?.unwrap_or(false);
     let limit: i64 = call.query.value("limit")?.unwrap_or(0);

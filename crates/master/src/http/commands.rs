@@ -1,15 +1,15 @@
 //! Single tasks: commands and TensorBoards. Both are made, listed and ended in the same way.
 
 use instep_api::commands::{
-    CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest, LaunchTensorboardResponse,
-    PriorityRequest, SingleTask, TensorboardResponse, TensorboardsResponse,
+    Command, CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest, LaunchTensorboardResponse,
+    PriorityRequest, TensorboardResponse, TensorboardsResponse,
 };
 use instep_api::config::{ConfigError, TaskConfig, TaskSources};
 use instep_api::error::Code;
 use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
 use instep_api::pages::{Order, Pagination};
 use instep_api::states::AllocationState;
-use instep_database::{NewSingle, ShownTrial, SingleFilter, SingleRow};
+use instep_database::{CommandFilter, CommandRow, NewCommand, ShownTrial};
 use serde_json::{Value, json};
 
 use super::call::Call;
@@ -17,7 +17,7 @@ use super::failure::Failure;
 use super::queue::{Change, apply};
 use super::reply::Json;
 use crate::clock::now;
-use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, Shown};
+use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, TensorboardContent};
 use crate::random;
 use crate::storage::{self, Unreachable};
 
@@ -28,7 +28,7 @@ const FIRST_WORKSPACE: WorkspaceId = WorkspaceId(1);
 
 /// A task that has been made.
 struct Launched {
-    task: SingleTask,
+    task: Command,
     config: Value,
     warnings: Vec<String>,
 }
@@ -44,7 +44,7 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
     let config = request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({}));
     let config = TaskConfig::from_value(config, &sources).map_err(|mistakes| wrong(&mistakes))?;
     let shown = match kind {
-        Kind::Command => Shown::default(),
+        Kind::Command => TensorboardContent::default(),
         Kind::Tensorboard => {
             let experiments = request.experiment_ids.unwrap_or_default();
             shown(call, experiments, request.trial_ids.unwrap_or_default()).await?
@@ -59,7 +59,7 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
     let slots = call.application.cluster.slots_of(pool.clone()).await?.unwrap_or(0);
     let exceeded = (config.slots as usize > slots).then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned());
     let description = config.description.clone().filter(|text| !text.is_empty());
-    let new = NewSingle {
+    let new = NewCommand {
         kind: kind.task_type().to_owned(),
         description: description.unwrap_or_else(|| format!("{} ({})", kind.noun(), &task[..8])),
         config: config.to_json(),
@@ -73,10 +73,10 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
         context: packed.map_err(Failure::invalid)?,
         task,
     };
-    let row = database.create_single(new, now()).await?;
+    let row = database.create_command(new, now()).await?;
     let task = row.task.clone();
-    call.application.cluster.begin_single(row).await?;
-    let row = database.single(task).await?;
+    call.application.cluster.start_command(row).await?;
+    let row = database.command(task).await?;
     let config = row.config.clone();
     Ok(Launched { task: shape(call, row).await?, config, warnings: exceeded.into_iter().collect() })
 }
@@ -87,7 +87,11 @@ fn wrong(mistakes: &[ConfigError]) -> Failure {
 }
 
 /// Finds the files of trials, where Determined's client puts them.
-async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>) -> Result<Shown, Failure> {
+async fn shown(
+    call: &Call,
+    experiments: Vec<ExperimentId>,
+    trials: Vec<TrialId>,
+) -> Result<TensorboardContent, Failure> {
     if experiments.is_empty() && trials.is_empty() {
         return Err(Failure::invalid("a TensorBoard needs experiments or trials to show"));
     }
@@ -99,7 +103,7 @@ async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>
     }
     let cluster = database.cluster_id();
     let folders = found.iter().map(|trial| folder(trial, cluster)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Shown {
+    Ok(TensorboardContent {
         experiments: experiments.iter().map(|id| id.0).collect(),
         trials: trials.iter().map(|id| id.0).collect(),
         folders,
@@ -124,20 +128,20 @@ fn folder(shown: &ShownTrial, cluster: &str) -> Result<Folder, Failure> {
 }
 
 /// A task as it is shown.
-async fn shape(call: &Call, row: SingleRow) -> Result<SingleTask, Failure> {
+async fn shape(call: &Call, row: CommandRow) -> Result<Command, Failure> {
     let task = row.task.clone();
     let (container, reason) = call
         .application
         .cluster
-        .look(move |actor| (actor.shown_container(&task), actor.reason_of(&format!("{task}.1"))))
+        .read(move |state| (state.shown_container(&task), state.reason_of(&format!("{task}.1"))))
         .await?;
     let ended = row.ended_at.is_some();
     let stored = row.allocation.as_ref().map(|allocation| allocation.reason.clone()).unwrap_or_default();
     let state = row.allocation.as_ref().map_or(AllocationState::Queued, |allocation| allocation.state);
-    let shown: Shown = serde_json::from_value(row.details).unwrap_or_default();
+    let shown: TensorboardContent = serde_json::from_value(row.details).unwrap_or_default();
     let serves = row.kind == Kind::Tensorboard.task_type();
     let service_address = serves.then(|| format!("/proxy/{}/", row.task));
-    Ok(SingleTask {
+    Ok(Command {
         id: row.task,
         description: row.description,
         state: if ended { AllocationState::Terminated } else { state },
@@ -157,15 +161,15 @@ async fn shape(call: &Call, row: SingleRow) -> Result<SingleTask, Failure> {
     })
 }
 
-async fn listed(call: &Call, kind: Kind) -> Result<(Vec<SingleTask>, Pagination), Failure> {
+async fn listed(call: &Call, kind: Kind) -> Result<(Vec<Command>, Pagination), Failure> {
     let query = &call.query;
-    let filter = SingleFilter {
+    let filter = CommandFilter {
         kind: kind.task_type().to_owned(),
         users: query.texts("users"),
         user_ids: query.values("userIds")?,
         workspace: query.value::<WorkspaceId>("workspaceId")?.filter(|id| id.0 != 0),
     };
-    let mut rows = call.application.database.singles(filter).await?;
+    let mut rows = call.application.database.commands(filter).await?;
     if query.order()? == Some(Order::Descending) {
         rows.reverse();
     }
@@ -178,25 +182,25 @@ async fn listed(call: &Call, kind: Kind) -> Result<(Vec<SingleTask>, Pagination)
 }
 
 /// The task of the address, if it is of this kind.
-async fn found(call: &Call, kind: Kind) -> Result<SingleRow, Failure> {
+async fn found(call: &Call, kind: Kind) -> Result<CommandRow, Failure> {
     let id = call.part("id").to_owned();
     let missing = || Failure::not_found(format!("{} '{id}' not found", kind.noun().to_lowercase()));
-    match call.application.database.single(id.clone()).await {
+    match call.application.database.command(id.clone()).await {
         Ok(row) if row.kind == kind.task_type() => Ok(row),
         Ok(_) | Err(instep_database::Error::NotFound { .. }) => Err(missing()),
         Err(error) => Err(error.into()),
     }
 }
 
-async fn ended(call: &Call, kind: Kind) -> Result<SingleTask, Failure> {
+async fn ended(call: &Call, kind: Kind) -> Result<Command, Failure> {
     let task = found(call, kind).await?.task;
     let why = format!("user {} wants it to end", call.user()?.username);
     // One that has ended needs no killing.
-    call.application.cluster.kill_single(task, why).await?;
+    call.application.cluster.kill_command(task, why).await?;
     shape(call, found(call, kind).await?).await
 }
 
-async fn prioritized(call: &Call, kind: Kind) -> Result<SingleTask, Failure> {
+async fn prioritized(call: &Call, kind: Kind) -> Result<Command, Failure> {
     let request: PriorityRequest = call.json()?;
     let row = found(call, kind).await?;
     let priority = request.priority.ok_or_else(|| Failure::invalid("priority is missing"))?;
@@ -205,7 +209,7 @@ async fn prioritized(call: &Call, kind: Kind) -> Result<SingleTask, Failure> {
         return Err(Failure::new(Code::FailedPrecondition, what));
     }
     let change = Change { priority: Some(priority), ..Change::default() };
-    apply(call, &JobOf::Single(row.task), change).await?;
+    apply(call, &JobOf::Command(row.task), change).await?;
     shape(call, found(call, kind).await?).await
 }
 

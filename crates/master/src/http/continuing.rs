@@ -28,7 +28,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
     let experiment = database.experiment(id, now()).await?;
     let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
     if experiment.unmanaged {
-        return refused(format!("experiment {id} runs elsewhere: the master cannot go on with it"));
+        return refused(format!("experiment {id} runs elsewhere: the master cannot continue it"));
     }
     if !experiment.state.is_terminal() {
         let state = experiment.state.as_str();
@@ -56,7 +56,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
             return refused(format!("a search by {other} cannot be continued: it has decided with what it knew"));
         }
     }
-    call.application.cluster.carry_on(database.live_experiment(id, now()).await?).await?;
+    call.application.cluster.continue_experiment(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings: Vec::new() }))

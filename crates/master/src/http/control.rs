@@ -12,24 +12,29 @@ use super::failure::Failure;
 use super::reply::{Download, Json, Nothing, Reply};
 use crate::application::Application;
 use crate::clock::now;
-use crate::cluster::TrialNews;
+use crate::cluster::TrialReport;
 
 /// What becomes of a wish for an experiment that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Late {
+pub(super) enum IfEnded {
     /// It is granted already.
-    Granted,
-    /// It comes too late.
-    Refused,
+    Accept,
+    /// It comes too if_ended.
+    Refuse,
 }
 
-async fn control(call: Call, event: Event, late: Late) -> Result<Json<Nothing>, Failure> {
-    wish(&call.application, call.id("id")?, event, late).await?;
+async fn control(call: Call, event: Event, if_ended: IfEnded) -> Result<Json<Nothing>, Failure> {
+    send_event(&call.application, call.id("id")?, event, if_ended).await?;
     Ok(Json(Nothing {}))
 }
 
 /// Lets an experiment know what somebody wants of it.
-pub(super) async fn wish(application: &Application, id: ExperimentId, event: Event, late: Late) -> Result<(), Failure> {
+pub(super) async fn send_event(
+    application: &Application,
+    id: ExperimentId,
+    event: Event,
+    if_ended: IfEnded,
+) -> Result<(), Failure> {
     if application.cluster.control(id, event).await? {
         return Ok(());
     }
@@ -38,34 +43,34 @@ pub(super) async fn wish(application: &Application, id: ExperimentId, event: Eve
     if experiment.unmanaged {
         return refused(format!("experiment {id} runs elsewhere: the master cannot tell it what to do"));
     }
-    match late {
-        Late::Granted => Ok(()),
-        Late::Refused => refused(format!(
-            "experiment {id} has ended ({})\nhint: `experiment continue` goes on with it",
+    match if_ended {
+        IfEnded::Accept => Ok(()),
+        IfEnded::Refuse => refused(format!(
+            "experiment {id} has ended ({})\nhint: `experiment continue` resumes it",
             experiment.state.as_str()
         )),
     }
 }
 
 pub(crate) async fn activate(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Activate, Late::Refused).await
+    control(call, Event::Activate, IfEnded::Refuse).await
 }
 
 pub(crate) async fn pause(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Pause, Late::Refused).await
+    control(call, Event::Pause, IfEnded::Refuse).await
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Cancel, Late::Granted).await
+    control(call, Event::Cancel, IfEnded::Accept).await
 }
 
 pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
-    control(call, Event::Kill, Late::Granted).await
+    control(call, Event::Kill, IfEnded::Accept).await
 }
 
 pub(crate) async fn kill_trial(call: Call) -> Result<Json<Nothing>, Failure> {
     let trial: TrialId = call.id("id")?;
-    if !call.application.cluster.tell(trial, TrialNews::Kill).await? {
+    if !call.application.cluster.trial_reported(trial, TrialReport::Kill).await? {
         // One that has ended needs no killing, but it must be there.
         let found = call.application.database.trial(trial, now()).await?;
         if !found.state.is_terminal() {

@@ -82,7 +82,7 @@ async fn make_managed(
         defaults: Some(call.application.defaults.clone()),
     };
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
-    crate::cluster::check_policies(&config).map_err(Failure::invalid)?;
+    crate::cluster::check_log_policies(&config).map_err(Failure::invalid)?;
     let forked_from = request.parent_id.filter(|id| id.0 != 0);
     let files = request.model_definition.unwrap_or_default();
     let model_definition = match forked_from {
@@ -118,7 +118,7 @@ async fn make_managed(
     let pool = if pool.is_empty() { crate::cluster::DEFAULT_POOL.to_owned() } else { pool };
     let new = NewManagedExperiment { experiment: new, state, pool, forked_from, model_definition };
     let id = database.create_managed_experiment(new, now()).await?.id;
-    call.application.cluster.begin(database.live_experiment(id, now()).await?).await?;
+    call.application.cluster.start_experiment(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings }))
@@ -233,13 +233,8 @@ pub(crate) async fn remove_label(call: Call) -> Result<Json<LabelsResponse>, Fai
     change_labels(&call, |labels, label| labels.retain(|known| *known != label)).await
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
-    call.application.database.archive_experiment(call.id("id")?, true, now()).await?;
-    Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
-    call.application.database.archive_experiment(call.id("id")?, false, now()).await?;
+pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
+    call.application.database.archive_experiment(call.id("id")?, call.archives(), now()).await?;
     Ok(Json(Nothing {}))
 }
 

@@ -14,7 +14,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, LineSender, Nothing, Reply, Stop, lines};
 use crate::clock::now;
-use crate::cluster::TrialNews;
+use crate::cluster::TrialReport;
 
 /// Points of a chart, for each metric, if nobody says how many.
 const DEFAULT_POINTS: usize = 1000;
@@ -74,7 +74,7 @@ fn validation_of(report: &Report) -> Option<Validation> {
 /// been judged by what it has reported. A trial that runs elsewhere has no search.
 async fn tell_search(call: &Call, validations: impl IntoIterator<Item = Validation>) -> Result<(), Failure> {
     for (trial, metrics, step) in validations {
-        call.application.cluster.tell(trial, TrialNews::Validated(metrics, step)).await?;
+        call.application.cluster.trial_reported(trial, TrialReport::Validated(metrics, step)).await?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ mod call;
 mod checkpoints;
 mod cluster;
 mod commands;
-mod conformity;
+mod conformance;
 mod continuing;
 mod control;
 mod experiments;

@@ -147,15 +147,9 @@ pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
     Ok(Json(Nothing {}))
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
+pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
     let id = owned(&call).await?.id;
-    call.application.database.archive_model(id.to_string(), true, now()).await?;
-    Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
-    let id = owned(&call).await?.id;
-    call.application.database.archive_model(id.to_string(), false, now()).await?;
+    call.application.database.archive_model(id.to_string(), call.archives(), now()).await?;
     Ok(Json(Nothing {}))
 }
 

@@ -36,7 +36,7 @@ const OF_CONNECTIONS: [HeaderName; 7] = [
 pub(crate) async fn pass(call: Call) -> Result<Reply, Failure> {
     let task = call.part("id").to_owned();
     let Some(service) = call.application.cluster.use_service(task.clone()).await? else {
-        let row = call.application.database.single(task.clone()).await?;
+        let row = call.application.database.command(task.clone()).await?;
         let (code, what) = match row.ended_at {
             Some(_) => (Code::NotFound, format!("task {task} has ended")),
             None => (Code::Unavailable, format!("task {task} does not serve yet")),

@@ -18,7 +18,7 @@ use crate::cluster::{JobChange, JobOf};
 
 async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
     let pool = call.query.text("resourcePool").map(str::to_owned);
-    let mut jobs = call.application.cluster.look(move |actor| actor.shown_jobs(pool.as_deref())).await?;
+    let mut jobs = call.application.cluster.read(move |state| state.shown_jobs(pool.as_deref())).await?;
     let states = call.query.texts("states");
     jobs.retain(|job| states.is_empty() || job.summary.as_ref().is_some_and(|each| states.contains(&each.state)));
     if call.query.order()? == Some(Order::Descending) {
@@ -40,7 +40,7 @@ pub(crate) async fn jobs_v2(call: Call) -> Result<Json<JobsResponseV2>, Failure>
 
 pub(crate) async fn stats(call: Call) -> Result<Json<JobStatsResponse>, Failure> {
     let wanted = call.query.texts("resourcePools");
-    let pools = call.application.cluster.look(|actor| actor.shown_pools()).await?;
+    let pools = call.application.cluster.read(|state| state.shown_pools()).await?;
     let wanted = |name: &String| wanted.is_empty() || wanted.contains(name);
     let results = pools.into_iter().filter(|pool| wanted(&pool.name));
     let results = results.map(|pool| PoolQueueStats { resource_pool: pool.name, stats: pool.stats }).collect();
@@ -58,7 +58,7 @@ pub(crate) async fn update(call: Call) -> Result<Json<Nothing>, Failure> {
 async fn change_job(call: &Call, update: JobUpdate) -> Result<(), Failure> {
     let job = update.job_id.clone();
     let wanted = job.clone();
-    let owner = call.application.cluster.look(move |actor| actor.job_of(&wanted)).await?;
+    let owner = call.application.cluster.read(move |state| state.job_of(&wanted)).await?;
     let owner = owner.ok_or_else(|| Failure::not_found(format!("job '{job}' not found, or it is over")))?;
     let side = match (update.ahead_of.filter(|anchor| !anchor.is_empty()), update.behind_of) {
         (Some(anchor), _) => Some((Side::Ahead, anchor)),
@@ -126,8 +126,8 @@ pub(crate) async fn apply(call: &Call, job: &JobOf, change: Change) -> Result<()
     }
     match job {
         JobOf::Experiment(id) => drop(call.application.database.change_config(*id, stored, now()).await?),
-        JobOf::Single(task) => {
-            call.application.database.change_single(task.clone(), live.priority, live.pool.clone()).await?;
+        JobOf::Command(task) => {
+            call.application.database.change_command(task.clone(), live.priority, live.pool.clone()).await?;
         }
     }
     call.application.cluster.change_job(job.clone(), live).await?;
@@ -135,7 +135,7 @@ pub(crate) async fn apply(call: &Call, job: &JobOf, change: Change) -> Result<()
 }
 
 async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Result<(), Failure> {
-    let moved = call.application.cluster.look(move |actor| actor.moved(&job, side, &anchor)).await??;
+    let moved = call.application.cluster.read(move |state| state.moved(&job, side, &anchor)).await??;
     let positions = moved.iter().map(|(_, moved)| (moved.job.clone(), moved.position)).collect();
     call.application.database.set_job_positions(positions).await?;
     for (owner, moved) in moved {
@@ -144,8 +144,8 @@ async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Resul
                 let stored = vec![("resources", "priority", json!(moved.priority))];
                 call.application.database.change_config(*id, stored, now()).await?;
             }
-            JobOf::Single(task) => {
-                call.application.database.change_single(task.clone(), Some(moved.priority), None).await?;
+            JobOf::Command(task) => {
+                call.application.database.change_command(task.clone(), Some(moved.priority), None).await?;
             }
         }
         let change =
@@ -156,7 +156,7 @@ async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Resul
 }
 
 async fn allocations(call: &Call) -> Result<BTreeMap<String, AllocationSummary>, Failure> {
-    Ok(call.application.cluster.look(|actor| actor.shown_allocations()).await?)
+    Ok(call.application.cluster.read(|state| state.shown_allocations()).await?)
 }
 
 pub(crate) async fn tasks(call: Call) -> Result<Json<TaskSummariesResponse>, Failure> {

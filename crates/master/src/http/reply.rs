@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::assets::Asset;
-use super::conformity::contradiction;
+use super::conformance::contradiction;
 use super::failure::Failure;
 use super::routes::MEASURES;
 use super::shape::schema_of_answer;

@@ -1,6 +1,6 @@
 //! The table of everything that is served, and who may ask for it.
 
-mod single;
+mod commands;
 
 use std::any::TypeId;
 use std::future::Future;
@@ -209,7 +209,7 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(managed_routes());
     routes.extend(cluster_routes());
     routes.extend(bulk_routes());
-    routes.extend(single::routes());
+    routes.extend(commands::routes());
     routes
 }
 
@@ -298,8 +298,8 @@ fn bulk_routes() -> Vec<Route> {
         route(Post, "/api/v1/projects/{id}/experiments/pause", User, bulk::pause).takes::<BulkRequest>(),
         route(Post, "/api/v1/projects/{id}/experiments/cancel", User, bulk::cancel).takes::<BulkRequest>(),
         route(Post, "/api/v1/projects/{id}/experiments/kill", User, bulk::kill).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/archive", User, bulk::archive).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/unarchive", User, bulk::unarchive).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/archive", User, bulk::set_archived).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/unarchive", User, bulk::set_archived).takes::<BulkRequest>(),
         route(Post, "/api/v1/projects/{id}/experiments/move", User, bulk::relocate).takes::<BulkRequest>(),
     ]
 }
@@ -321,15 +321,15 @@ fn workspace_routes() -> Vec<Route> {
         route(Get, "/api/v1/workspaces/{id}", User, workspaces::get),
         route(Patch, "/api/v1/workspaces/{id}", User, workspaces::change).takes::<WorkspaceRequest>(),
         route(Delete, "/api/v1/workspaces/{id}", User, workspaces::delete),
-        route(Post, "/api/v1/workspaces/{id}/archive", User, workspaces::archive),
-        route(Post, "/api/v1/workspaces/{id}/unarchive", User, workspaces::unarchive),
+        route(Post, "/api/v1/workspaces/{id}/archive", User, workspaces::set_archived),
+        route(Post, "/api/v1/workspaces/{id}/unarchive", User, workspaces::set_archived),
         route(Get, "/api/v1/workspaces/{id}/projects", User, workspaces::list_projects).asks(OWNED),
         route(Post, "/api/v1/workspaces/{id}/projects", User, workspaces::create_project).takes::<ProjectRequest>(),
         route(Get, "/api/v1/projects/{id}", User, workspaces::get_project),
         route(Patch, "/api/v1/projects/{id}", User, workspaces::change_project).takes::<ProjectRequest>(),
         route(Delete, "/api/v1/projects/{id}", User, workspaces::delete_project),
-        route(Post, "/api/v1/projects/{id}/archive", User, workspaces::archive_project),
-        route(Post, "/api/v1/projects/{id}/unarchive", User, workspaces::unarchive_project),
+        route(Post, "/api/v1/projects/{id}/archive", User, workspaces::set_project_archived),
+        route(Post, "/api/v1/projects/{id}/unarchive", User, workspaces::set_project_archived),
     ]
 }
 
@@ -358,8 +358,8 @@ fn experiment_routes() -> Vec<Route> {
         route(Get, "/api/v1/experiments/{id}", User, experiments::get),
         route(Patch, "/api/v1/experiments/{id}", User, experiments::change).takes::<PatchExperimentRequest>(),
         route(Delete, "/api/v1/experiments/{id}", User, experiments::delete),
-        route(Post, "/api/v1/experiments/{id}/archive", User, experiments::archive),
-        route(Post, "/api/v1/experiments/{id}/unarchive", User, experiments::unarchive),
+        route(Post, "/api/v1/experiments/{id}/archive", User, experiments::set_archived),
+        route(Post, "/api/v1/experiments/{id}/unarchive", User, experiments::set_archived),
         route(Post, "/api/v1/experiments/{id}/move", User, experiments::relocate).takes::<MoveExperimentRequest>(),
         route(Put, "/api/v1/experiments/{id}/labels/{label}", User, experiments::add_label),
         route(Delete, "/api/v1/experiments/{id}/labels/{label}", User, experiments::remove_label),
@@ -443,8 +443,8 @@ fn model_routes() -> Vec<Route> {
         route(Get, "/api/v1/models/{name}", User, models::get),
         route(Patch, "/api/v1/models/{name}", User, models::change).takes::<ModelRequest>(),
         route(Delete, "/api/v1/models/{name}", User, models::delete),
-        route(Post, "/api/v1/models/{name}/archive", User, models::archive),
-        route(Post, "/api/v1/models/{name}/unarchive", User, models::unarchive),
+        route(Post, "/api/v1/models/{name}/archive", User, models::set_archived),
+        route(Post, "/api/v1/models/{name}/unarchive", User, models::set_archived),
         route(Post, "/api/v1/models/{name}/move", User, models::relocate).takes::<MoveModelRequest>(),
         route(Get, "/api/v1/models/{name}/versions", User, models::versions)
             .asks(&["sortBy", "orderBy", "limit", "offset"]),

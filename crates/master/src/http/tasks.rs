@@ -13,7 +13,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use crate::cluster::{Signal, TrialNews, Word};
+use crate::cluster::{Signal, TaskReport, TrialReport};
 
 /// Seconds for which a task may wait to be told something.
 pub(super) const LONGEST_POLL: u64 = 600;
@@ -39,41 +39,41 @@ pub(crate) async fn preemption(call: Call) -> Result<Json<PreemptionResponse>, F
         call.application.database.allocation(allocation).await?;
         return Ok(Json(PreemptionResponse { preempt: true }));
     };
-    let waiting = signal.wait_for(|signal| *signal != Signal::GoOn);
+    let waiting = signal.wait_for(|signal| *signal != Signal::Continue);
     // A sender that is gone means that the allocation is.
     let preempt = tokio::time::timeout(Duration::from_secs(seconds), waiting).await.is_ok();
     Ok(Json(PreemptionResponse { preempt }))
 }
 
-async fn say(call: Call, word: Word) -> Result<Json<Nothing>, Failure> {
-    call.application.cluster.said(call.part("id").to_owned(), word).await?;
+async fn report(call: Call, report: TaskReport) -> Result<Json<Nothing>, Failure> {
+    call.application.cluster.task_reported(call.part("id").to_owned(), report).await?;
     Ok(Json(Nothing {}))
 }
 
 pub(crate) async fn acknowledge(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Acknowledged).await
+    report(call, TaskReport::Acknowledged).await
 }
 
 pub(crate) async fn pending(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Pending).await
+    report(call, TaskReport::Pending).await
 }
 
 pub(crate) async fn ready(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Ready).await
+    report(call, TaskReport::Ready).await
 }
 
 pub(crate) async fn waiting(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Waiting).await
+    report(call, TaskReport::Waiting).await
 }
 
 /// What a task says about its machine: agents have said it before.
 pub(crate) async fn noted(call: Call) -> Result<Json<Nothing>, Failure> {
-    say(call, Word::Noted).await
+    report(call, TaskReport::Noted).await
 }
 
 pub(crate) async fn daemon(call: Call) -> Result<Json<Nothing>, Failure> {
     let resources = call.part("resources").to_owned();
-    say(call, Word::Daemon(resources)).await
+    report(call, TaskReport::Daemon(resources)).await
 }
 
 pub(crate) async fn all_gather(call: Call) -> Result<Json<AllGatherResponse>, Failure> {
@@ -92,7 +92,7 @@ pub(crate) async fn early_exit(call: Call) -> Result<Json<Nothing>, Failure> {
     call.application.database.trial(trial, now()).await?;
     match request.reason.as_deref().unwrap_or_default() {
         "EXITED_REASON_INVALID_HP" | "EXITED_REASON_INIT_INVALID_HP" => {
-            call.application.cluster.tell(trial, TrialNews::InvalidHyperparameters).await?;
+            call.application.cluster.trial_reported(trial, TrialReport::InvalidHyperparameters).await?;
             Ok(Json(Nothing {}))
         }
         // It ends by itself, and how it does says the rest.

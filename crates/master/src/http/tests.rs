@@ -14,7 +14,7 @@ use instep_database::{Database, Opening};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::router::router;
 use super::routes::routes;
-use crate::application::{Application, Told};
+use crate::application::{Application, ApplicationOptions};
 use crate::clock::now;
 use crate::listener::Connections;
 use crate::passwords::token_hash;
@@ -232,7 +232,7 @@ fn serve() -> Served {
         for (token, user, expiry) in [("admin", 1, later), ("user", 2, later), ("expired", 1, Timestamp(1))] {
             database.open_session(token_hash(token), UserId(user), Timestamp(0), expiry).await.unwrap();
         }
-        let told = Told { session: Duration::from_secs(60), ..Told::default() };
+        let told = ApplicationOptions { session: Duration::from_secs(60), ..ApplicationOptions::default() };
         let application = Arc::new(Application::start(database, told).await.unwrap());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -14,7 +14,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use crate::cluster::TrialNews;
+use crate::cluster::TrialReport;
 use crate::random;
 
 async fn make(
@@ -103,7 +103,7 @@ pub(crate) async fn progress(call: Call) -> Result<Json<Nothing>, Failure> {
     }
     let trial: TrialId = call.id("id")?;
     // Of a trial that the master runs, the search makes the experiment's progress.
-    if !call.application.cluster.tell(trial, TrialNews::Progressed(progress)).await? {
+    if !call.application.cluster.trial_reported(trial, TrialReport::Progressed(progress)).await? {
         call.application.database.set_progress(trial, progress).await?;
     }
     Ok(Json(Nothing {}))

@@ -80,13 +80,8 @@ pub(crate) async fn change(call: Call) -> Result<Json<WorkspaceResponse>, Failur
     Ok(Json(change_owned(&call, name, None).await?))
 }
 
-pub(crate) async fn archive(call: Call) -> Result<Json<Nothing>, Failure> {
-    change_owned(&call, None, Some(true)).await?;
-    Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn unarchive(call: Call) -> Result<Json<Nothing>, Failure> {
-    change_owned(&call, None, Some(false)).await?;
+pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
+    change_owned(&call, None, Some(call.archives())).await?;
     Ok(Json(Nothing {}))
 }
 
@@ -142,13 +137,8 @@ pub(crate) async fn change_project(call: Call) -> Result<Json<ProjectResponse>, 
     Ok(Json(change_owned_project(&call, request, None).await?))
 }
 
-pub(crate) async fn archive_project(call: Call) -> Result<Json<Nothing>, Failure> {
-    change_owned_project(&call, ProjectRequest::default(), Some(true)).await?;
-    Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn unarchive_project(call: Call) -> Result<Json<Nothing>, Failure> {
-    change_owned_project(&call, ProjectRequest::default(), Some(false)).await?;
+pub(crate) async fn set_project_archived(call: Call) -> Result<Json<Nothing>, Failure> {
+    change_owned_project(&call, ProjectRequest::default(), Some(call.archives())).await?;
     Ok(Json(Nothing {}))
 }
 

@@ -11,7 +11,7 @@
 //! - [`run_end`]: what becomes of a trial whose run has ended.
 //! - [`allocation`]: one run, and how to stop it.
 //! - [`gang`]: the shares of a run on several machines, which live and end together.
-//! - [`single`]: a task beside the experiments, which runs once.
+//! - [`command`]: a command or a service beside the experiments, which runs once.
 //!
 //! Invariants, cited by the tests in `tests/integration/lifecycle`:
 //!
@@ -23,12 +23,12 @@
 //! - L6: storing and reading back between two events changes nothing.
 
 pub mod allocation;
+pub mod command;
 mod events;
 mod experiment;
 pub mod gang;
 pub mod run_end;
 pub mod searcher;
-pub mod single;
 pub mod states;
 mod trial;
 

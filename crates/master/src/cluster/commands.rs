@@ -1,5 +1,6 @@
-//! Single tasks that live: commands, TensorBoards. What happens to them, and what follows.
+//! Commands and TensorBoards that live: what happens to them, and what their state machines want done.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use instep_api::config::{Entrypoint as Configured, TaskConfig, TaskSources};
@@ -7,24 +8,24 @@ use instep_api::identifiers::WorkspaceId;
 use instep_api::link::{Entrypoint, Service};
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
-use instep_database::SingleRow;
-use instep_policy::lifecycle::single::{Single, SingleEffect, SingleEvent};
+use instep_database::CommandRow;
+use instep_policy::lifecycle::command::{Command, CommandEffect, CommandEvent};
 use serde::{Deserialize, Serialize};
 
-use super::actor::Actor;
 use super::allocation::{Allocation, Purpose};
-use super::experiments::{DEFAULT_POOL, Owner};
-use super::{Refusal, Reply};
+use super::allocations::Allocations;
+use super::experiments::Owner;
+use super::outbox::Outbox;
+use super::ports::SERVICE_PORT;
+use super::{Refusal, pool_of};
 use crate::clock::now;
 
 /// Before SIGKILL, for a task that is ended.
 const GRACE_SECONDS: u32 = 5;
 /// How long a service is kept that nobody uses, unless its configuration says otherwise.
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
-/// The name of the port that a service listens on.
-pub(super) const SERVICE_PORT: &str = "TENSORBOARD_PORT";
 
-/// What a single task is.
+/// What a task beside experiments is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Command,
@@ -66,7 +67,7 @@ impl Kind {
 
 /// What a TensorBoard shows, as it is stored.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Shown {
+pub(crate) struct TensorboardContent {
     #[serde(default)]
     pub experiments: Vec<i64>,
     #[serde(default)]
@@ -84,9 +85,9 @@ pub(crate) struct Folder {
     pub storage: String,
 }
 
-/// A single task that has not ended.
-pub(crate) struct LiveSingle {
-    pub machine: Single,
+/// A command or a TensorBoard that has not ended.
+pub(crate) struct LiveCommand {
+    pub machine: Command,
     pub kind: Kind,
     pub config: TaskConfig,
     pub owner: Owner,
@@ -96,12 +97,12 @@ pub(crate) struct LiveSingle {
     pub submitted: Timestamp,
     /// Its place among jobs of the same priority.
     pub position: i64,
-    pub shown: Shown,
+    pub content: TensorboardContent,
 }
 
-impl LiveSingle {
+impl LiveCommand {
     /// From the database.
-    pub(super) fn of(row: &SingleRow) -> Result<LiveSingle, String> {
+    pub(super) fn of(row: &CommandRow) -> Result<LiveCommand, String> {
         let kind = Kind::of(&row.kind).ok_or_else(|| format!("tasks of kind {} are not known", row.kind))?;
         let config = TaskConfig::from_value(row.config.clone(), &kind.sources()).map_err(|errors| {
             let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
@@ -112,12 +113,12 @@ impl LiveSingle {
             Kind::Tensorboard => Some(config.idle_timeout.unwrap_or(IDLE_LIMIT)).filter(|limit| !limit.is_zero()),
         };
         let name = format!("{} {}", kind.noun(), row.task.get(..8).unwrap_or(&row.task));
-        let machine = Single::new(name.clone(), idle_limit, now());
+        let machine = Command::new(name.clone(), idle_limit, now());
         let machine = match &row.allocation {
             Some(allocation) => machine.restored(allocation.state, allocation.ready, &allocation.reason, now()),
             None => machine,
         };
-        Ok(LiveSingle {
+        Ok(LiveCommand {
             machine,
             kind,
             config,
@@ -127,16 +128,13 @@ impl LiveSingle {
             workspace: row.workspace,
             submitted: row.started_at,
             position: row.started_at.0,
-            shown: serde_json::from_value(row.details.clone()).unwrap_or_default(),
+            content: serde_json::from_value(row.details.clone()).unwrap_or_default(),
         })
     }
 
-    /// Whose slots it takes.
+    /// The pool whose slots it takes.
     pub(crate) fn pool(&self) -> &str {
-        match self.config.resources.resource_pool.as_str() {
-            "" => DEFAULT_POOL,
-            pool => pool,
-        }
+        pool_of(&self.config.resources)
     }
 
     /// What it serves, where it does.
@@ -148,7 +146,7 @@ impl LiveSingle {
     /// What runs.
     pub(super) fn entrypoint(&self, service: Option<&Service>) -> Entrypoint {
         match (&self.config.entrypoint, service) {
-            (_, Some(service)) => Entrypoint::Shell(tensorboard(&self.shown.folders, service, &self.config)),
+            (_, Some(service)) => Entrypoint::Shell(tensorboard(&self.content.folders, service, &self.config)),
             // One word alone is a line for the shell, as people type it between quotes.
             (Some(Configured::Words(words)), None) if words.len() > 1 => Entrypoint::Arguments(words.clone()),
             (Some(Configured::Words(words)), None) => Entrypoint::Shell(words.concat()),
@@ -159,7 +157,7 @@ impl LiveSingle {
 
     /// Folders of the machine that it must see.
     pub(super) fn paths(&self) -> Vec<String> {
-        let mut paths: Vec<String> = self.shown.folders.iter().map(|folder| folder.storage.clone()).collect();
+        let mut paths: Vec<String> = self.content.folders.iter().map(|folder| folder.storage.clone()).collect();
         paths.sort();
         paths.dedup();
         paths
@@ -196,69 +194,103 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-impl Actor {
-    /// Queues a new task that is in the database.
-    pub(super) fn begin_single(&mut self, row: &SingleRow, reply: Reply<()>) {
-        match LiveSingle::of(row) {
-            Ok(live) => {
-                self.queue_single(row.task.clone(), live);
-                self.answer(reply, Ok(()));
-            }
-            Err(why) => self.answer(reply, Err(Refusal::Invalid(why))),
-        }
+/// The commands and TensorBoards that have not ended, by task.
+#[derive(Default)]
+pub(crate) struct Commands {
+    live: BTreeMap<String, LiveCommand>,
+}
+
+/// A task runs once, so it has one allocation.
+pub(super) fn allocation_name(task: &str) -> String {
+    format!("{task}.1")
+}
+
+impl Commands {
+    pub(super) fn get(&self, task: &str) -> Option<&LiveCommand> {
+        self.live.get(task)
     }
 
-    pub(super) fn queue_single(&mut self, task: String, live: LiveSingle) {
-        let name = format!("{task}.1");
-        let mut allocation = Allocation::queued(name.clone(), task.clone(), Purpose::Single);
+    pub(super) fn get_mut(&mut self, task: &str) -> Option<&mut LiveCommand> {
+        self.live.get_mut(task)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &LiveCommand)> {
+        self.live.iter()
+    }
+
+    /// Takes in one that the database knows, which has its allocation already.
+    pub(super) fn insert(&mut self, task: String, live: LiveCommand) {
+        self.live.insert(task, live);
+    }
+
+    /// Queues a new task that is in the database.
+    pub(super) fn start(
+        &mut self,
+        row: &CommandRow,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let live = LiveCommand::of(row).map_err(Refusal::Invalid)?;
+        self.queue(row.task.clone(), live, allocations, outbox);
+        Ok(())
+    }
+
+    pub(super) fn queue(
+        &mut self,
+        task: String,
+        live: LiveCommand,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) {
+        let mut allocation = Allocation::queued(allocation_name(&task), task.clone(), Purpose::Command);
         allocation.pool = live.pool().to_owned();
         allocation.slots = live.config.slots;
         allocation.queued_at = now();
-        self.singles.insert(task, live);
-        self.allocations.insert(name.clone(), allocation);
-        self.changed.allocations.insert(name);
-        self.pace.wanted();
+        self.live.insert(task, live);
+        allocations.queue(allocation, outbox);
     }
 
     /// Somebody wants a task to end. `false` if it does not live.
-    pub(super) fn kill_single(&mut self, task: &str, why: String, reply: Reply<bool>) {
-        let lives = self.singles.contains_key(task);
-        self.single_event(task, SingleEvent::Kill { why });
-        self.answer(reply, Ok(lives));
+    pub(super) fn kill(&mut self, task: &str, why: String, allocations: &mut Allocations, outbox: &mut Outbox) -> bool {
+        let lives = self.live.contains_key(task);
+        self.on(task, CommandEvent::Kill { why }, allocations, outbox);
+        lives
     }
 
-    /// Where a task serves, for somebody who is about to use it; `None` if it does not.
-    pub(super) fn use_service(&mut self, task: &str, reply: Reply<Option<Service>>) {
-        self.single_event(task, SingleEvent::Used);
-        let found = self.service_of(task);
-        // It changes nothing that is stored.
-        let _ = reply.send(Ok(found));
-    }
-
-    fn service_of(&self, task: &str) -> Option<Service> {
-        let live = self.singles.get(task)?;
-        let allocation = self.allocations.get(&format!("{task}.1"))?;
+    /// Where a task serves; `None` if it does not.
+    pub(super) fn service_of(&self, task: &str, allocations: &Allocations) -> Option<Service> {
+        let live = self.live.get(task)?;
+        let allocation = allocations.get(&allocation_name(task))?;
         let placed = allocation.placed.as_ref().filter(|_| allocation.state == AllocationState::Running)?;
         live.service(task, &placed.shares.first()?.address, placed.ports.get(SERVICE_PORT).copied())
     }
 
     /// Feeds an event to a task, and does what follows.
-    pub(super) fn single_event(&mut self, task: &str, event: SingleEvent) {
-        let Some(live) = self.singles.get_mut(task) else { return };
-        let effects = live.machine.on(event, now());
-        let name = format!("{task}.1");
-        for effect in effects {
+    pub(super) fn on(&mut self, task: &str, event: CommandEvent, allocations: &mut Allocations, outbox: &mut Outbox) {
+        let Some(live) = self.live.get_mut(task) else { return };
+        let name = allocation_name(task);
+        for effect in live.machine.on(event, now()) {
             match effect {
-                SingleEffect::Withdraw { why } => self.withdraw(&name, why),
-                SingleEffect::Kill { why } => self.stop_shares(&name, GRACE_SECONDS, &why),
-                SingleEffect::Note { level, text } => self.note(task, Some(&name), level, &text),
-                SingleEffect::Over => {
-                    self.decision.ended_tasks.push(task.to_owned());
-                    self.singles.remove(task);
-                    self.pace.wanted();
+                CommandEffect::Withdraw { why } => allocations.withdraw(&name, why, outbox),
+                CommandEffect::Kill { why } => allocations.stop(&name, GRACE_SECONDS, &why, outbox),
+                CommandEffect::Note { level, text } => outbox.log(task, Some(&name), level, &text),
+                CommandEffect::Over => {
+                    outbox.decision.ended_tasks.push(task.to_owned());
+                    self.live.remove(task);
+                    outbox.request_pass();
                 }
             }
         }
+    }
+
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Timestamp> {
+        self.live.values().filter_map(|live| live.machine.deadline())
+    }
+
+    /// Those whose deadline has come.
+    pub(super) fn due(&self, moment: Timestamp) -> Vec<String> {
+        let is_due = |live: &LiveCommand| live.machine.deadline().is_some_and(|deadline| deadline <= moment);
+        self.live.iter().filter(|(_, live)| is_due(live)).map(|(task, _)| task.clone()).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Single tasks: commands, TensorBoards. Each has one allocation, which says how it is and how it ended.
+//! Commands and TensorBoards. Each has one allocation, which holds its state and how it ended.
 
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::wire::Timestamp;
@@ -12,8 +12,8 @@ use crate::rows::{column, json, optional_json, optional_time, text_of, time};
 
 /// A task to be made.
 #[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "as in SingleRow")]
-pub struct NewSingle {
+#[expect(missing_docs, reason = "as in CommandRow")]
+pub struct NewCommand {
     pub task: String,
     pub kind: String,
     pub description: String,
@@ -31,7 +31,8 @@ pub struct NewSingle {
 
 /// A command, or another task that stands alone.
 #[derive(Debug, Clone)]
-pub struct SingleRow {
+#[expect(missing_docs, reason = "the names say it")]
+pub struct CommandRow {
     /// A UUID.
     pub task: String,
     /// As Determined names kinds of tasks.
@@ -52,11 +53,9 @@ pub struct SingleRow {
     pub agent_user_group: Option<Value>,
     /// Where it is listed.
     pub workspace: WorkspaceId,
-    /// Whose slots.
     pub pool: String,
     /// Its own, if it has one.
     pub priority: Option<u32>,
-    /// How many.
     pub slots: u32,
     /// What belongs to its kind.
     pub details: Value,
@@ -70,7 +69,7 @@ pub struct SingleRow {
 
 /// Which of them are wanted; what is empty excludes nothing.
 #[derive(Debug, Clone, Default)]
-pub struct SingleFilter {
+pub struct CommandFilter {
     /// As Determined names kinds of tasks.
     pub kind: String,
     /// Names of owners.
@@ -97,7 +96,7 @@ const SELECT: &str = "SELECT commands.*, tasks.started_at AS task_started_at, ta
 
 impl Database {
     /// Makes a task. Its attempt to run comes with the first decision about it.
-    pub async fn create_single(&self, new: NewSingle, now: Timestamp) -> Result<SingleRow> {
+    pub async fn create_command(&self, new: NewCommand, now: Timestamp) -> Result<CommandRow> {
         self.engine
             .write(move |connection| {
                 let there: bool = connection.query_row(
@@ -139,26 +138,26 @@ impl Database {
     }
 
     /// Those that are not over, the oldest first.
-    pub async fn live_singles(&self) -> Result<Vec<SingleRow>> {
+    pub async fn live_commands(&self) -> Result<Vec<CommandRow>> {
         self.engine
             .read(|connection| {
                 let sql = format!("{SELECT} WHERE tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id");
                 let mut statement = connection.prepare_cached(&sql)?;
-                let found = statement.query_map([], single)?.collect::<rusqlite::Result<Vec<_>>>()?;
+                let found = statement.query_map([], command)?.collect::<rusqlite::Result<Vec<_>>>()?;
                 found.into_iter().map(|row| with_allocation(connection, row)).collect()
             })
             .await
     }
 
     /// All of a kind, the oldest first.
-    pub async fn singles(&self, filter: SingleFilter) -> Result<Vec<SingleRow>> {
+    pub async fn commands(&self, filter: CommandFilter) -> Result<Vec<CommandRow>> {
         self.engine
             .read(move |connection| {
                 let sql = format!("{SELECT} WHERE commands.kind = ? ORDER BY tasks.started_at, tasks.id");
                 let mut statement = connection.prepare_cached(&sql)?;
-                let found = statement.query_map([&filter.kind], single)?.collect::<rusqlite::Result<Vec<_>>>()?;
+                let found = statement.query_map([&filter.kind], command)?.collect::<rusqlite::Result<Vec<_>>>()?;
                 let named =
-                    |row: &SingleRow| filter.users.contains(&row.username) || filter.user_ids.contains(&row.owner.0);
+                    |row: &CommandRow| filter.users.contains(&row.username) || filter.user_ids.contains(&row.owner.0);
                 let anybody = filter.users.is_empty() && filter.user_ids.is_empty();
                 found
                     .into_iter()
@@ -171,12 +170,12 @@ impl Database {
     }
 
     /// One of them.
-    pub async fn single(&self, task: String) -> Result<SingleRow> {
+    pub async fn command(&self, task: String) -> Result<CommandRow> {
         self.engine.read(move |connection| by_task(connection, &task)).await
     }
 
     /// Changes its place in the queue: its priority, its pool. What is not given stays.
-    pub async fn change_single(&self, task: String, priority: Option<u32>, pool: Option<String>) -> Result<()> {
+    pub async fn change_command(&self, task: String, priority: Option<u32>, pool: Option<String>) -> Result<()> {
         self.engine
             .write(move |connection| {
                 let mut row = by_task(connection, &task)?;
@@ -245,20 +244,20 @@ fn shown_trial(row: &Row<'_>) -> rusqlite::Result<ShownTrial> {
     })
 }
 
-fn by_task(connection: &Connection, task: &str) -> Result<SingleRow> {
+fn by_task(connection: &Connection, task: &str) -> Result<CommandRow> {
     let sql = format!("{SELECT} WHERE commands.task_id = ?");
-    let found = connection.prepare_cached(&sql)?.query_row([task], single).optional()?;
+    let found = connection.prepare_cached(&sql)?.query_row([task], command).optional()?;
     with_allocation(connection, found.ok_or_else(|| Error::not_found("task", task))?)
 }
 
-fn with_allocation(connection: &Connection, row: SingleRow) -> Result<SingleRow> {
+fn with_allocation(connection: &Connection, row: CommandRow) -> Result<CommandRow> {
     let sql = "SELECT * FROM allocations WHERE task_id = ? ORDER BY run DESC LIMIT 1";
     let allocation = connection.prepare_cached(sql)?.query_row([&row.task], allocation_of).optional()?;
-    Ok(SingleRow { allocation, ..row })
+    Ok(CommandRow { allocation, ..row })
 }
 
-fn single(row: &Row<'_>) -> rusqlite::Result<SingleRow> {
-    Ok(SingleRow {
+fn command(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
+    Ok(CommandRow {
         task: column(row, "task_id")?,
         kind: column(row, "kind")?,
         description: column(row, "description")?,

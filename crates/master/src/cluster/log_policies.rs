@@ -1,13 +1,15 @@
-//! Lines of output that mean something: log policies.
+//! Log policies: patterns in the output of trials, and what is done about trials whose output matches.
 
 use instep_api::config::{ExperimentConfig, LogAction};
+use instep_api::identifiers::ExperimentId;
 use instep_api::logs::LogLine;
 use instep_policy::lifecycle::{Event, PolicyAction};
 use regex::{Regex, RegexBuilder};
 
-use super::actor::Actor;
 use super::allocation::Purpose;
-use super::{Refusal, Reply};
+use super::allocations::Allocations;
+use super::experiments::Experiments;
+use super::outbox::Outbox;
 
 /// Memory that a pattern may take when it is compiled.
 const PATTERN_SIZE: usize = 1 << 20;
@@ -45,19 +47,19 @@ impl Patterns {
 }
 
 /// Whether the patterns of a configuration can be used.
-pub(crate) fn check_policies(config: &ExperimentConfig) -> Result<(), String> {
+pub(crate) fn check_log_policies(config: &ExperimentConfig) -> Result<(), String> {
     Patterns::of(config).map(drop)
 }
 
-impl Actor {
-    /// Looks for lines that match a policy.
-    pub(super) fn lines_arrived(&mut self, lines: &[LogLine], reply: Reply<()>) {
+impl Experiments {
+    /// The events of lines of output that match a policy.
+    fn matches(&self, allocations: &Allocations, lines: &[LogLine]) -> Vec<(ExperimentId, Event)> {
         let mut found = Vec::new();
         for line in lines {
             let Some(name) = &line.allocation_id else { continue };
-            let Some(allocation) = self.allocations.get(name) else { continue };
+            let Some(allocation) = allocations.get(name) else { continue };
             let Purpose::Trial { experiment, run, .. } = &allocation.purpose else { continue };
-            let Some(live) = self.experiments.get(experiment) else { continue };
+            let Some(live) = self.get(*experiment) else { continue };
             for pattern in live.patterns.matches(&line.log) {
                 let action = match pattern.action {
                     Some(LogAction::CancelRetries) => PolicyAction::CancelRetries,
@@ -77,9 +79,13 @@ impl Actor {
                 found.push((*experiment, event));
             }
         }
-        for (experiment, event) in found {
-            self.event(experiment, event);
+        found
+    }
+
+    /// Does what the log policies say about lines of output.
+    pub(super) fn apply_log_policies(&mut self, lines: &[LogLine], allocations: &mut Allocations, outbox: &mut Outbox) {
+        for (experiment, event) in self.matches(allocations, lines) {
+            self.on(experiment, event, allocations, outbox);
         }
-        self.answer(reply, Ok::<(), Refusal>(()));
     }
 }

@@ -1,4 +1,4 @@
-//! A single task beside the experiments: a command that runs to its end, or a service that people look at.
+//! A command beside the experiments: a command that runs to its end, or a service that people look at.
 //!
 //! It runs once. Whatever ends it, it is not started again: nobody but its owner knows whether it may run twice.
 
@@ -13,7 +13,7 @@ use super::run_end::End;
 /// What happened to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
-pub enum SingleEvent {
+pub enum CommandEvent {
     /// Slots were given to it; it is being started.
     Assigned,
     /// It has started.
@@ -29,14 +29,14 @@ pub enum SingleEvent {
     },
     /// Nothing of it is alive any more.
     Ended { end: End },
-    /// Time has passed: [`Single::deadline`] says when this is next needed.
+    /// Time has passed: [`Command::deadline`] says when this is next needed.
     Tick,
 }
 
 /// What is to be done now, in this order. Doing something twice changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
-pub enum SingleEffect {
+pub enum CommandEffect {
     /// Take it out of the queue. It is over.
     Withdraw {
         /// For people.
@@ -57,9 +57,9 @@ pub enum SingleEffect {
     Over,
 }
 
-/// One single task.
+/// One command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Single {
+pub struct Command {
     /// How people call it.
     name: String,
     allocation: Allocation,
@@ -70,15 +70,15 @@ pub struct Single {
     over: bool,
 }
 
-impl Single {
+impl Command {
     /// One that waits for slots.
-    pub fn new(name: String, idle_limit: Option<Duration>, now: Timestamp) -> Single {
-        Single { name, allocation: Allocation::asked(1), idle_limit, used: now, over: false }
+    pub fn new(name: String, idle_limit: Option<Duration>, now: Timestamp) -> Command {
+        Command { name, allocation: Allocation::asked(1), idle_limit, used: now, over: false }
     }
 
     /// One that the master knew before it was started again: where it stood follows from its allocation. It counts as
     /// used now, for nobody could reach it meanwhile.
-    pub fn restored(mut self, state: AllocationState, ready: bool, reason: &str, now: Timestamp) -> Single {
+    pub fn restored(mut self, state: AllocationState, ready: bool, reason: &str, now: Timestamp) -> Command {
         self.allocation.phase = match state {
             AllocationState::Queued => Phase::Asked,
             _ if ready => Phase::Ready,
@@ -95,31 +95,31 @@ impl Single {
     }
 
     /// Takes notice of something.
-    pub fn on(&mut self, event: SingleEvent, now: Timestamp) -> Vec<SingleEffect> {
+    pub fn on(&mut self, event: CommandEvent, now: Timestamp) -> Vec<CommandEffect> {
         if self.over {
             return Vec::new();
         }
         match event {
-            SingleEvent::Assigned => self.reached(Phase::Assigned, "was assigned to an agent"),
-            SingleEvent::Running => {
+            CommandEvent::Assigned => self.reached(Phase::Assigned, "was assigned to an agent"),
+            CommandEvent::Running => {
                 // That it has started says the task itself: a line from here could come after its first output.
                 self.allocation.reached(Phase::Running);
                 Vec::new()
             }
-            SingleEvent::Ready => {
+            CommandEvent::Ready => {
                 self.used = now;
                 self.reached(Phase::Ready, "is ready")
             }
-            SingleEvent::Used => {
+            CommandEvent::Used => {
                 self.used = now;
                 Vec::new()
             }
-            SingleEvent::Kill { why } => self.kill(&why, now),
-            SingleEvent::Ended { end } => {
+            CommandEvent::Kill { why } => self.kill(&why, now),
+            CommandEvent::Ended { end } => {
                 self.over = true;
-                vec![end_reason(&end), SingleEffect::Over]
+                vec![end_reason(&end), CommandEffect::Over]
             }
-            SingleEvent::Tick => self.tick(now),
+            CommandEvent::Tick => self.tick(now),
         }
     }
 
@@ -136,31 +136,31 @@ impl Single {
         Some(after(self.used, self.idle_limit.filter(|_| serves)?))
     }
 
-    fn reached(&mut self, phase: Phase, what: &str) -> Vec<SingleEffect> {
+    fn reached(&mut self, phase: Phase, what: &str) -> Vec<CommandEffect> {
         let text = format!("{} {what}", self.name);
-        let note = SingleEffect::Note { level: LogLevel::Info, text };
+        let note = CommandEffect::Note { level: LogLevel::Info, text };
         if self.allocation.reached(phase) { vec![note] } else { Vec::new() }
     }
 
-    fn kill(&mut self, why: &str, now: Timestamp) -> Vec<SingleEffect> {
-        let note = SingleEffect::Note { level: LogLevel::Info, text: format!("{} is ended: {why}", self.name) };
+    fn kill(&mut self, why: &str, now: Timestamp) -> Vec<CommandEffect> {
+        let note = CommandEffect::Note { level: LogLevel::Info, text: format!("{} is ended: {why}", self.name) };
         match self.allocation.stop(Manner::AtOnce, why, Duration::ZERO, now) {
             Measure::Withdraw => {
                 self.over = true;
-                vec![note, SingleEffect::Withdraw { why: why.to_owned() }, SingleEffect::Over]
+                vec![note, CommandEffect::Withdraw { why: why.to_owned() }, CommandEffect::Over]
             }
-            Measure::Kill => vec![note, SingleEffect::Kill { why: why.to_owned() }],
+            Measure::Kill => vec![note, CommandEffect::Kill { why: why.to_owned() }],
             Measure::Preempt(_) | Measure::Nothing => Vec::new(),
         }
     }
 
-    fn tick(&mut self, now: Timestamp) -> Vec<SingleEffect> {
+    fn tick(&mut self, now: Timestamp) -> Vec<CommandEffect> {
         if let Stopping::Killing { again, why } = &mut self.allocation.stopping {
             if *again > now {
                 return Vec::new();
             }
             *again = after(now, super::allocation::KILL_AGAIN);
-            return vec![SingleEffect::Kill { why: why.clone() }];
+            return vec![CommandEffect::Kill { why: why.clone() }];
         }
         match (self.idle_deadline(), self.idle_limit) {
             (Some(deadline), Some(limit)) if deadline <= now => {
@@ -171,7 +171,7 @@ impl Single {
     }
 }
 
-fn end_reason(end: &End) -> SingleEffect {
+fn end_reason(end: &End) -> CommandEffect {
     let (level, text) = match end {
         End::Exited { code: 0 } => (LogLevel::Info, "resources exited successfully with a zero exit code".to_owned()),
         End::Exited { code } => (LogLevel::Error, super::trial::crashed(*code)),
@@ -180,7 +180,7 @@ fn end_reason(end: &End) -> SingleEffect {
         End::Lost { why } => (LogLevel::Error, format!("it was lost, and is not started again: {why}")),
         End::Impossible { why } => (LogLevel::Error, why.clone()),
     };
-    SingleEffect::Note { level, text }
+    CommandEffect::Note { level, text }
 }
 
 #[cfg(test)]
@@ -189,86 +189,86 @@ mod tests {
 
     use super::*;
 
-    fn single(idle: Option<u64>) -> Single {
-        Single::new("Command 1".to_owned(), idle.map(Duration::from_secs), Timestamp(0))
+    fn command(idle: Option<u64>) -> Command {
+        Command::new("Command 1".to_owned(), idle.map(Duration::from_secs), Timestamp(0))
     }
 
     fn second(number: i64) -> Timestamp {
         Timestamp(number * 1_000_000)
     }
 
-    fn kill() -> SingleEvent {
-        SingleEvent::Kill { why: "asked to".to_owned() }
+    fn kill() -> CommandEvent {
+        CommandEvent::Kill { why: "asked to".to_owned() }
     }
 
-    fn without_notes(effects: Vec<SingleEffect>) -> Vec<SingleEffect> {
-        effects.into_iter().filter(|effect| !matches!(effect, SingleEffect::Note { .. })).collect()
+    fn without_notes(effects: Vec<CommandEffect>) -> Vec<CommandEffect> {
+        effects.into_iter().filter(|effect| !matches!(effect, CommandEffect::Note { .. })).collect()
     }
 
     #[test]
     fn what_waits_is_withdrawn_and_what_runs_is_killed_until_it_has_ended() {
-        let mut one = single(None);
+        let mut one = command(None);
         let why = "asked to".to_owned();
-        let withdrawn = vec![SingleEffect::Withdraw { why: why.clone() }, SingleEffect::Over];
+        let withdrawn = vec![CommandEffect::Withdraw { why: why.clone() }, CommandEffect::Over];
         assert_eq!(without_notes(one.on(kill(), second(1))), withdrawn);
-        assert!(one.on(SingleEvent::Assigned, second(2)).is_empty(), "it is over");
+        assert!(one.on(CommandEvent::Assigned, second(2)).is_empty(), "it is over");
 
-        let mut one = single(None);
-        one.on(SingleEvent::Assigned, second(1));
-        assert_eq!(without_notes(one.on(kill(), second(2))), vec![SingleEffect::Kill { why: why.clone() }]);
+        let mut one = command(None);
+        one.on(CommandEvent::Assigned, second(1));
+        assert_eq!(without_notes(one.on(kill(), second(2))), vec![CommandEffect::Kill { why: why.clone() }]);
         assert!(one.on(kill(), second(3)).is_empty(), "once is enough");
         let again = one.deadline().unwrap();
-        assert_eq!(without_notes(one.on(SingleEvent::Tick, again)), vec![SingleEffect::Kill { why }]);
-        let over = one.on(SingleEvent::Ended { end: End::Killed }, second(99));
-        assert_eq!(without_notes(over), vec![SingleEffect::Over]);
+        assert_eq!(without_notes(one.on(CommandEvent::Tick, again)), vec![CommandEffect::Kill { why }]);
+        let over = one.on(CommandEvent::Ended { end: End::Killed }, second(99));
+        assert_eq!(without_notes(over), vec![CommandEffect::Over]);
         assert_eq!(one.deadline(), None);
     }
 
     #[test]
     fn a_service_that_nobody_uses_ends() {
-        let mut one = single(Some(10));
-        one.on(SingleEvent::Assigned, second(1));
-        one.on(SingleEvent::Running, second(1));
+        let mut one = command(Some(10));
+        one.on(CommandEvent::Assigned, second(1));
+        one.on(CommandEvent::Running, second(1));
         assert_eq!(one.deadline(), None, "it does not serve yet");
-        one.on(SingleEvent::Ready, second(5));
+        one.on(CommandEvent::Ready, second(5));
         assert_eq!(one.deadline(), Some(second(15)));
-        one.on(SingleEvent::Used, second(12));
-        assert!(one.on(SingleEvent::Tick, second(15)).is_empty());
-        let ended = without_notes(one.on(SingleEvent::Tick, second(22)));
-        assert_eq!(ended, vec![SingleEffect::Kill { why: "nobody has used it for 10 s".to_owned() }]);
+        one.on(CommandEvent::Used, second(12));
+        assert!(one.on(CommandEvent::Tick, second(15)).is_empty());
+        let ended = without_notes(one.on(CommandEvent::Tick, second(22)));
+        assert_eq!(ended, vec![CommandEffect::Kill { why: "nobody has used it for 10 s".to_owned() }]);
     }
 
     #[test]
     fn after_a_restart_of_the_master_it_stands_where_it_stood() {
-        let waiting = single(None).restored(AllocationState::Queued, false, "", second(9));
-        assert_eq!(waiting, Single { used: second(9), ..single(None) });
-        let mut serving = single(Some(10)).restored(AllocationState::Running, true, "", second(100));
+        let waiting = command(None).restored(AllocationState::Queued, false, "", second(9));
+        assert_eq!(waiting, Command { used: second(9), ..command(None) });
+        let mut serving = command(Some(10)).restored(AllocationState::Running, true, "", second(100));
         assert_eq!(serving.deadline(), Some(second(110)), "nobody could use it meanwhile");
-        assert!(serving.on(SingleEvent::Ready, second(101)).is_empty());
-        let mut ending = single(None).restored(AllocationState::Terminating, false, "asked to", second(9));
+        assert!(serving.on(CommandEvent::Ready, second(101)).is_empty());
+        let mut ending = command(None).restored(AllocationState::Terminating, false, "asked to", second(9));
         assert_eq!(ending.deadline(), Some(second(9)));
-        assert_eq!(ending.on(SingleEvent::Tick, second(9)), vec![SingleEffect::Kill { why: "asked to".to_owned() }]);
+        assert_eq!(ending.on(CommandEvent::Tick, second(9)), vec![CommandEffect::Kill { why: "asked to".to_owned() }]);
     }
 
     proptest! {
         /// Whatever happens in whatever order: it is over at most once, and nothing follows after that.
         #[test]
         fn it_ends_once(events in proptest::collection::vec(0..7u8, 0..40)) {
-            let mut one = single(Some(1));
+            let mut one = command(Some(1));
             let mut ends = 0;
             for (moment, number) in events.into_iter().enumerate() {
                 let event = match number {
-                    0 => SingleEvent::Assigned,
-                    1 => SingleEvent::Running,
-                    2 => SingleEvent::Ready,
-                    3 => SingleEvent::Used,
+                    0 => CommandEvent::Assigned,
+                    1 => CommandEvent::Running,
+                    2 => CommandEvent::Ready,
+                    3 => CommandEvent::Used,
                     4 => kill(),
-                    5 => SingleEvent::Ended { end: End::Exited { code: 1 } },
-                    _ => SingleEvent::Tick,
+                    5 => CommandEvent::Ended { end: End::Exited { code: 1 } },
+                    _ => CommandEvent::Tick,
                 };
                 let effects = one.on(event, second(i64::try_from(moment).unwrap()));
                 prop_assert!(ends == 0 || effects.is_empty());
-                ends += effects.iter().filter(|effect| **effect == SingleEffect::Over).count();
+                ends += effects.iter().filter(|effect| **effect == CommandEffect::Over).count();
             }
             prop_assert!(ends <= 1);
             prop_assert!(ends == 0 || one.deadline().is_none());

@@ -1,0 +1,102 @@
+//! Finds what is meant: by number or name, or the user's newest where nothing is named; people are told which that is.
+
+use instep_api::agents::{Agent, AgentsResponse};
+use instep_api::experiments::{Experiment, ExperimentsResponse, GetExperimentResponse};
+use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::workspaces::{Project, ProjectsResponse, Workspace, WorkspacesResponse};
+use instep_client::{Client, Query};
+
+use super::dialog::say;
+use crate::report::Hinted;
+
+/// Experiments that are looked through for one with a trial.
+const LOOKED_AT: i64 = 20;
+
+/// The experiment with this number, else the newest.
+pub(super) fn experiment_or_newest(client: &Client, named: Option<ExperimentId>) -> anyhow::Result<ExperimentId> {
+    if let Some(id) = named {
+        return Ok(id);
+    }
+    let found = experiments(client)?.into_iter().next().ok_or_else(|| none("experiment"))?;
+    say(&format!("experiment {} ({}), your newest", found.id, found.name));
+    Ok(found.id)
+}
+
+/// The trial with this number, else the newest one of the newest experiment that has any.
+pub(super) fn trial_or_newest(client: &Client, named: Option<TrialId>) -> anyhow::Result<TrialId> {
+    if let Some(id) = named {
+        return Ok(id);
+    }
+    let found = experiments(client)?.into_iter().find(|found| found.num_trials > 0).ok_or_else(|| none("trial"))?;
+    let trial = get_experiment(client, found.id)?.trial_ids.into_iter().max().ok_or_else(|| none("trial"))?;
+    say(&format!("trial {trial} of experiment {} ({}), your newest", found.id, found.name));
+    Ok(trial)
+}
+
+/// The user's own, the newest first.
+fn experiments(client: &Client) -> anyhow::Result<Vec<Experiment>> {
+    let query = Query::new()
+        .with("limit", LOOKED_AT)
+        .with("orderBy", "ORDER_BY_DESC")
+        .with("archived", false)
+        .with("users", client.user()?.username);
+    let found: ExperimentsResponse = client.get(&format!("/api/v1/experiments{query}"))?;
+    Ok(found.experiments)
+}
+
+fn none(what: &str) -> Hinted {
+    Hinted::new(format!("you have no {what}s here yet"), "`instep experiment list -a` shows those of all users")
+}
+
+/// The experiment with this number.
+pub(super) fn get_experiment(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
+    let found = client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}"));
+    Ok(found.map_err(unknown_experiment)?.experiment)
+}
+
+/// Points to the list when a number is not known.
+pub(super) fn unknown_experiment(error: instep_client::Error) -> anyhow::Error {
+    if error.is_not_found() {
+        return Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into();
+    }
+    error.into()
+}
+
+/// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
+pub(super) fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<TrialId> {
+    let first = get_experiment(client, id)?.trial_ids.first().copied();
+    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script makes them when it runs");
+    Ok(first.ok_or_else(none)?)
+}
+
+/// Finds a workspace by its name.
+pub(super) fn workspace(client: &Client, name: &str) -> anyhow::Result<Workspace> {
+    let query = Query::new().with("nameCaseSensitive", name);
+    let found: WorkspacesResponse = client.get(&format!("/api/v1/workspaces{query}"))?;
+    let none = || Hinted::new(format!("workspace '{name}' not found"), "`instep workspace list` shows all there are");
+    Ok(found.workspaces.into_iter().next().ok_or_else(none)?)
+}
+
+/// Finds a project by the names of its workspace and itself.
+pub(super) fn project(client: &Client, workspace: &str, project: &str) -> anyhow::Result<Project> {
+    let id = self::workspace(client, workspace)?.id;
+    let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{id}/projects"))?;
+    let none = || {
+        let hint = format!("`instep project list {workspace}` shows those of the workspace");
+        Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
+    };
+    Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)
+}
+
+/// Points to the list when a name is not known.
+pub(super) fn unknown_agent(error: instep_client::Error) -> anyhow::Error {
+    if error.is_not_found() {
+        return Hinted::new(error.to_string(), "`instep agent list` shows all there are").into();
+    }
+    error.into()
+}
+
+/// All agents of the master.
+pub(super) fn agents(client: &Client) -> anyhow::Result<Vec<Agent>> {
+    Ok(client.get::<AgentsResponse>("/api/v1/agents")?.agents)
+}

@@ -1,0 +1,178 @@
+//! What commands and TensorBoards share: the verbs for one that exists, and how they are shown.
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use instep_api::commands::Command;
+use instep_api::states::AllocationState;
+use instep_client::{Client, Query};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::dialog::say;
+use super::options::Common;
+use super::requests::api;
+use super::{configuration, shown, table};
+use crate::console;
+
+/// Which one is meant.
+#[derive(Debug, Args)]
+pub(super) struct Named {
+    /// Its identifier
+    #[arg(value_name = "ID")]
+    pub task: String,
+}
+
+/// `set priority`, as `det` has it; the same as `set-priority`.
+#[derive(Debug, Subcommand)]
+pub(super) enum Set {
+    /// Change its place in the queue
+    Priority(Priority),
+}
+
+/// Another place in the queue for one.
+#[derive(Debug, Args)]
+pub(super) struct Priority {
+    #[command(flatten)]
+    pub named: Named,
+    /// From 1 to 99; lower ones are served first
+    #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
+    pub priority: i64,
+}
+
+/// Commands or TensorBoards: how the API and people name them, and what the API answers about them.
+pub(super) trait Kind {
+    const NOUN: &str;
+    /// The part of the API's paths.
+    const COLLECTION: &str;
+    /// How to make one, for somebody who has none.
+    const HINT: &str;
+    type One: DeserializeOwned + Serialize;
+    type Many: DeserializeOwned;
+
+    fn task(answer: &Self::One) -> &Command;
+    fn config(answer: &Self::One) -> &Value;
+    fn tasks(answer: Self::Many) -> Vec<Command>;
+}
+
+/// One with its configuration.
+pub(super) fn get<K: Kind>(client: &Client, task: &str) -> anyhow::Result<K::One> {
+    Ok(client.get(&api(&[K::COLLECTION, task]))?)
+}
+
+/// Prints those of the user, or of all users.
+pub(super) fn list<K: Kind>(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
+    let user = if all { None } else { Some(client.user()?.username) };
+    let path = format!("/api/v1/{}{}", K::COLLECTION, Query::new().with_some("users", user));
+    let tasks = K::tasks(client.get(&path)?);
+    if common.json {
+        return table::json(&tasks);
+    }
+    print_list(&tasks, &format!("no {}s", K::NOUN), K::HINT);
+    Ok(())
+}
+
+/// Prints one.
+pub(super) fn describe<K: Kind>(client: &Client, common: &Common, task: &str) -> anyhow::Result<()> {
+    let found = get::<K>(client, task)?;
+    if common.json {
+        return table::json(&found);
+    }
+    print(K::task(&found));
+    Ok(())
+}
+
+/// Prints the configuration of one.
+pub(super) fn config<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
+    table::json(K::config(&get::<K>(client, task)?))
+}
+
+/// Ends one.
+pub(super) fn kill<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
+    let ended: K::One = client.post(&api(&[K::COLLECTION, task, "kill"]), &json!({}))?;
+    let task = K::task(&ended);
+    match task.state {
+        AllocationState::Terminated => say(&format!("{} {} has ended: {}", K::NOUN, task.id, task.reason)),
+        _ => say(&format!("{} {} is being ended", K::NOUN, task.id)),
+    }
+    Ok(())
+}
+
+/// Changes the place of one in the queue.
+pub(super) fn set_priority<K: Kind>(client: &Client, wanted: &Priority) -> anyhow::Result<()> {
+    let (task, priority) = (&wanted.named.task, wanted.priority);
+    let _: Value = client.post(&api(&[K::COLLECTION, task, "set_priority"]), &json!({"priority": priority}))?;
+    say(&format!("{} {task} has priority {priority}", K::NOUN));
+    Ok(())
+}
+
+/// A configuration from a file, if there is one, with settings laid over it.
+pub(super) fn read_config(file: Option<&Path>, settings: &[String]) -> anyhow::Result<Value> {
+    let text = match file {
+        Some(file) => configuration::read(file, settings)?,
+        None => configuration::with(json!({}), settings)?.to_string(),
+    };
+    configuration::parse(&text)
+}
+
+/// Prints the identifier of one that is not followed.
+pub(super) fn print_identifier(task: &str) {
+    console::print(format!("{task}\n").as_bytes());
+}
+
+fn print(task: &Command) {
+    let mut fields = vec![
+        ("Identifier", task.id.clone()),
+        ("Description", task.description.clone()),
+        ("State", shown::word(task.state.as_str())),
+        ("Owner", task.username.clone()),
+        ("Pool", task.resource_pool.clone()),
+        ("Submitted", shown::time(task.start_time)),
+        ("Job", task.job_id.clone()),
+    ];
+    if let Some(container) = &task.container {
+        fields.push(("Agent", container.parent.clone()));
+    }
+    fields.push(("Why", task.reason.clone()));
+    table::fields(&fields);
+}
+
+fn print_list(tasks: &[Command], none: &str, hint: &str) {
+    let mut table = table::Table::new(&["ID", "DESCRIPTION", "STATE", "OWNER", "POOL", "SUBMITTED", "WHY"]);
+    for task in tasks {
+        table.row(vec![
+            task.id.clone(),
+            task.description.clone(),
+            shown::word(task.state.as_str()),
+            task.username.clone(),
+            task.resource_pool.clone(),
+            shown::time(task.start_time),
+            task.reason.clone(),
+        ]);
+    }
+    table.print(none, hint);
+}
+
+/// Says what somebody who started one should know.
+pub(super) fn warn(warnings: &[String]) {
+    for warning in warnings {
+        let text = match warning.as_str() {
+            "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED" => {
+                "it asks for more slots than the pool has now, and waits until there are enough"
+            }
+            other => other,
+        };
+        say(&format!("warning: {text}"));
+    }
+}
+
+/// How one ended: an error, unless it succeeded.
+pub(super) fn outcome<K: Kind>(task: &Command) -> anyhow::Result<()> {
+    let why = &task.reason;
+    // The master's sentence for the only success there is.
+    if task.state == AllocationState::Terminated && !why.ends_with("exit code 0") {
+        anyhow::bail!("{} {}: {why}", K::NOUN, task.id);
+    }
+    Ok(())
+}

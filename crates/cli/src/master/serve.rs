@@ -1,0 +1,35 @@
+//! Serves in this process until a signal ends it.
+
+use std::process::ExitCode;
+
+use instep_master::{Options, ServeError};
+
+use super::arguments::SettingsArguments;
+use super::{logging, running};
+use crate::console;
+use crate::report::{Hinted, chain};
+
+/// Serves; `ready` is called with the address once it does.
+pub(super) fn serve(
+    arguments: &SettingsArguments,
+    options: &Options,
+    ready: impl FnOnce(&str),
+) -> anyhow::Result<ExitCode> {
+    let settings = arguments.settings()?;
+    let (json, level) = settings.log();
+    logging::start(json, level, options.journal.clone());
+    let shown = options.database.display().to_string();
+    instep_master::serve(options, |address| {
+        running::record(&settings, &options.database);
+        console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());
+        ready(address);
+    })
+    .map_err(explained)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// An error of the master with its hint.
+pub(super) fn explained(error: ServeError) -> Hinted {
+    let hint = error.hint();
+    Hinted::new(chain(&error), hint)
+}

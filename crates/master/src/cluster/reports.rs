@@ -1,0 +1,115 @@
+//! What agents report, and what follows for the allocations they run.
+
+use std::collections::BTreeSet;
+
+use instep_api::link::{Exit, Hello, Order, Report, Share as ShareName, ShareState};
+use tokio::sync::mpsc;
+
+use super::Refusal;
+use super::outbox::Outbox;
+use super::state::ClusterState;
+
+impl ClusterState {
+    /// An agent says who it is, what it lends and what it runs.
+    pub(super) fn hello(
+        &mut self,
+        mut hello: Hello,
+        orders: mpsc::Sender<Order>,
+        outbox: &mut Outbox,
+    ) -> Result<u64, Refusal> {
+        let (name, shares) = (hello.agent.clone(), std::mem::take(&mut hello.shares));
+        let number = self.agents.register(hello, orders, outbox)?;
+        self.reconcile(&name, shares, outbox);
+        Ok(number)
+    }
+
+    /// Compares what an agent runs with what it should run, and makes up the difference.
+    fn reconcile(&mut self, agent: &str, shares: Vec<ShareState>, outbox: &mut Outbox) {
+        let mut reported: BTreeSet<ShareName> = BTreeSet::new();
+        for state in shares {
+            reported.insert(state.share.clone());
+            match state.exit {
+                Some(exit) => self.exited(agent, &state.share, exit, outbox),
+                None if self.allocations.rank(agent, &state.share).is_some() => {
+                    self.started(agent, &state.share, outbox);
+                    self.allocations.stop_again(agent, &state.share, outbox);
+                }
+                None => {
+                    let why = "the master does not know it".to_owned();
+                    outbox.order(agent, Order::Stop { share: state.share, grace_seconds: 0, why });
+                }
+            }
+        }
+        for (share, start) in self.allocations.expected_on(agent) {
+            if reported.contains(&share) {
+                continue;
+            }
+            match start {
+                Some(start) => outbox.order(agent, Order::Start(Box::new(start))),
+                None => {
+                    let why = format!("agent {agent} reconnected without it");
+                    self.exited(agent, &share, Exit::Lost { why }, outbox);
+                }
+            }
+        }
+    }
+
+    /// An agent reports. What comes over a connection that has been replaced is repeated over the new one.
+    pub(super) fn report(&mut self, agent: &str, connection: u64, report: Report, outbox: &mut Outbox) {
+        if !self.agents.is_current(agent, connection) {
+            return;
+        }
+        match report {
+            // It came when the connection began.
+            Report::Hello(_) => {}
+            Report::Leaving => self.agents.leaving(agent),
+            Report::Started { share } => self.started(agent, &share, outbox),
+            Report::Exited { share, exit } => self.exited(agent, &share, exit, outbox),
+        }
+    }
+
+    fn started(&mut self, agent: &str, share: &ShareName, outbox: &mut Outbox) {
+        let Some(rank) = self.allocations.rank(agent, share) else { return };
+        if let Some(event) = self.allocations.share_started(&share.allocation, rank, outbox) {
+            self.allocation_event(&share.allocation, event, outbox);
+        }
+        self.try_rendezvous(&share.allocation, outbox);
+    }
+
+    /// A share has ended; the agent may forget it once that is stored.
+    fn exited(&mut self, agent: &str, share: &ShareName, exit: Exit, outbox: &mut Outbox) {
+        if let Some(rank) = self.allocations.rank(agent, share) {
+            self.share_ended(&share.allocation, rank, exit, outbox);
+        }
+        outbox.order(agent, Order::Forget { share: share.clone() });
+    }
+
+    fn share_ended(&mut self, allocation: &str, rank: usize, exit: Exit, outbox: &mut Outbox) {
+        if let Some(event) = self.allocations.share_ended(allocation, rank, exit, outbox) {
+            self.allocation_event(allocation, event, outbox);
+        }
+    }
+
+    pub(super) fn disconnected(&mut self, agent: &str, connection: u64, outbox: &mut Outbox) {
+        let leaving = self.agents.disconnected(agent, connection, outbox);
+        // One that is leaving and runs nothing is not waited for.
+        if leaving && self.allocations.expected_on(agent).is_empty() {
+            self.agents.forget(agent);
+        }
+    }
+
+    /// Gives up agents that have been silent for too long, and with them what they ran.
+    pub(super) fn give_up_lost_agents(&mut self, outbox: &mut Outbox) {
+        let patience = self.agents.patience().as_secs();
+        for name in self.agents.lost() {
+            tracing::warn!(agent = name, "an agent is given up");
+            for (share, _) in self.allocations.expected_on(&name) {
+                if let Some(rank) = self.allocations.rank(&name, &share) {
+                    let why = format!("agent {name} was silent for {patience} s");
+                    self.share_ended(&share.allocation, rank, Exit::Lost { why }, outbox);
+                }
+            }
+            self.agents.forget(&name);
+        }
+    }
+}

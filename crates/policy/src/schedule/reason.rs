@@ -124,7 +124,7 @@ impl fmt::Display for Reason {
                 write!(formatter, "pool {pool} has no agents; hint: start one with `instep agent`")
             }
             Reason::NoAgents { pool, idle } => {
-                write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or disconnected)")
+                write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or offline)")
             }
             Reason::Impossible { slots: needed, single_node, pool, largest, machines, excluded, disabled } => {
                 let place = if *single_node { " on one agent" } else { "" };

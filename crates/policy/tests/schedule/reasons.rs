@@ -41,7 +41,7 @@ fn a_pool_without_agents_says_what_to_do() {
     world.waits("task", 42, 1);
     assert_eq!(
         world.reason("task"),
-        "waiting: none of the 2 agents of pool default takes work (disabled, draining or disconnected)"
+        "waiting: none of the 2 agents of pool default takes work (disabled, draining or offline)"
     );
 }
 

@@ -19,11 +19,11 @@ const STUCK: u8 = 3;
 /// `instep diagnose`.
 #[derive(Debug, Args)]
 pub(crate) struct DiagnoseArguments {
-    /// A job's name (--rdzv-id), the process id of its launcher or of a rank, or the folder that a failed job left
-    /// [default: all jobs of this user that run on this machine]
+    /// Job id (--rdzv-id), process id of its launcher or a rank, or the folder of a failed job
+    /// [default: all your running jobs on this machine]
     #[arg(value_name = "JOB|PID|FOLDER")]
     target: Option<String>,
-    /// An operation that has been under way for so long counts as stuck
+    /// Treat an operation as stuck after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     after: f64,
     /// Print JSON instead of text

@@ -19,16 +19,16 @@ const MEAN_TIME: &str = "10s";
 
 #[derive(Debug, Args)]
 pub(crate) struct DrillArguments {
-    /// Mean time between kills of one rank: 30s, 5m, 500ms [default: 10s, without --kill-node]
+    /// Mean time between kills of one rank: 30s, 5m, 500ms [default: 10s without --kill-node]
     #[arg(long, value_name = "TIME")]
     kill_rank: Option<String>,
-    /// Mean time between kills of all ranks of this node at once
+    /// Mean time between kills of all ranks of this node
     #[arg(long, value_name = "TIME")]
     kill_node: Option<String>,
-    /// Kill at most this many times [default: once for each restart the job may have]
+    /// Maximum number of kills [default: the job's number of restarts]
     #[arg(long, value_name = "N")]
     times: Option<u32>,
-    /// Repeat the times and choices of an earlier drill
+    /// Seed of an earlier drill, to repeat its times and choices
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Write the report to this file as JSON

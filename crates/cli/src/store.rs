@@ -11,10 +11,10 @@ use crate::report::Hinted;
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArguments {
-    /// Port to serve on; 0 takes any free one
+    /// Port to listen on; 0 picks any free port
     #[arg(long, short, default_value_t = 29500)]
     port: u16,
-    /// Serve other machines too, not only this one
+    /// Listen on all interfaces, not only on loopback
     #[arg(long)]
     all_interfaces: bool,
 }

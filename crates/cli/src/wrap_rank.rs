@@ -23,9 +23,9 @@ const VARIABLES: [&str; 5] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "
 
 #[derive(Debug, Args)]
 pub(crate) struct WrapRankArguments {
-    /// Rank, or names of variables that hold it, with commas between [default: what Open MPI, PMI, Slurm or torchrun say]
+    /// Rank, or comma-separated names of variables that contain it [default: those of Open MPI, PMI, Slurm or torchrun]
     rank: Option<String>,
-    /// Write to our own output, also in a task
+    /// Write to this process's own output, even in a task
     #[arg(long)]
     no_redirect_stdio: bool,
     /// Program and its arguments

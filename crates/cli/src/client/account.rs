@@ -6,7 +6,7 @@ use super::{Common, password, say, session, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct LoginArguments {
-    /// Who you are
+    /// User name
     #[arg(default_value = "determined")]
     pub(super) user: String,
     #[command(flatten)]

@@ -16,44 +16,44 @@ pub(crate) enum AgentVerb {
     /// List agents
     #[command(visible_alias = "ls")]
     List,
-    /// Let agents take work again
+    /// Resume scheduling on agents
     Enable(Which),
-    /// Let agents take no new work, and end what they run; it is started again elsewhere
+    /// Stop scheduling on agents and reschedule their work elsewhere
     Disable {
         #[command(flatten)]
         which: Which,
-        /// Let what runs there come to its end
+        /// Let running work finish
         #[arg(long)]
         drain: bool,
     },
-    /// Tokens that let agents in, for machines on which no administrator is logged in
+    /// Manage tokens for agents on machines without an administrator's login
     #[command(subcommand, arg_required_else_help = true)]
     Token(TokenVerb),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenVerb {
-    /// Make one and print it; nobody can look at it later
+    /// Create a token and print it; it cannot be shown again
     Create {
-        /// By which people know it
+        /// Description of the token
         name: String,
     },
-    /// List them, without themselves
+    /// List tokens, without their values
     #[command(visible_alias = "ls")]
     List,
-    /// Let agents with this token in no more; those that are here stay until their connection ends
+    /// Revoke a token; connected agents stay until they disconnect
     Revoke {
-        /// Which
+        /// Id of the token
         name: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Which {
-    /// Which agent
+    /// Name of the agent
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     agent: Option<String>,
-    /// All of them
+    /// All agents
     #[arg(long)]
     all: bool,
 }

@@ -29,20 +29,20 @@ enum Verb {
     /// List the checkpoints of an experiment or a trial
     #[command(visible_alias = "ls")]
     List {
-        /// Of this experiment [default: your newest]
+        /// Experiment [default: your newest]
         experiment: Option<ExperimentId>,
-        /// Of this trial
+        /// List the checkpoints of this trial
         #[arg(long, value_name = "ID", conflicts_with = "experiment")]
         trial: Option<TrialId>,
         #[command(flatten)]
         which: Which,
     },
-    /// Say everything about a checkpoint
+    /// Show details of a checkpoint
     Describe { uuid: String },
-    /// Copy a checkpoint's files from the master's machine
+    /// Download a checkpoint's files from the master
     Download {
         uuid: String,
-        /// Into this folder, which must not be there yet [default: checkpoints/UUID]
+        /// Download into this folder, which must not exist [default: checkpoints/UUID]
         #[arg(short, long, value_name = "FOLDER")]
         output_dir: Option<PathBuf>,
     },
@@ -50,18 +50,18 @@ enum Verb {
     Delete {
         #[arg(required = true, value_delimiter = ',')]
         uuids: Vec<String>,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
-    /// Delete some files of checkpoints; without --glob only look again what is there
+    /// Delete some files of checkpoints; without --glob, only refresh the list of files
     Rm {
         #[arg(required = true, value_delimiter = ',')]
         uuids: Vec<String>,
         /// Files to delete, such as '*.pt' or 'optimizer/**'; may be repeated
         #[arg(long, value_name = "PATTERN")]
         glob: Vec<String>,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -70,10 +70,10 @@ enum Verb {
 /// Which checkpoints are listed.
 #[derive(Debug, Args)]
 pub(super) struct Which {
-    /// Only the N best by the searcher's metric, the best first
+    /// Show only the N best by the searcher's metric, best first
     #[arg(long, value_name = "N")]
     best: Option<usize>,
-    /// Those whose files are deleted, or were never complete, too
+    /// Include deleted and incomplete checkpoints
     #[arg(short, long)]
     all: bool,
 }

@@ -12,10 +12,10 @@ use crate::console;
 pub(crate) struct MasterLogsArguments {
     #[command(flatten)]
     common: Common,
-    /// Wait for further lines until the master ends
+    /// Follow the log until the master stops
     #[arg(short, long)]
     follow: bool,
-    /// Only the last N lines
+    /// Show only the last N lines
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     tail: Option<i64>,
 }

@@ -21,10 +21,10 @@ const LATE_STEPS: i64 = 1000;
 
 #[derive(Debug, Args)]
 pub(super) struct MetricArguments {
-    /// Print points as they are reported, until the trial ends
+    /// Print metrics as they are reported, until the trial ends
     #[arg(short, long)]
     follow: bool,
-    /// Only this group, such as training or validation
+    /// Show only this group, such as training or validation
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 }

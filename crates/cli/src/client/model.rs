@@ -23,7 +23,7 @@ enum Verb {
     /// List models
     #[command(visible_alias = "ls")]
     List {
-        /// Only those of this workspace; may be repeated
+        /// Show only this workspace; may be repeated
         #[arg(
             short,
             long = "workspace-names",
@@ -33,60 +33,60 @@ enum Verb {
         )]
         workspaces: Vec<String>,
     },
-    /// Make a model
+    /// Create a model
     Create {
         name: String,
-        /// What it is
+        /// Description
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
-        /// In this workspace
+        /// Create it in this workspace
         #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: Option<String>,
-        /// With this label; may be repeated
+        /// Add this label; may be repeated
         #[arg(long = "label", value_name = "LABEL")]
         labels: Vec<String>,
     },
-    /// Say everything about a model and one of its versions
+    /// Show details of a model and one of its versions
     Describe {
         name: String,
-        /// Which one, instead of the newest
+        /// Version to show [default: the newest]
         #[arg(long, value_name = "NUMBER")]
         version: Option<i64>,
     },
     /// List the versions of a model
     ListVersions { name: String },
-    /// Make a checkpoint the next version of a model
+    /// Register a checkpoint as the next version of a model
     RegisterVersion {
         name: String,
-        /// The checkpoint
+        /// UUID of the checkpoint
         uuid: String,
-        /// What it is called
+        /// Name of the version
         #[arg(long = "name", value_name = "NAME")]
         version_name: Option<String>,
     },
-    /// Take a version out of a model; its checkpoint stays
+    /// Remove a version from a model; its checkpoint stays
     DeleteVersion {
         name: String,
         version: i64,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
     /// Move a model to another workspace
     Move {
         name: String,
-        /// Where to
+        /// Target workspace
         #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: String,
     },
-    /// Put a model out of reach of changes
+    /// Archive a model, which makes it read-only
     Archive { name: String },
-    /// Bring it back
+    /// Unarchive a model
     Unarchive { name: String },
     /// Delete a model; the checkpoints stay
     Delete {
         name: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },

@@ -11,10 +11,10 @@ use super::{Common, configuration, session, table};
 pub(crate) struct PreviewArguments {
     #[command(flatten)]
     common: Common,
-    /// The configuration, in YAML or JSON
+    /// Configuration file, YAML or JSON
     #[arg(value_name = "CONFIG")]
     file: PathBuf,
-    /// Change one setting, such as searcher.max_trials=20; may be repeated
+    /// Override one setting, such as searcher.max_trials=20; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
 }

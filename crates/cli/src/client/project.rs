@@ -29,38 +29,38 @@ enum Verb {
     /// List the projects of a workspace
     #[command(visible_alias = "ls")]
     List { workspace: String },
-    /// Say everything about a project
+    /// Show details of a project
     Describe(Named),
     /// List the experiments of a project
     ListExperiments(Named),
-    /// Make a project
+    /// Create a project
     Create {
         #[command(flatten)]
         named: Named,
-        /// What it is about
+        /// Description
         #[arg(long, value_name = "TEXT", default_value = "")]
         description: String,
     },
-    /// Rename or describe a project
+    /// Change a project's name or description
     Edit {
         #[command(flatten)]
         named: Named,
-        /// Its new name
+        /// New name
         #[arg(long = "new-name", visible_alias = "name", value_name = "NAME")]
         new_name: Option<String>,
-        /// Its new description
+        /// New description
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
     },
-    /// Put a project out of sight
+    /// Archive a project, which hides it from lists
     Archive(Named),
-    /// Bring it back
+    /// Unarchive a project
     Unarchive(Named),
-    /// Delete a project that holds no experiments
+    /// Delete a project without experiments
     Delete {
         #[command(flatten)]
         named: Named,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },

@@ -9,7 +9,7 @@ use super::{say, shown, table};
 /// Which one is meant.
 #[derive(Debug, Args)]
 pub(super) struct Named {
-    /// Its identifier
+    /// Id
     #[arg(value_name = "ID")]
     pub task: String,
 }
@@ -17,7 +17,7 @@ pub(super) struct Named {
 /// `set priority`, as `det` has it; the same as `set-priority`.
 #[derive(Debug, Subcommand)]
 pub(super) enum Set {
-    /// Change its place in the queue
+    /// Set its priority
     Priority(Priority),
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Set {
 pub(super) struct Priority {
     #[command(flatten)]
     pub named: Named,
-    /// From 1 to 99; lower ones are served first
+    /// Priority, 1 to 99; lower numbers go first
     #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
     pub priority: i64,
 }

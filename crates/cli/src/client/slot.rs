@@ -20,12 +20,12 @@ pub(crate) struct SlotArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the slots of all agents, and what they run
+    /// List the slots of all agents and what they run
     #[command(visible_alias = "ls")]
     List,
-    /// Let a slot take work again
+    /// Resume scheduling on a slot
     Enable { agent: String, slot: String },
-    /// Let a slot take no new work, and end what it runs
+    /// Stop scheduling on a slot and stop its work
     Disable { agent: String, slot: String },
 }
 

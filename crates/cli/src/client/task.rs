@@ -9,12 +9,12 @@ use super::{Common, api, session, shown, table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskVerb {
-    /// List what runs and what waits for slots
+    /// List running and waiting tasks
     #[command(visible_alias = "ls")]
     List,
-    /// Print what a task wrote
+    /// Print the logs of a task
     Logs {
-        /// Its identifier, as `instep task list` shows it
+        /// Id of the task, as shown by `instep task list`
         task: String,
         #[command(flatten)]
         logs: Box<LogArguments>,

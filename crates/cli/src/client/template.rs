@@ -24,27 +24,27 @@ enum Verb {
     List,
     /// Print the configuration of a template
     Describe { name: String },
-    /// Make a template
+    /// Create a template
     Create {
         name: String,
-        /// A part of a configuration, in YAML or JSON
+        /// File with a part of a configuration, YAML or JSON
         #[arg(value_name = "CONFIG")]
         file: PathBuf,
-        /// In this workspace
+        /// Create it in this workspace
         #[arg(long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: Option<String>,
     },
-    /// Make a template, or give one another configuration
+    /// Create a template, or replace its configuration
     Set {
         name: String,
         #[arg(value_name = "CONFIG")]
         file: PathBuf,
     },
-    /// Delete a template; experiments that were made with it stay as they are
+    /// Delete a template; experiments created with it do not change
     #[command(visible_alias = "rm")]
     Remove {
         name: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },

@@ -26,40 +26,40 @@ enum Verb {
     /// List the trials of an experiment
     #[command(visible_alias = "ls")]
     List {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         experiment: Option<ExperimentId>,
     },
-    /// Say everything about trials, or about your newest
+    /// Show details of trials [default: your newest]
     Describe { ids: Vec<TrialId> },
-    /// Summarise its metrics, or follow them
+    /// Summarise or follow its metrics
     Metrics {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         metrics: MetricArguments,
     },
-    /// Print what it wrote
+    /// Print its logs
     Logs {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         logs: LogArguments,
     },
-    /// Write all its metrics as CSV or JSON lines
+    /// Export all its metrics as CSV or JSON lines
     Export {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         export: ExportArguments,
     },
-    /// End trials at once, and count them as cancelled
+    /// Kill trials at once; they count as cancelled
     Kill {
         #[arg(required = true)]
         ids: Vec<TrialId>,
     },
     /// List its checkpoints
     ListCheckpoints {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         which: Which,

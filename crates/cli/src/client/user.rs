@@ -20,47 +20,47 @@ enum Verb {
     /// List users
     #[command(visible_alias = "ls")]
     List {
-        /// Those who may not log in, too
+        /// Include deactivated users
         #[arg(short, long)]
         all: bool,
     },
-    /// Make a user; asks for the password
+    /// Create a user; asks for the password
     Create {
         name: String,
-        /// May change everything
+        /// Make the user an administrator
         #[arg(long)]
         admin: bool,
-        /// The name that is shown
+        /// Display name
         #[arg(long, value_name = "NAME", default_value = "")]
         display_name: String,
     },
-    /// Change a password, one's own if no user is named
+    /// Change a password [default: your own]
     ChangePassword { name: Option<String> },
     /// Rename a user
     Rename { name: String, new_name: String },
-    /// Change the shown name, or whether the user is an administrator
+    /// Change the display name or administrator rights
     Edit {
         name: String,
-        /// The name that is shown
+        /// Display name
         #[arg(long, value_name = "NAME")]
         display_name: Option<String>,
-        /// Whether the user may change everything
+        /// Whether the user is an administrator
         #[arg(long, value_name = "BOOL")]
         admin: Option<bool>,
     },
-    /// Let a user log in again
+    /// Allow a user to log in again
     Activate { name: String },
-    /// Let a user no longer log in
+    /// Prevent a user from logging in
     Deactivate { name: String },
-    /// `instep login`
+    /// Same as `instep login`
     Login {
-        /// Who you are
+        /// User name
         #[arg(default_value = "determined")]
         name: String,
     },
-    /// `instep logout`
+    /// Same as `instep logout`
     Logout,
-    /// `instep whoami`
+    /// Same as `instep whoami`
     Whoami,
 }
 

@@ -30,10 +30,10 @@ const LOG_LIMIT: u64 = 16 << 20;
 pub(crate) struct UpArguments {
     #[command(flatten)]
     settings: SettingsArguments,
-    /// Stay in the foreground, and write the log to the terminal
+    /// Stay in the foreground and log to the terminal
     #[arg(long, short = 'F')]
     foreground: bool,
-    /// Lend so many slots of this machine's processors to it; 0 for none [default: GPUs, else one slot for each core]
+    /// Offer this many CPU slots of this machine; 0 offers none [default: GPUs, else one slot per core]
     #[arg(long, value_name = "N")]
     slots: Option<u32>,
 }
@@ -53,7 +53,7 @@ impl UpArguments {
 pub(crate) struct DownArguments {
     #[command(flatten)]
     settings: SettingsArguments,
-    /// Seconds to wait for its end
+    /// Seconds to wait for the master to stop
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     timeout: u64,
 }

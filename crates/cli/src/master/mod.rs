@@ -24,7 +24,7 @@ use crate::report::{Hinted, chain};
 pub(crate) struct MasterArguments {
     #[command(flatten)]
     settings: SettingsArguments,
-    /// Leave the terminal's session; how `instep up` starts it
+    /// Detach from the terminal's session; used by `instep up`
     #[arg(long, hide = true)]
     background: bool,
     #[command(subcommand)]
@@ -33,23 +33,23 @@ pub(crate) struct MasterArguments {
 
 #[derive(Debug, Subcommand)]
 enum MasterCommand {
-    /// Look at the settings: file, environment and options together
+    /// Show or check the settings from file, environment and options
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Copy the database to a new file; a master may be using it
+    /// Back up the database to a new file; works while a master is running
     Backup {
-        /// The copy, which must not exist yet
+        /// Backup file, which must not exist
         file: PathBuf,
     },
-    /// Print what a master that runs has logged of late; for administrators
+    /// Print the recent log of a running master; for administrators
     Logs(MasterLogsArguments),
-    /// Make a copy the database; no master may be using it
+    /// Restore the database from a backup; no master may be running
     Restore {
-        /// What `instep master backup` made
+        /// File created by `instep master backup`
         file: PathBuf,
-        /// Restore although there is a database, which is kept under another name
+        /// Restore even if a database exists; the old one is renamed
         #[arg(long)]
         replace: bool,
     },
@@ -57,9 +57,9 @@ enum MasterCommand {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Say whether the settings can be used
+    /// Check whether the settings are valid
     Check,
-    /// Print every setting, and where its value comes from
+    /// Print every setting and where its value comes from
     Show {
         /// Print JSON instead of a table
         #[arg(long)]

@@ -17,8 +17,8 @@ pub(crate) use options::{LaunchArguments, RunArguments};
 
 /// Below the options of `instep run --help`.
 pub(crate) const AFTER_HELP: &str = "\
-Options can also be written with underscores, shortened, or set by variables: PET_NNODES for --nnodes.
-Everything behind SCRIPT is passed on to it; ${local_rank} is filled in for each worker.";
+Options can also be abbreviated, written with underscores, or set by variables: PET_NNODES for --nnodes.
+Arguments after SCRIPT go to the script; ${local_rank} is replaced by each worker's local rank.";
 
 /// `instep run`.
 pub(crate) fn run(arguments: RunArguments) -> anyhow::Result<ExitCode> {

@@ -40,7 +40,7 @@ COMMANDS = {
         "For command lines written for `python -m torch.distributed.launch`. Takes every option of `instep run`.\n"
         "Without `--use-env`, the script also receives `--local-rank=N` as its first argument. It adds:"
     ),
-    "drill": "Tests whether a script survives failures: [machines that disappear](../guides/machines-that-disappear.md).",
+    "drill": "Tests how a script survives failures: [machines that disappear](../guides/machines-that-disappear.md).",
     "store": "Runs until a signal stops it. The first line on stdout shows the address and the port.",
     "master": "Runs until a signal stops it. The first line on stdout shows the address and the database file.",
     "master config": "",

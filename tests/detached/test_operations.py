@@ -86,7 +86,7 @@ def test_up_gives_a_master_that_is_up_the_slots_that_are_asked_for(
     assert lent(address) == 1, "`up` returns when the slots are there"
     more = operator("up", "--slots", "4").expect(0).stdout
     assert "already up" in more
-    assert "agent: lends 4 slots of this machine instead of 1 slot" in more
+    assert "agent: offers 4 slots of this machine instead of 1 slot" in more
     assert lent(address) == 4
     assert "agent" not in operator("up", "--slots", "4").expect(0).stdout, "nothing is to be done"
     assert "agent" not in operator("up").expect(0).stdout, "nothing else is wanted"

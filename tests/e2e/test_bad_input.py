@@ -214,7 +214,7 @@ def test_impossible_command_line_leaves_the_last_summary_alone(desk: Desk) -> No
     ("program", "message", "hint"),
     [
         ("./ok.py", "cannot start ./ok.py: Permission denied", "hint: make the program executable: chmod +x"),
-        ("./missing", "cannot start ./missing: ", "hint: check the name of the program, and PATH"),
+        ("./missing", "cannot start ./missing: ", "hint: check the program's name and PATH"),
     ],
 )
 def test_program_that_cannot_be_started_is_reported_once(desk: Desk, program: str, message: str, hint: str) -> None:

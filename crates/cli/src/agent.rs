@@ -123,7 +123,7 @@ fn data_folder() -> anyhow::Result<PathBuf> {
     }
     let named = std::env::var_os("XDG_DATA_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let folder = named.or_else(|| Some(std::env::home_dir()?.join(".local/share")));
-    let none = || Hinted::new("this user has no home folder", "name a folder with --state-folder");
+    let none = || Hinted::new("this user has no home directory", "set --state-folder");
     Ok(folder.ok_or_else(none)?.join("instep"))
 }
 

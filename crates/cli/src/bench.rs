@@ -183,7 +183,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "K" | "KB" | "KIB" => 1 << 10,
         "M" | "MB" | "MIB" => 1 << 20,
         "G" | "GB" | "GIB" => 1 << 30,
-        other => return Err(format!("{other} is no unit, K, M and G are")),
+        other => return Err(format!("{other} is not a unit; use K, M or G")),
     };
     let number: u64 = digits.parse().map_err(|_| "not a size".to_owned())?;
     match number.checked_mul(unit) {
@@ -201,11 +201,11 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
         "us" | "µs" => Duration::from_micros(1),
         "ms" => Duration::from_millis(1),
         "s" => Duration::from_secs(1),
-        other => return Err(format!("{other:?} is no unit, us, ms and s are")),
+        other => return Err(format!("{other:?} is not a unit; use us, ms or s")),
     };
     let number: u32 = digits.parse().map_err(|_| "not a whole number with a unit".to_owned())?;
     let delay = unit.checked_mul(number).filter(|delay| *delay <= LONGEST_DELAY && *delay >= SHORTEST_DELAY);
-    delay.ok_or_else(|| "not from 10us to 1s".to_owned())
+    delay.ok_or_else(|| "must be from 10us to 1s".to_owned())
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ struct Case {
 /// Prints what was found; the exit code says whether something is stuck.
 pub(crate) fn run(arguments: &DiagnoseArguments) -> anyhow::Result<ExitCode> {
     let patience = Duration::try_from_secs_f64(arguments.after).map_err(|_| {
-        Hinted::new(format!("--after {} is not a number of seconds", arguments.after), "give 0 or more")
+        Hinted::new(format!("--after {} is not a number of seconds", arguments.after), "must be 0 or more")
     })?;
     let base = folder::base();
     let folders = job::find(&base, arguments.target.as_deref());
@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &DiagnoseArguments) -> anyhow::Result<ExitCode> {
         return Err(Hinted::new(
             format!("there is no job, process or folder \"{target}\" with a flight recorder on this machine"),
             format!(
-                "instep diagnose alone lists the jobs that run; what failed jobs left is in {}",
+                "`instep diagnose` alone checks all running jobs; folders of failed jobs are in {}",
                 base.join("jobs").display()
             ),
         )

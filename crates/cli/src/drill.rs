@@ -69,13 +69,13 @@ fn job_of(command: &[OsString]) -> anyhow::Result<Start> {
     let words = command.split_first().filter(|(first, _)| is_program(first)).map_or(command, |(_, rest)| rest);
     if words.first().is_none_or(|word| word != "run") {
         let given = command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        let hint = "write the job as it is started otherwise: instep drill -- instep run train.py";
-        return Err(Hinted::new(format!("`{given}` is not a job of `instep run`"), hint).into());
+        let hint = "put the job's command after --: instep drill -- instep run train.py";
+        return Err(Hinted::new(format!("`{given}` is not an `instep run` command"), hint).into());
     }
     let all = std::iter::once(OsString::from("instep")).chain(words.iter().cloned());
     Launcher::try_parse_from(all).map(|launcher| launcher.command).map_err(|error| {
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        Hinted::new(format!("the job's command line: {line}"), "instep run --help lists the options").into()
+        Hinted::new(format!("the job's command line: {line}"), "`instep run --help` lists the options").into()
     })
 }

@@ -27,9 +27,9 @@ pub(crate) fn serve(arguments: &StoreArguments) -> anyhow::Result<ExitCode> {
     let listeners = listening.map_err(|cause| {
         let what = match cause.kind() {
             std::io::ErrorKind::AddrInUse => format!("port {port} is already in use"),
-            _ => format!("cannot serve on port {port}: {cause}"),
+            _ => format!("cannot listen on port {port}: {cause}"),
         };
-        Hinted::new(what, "choose another --port, or 0 for any free one")
+        Hinted::new(what, "choose another --port, or 0 for any free port")
     })?;
     let (notices, heard) = mpsc::channel();
     let server = Server::start(listeners, None, move |notice| {

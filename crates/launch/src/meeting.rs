@@ -48,7 +48,7 @@ pub enum MeetingError {
         endpoint: bool,
     },
     /// The port this node has to serve cannot be opened.
-    #[error("cannot serve on port {port}")]
+    #[error("cannot listen on port {port}")]
     Listen {
         /// The port.
         port: u16,

@@ -92,7 +92,7 @@ impl ServeError {
         use instep_database::Error;
         match self {
             ServeError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
-                "another program uses this port: choose another --port, or 0 for any free one"
+                "another program uses this port: choose another --port, or 0 for any free port"
             }
             ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
             ServeError::Unsafe { .. } => {
@@ -104,7 +104,7 @@ impl ServeError {
             ServeError::Database(Error::Unusable { .. }) => {
                 "put a copy in its place with `instep master restore`, or choose another --db"
             }
-            ServeError::Database(_) => "choose another --db, in a folder that can be written",
+            ServeError::Database(_) => "choose another --db, in a writable folder",
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::System(_) => "the system's limits may be too low for this user",
         }

@@ -202,7 +202,7 @@ impl Settings {
     pub fn options(&self) -> Result<Options, SettingsError> {
         let database = self.text("db");
         if database.is_empty() {
-            return Err(SettingsError::new("this user has no home folder", "name a database file with --db"));
+            return Err(SettingsError::new("this user has no home directory", "name a database file with --db"));
         }
         Ok(Options {
             host: self.text("host").to_owned(),

@@ -33,7 +33,7 @@ pub(super) fn logout(common: &Common) -> anyhow::Result<()> {
     let client = session::stranger(common)?;
     match session::close(&client)? {
         Some(user) => say(&format!("{user} is logged out at {}", client.address())),
-        None => say(&format!("nobody was logged in at {}", client.address())),
+        None => say(&format!("not logged in at {}", client.address())),
     }
     Ok(())
 }

@@ -75,7 +75,7 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
             if common.json {
                 return table::json(&made);
             }
-            say("`INSTEP_AGENT_TOKEN=TOKEN instep agent --master ADDRESS` lends a machine's slots with it");
+            say("use it with `INSTEP_AGENT_TOKEN=TOKEN instep agent --master ADDRESS`");
             console::print(format!("{}\n", made.token).as_bytes());
         }
         TokenVerb::List => {
@@ -87,11 +87,11 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
             for token in found.tokens {
                 table.row(vec![token.name, shown::time(token.created_at)]);
             }
-            table.print("no tokens", "`instep agent token create NAME` makes one");
+            table.print("no tokens", "create one with `instep agent token create NAME`");
         }
         TokenVerb::Revoke { name } => {
             super::delete(client, &api(&["agents", "tokens", name]))?;
-            say(&format!("the token {name} lets nobody in any more"));
+            say(&format!("revoked token {name}"));
         }
     }
     Ok(())
@@ -106,7 +106,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
         AgentVerb::Enable(which) => {
             for agent in which.names(&client)? {
                 let _: AgentResponse = client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(unknown)?;
-                say(&format!("agent {agent} takes work"));
+                say(&format!("enabled agent {agent}"));
             }
             Ok(())
         }
@@ -115,7 +115,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
             for agent in &names {
                 let request = json!({"drain": drain});
                 let _: AgentResponse = client.post(&api(&["agents", agent, "disable"]), &request).map_err(unknown)?;
-                say(&format!("agent {agent} takes no new work"));
+                say(&format!("disabled agent {agent}"));
             }
             if *drain { still_running(&client, &names) } else { Ok(()) }
         }
@@ -125,7 +125,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
 /// Points to the list when a name is not known.
 pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
     if error.is_not_found() {
-        return Hinted::new(error.to_string(), "`instep agent list` shows all there are").into();
+        return Hinted::new(error.to_string(), "list all with `instep agent list`").into();
     }
     error.into()
 }
@@ -172,6 +172,6 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             shown::optional_time(agent.registered_time),
         ]);
     }
-    table.print("no agents", "`instep agent --master ADDRESS` lends a machine's slots to a master");
+    table.print("no agents", "offer a machine's slots with `instep agent --master ADDRESS`");
     Ok(())
 }

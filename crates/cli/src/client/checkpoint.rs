@@ -143,7 +143,7 @@ pub(super) fn list(client: &Client, common: &Common, what: &str, which: &Which) 
     }
     if hidden > 0 {
         let checkpoints = shown::plural(hidden, "deleted or incomplete checkpoint");
-        say(&format!("{checkpoints} not shown: -a shows them too"));
+        say(&format!("{checkpoints} not shown: include them with -a"));
     }
     Ok(())
 }
@@ -165,7 +165,7 @@ fn size(checkpoint: &Checkpoint) -> i64 {
 fn get(client: &Client, uuid: &str) -> anyhow::Result<Checkpoint> {
     match client.get::<CheckpointResponse>(&api(&["checkpoints", uuid])) {
         Err(error) if error.is_not_found() => {
-            let hint = "`instep checkpoint list EXPERIMENT` shows those of an experiment";
+            let hint = "list checkpoints with `instep checkpoint list EXPERIMENT`";
             Err(Hinted::new(error.to_string(), hint).into())
         }
         found => Ok(found?.checkpoint),
@@ -202,7 +202,7 @@ fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Res
     let folder = output.unwrap_or_else(|| PathBuf::from("checkpoints").join(uuid));
     let shown_folder = folder.display().to_string();
     if folder.exists() {
-        return Err(Hinted::new(format!("{shown_folder} is there already"), "choose another with -o").into());
+        return Err(Hinted::new(format!("{shown_folder} already exists"), "choose another with -o").into());
     }
     get(client, uuid)?;
     let archive = client.download(&format!("/checkpoints/{}", instep_client::segment(uuid)), "application/x-tar")?;

@@ -108,7 +108,7 @@ fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
     if common.json {
         return table::json(&found.commands);
     }
-    single::print(&found.commands, "no commands", "`instep command run COMMAND` runs one");
+    single::print(&found.commands, "no commands", "run one with `instep command run COMMAND`");
     Ok(())
 }
 

@@ -170,7 +170,7 @@ enum Label {
 
 fn state(text: &str) -> Result<State, String> {
     let name = format!("STATE_{}", text.to_uppercase().replace(['-', ' '], "_"));
-    name.parse().map_err(|_| "there is no such state; running, completed, error and paused are some".to_owned())
+    name.parse().map_err(|_| "unknown state; use running, completed, error or paused, for example".to_owned())
 }
 
 pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
@@ -180,10 +180,10 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         Verb::Create(arguments) => submit::create(&client, &common, *arguments),
         Verb::Fork(arguments) => submit::fork(&client, &common, arguments),
         Verb::Continue(arguments) => submit::go_on(&client, &common, &arguments),
-        Verb::Pause { ids } => control::act(&client, "pause", &ids, "makes room and waits"),
-        Verb::Activate { ids } => control::act(&client, "activate", &ids, "runs when there is room"),
-        Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "saves and ends"),
-        Verb::Kill { ids } => control::act(&client, "kill", &ids, "ends at once"),
+        Verb::Pause { ids } => control::act(&client, "pause", &ids, "is pausing"),
+        Verb::Activate { ids } => control::act(&client, "activate", &ids, "is queued"),
+        Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "is stopping"),
+        Verb::Kill { ids } => control::act(&client, "kill", &ids, "is being killed"),
         Verb::List(list_arguments) => list(&client, &common, &list_arguments),
         Verb::Describe { ids } if ids.is_empty() => describe(&client, &common, &[newest::experiment(&client, None)?]),
         Verb::Describe { ids } => describe(&client, &common, &ids),
@@ -241,7 +241,7 @@ pub(super) fn get(client: &Client, id: ExperimentId) -> anyhow::Result<Experimen
 /// Points to the list when a number is not known.
 pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
     if error.is_not_found() {
-        return Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into();
+        return Hinted::new(error.to_string(), "list all with `instep experiment list -a`").into();
     }
     error.into()
 }
@@ -249,7 +249,7 @@ pub(super) fn unknown(error: instep_client::Error) -> anyhow::Error {
 /// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
 fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<TrialId> {
     let first = get(client, id)?.trial_ids.first().copied();
-    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script makes them when it runs");
+    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script creates them when it runs");
     Ok(first.ok_or_else(none)?)
 }
 
@@ -267,10 +267,10 @@ fn list(client: &Client, common: &Common, arguments: &ListArguments) -> anyhow::
     if common.json {
         return table::json(&found.experiments);
     }
-    print_list(&found.experiments, if arguments.all { "" } else { "-a shows those of all users and the archive too" });
+    print_list(&found.experiments, if arguments.all { "" } else { "-a includes archived and other users' ones" });
     let (shown, total) = (found.experiments.len() as i64, found.pagination.total);
     if shown > 0 && shown < total {
-        say(&format!("the newest {shown} of {total}; --limit shows more"));
+        say(&format!("the newest {shown} of {total}; show more with --limit"));
     }
     Ok(())
 }
@@ -292,7 +292,7 @@ pub(super) fn print_list(experiments: &[Experiment], hint: &str) {
             format!("{}/{}", experiment.workspace_name, experiment.project_name),
         ]);
     }
-    let hint = if hint.is_empty() { "a script makes one: `docs/concepts/tracking.md` shows how" } else { hint };
+    let hint = if hint.is_empty() { "run a script that creates one: see `docs/concepts/tracking.md`" } else { hint };
     table.print("no experiments", hint);
 }
 
@@ -354,8 +354,8 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
             return Ok(());
         }
         if state == State::Paused {
-            let hint = format!("`instep experiment activate {id}` lets it run");
-            return Err(Hinted::new(format!("experiment {id} is paused, and would be waited for in vain"), hint).into());
+            let hint = format!("resume it with `instep experiment activate {id}`");
+            return Err(Hinted::new(format!("experiment {id} is paused, so it would never end"), hint).into());
         }
         if state.is_terminal() {
             return Err(outcome::not_completed(client, &found, true));

@@ -96,6 +96,6 @@ fn list(client: &Client, common: &Common, pool: Option<&str>) -> anyhow::Result<
             job.reason.clone(),
         ]);
     }
-    table.print("no jobs", "`instep experiment create CONFIG FOLDER` submits one");
+    table.print("no jobs", "submit one with `instep experiment create CONFIG FOLDER`");
     Ok(())
 }

@@ -48,7 +48,7 @@ const LEVELS: [&str; 6] = ["trace", "debug", "info", "warning", "error", "critic
 
 fn level(text: &str) -> Result<usize, String> {
     let found = LEVELS.iter().position(|level| level.eq_ignore_ascii_case(text));
-    found.ok_or_else(|| format!("it takes {}", LEVELS.join(", ")))
+    found.ok_or_else(|| format!("use one of {}", LEVELS.join(", ")))
 }
 
 impl LogArguments {

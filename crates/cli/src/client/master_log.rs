@@ -23,7 +23,7 @@ pub(crate) struct MasterLogsArguments {
 /// Prints lines as they come.
 pub(super) fn print(arguments: &MasterLogsArguments) -> anyhow::Result<()> {
     let hint = "`instep login USER` as an administrator";
-    let client = session::administrator(&arguments.common, "the log of a master takes", hint)?;
+    let client = session::administrator(&arguments.common, "the log of a master needs", hint)?;
     let query = Query::new().with("follow", arguments.follow).with_some("offset", arguments.tail.map(|tail| -tail));
     // Without a limit to the silence: a person watches, and can end it.
     let mut lines = client.stream::<MasterLogsElement>(&format!("/api/v1/master/logs{query}"), None)?;

@@ -48,7 +48,7 @@ pub(super) fn print(client: &Client, trial: TrialId, arguments: &MetricArguments
             table.row(cells);
         }
     }
-    table.print(&format!("trial {trial} has reported no metrics yet"), "`-f` waits for them");
+    table.print(&format!("trial {trial} has reported no metrics yet"), "wait for them with `-f`");
     Ok(())
 }
 

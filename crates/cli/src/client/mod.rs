@@ -168,10 +168,10 @@ pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<Ex
 /// Says what to do next where the client's own words do not.
 fn explained(error: anyhow::Error) -> anyhow::Error {
     let hint = match error.downcast_ref::<Error>() {
-        Some(Error::Unreachable { .. }) => "`instep up` starts one on this machine, --master names another",
-        Some(error) if error.is_unauthenticated() => "`instep login USER` logs in",
-        Some(Error::Refused { status: 403, .. }) => "`instep whoami` says who you are, `instep login USER` changes it",
-        Some(Error::Address { .. }) => "such as http://127.0.0.1:8080, or a name alone",
+        Some(Error::Unreachable { .. }) => "start one with `instep up`, or name another with --master",
+        Some(error) if error.is_unauthenticated() => "log in with `instep login USER`",
+        Some(Error::Refused { status: 403, .. }) => "`instep whoami` shows your user, `instep login USER` changes it",
+        Some(Error::Address { .. }) => "use an address such as http://127.0.0.1:8080, or a host name",
         Some(_) | None => return error,
     };
     Hinted::new(chain(error.as_ref()), hint).into()
@@ -189,12 +189,12 @@ fn confirm(yes: bool, what: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Hinted::new(format!("{what} cannot be taken back"), "add --yes to do it").into());
+        return Err(Hinted::new(format!("{what} cannot be undone"), "add --yes to confirm").into());
     }
-    console::print_error(&format!("{what} cannot be taken back. Type yes to do it: "));
+    console::print_error(&format!("{what} cannot be undone. Type yes to confirm: "));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(anyhow::anyhow!("nothing was done")) }
+    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(anyhow::anyhow!("nothing was changed")) }
 }
 
 /// A path of the API with a name in it.

@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
             Ok(())
         }
         Verb::DeleteVersion { name, version, yes } => {
-            confirm(yes, &format!("taking version {version} out of model {name}"))?;
+            confirm(yes, &format!("removing version {version} from model {name}"))?;
             delete(&client, &api(&["models", &name, "versions", &version.to_string()]))
         }
         Verb::Move { name, workspace } => {
@@ -170,14 +170,14 @@ fn list(client: &Client, common: &Common, workspaces: &[String]) -> anyhow::Resu
             if model.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no models yet", "`instep model create NAME` makes one");
+    table.print("no models yet", "create one with `instep model create NAME`");
     Ok(())
 }
 
 fn versions(client: &Client, name: &str) -> anyhow::Result<ModelVersionsResponse> {
     match client.get(&api(&["models", name, "versions"])) {
         Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep model list` shows all there are").into())
+            Err(Hinted::new(error.to_string(), "list all with `instep model list`").into())
         }
         found => Ok(found?),
     }
@@ -209,7 +209,7 @@ fn facts(model: &Model) {
         ("Description", model.description.clone()),
         ("Labels", shown::list(&model.labels)),
         ("Owner", model.username.clone()),
-        ("Made", shown::time(model.creation_time)),
+        ("Created", shown::time(model.creation_time)),
         ("Updated", shown::time(model.last_updated_time)),
         ("Versions", model.num_versions.to_string()),
         ("Metadata", serde_json::Value::Object(model.metadata.clone()).to_string()),
@@ -218,7 +218,7 @@ fn facts(model: &Model) {
 }
 
 fn print_versions(versions: &[ModelVersion], name: &str) {
-    let mut table = table::Table::new(&["VERSION", "NAME", "CHECKPOINT", "TRIAL", "STEPS", "METRIC", "MADE"]);
+    let mut table = table::Table::new(&["VERSION", "NAME", "CHECKPOINT", "TRIAL", "STEPS", "METRIC", "CREATED"]);
     for version in versions {
         let training = &version.checkpoint.training;
         table.row(vec![
@@ -231,5 +231,5 @@ fn print_versions(versions: &[ModelVersion], name: &str) {
             shown::time(version.creation_time),
         ]);
     }
-    table.print("no versions yet", &format!("`instep model register-version {name} CHECKPOINT` makes one"));
+    table.print("no versions yet", &format!("create one with `instep model register-version {name} CHECKPOINT`"));
 }

@@ -43,5 +43,5 @@ fn experiments(client: &Client) -> anyhow::Result<Vec<Experiment>> {
 }
 
 fn none(what: &str) -> Hinted {
-    Hinted::new(format!("you have no {what}s here yet"), "`instep experiment list -a` shows those of all users")
+    Hinted::new(format!("you have no {what}s yet"), "list other users' experiments with `instep experiment list -a`")
 }

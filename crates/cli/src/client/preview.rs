@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &PreviewArguments) -> anyhow::Result<()> {
     for each in summary["trials"].as_array().into_iter().flatten() {
         table.row(vec![each["count"].to_string(), length(&each["unit"])]);
     }
-    table.print("this configuration makes no trials", "");
+    table.print("this configuration creates no trials", "");
     Ok(())
 }
 

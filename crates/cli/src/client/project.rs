@@ -82,7 +82,7 @@ pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
             if common.json {
                 return table::json(&found.experiments);
             }
-            experiment::print_list(&found.experiments, "`instep experiment move ID WORKSPACE PROJECT` moves some here");
+            experiment::print_list(&found.experiments, "add one: `instep experiment move ID WORKSPACE PROJECT`");
             Ok(())
         }
         Verb::Create { named, description } => {
@@ -114,7 +114,7 @@ pub(super) fn by_names(client: &Client, workspace: &str, project: &str) -> anyho
     let id = workspace::by_name(client, workspace)?.id;
     let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{id}/projects"))?;
     let none = || {
-        let hint = format!("`instep project list {workspace}` shows those of the workspace");
+        let hint = format!("list its projects with `instep project list {workspace}`");
         Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
     };
     Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)
@@ -137,7 +137,7 @@ pub(super) fn list(client: &Client, common: &Common, workspace: &Workspace) -> a
             if project.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no projects yet", &format!("`instep project create {} NAME` makes one", workspace.name));
+    table.print("no projects yet", &format!("create one with `instep project create {} NAME`", workspace.name));
     Ok(())
 }
 

@@ -72,7 +72,7 @@ pub(super) fn warn(warnings: &[String]) {
     for warning in warnings {
         let text = match warning.as_str() {
             "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED" => {
-                "it asks for more slots than the pool has now, and waits until there are enough"
+                "it needs more slots than the pool has now, and waits until there are enough"
             }
             other => other,
         };
@@ -84,7 +84,7 @@ pub(super) fn warn(warnings: &[String]) {
 pub(super) fn say_ending(what: &str, task: &SingleTask) {
     match task.state {
         AllocationState::Terminated => say(&format!("{what} {} has ended: {}", task.id, task.reason)),
-        _ => say(&format!("{what} {} is being ended", task.id)),
+        _ => say(&format!("{what} {} is stopping", task.id)),
     }
 }
 

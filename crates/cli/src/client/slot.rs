@@ -34,15 +34,15 @@ pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {
     let client = session::connect(&common)?;
     match arguments.verb {
         Verb::List => list(&client, &common),
-        Verb::Enable { agent, slot } => change(&client, &agent, &slot, "enable", "takes work"),
-        Verb::Disable { agent, slot } => change(&client, &agent, &slot, "disable", "takes no new work"),
+        Verb::Enable { agent, slot } => change(&client, &agent, &slot, "enable", "enabled"),
+        Verb::Disable { agent, slot } => change(&client, &agent, &slot, "disable", "disabled"),
     }
 }
 
 fn change(client: &Client, agent: &str, slot: &str, verb: &str, said: &str) -> anyhow::Result<()> {
     let path = api(&["agents", agent, "slots", slot, verb]);
     let _: SlotResponse = client.post(&path, &json!({})).map_err(agent::unknown)?;
-    say(&format!("slot {slot} of agent {agent} {said}"));
+    say(&format!("{said} slot {slot} of agent {agent}"));
     Ok(())
 }
 
@@ -84,6 +84,6 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             ]);
         }
     }
-    table.print("no slots", "`instep agent --master ADDRESS` lends a machine's slots to a master");
+    table.print("no slots", "offer a machine's slots with `instep agent --master ADDRESS`");
     Ok(())
 }

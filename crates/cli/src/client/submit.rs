@@ -105,7 +105,7 @@ fn try_out(client: &Client, request: &mut CreateExperimentRequest, config: &str)
     request.validate_only = Some(false);
     request.config = Some(configuration::small(configuration::parse(config)?).to_string());
     let made: CreateExperimentResponse = client.post("/api/v1/experiments", request)?;
-    say(&format!("trying it out as experiment {}", made.experiment.id));
+    say(&format!("testing as experiment {}", made.experiment.id));
     follow::to_the_end(client, made.experiment.id)?;
     request.config = Some(config.to_owned());
     Ok(())
@@ -165,7 +165,7 @@ fn finish(
     for warning in warnings {
         let text = match warning.as_str() {
             "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED" => {
-                "it asks for more slots than the pool has now, and waits until there are enough"
+                "it needs more slots than the pool has now, and waits until there are enough"
             }
             other => other,
         };

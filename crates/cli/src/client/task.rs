@@ -55,5 +55,5 @@ pub(super) fn print_list(found: &TaskSummariesResponse) {
             shown::optional_time(summary.registered_time),
         ]);
     }
-    table.print("nothing runs", "`instep experiment create CONFIG FOLDER` submits something");
+    table.print("no tasks", "submit one with `instep experiment create CONFIG FOLDER`");
 }

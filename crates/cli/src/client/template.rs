@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
 fn get(client: &Client, name: &str) -> anyhow::Result<Template> {
     match client.get::<TemplateResponse>(&api(&["templates", name])) {
         Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep template list` shows all there are").into())
+            Err(Hinted::new(error.to_string(), "list all with `instep template list`").into())
         }
         found => Ok(found?.template),
     }
@@ -101,6 +101,6 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
         let keys: Vec<&str> = template.config.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
         table.row(vec![template.name.clone(), template.workspace_id.to_string(), keys.join(", ")]);
     }
-    table.print("no templates", "`instep template create NAME CONFIG` makes one");
+    table.print("no templates", "create one with `instep template create NAME CONFIG`");
     Ok(())
 }

@@ -124,7 +124,7 @@ fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
     if common.json {
         return table::json(&found.tensorboards);
     }
-    single::print(&found.tensorboards, "no TensorBoards", "`instep tensorboard start EXPERIMENT` starts one");
+    single::print(&found.tensorboards, "no TensorBoards", "start one with `instep tensorboard start EXPERIMENT`");
     Ok(())
 }
 
@@ -161,7 +161,7 @@ fn wait(client: &Client, task: &str) -> anyhow::Result<()> {
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;
         if found.task.end_time.is_some() {
             let why = get(client, task)?.tensorboard.reason;
-            let hint = format!("`instep tensorboard logs {task}` shows what it wrote");
+            let hint = format!("see its logs with `instep tensorboard logs {task}`");
             return Err(Hinted::new(format!("TensorBoard {task} has ended: {why}"), &hint).into());
         }
         if found.task.allocations.first().is_some_and(|allocation| allocation.is_ready) {

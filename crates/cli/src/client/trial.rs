@@ -116,7 +116,7 @@ pub(super) fn print_list(trials: &[Trial]) {
             hparams(trial),
         ]);
     }
-    table.print("no trials yet", "the script makes one when it runs");
+    table.print("no trials yet", "the script creates one when it runs");
 }
 
 /// How long it has run, without the times in which it waited for slots; nothing before it has.
@@ -134,7 +134,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
     for id in ids {
         match client.get::<TrialResponse>(&format!("/api/v1/trials/{id}")) {
             Err(error) if error.is_not_found() => {
-                let hint = "`instep trial list EXPERIMENT` shows those of an experiment";
+                let hint = "list trials with `instep trial list EXPERIMENT`";
                 return Err(Hinted::new(error.to_string(), hint).into());
             }
             found => trials.push(found?.trial),
@@ -155,7 +155,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Hyperparameters", hparams(trial)),
             ("Steps", trial.total_batches_processed.to_string()),
             ("Best", trial.searcher_metric_value.map(shown::number).unwrap_or_default()),
-            ("Made", shown::time(trial.start_time)),
+            ("Created", shown::time(trial.start_time)),
             ("Started", shown::optional_time(trial.first_run_time)),
             ("Ended", shown::optional_time(trial.end_time)),
             ("Took", took(trial)),

@@ -128,7 +128,7 @@ fn change_user(client: &Client, user: &User, change: &PatchUserRequest) -> anyho
 fn by_name(client: &Client, name: &str) -> anyhow::Result<User> {
     match client.get::<UserResponse>(&api(&["users", name, "by-username"])) {
         Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep user list -a` shows all there are").into())
+            Err(Hinted::new(error.to_string(), "list all with `instep user list -a`").into())
         }
         found => Ok(found?.user),
     }
@@ -139,7 +139,7 @@ fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
     if common.json {
         return table::json(&found.users);
     }
-    let mut table = table::Table::new(&["ID", "NAME", "SHOWN AS", "ROLE", "ACTIVE", "LAST LOGIN"]);
+    let mut table = table::Table::new(&["ID", "NAME", "DISPLAY NAME", "ROLE", "ACTIVE", "LAST LOGIN"]);
     for user in found.users {
         table.row(vec![
             user.id.to_string(),

@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: WorkspaceArguments) -> anyhow::Result<()> {
 pub(super) fn by_name(client: &Client, name: &str) -> anyhow::Result<Workspace> {
     let query = Query::new().with("nameCaseSensitive", name);
     let found: WorkspacesResponse = client.get(&format!("/api/v1/workspaces{query}"))?;
-    let none = || Hinted::new(format!("workspace '{name}' not found"), "`instep workspace list` shows all there are");
+    let none = || Hinted::new(format!("workspace '{name}' not found"), "list all with `instep workspace list`");
     Ok(found.workspaces.into_iter().next().ok_or_else(none)?)
 }
 
@@ -100,7 +100,7 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             if workspace.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no workspaces", "`instep workspace create NAME` makes one");
+    table.print("no workspaces", "create one with `instep workspace create NAME`");
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub(super) fn judge_loopback(version_4: io::Result<()>, version_6: io::Result<()
         ),
         (Err(error), Err(_)) => problem(
             "loopback",
-            format!("no port can be bound: {error}"),
+            format!("cannot bind any port: {error}"),
             "bring up the lo interface: ip link set lo up",
         ),
     }
@@ -52,14 +52,14 @@ pub(super) fn judge_default_ports(busy: &[(u16, Option<String>)]) -> Check {
     let busy: Vec<String> = busy
         .iter()
         .map(|(port, holder)| match holder {
-            Some(holder) => format!("{port} is held by {holder}"),
+            Some(holder) => format!("{port} is used by {holder}"),
             None => format!("{port} is in use (perhaps by another user's job)"),
         })
         .collect();
     warning(
         NAME,
         busy.join(", "),
-        "only jobs over several nodes use them; give those another --rdzv-endpoint HOST:PORT",
+        "only jobs with several nodes use them; give those another --rdzv-endpoint HOST:PORT",
     )
 }
 
@@ -90,7 +90,7 @@ fn listening_inode(table: &str, port: u16) -> Option<&str> {
 /// `None`: the resolver did not answer in time.
 pub(super) fn judge_host_name(host: &str, addresses: Option<io::Result<Vec<IpAddr>>>) -> Check {
     const NAME: &str = "host name";
-    let hint = "jobs on this machine alone are fine; over several nodes give --local-addr, or mend /etc/hosts or DNS";
+    let hint = "single-node jobs work; for several nodes set --local-addr, or fix /etc/hosts or DNS";
     match addresses {
         None => {
             let finding = format!("{host}: no answer from the resolver within {} s", RESOLVE_TIMEOUT.as_secs());

@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         None => serve(&arguments.settings, arguments.background),
         Some(MasterCommand::Config { command: ConfigCommand::Check }) => {
             arguments.settings.options()?;
-            console::print(b"the settings can be used\n");
+            console::print(b"the settings are valid\n");
             Ok(ExitCode::SUCCESS)
         }
         Some(MasterCommand::Config { command: ConfigCommand::Show { json } }) => {
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         Some(MasterCommand::Restore { file, replace }) => {
             let database = arguments.settings.options()?.database;
             let kept = instep_master::restore(&file, &database, replace).map_err(explained)?;
-            let kept = kept.map(|path| format!(" (the earlier one is {})", path.display())).unwrap_or_default();
+            let kept = kept.map(|path| format!(" (the previous database is {})", path.display())).unwrap_or_default();
             let line = format!("restored {} from {}{kept}\n", database.display(), file.display());
             console::print(line.as_bytes());
             Ok(ExitCode::SUCCESS)

@@ -87,7 +87,7 @@ impl Rule {
         }
         let whole = if tied { pattern.to_owned() } else { format!("**/{pattern}") };
         let glob = GlobBuilder::new(&whole).literal_separator(true).backslash_escape(true).build();
-        let glob = glob.map_err(|error| format!("`{line}` is no pattern: {}", error.kind()))?;
+        let glob = glob.map_err(|error| format!("`{line}` is not a valid pattern: {}", error.kind()))?;
         Ok(Some(Rule { glob: glob.compile_matcher(), keeps, folders_only }))
     }
 }

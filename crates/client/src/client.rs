@@ -194,13 +194,13 @@ impl Client {
         body: &impl Serialize,
         repeat: Repeat,
     ) -> Result<Answer> {
-        let body = serde_json::to_vec(body).map_err(|error| self.odd(format!("this request is no JSON: {error}")))?;
+        let body = serde_json::to_vec(body).map_err(|error| self.odd(format!("this request is not JSON: {error}")))?;
         self.exchange(method, path, Some(&body), repeat)
     }
 
     /// Sends text that is JSON already and gives the answer's text; for callers that have types of their own.
     pub fn call_text(&self, method: &str, path: &str, body: Option<&str>, repeat: Repeat) -> Result<String> {
-        let method: Method = method.parse().map_err(|_| self.odd(format!("`{method}` is no method of HTTP")))?;
+        let method: Method = method.parse().map_err(|_| self.odd(format!("`{method}` is not an HTTP method")))?;
         let bytes = self.patiently(repeat, || {
             let mut response = self.send(&method, path, body.map(str::as_bytes), &[])?;
             self.whole(&mut response)
@@ -342,7 +342,7 @@ impl Client {
             request = request.header(*name, *value);
         }
         let request = request.body(body.unwrap_or_default().to_vec());
-        request.map_err(|error| self.odd(format!("{method} {path} cannot be asked: {error}")))
+        request.map_err(|error| self.odd(format!("{method} {path} is not a valid request: {error}")))
     }
 
     /// Gives an answer that is a success; others become errors, with the master's sentence.
@@ -351,7 +351,7 @@ impl Client {
         let status = response.status().as_u16();
         match status {
             200 => Ok(response),
-            300..400 => Err(self.odd(format!("it sends us elsewhere (status {status}); is there a proxy in between?"))),
+            300..400 => Err(self.odd(format!("it redirects (status {status}); is there a proxy in between?"))),
             _ => {
                 let body = self.whole(&mut response).unwrap_or_default();
                 Err(Error::Refused { status, message: sentence(status, &body) })
@@ -384,7 +384,7 @@ fn sentence(status: u16, body: &[u8]) -> String {
     if let Ok(error) = serde_json::from_slice::<PlainErrorBody>(body) {
         return error.message;
     }
-    format!("the master answers with status {status}")
+    format!("the master answered with status {status}")
 }
 
 /// The certificates in a PEM file.
@@ -398,5 +398,5 @@ fn certificates(path: &std::path::Path) -> Result<Vec<Certificate<'static>>> {
             found.push(certificate);
         }
     }
-    if found.is_empty() { Err(odd("it holds no certificate in PEM form".to_owned())) } else { Ok(found) }
+    if found.is_empty() { Err(odd("it contains no PEM certificate".to_owned())) } else { Ok(found) }
 }

@@ -44,7 +44,7 @@ pub enum Error {
         message: String,
     },
     /// Somebody answered, but not as a master does.
-    #[error("{address} does not answer as a master does: {what}")]
+    #[error("{address} does not respond like a master: {what}")]
     Protocol {
         /// Who answered.
         address: Address,

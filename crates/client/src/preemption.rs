@@ -80,7 +80,7 @@ impl Preemption {
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         match &state.refused {
-            Some(error) => Err(format!("the master does not say whether to go on: {error}")),
+            Some(error) => Err(format!("cannot ask the master whether to stop: {error}")),
             None => Ok(self.shared.preempt.load(Ordering::Acquire)),
         }
     }
@@ -118,7 +118,7 @@ impl Shared {
                 }
                 Err(error) if error.is_temporary() => {
                     if !away {
-                        self.tell(|state| state.news.push(format!("{error}; asking again until it answers")));
+                        self.tell(|state| state.news.push(format!("{error}; retrying until it answers")));
                     }
                     away = true;
                     thread::sleep(PAUSE);

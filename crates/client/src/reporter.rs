@@ -62,7 +62,7 @@ pub struct Reporting {
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The master will not take anything of this trial any more.
-    #[error("nothing more can be reported: {0}")]
+    #[error("reporting has stopped: {0}")]
     Failed(String),
     /// It is larger than any report should be.
     #[error("a report of {0} bytes is too large: at most {LARGEST_ITEM}")]
@@ -71,7 +71,7 @@ pub enum ReportError {
     #[error("reports are closed")]
     Closed,
     /// A copy of the process that the reporter belongs to, such as a worker that loads data.
-    #[error("this process was forked from the one that reports, and cannot report itself")]
+    #[error("this process was forked from the reporting one and cannot report")]
     Forked,
 }
 
@@ -426,14 +426,14 @@ impl Sender {
                 state.failed = Some(described(&error));
                 state.queue.clear();
                 state.queued_bytes = 0;
-                self.shared.tell(&mut state, format!("reports are not stored any more: {}", described(&error)));
+                self.shared.tell(&mut state, format!("reports are no longer stored: {}", described(&error)));
                 self.shared.progress.notify_all();
                 return;
             }
             state.trouble = Some(described(&error));
             if !told && begin.elapsed() >= SILENCE {
                 told = true;
-                let what = format!("{}; reports are kept and sent when it answers", described(&error));
+                let what = format!("{}; reports are queued and sent when it answers", described(&error));
                 self.shared.tell(&mut state, what);
             }
             let pause = retry::pause(tries, Duration::ZERO, Duration::MAX).unwrap_or_default();
@@ -467,7 +467,7 @@ impl Sender {
             self.shared.tell(&mut state, format!("the master refused a report: {}", refused.message));
         }
         if told {
-            self.shared.tell(&mut state, "the master answers again; what was kept is being sent".to_owned());
+            self.shared.tell(&mut state, "the master answers again; sending queued reports".to_owned());
         }
         drop(state);
         self.shared.progress.notify_all();

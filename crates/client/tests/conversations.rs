@@ -66,7 +66,7 @@ fn errors_are_the_master_s_sentences() {
     let cases = [
         (Answer::Json(404, absent), "trial '9' not found"),
         (Answer::Json(404, json!({"message": "plain"})), "plain"),
-        (Answer::Json(418, json!([])), "the master answers with status 418"),
+        (Answer::Json(418, json!([])), "the master answered with status 418"),
     ];
     for (answer, expected) in cases {
         let (address, server) = serve(vec![answer]);

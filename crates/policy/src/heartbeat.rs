@@ -11,7 +11,7 @@ pub const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 /// Why a trial that has been silent for so long is given up; `None` while there is hope.
 pub fn overdue(silence: Duration) -> Option<String> {
-    (silence > PATIENCE).then(|| format!("nothing was heard of it for {} s", silence.as_secs()))
+    (silence > PATIENCE).then(|| format!("no heartbeat for {} s", silence.as_secs()))
 }
 
 #[cfg(test)]

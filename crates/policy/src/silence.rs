@@ -58,7 +58,7 @@ impl Silence {
     /// How a peer's silence since a [`Silence::mark`] is put to people, once it is too long.
     pub fn verdict(&self, heard: Duration, now: Duration) -> Option<String> {
         let silent = self.mark(now).saturating_sub(heard);
-        (silent > self.window).then(|| format!("nothing was heard of it for {:.1} s", silent.as_secs_f64()))
+        (silent > self.window).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))
     }
 }
 

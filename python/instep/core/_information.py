@@ -154,7 +154,7 @@ def _json(environment: Mapping[str, str], name: str, empty: str) -> Any:  # noqa
     try:
         return json.loads(environment.get(name) or empty)
     except ValueError as error:
-        raise RuntimeError(f"{name} is no JSON: {error}") from error
+        raise RuntimeError(f"{name} is not JSON: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

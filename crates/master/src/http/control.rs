@@ -41,7 +41,7 @@ pub(super) async fn wish(application: &Application, id: ExperimentId, event: Eve
     match late {
         Late::Granted => Ok(()),
         Late::Refused => refused(format!(
-            "experiment {id} has ended ({})\nhint: `experiment continue` goes on with it",
+            "experiment {id} has ended ({})\nhint: `experiment continue` resumes it",
             experiment.state.as_str()
         )),
     }

@@ -166,7 +166,7 @@ impl Single {
         }
         match (self.idle_deadline(), self.idle_limit) {
             (Some(deadline), Some(limit)) if deadline <= now => {
-                self.kill(&format!("nobody has used it for {} s", limit.as_secs()), now)
+                self.kill(&format!("it was idle for {} s", limit.as_secs()), now)
             }
             _ => Vec::new(),
         }
@@ -177,9 +177,9 @@ fn last_words(end: &End) -> SingleEffect {
     let (level, text) = match end {
         End::Exited { code: 0 } => (LogLevel::Info, "resources exited successfully with a zero exit code".to_owned()),
         End::Exited { code } => (LogLevel::Error, super::trial::crashed(*code)),
-        End::Killed => (LogLevel::Info, "everything of it has been ended".to_owned()),
+        End::Killed => (LogLevel::Info, "all of its processes were stopped".to_owned()),
         End::NotStarted { why } => (LogLevel::Error, format!("it could not be started: {why}")),
-        End::Lost { why } => (LogLevel::Error, format!("it was lost, and is not started again: {why}")),
+        End::Lost { why } => (LogLevel::Error, format!("it was lost and is not restarted: {why}")),
         End::Impossible { why } => (LogLevel::Error, why.clone()),
     };
     SingleEffect::Note { level, text }
@@ -237,7 +237,7 @@ mod tests {
         one.on(SingleEvent::Used, second(12));
         assert!(one.on(SingleEvent::Tick, second(15)).is_empty());
         let ended = without_notes(one.on(SingleEvent::Tick, second(22)));
-        assert_eq!(ended, vec![SingleEffect::Kill { why: "nobody has used it for 10 s".to_owned() }]);
+        assert_eq!(ended, vec![SingleEffect::Kill { why: "it was idle for 10 s".to_owned() }]);
     }
 
     #[test]

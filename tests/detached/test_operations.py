@@ -128,7 +128,7 @@ def test_a_master_that_cannot_start_says_why(operator: Operator) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         for command in ("master", "up"):
-            failed(operator(command, "--port", port), f"cannot serve on 127.0.0.1:{port}", "choose another --port")
+            failed(operator(command, "--port", port), f"cannot listen on 127.0.0.1:{port}", "choose another --port")
     (folder / "corrupt.db").write_bytes(b"this is no database at all; " * 100)
     (folder / "folder.db").mkdir()
     with sqlite3.connect(folder / "newer.db") as newer:

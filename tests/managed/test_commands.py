@@ -75,7 +75,7 @@ def test_commands_with_det(cluster: Cluster, det: Commands, tmp_path: Path) -> N
     assert "RUNNING" in described
     det(f"cmd kill {task}")
     wait_for(cluster, task, "STATE_TERMINATED")
-    assert command(cluster, task)["exitStatus"] == "the master ended it"
+    assert command(cluster, task)["exitStatus"] == "the master stopped it"
     assert "determined wants it to end" in written(cluster, task)
 
 

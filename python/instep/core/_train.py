@@ -51,7 +51,7 @@ class TrainContext:
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report metrics of a group of your own; reports at one step are joined, and a metric keeps its first value."""
         if not group or "." in group:
-            raise ValueError(f"{group!r} cannot be a group of metrics: it must not be empty or hold a dot")
+            raise ValueError(f"{group!r} cannot be a group of metrics: it must not be empty or contain a dot")
         self._report(group, steps_completed, metrics, None)
 
     def _report(self, group: str, step: int, metrics: dict[str, Any], batches: list[dict[str, Any]] | None) -> None:

@@ -83,7 +83,7 @@ impl Hyperparameters {
 
 fn group(path: &str, fields: Map<String, Value>, mistakes: &Mistakes, depth: usize) -> Hyperparameters {
     if depth > DEEPEST {
-        mistakes.add(path, format!("groups lie more than {DEEPEST} deep"));
+        mistakes.add(path, format!("groups are nested more than {DEEPEST} deep"));
         return Hyperparameters::default();
     }
     let read = |(name, value): (String, Value)| {

@@ -201,7 +201,7 @@ fn each_mistake_is_explained() {
         (with("checkpoint_storage: {type: sharedfs}"), "did you mean `shared_fs`?"),
         (
             with("checkpoint_storage: {type: shared_fs, host_path: /x, storage_path: ../y}"),
-            "checkpoint_storage.storage_path: must lie inside host_path",
+            "checkpoint_storage.storage_path: must be inside host_path",
         ),
         (with("checkpoint_storage: {type: azure, container: c}"), "exactly one of connection_string and account_url"),
         (with("log_policies: [{name: a}, {name: a}]"), "log_policies[1]: the name `a` is given twice"),

@@ -230,11 +230,11 @@ impl Actor {
                     return Some(made);
                 }
                 Err(error @ (Error::NotDurable(_) | Error::Engine(_))) => {
-                    tracing::error!(%error, "cannot store what was decided; trying again");
+                    tracing::error!(%error, "cannot store decisions; retrying");
                     tokio::time::sleep(STORE_AGAIN).await;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "cannot go on deciding about experiments");
+                    tracing::error!(%error, "cannot continue scheduling experiments");
                     self.over = true;
                     return None;
                 }

@@ -112,7 +112,7 @@ fn sentence(end: &End, why: Option<&str>) -> String {
         End::Exited { code } => {
             why.map_or_else(|| format!("it failed with exit code {code}"), |why| format!("{why} (exit code {code})"))
         }
-        End::Killed => "the master ended it".to_owned(),
+        End::Killed => "the master stopped it".to_owned(),
         End::NotStarted { why } => format!("it could not be started: {why}"),
         End::Lost { why } => format!("it was lost: {why}"),
         End::Impossible { why } => why.clone(),
@@ -150,7 +150,7 @@ impl Actor {
             name: hello.agent,
         };
         let name = agent.name.clone();
-        tracing::info!(agent = name, pool = agent.pool, slots = agent.devices.len(), "an agent is here");
+        tracing::info!(agent = name, pool = agent.pool, slots = agent.devices.len(), "agent connected");
         self.decision.agents.push(agent.row());
         self.agents.insert(name.clone(), agent);
         let welcome = Welcome {
@@ -202,7 +202,7 @@ impl Actor {
                     self.stop_again(agent, &state.share);
                 }
                 None => {
-                    let why = "the master does not know it".to_owned();
+                    let why = "it is unknown to the master".to_owned();
                     let stop = Order::Stop { share: state.share, grace_seconds: 0, why };
                     self.later(Act::Order(agent.to_owned(), stop));
                 }
@@ -215,7 +215,7 @@ impl Actor {
             match start {
                 Some(start) => self.later(Act::Order(agent.to_owned(), Order::Start(Box::new(start)))),
                 None => {
-                    let why = format!("agent {agent} came back without it");
+                    let why = format!("agent {agent} reconnected without it");
                     self.exited(agent, &share, Exit::Lost { why });
                 }
             }
@@ -348,7 +348,7 @@ impl Actor {
         if let Some(known) = self.agents.get_mut(agent)
             && known.link.as_ref().is_some_and(|link| link.number == connection)
         {
-            tracing::warn!(agent, "an agent's connection has ended");
+            tracing::warn!(agent, "agent disconnected");
             known.link = None;
             known.silent_since = Instant::now();
             let (row, leaving) = (known.row(), known.leaving);
@@ -385,10 +385,10 @@ impl Actor {
             .map(|agent| agent.name.clone())
             .collect();
         for name in gone {
-            tracing::warn!(agent = name, "an agent is given up");
+            tracing::warn!(agent = name, "agent lost");
             for (share, _) in self.expected_of(&name) {
                 if let Some(rank) = self.rank(&name, &share) {
-                    let why = format!("agent {name} has not been heard of for {} s", patience.as_secs());
+                    let why = format!("no contact with agent {name} for {} s", patience.as_secs());
                     self.share_ended(&share.allocation, rank, Exit::Lost { why });
                 }
             }

@@ -238,7 +238,7 @@ impl Actor {
             Ok(found) => found,
             Err(error) => {
                 // The next pass tries again; the database says what is wrong with every other request, too.
-                tracing::error!(%error, allocation = name, "cannot look up where the trial goes on");
+                tracing::error!(%error, allocation = name, "cannot look up the trial's latest checkpoint");
                 self.ports.take_back(&ports);
                 return self.pace.wanted();
             }

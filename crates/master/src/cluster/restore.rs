@@ -40,7 +40,7 @@ impl Actor {
                     self.experiments.insert(id, live);
                 }
                 // It stays as it is stored, for a version that can read it.
-                Err(why) => tracing::error!(experiment = id.0, why, "cannot go on with an experiment"),
+                Err(why) => tracing::error!(experiment = id.0, why, "cannot resume an experiment"),
             }
         }
         self.restore_singles(&positions).await?;
@@ -81,12 +81,12 @@ impl Actor {
             if !current && allocation.placed.is_none() {
                 allocation.ended_at = Some(now());
                 allocation.state = AllocationState::Terminated;
-                allocation.reason = "nobody wants it any more".to_owned();
+                allocation.reason = "it is no longer needed".to_owned();
             }
             let (id, stray) = (allocation.id.clone(), !current && allocation.placed.is_some());
             self.allocations.insert(id.clone(), allocation);
             if stray {
-                self.stop_shares(&id, 0, "nobody wants it any more");
+                self.stop_shares(&id, 0, "it is no longer needed");
             } else if !current {
                 self.changed.allocations.insert(id);
             }
@@ -117,7 +117,7 @@ impl Actor {
                     }
                 }
                 // It stays as it is stored, for a version that can read it.
-                Err(why) => tracing::error!(task = row.task, why, "cannot go on with a task"),
+                Err(why) => tracing::error!(task = row.task, why, "cannot resume a task"),
             }
         }
         Ok(())
@@ -163,7 +163,7 @@ impl Actor {
                 self.trial_made(id, &request, trial);
             }
             for run in lost {
-                let why = "the master found no trace of it after a restart".to_owned();
+                let why = "the master did not find it after a restart".to_owned();
                 self.event(id, Event::Ended { run, end: End::NotStarted { why } });
             }
         }

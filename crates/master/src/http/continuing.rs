@@ -28,7 +28,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
     let experiment = database.experiment(id, now()).await?;
     let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
     if experiment.unmanaged {
-        return refused(format!("experiment {id} runs elsewhere: the master cannot go on with it"));
+        return refused(format!("experiment {id} runs elsewhere: the master cannot continue it"));
     }
     if !experiment.state.is_terminal() {
         let state = experiment.state.as_str();
@@ -53,7 +53,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
         }
         ("single" | "random" | "grid", false) => {}
         (other, _) => {
-            return refused(format!("a search by {other} cannot be continued: it has decided with what it knew"));
+            return refused(format!("a search by {other} cannot be continued: its decisions are final"));
         }
     }
     call.application.cluster.carry_on(database.live_experiment(id, now()).await?).await?;

@@ -103,7 +103,7 @@ def test_up_takes_no_slots_from_tasks_at_work(operator: Operator, wait_until: Ca
         return Client(address).login()("GET", f"/api/v1/commands/{task}")["command"]["state"]
 
     wait_until(lambda: state() == "STATE_RUNNING", 30, "the command to run")
-    failed(operator("up", "--slots", "1"), "1 task is at work", "instep down && instep up --slots 1")
+    failed(operator("up", "--slots", "1"), "1 task is running", "instep down && instep up --slots 1")
     operator("up", "--slots", "3").expect(0)
     wait_until(lambda: lent(address) == 3, 20, "a further slot")
     assert state() == "STATE_RUNNING", "the next agent takes the task over"
@@ -113,7 +113,7 @@ def test_up_refuses_settings_that_do_not_apply(operator: Operator) -> None:
     address = address_in(operator("up", "--port", "0", "--slots", "0").expect(0).stdout)
     failed(
         operator("up", "--host", "0.0.0.0", "--slots", "2"),
-        f"already, at {address}",
+        f"already serves this database, at {address}",
         "--host is 127.0.0.1, not 0.0.0.0",
         "instep down && instep up --host=0.0.0.0 --slots 2",
     )

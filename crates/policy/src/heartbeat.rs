@@ -23,6 +23,6 @@ mod tests {
     fn patience_ends_after_five_minutes() {
         assert_eq!(overdue(PATIENCE), None);
         let reason = overdue(PATIENCE + Duration::from_secs(1));
-        assert_eq!(reason.as_deref(), Some("nothing was heard of it for 301 s"));
+        assert_eq!(reason.as_deref(), Some("no heartbeat for 301 s"));
     }
 }

@@ -78,7 +78,7 @@ mod tests {
             assert_eq!(silence.verdict(heard, now * SECOND), None);
         }
         silence.look(7 * SECOND);
-        assert_eq!(silence.verdict(heard, 7 * SECOND).as_deref(), Some("nothing was heard of it for 6.0 s"));
+        assert_eq!(silence.verdict(heard, 7 * SECOND).as_deref(), Some("no heartbeat for 6.0 s"));
     }
 
     #[test]

@@ -218,14 +218,14 @@ mod tests {
     fn what_leads_out_is_refused_by_name() {
         let cases = [
             (vec![entry("../x", EntryType::Regular, "", b"")], "`../x` in the context directory points outside it"),
-            (vec![entry("/etc/x", EntryType::Regular, "", b"")], "leads out"),
-            (vec![entry("a/../../x", EntryType::Regular, "", b"")], "leads out"),
-            (vec![entry("l", EntryType::Symlink, "/etc", b"")], "is a link that leads out"),
-            (vec![entry("a/l", EntryType::Symlink, "../../x", b"")], "is a link that leads out"),
-            (vec![entry("l", EntryType::Symlink, "a/..", b"")], "is a link that leads out"),
+            (vec![entry("/etc/x", EntryType::Regular, "", b"")], "points outside"),
+            (vec![entry("a/../../x", EntryType::Regular, "", b"")], "points outside"),
+            (vec![entry("l", EntryType::Symlink, "/etc", b"")], "is a link that points outside"),
+            (vec![entry("a/l", EntryType::Symlink, "../../x", b"")], "is a link that points outside"),
+            (vec![entry("l", EntryType::Symlink, "a/..", b"")], "is a link that points outside"),
             (
                 vec![entry("l", EntryType::Symlink, "a", b""), entry("l/x", EntryType::Regular, "", b"")],
-                "lies behind a link",
+                "is below a link",
             ),
             (vec![entry("h", EntryType::Link, "/etc/passwd", b"")], "is neither a file nor a folder"),
             (vec![entry("d", EntryType::Char, "", b"")], "is neither a file nor a folder"),

@@ -79,8 +79,8 @@ mod tests {
             (json!({"host_path": "/data", "storage_path": null}), Ok("/data")),
             (json!({"host_path": "/data", "storage_path": "a/b"}), Ok("/data/a/b")),
             (json!({"host_path": "/data", "storage_path": "/data/c"}), Ok("/data/c")),
-            (json!({"host_path": "/data", "storage_path": "/other"}), Err("leads out")),
-            (json!({"host_path": "/data", "storage_path": "../x"}), Err("leads out")),
+            (json!({"host_path": "/data", "storage_path": "/other"}), Err("is outside")),
+            (json!({"host_path": "/data", "storage_path": "../x"}), Err("is outside")),
             (json!({}), Err("has no host_path")),
         ];
         for (mut storage, expected) in cases {

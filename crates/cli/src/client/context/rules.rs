@@ -130,7 +130,7 @@ mod tests {
             let found = Rules::read(rules).unwrap().ignores(name, is_folder);
             assert_eq!(found, expected, "{rules:?} {name:?}");
         }
-        assert!(Rules::read("ok\n[a").unwrap_err().starts_with("line 2: `[a` is no pattern"));
+        assert!(Rules::read("ok\n[a").unwrap_err().starts_with("line 2: `[a` is not a valid pattern"));
         assert!(Rules::read("").unwrap().ignores(".detignore", false));
     }
 

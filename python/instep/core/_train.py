@@ -74,7 +74,7 @@ class TrainContext:
         """Say how far the training is, from 0 to 1."""
         self._require_chief("context.train.report_progress")
         if not 0 <= progress <= 1:
-            raise ValueError(f"progress goes from 0 to 1, not to {progress}")
+            raise ValueError(f"progress must be from 0 to 1, not {progress}")
         if self._reporter is not None and self._reporter.progress(progress):
             self._tell()
 

@@ -207,12 +207,12 @@ fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Res
     get(client, uuid)?;
     let archive = client.download(&format!("/checkpoints/{}", instep_client::segment(uuid)), "application/x-tar")?;
     if let Some(parent) = folder.parent() {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     let mut name = folder.clone().into_os_string();
     name.push(format!(".part-{}", std::process::id()));
     let part = PathBuf::from(name);
-    std::fs::create_dir(&part).with_context(|| format!("cannot make {}", part.display()))?;
+    std::fs::create_dir(&part).with_context(|| format!("cannot create {}", part.display()))?;
     let unpacked = unpack(archive, &part).and_then(|bytes| std::fs::rename(&part, &folder).map(|()| bytes));
     let bytes = unpacked.map_err(|error| {
         // What came so far is of no use; if it cannot be removed, it at least does not bear the name.

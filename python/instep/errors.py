@@ -85,7 +85,7 @@ class NotConnected(CollectiveError):
 
 
 class ConnectFailed(CollectiveError):
-    """The ranks did not come together in time."""
+    """The ranks could not connect in time."""
 
 
 class InvalidCall(CollectiveError, ValueError):

@@ -190,7 +190,7 @@ def test_first_node_is_lost_and_the_job_goes_on(job: Job, wait_until: WaitUntil,
     assert seconds < 15
     addresses = {(member["MASTER_ADDR"], member["RANK"]) for member in job.worlds()[2]}
     assert addresses == {(job.nodes[1].ipv4, "0"), (job.nodes[1].ipv4, "1")}
-    assert "this node leads the job from here on" in jobs[1].stderr, jobs[1].stderr
+    assert "this node now leads the job" in jobs[1].stderr, jobs[1].stderr
     if how == "drained":
         jobs[0].wait(10).expect(1)
     # A newcomer that only knows the endpoint finds the job where it has moved to.
@@ -263,7 +263,7 @@ def test_job_of_the_same_name_with_other_options_is_refused(job: Job, wait_until
 
 def test_events_that_cannot_be_written_are_an_error_at_the_start(instep: Path, run: Runner, tmp_path: Path) -> None:
     shown = run(instep, "run", "--events", tmp_path / "no" / "such.jsonl", "--no-python", "true").expect(1)
-    assert "error: cannot write events to" in shown.stderr and "hint: give --events" in shown.stderr, shown
+    assert "error: cannot write events to" in shown.stderr and "hint: choose a file for --events" in shown.stderr, shown
 
 
 EPOCHS = 40

@@ -392,7 +392,7 @@ fn a_meeting_that_fails_says_who_did_not_come() {
         }
         for rank in ranks {
             let error = rank.join().unwrap().to_string();
-            assert!(error.contains("rank 1, 3 did not come"), "{error}");
+            assert!(error.contains("rank 1, 3 did not arrive"), "{error}");
         }
     });
 }
@@ -482,7 +482,7 @@ fn a_meeting_over_tcp_that_fails_says_who_did_not_come() {
     let addresses: Vec<Address> = places.iter().map(|place| place.address().clone()).collect();
     let place = places.into_iter().next().unwrap();
     let error = place.connect(Rank(0), &addresses, 0, Duration::from_millis(100)).err().unwrap().to_string();
-    assert!(error.contains("rank 1, 2 did not come"), "{error}");
+    assert!(error.contains("rank 1, 2 did not arrive"), "{error}");
 }
 
 #[test]

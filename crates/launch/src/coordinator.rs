@@ -428,7 +428,7 @@ impl Coordinator {
         if !silence.outlasts(away, pulse.window()) || !self.hosting.terms.elastic() {
             return;
         }
-        let cause = "this launcher was stopped for a while, and cannot know what the others did";
+        let cause = "this launcher was suspended and cannot know what the others did";
         let guests = self.joined.iter().filter(|(_, guest)| !guest.host);
         let guests = guests.map(|(node, _)| (*node, cause.to_owned())).collect();
         self.let_go(guests, context);

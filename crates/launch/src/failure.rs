@@ -146,7 +146,7 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
                 }
                 (_, Kind::Lost) => format!("{who} left, while rank {waiting} waited{place}"),
                 (_, Kind::Late | Kind::Disagreement) => {
-                    format!("{who} did not come, and rank {waiting} waited{place} until its time-out")
+                    format!("{who} did not arrive, and rank {waiting} waited{place} until its timeout")
                 }
             }
         }
@@ -156,7 +156,7 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
             format!("{who} do not call the same operations with the same sizes: {}", text.unwrap_or_default())
         }
         Cause::Unknown { consequences } => format!(
-            "not known: {} lost other ranks or waited for them in vain, and none is known to have failed by itself",
+            "not known: {} lost other ranks or timed out waiting for them, and none is known to have failed on its own",
             describe_ranks(consequences)
         ),
     }
@@ -304,11 +304,11 @@ mod tests {
             (vec![lost, stopped.clone()], "rank 1 on a left, while rank 0 waited in all_reduce"),
             (
                 vec![blames(0, Kind::Late, &[1], Some("barrier")), stopped],
-                "rank 1 on a did not come, and rank 0 waited in barrier until its time-out",
+                "rank 1 on a did not arrive, and rank 0 waited in barrier until its timeout",
             ),
             (
                 vec![unnamed(0), unnamed(1)],
-                "not known: ranks 0-1 lost other ranks or waited for them in vain, and none",
+                "not known: ranks 0-1 lost other ranks or timed out waiting for them, and none",
             ),
             (
                 vec![differ],

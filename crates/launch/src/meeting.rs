@@ -78,7 +78,7 @@ pub enum MeetingError {
         endpoint: Endpoint,
     },
     /// Something else listens there.
-    #[error("what listens at {endpoint} is not the rendezvous of a job ({what})")]
+    #[error("the server at {endpoint} is not the rendezvous of a job ({what})")]
     Stranger {
         /// Where.
         endpoint: Endpoint,
@@ -86,7 +86,7 @@ pub enum MeetingError {
         what: String,
     },
     /// Launchers of the job answer, and none of them leads it.
-    #[error("nobody leads the job at {endpoint}, after {} s", timeout.as_secs_f64())]
+    #[error("no node leads the job at {endpoint} after {} s", timeout.as_secs_f64())]
     Leaderless {
         /// Where was asked last.
         endpoint: Endpoint,
@@ -106,10 +106,10 @@ impl MeetingError {
     pub fn hint(&self) -> &'static str {
         match self {
             MeetingError::PortInUse { endpoint: false, .. } => {
-                "another job may hold it: choose another --master-port, or leave it out on a single node"
+                "another job may use it: choose another --master-port, or leave it out on a single node"
             }
             MeetingError::PortInUse { endpoint: true, .. } => {
-                "another job may hold it: give all nodes another port in --rdzv-endpoint"
+                "another job may use it: give all nodes another port in --rdzv-endpoint"
             }
             MeetingError::Listen { .. } => "choose a port above 1023 that is free",
             MeetingError::Unreachable { obstacle, .. } => obstacle.hint(),
@@ -118,9 +118,9 @@ impl MeetingError {
                 "run instep on all nodes, or use --rdzv-backend static, which can be shared with torchrun"
             }
             MeetingError::Stranger { .. } => "choose another port for the rendezvous, the same on all nodes",
-            MeetingError::Leaderless { .. } => "the job has lost its nodes: end what is left of it and start it again",
+            MeetingError::Leaderless { .. } => "the job has lost its nodes: stop what is left of it and start it again",
             MeetingError::Interrupted => "start it again",
-            MeetingError::System(_) => "instep doctor shows what this machine allows",
+            MeetingError::System(_) => "run `instep doctor` to check this machine",
         }
     }
 }
@@ -327,7 +327,7 @@ fn host(
             (link, leader)
         }
         Introduced::NotLeading => {
-            return Err(MeetingError::Stranger { endpoint, what: "it leads no more".to_owned() });
+            return Err(MeetingError::Stranger { endpoint, what: "it no longer leads".to_owned() });
         }
         Introduced::Stranger(what) => return Err(MeetingError::Stranger { endpoint, what }),
     };
@@ -341,7 +341,7 @@ pub(crate) fn join_own(plan: &Plan, identity: &Identity, service: &Service) -> R
     match introduce(plan, identity, connect_to_self(port)?, Some(service.host_token), &endpoint)? {
         Introduced::Welcome(link) => Ok(*link),
         Introduced::Moved(_) | Introduced::NotLeading => {
-            Err(MeetingError::Stranger { endpoint, what: "it leads no more".to_owned() })
+            Err(MeetingError::Stranger { endpoint, what: "it no longer leads".to_owned() })
         }
         Introduced::Stranger(what) => Err(MeetingError::Stranger { endpoint, what }),
     }
@@ -453,7 +453,7 @@ pub(crate) fn rejoin(plan: &Plan, identity: &Identity, place: &Place) -> Result<
     match introduce(plan, identity, stream, None, &endpoint) {
         Ok(Introduced::Welcome(link)) => Ok(*link),
         Ok(Introduced::Stranger(what)) => Err(what),
-        Ok(Introduced::Moved(_) | Introduced::NotLeading) => Err("it leads no more".to_owned()),
+        Ok(Introduced::Moved(_) | Introduced::NotLeading) => Err("it no longer leads".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

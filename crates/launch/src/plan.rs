@@ -165,7 +165,7 @@ fn error(message: impl Into<String>, hint: impl Into<String>) -> PlanError {
 
 /// An error text that carries its own `hint:` line.
 fn split_hint(text: &str) -> PlanError {
-    let (message, hint) = text.split_once("\nhint: ").unwrap_or((text, "instep doctor shows what this machine has"));
+    let (message, hint) = text.split_once("\nhint: ").unwrap_or((text, "run `instep doctor` to check this machine"));
     error(message, hint)
 }
 
@@ -178,14 +178,14 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     if request.standalone {
         if min_nodes > 1 {
             return Err(error(
-                format!("--standalone means one node, --nnodes says {}", request.nnodes),
+                format!("--standalone runs on one node, but --nnodes is {}", request.nnodes),
                 "leave out --standalone and give --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
             ));
         }
         max_nodes = 1;
     }
     let max_restarts = u32::try_from(request.max_restarts)
-        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 means: never restart"))?;
+        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 disables restarts"))?;
     let node_rank = usize::try_from(request.node_rank)
         .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank), "node ranks count from 0"))?;
     let conf = parse_conf(&request.rdzv_conf)?;
@@ -222,7 +222,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let command = worker_command(&request, &python)?;
     let shutdown_seconds = match (request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT)) {
         (Some(seconds), _) => u64::try_from(seconds)
-            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
+            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "use 0 to kill at once"))?,
         (None, Some(given)) => given.parse().map_err(|_| {
             let name = environment::SHUTDOWN_TIMEOUT;
             error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))
@@ -289,7 +289,7 @@ fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
         Some(seconds) => Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
             error(
                 format!("--hang-after {seconds} is not a number of seconds"),
-                "60 is what it is anyway; 0 means: never",
+                "the default is 60 seconds; 0 disables it",
             )
         }),
     }
@@ -298,12 +298,12 @@ fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
 fn preload(request: &Request, max_nodes: usize, warnings: &mut Vec<String>) -> Result<Vec<String>, PlanError> {
     let Some(text) = &request.preload else { return Ok(Vec::new()) };
     if request.no_python {
-        let hint = "leave one of them out; a program that is started itself has no interpreter to prepare";
+        let hint = "leave one of them out; without Python there is no interpreter to prepare";
         return Err(error("--preload and --no-python contradict each other", hint));
     }
     let modules = preload::parse(text).map_err(|(message, hint)| error(message, hint))?;
     if request.max_restarts == 0 && max_nodes == 1 {
-        warnings.push("--preload has no effect with --max-restarts 0: no worker is ever started again".to_owned());
+        warnings.push("--preload has no effect with --max-restarts 0: workers are never restarted".to_owned());
         return Ok(Vec::new());
     }
     Ok(modules)
@@ -314,8 +314,8 @@ fn drill(request: &Request) -> Result<Option<DrillSettings>, PlanError> {
     let hint = "for example --drill kill-rank=60s,kill-node=5m,seed=7,times=3";
     let settings: DrillSettings = text.parse().map_err(|cause: DrillError| error(cause.to_string(), hint))?;
     if request.max_restarts == 0 {
-        let hint = "allow as many restarts as ranks are to be killed: --max-restarts 3";
-        return Err(error("--drill needs restarts: without any the first kill ends the job", hint));
+        let hint = "allow one restart for every kill: --max-restarts 3";
+        return Err(error("--drill needs restarts: without them, the first kill ends the job", hint));
     }
     Ok(Some(settings))
 }
@@ -370,7 +370,7 @@ fn parse_conf(text: &str) -> Result<BTreeMap<String, String>, PlanError> {
     let invalid = || {
         error(
             format!("--rdzv-conf \"{text}\" is not a list of settings"),
-            "write KEY=VALUE pairs with commas between them: --rdzv-conf join_timeout=600,read_timeout=60",
+            "use comma-separated KEY=VALUE pairs: --rdzv-conf join_timeout=600,read_timeout=60",
         )
     };
     text.split(',')
@@ -421,8 +421,8 @@ fn pulse(conf: &BTreeMap<String, String>, meeting: &Meeting, elastic: bool) -> R
     let interval = conf_seconds(conf, "keep_alive_interval", interval)?;
     let attempts = conf_count(conf, "keep_alive_max_attempt", attempts)?;
     if attempts == 0 {
-        let hint = "1 means that a node is lost after one interval of silence";
-        return Err(error("--rdzv-conf keep_alive_max_attempt=0: nobody would be believed", hint));
+        let hint = "use 1 to drop a node after one silent interval";
+        return Err(error("--rdzv-conf keep_alive_max_attempt=0: every node would be lost", hint));
     }
     Ok(Some(Pulse { interval, attempts }))
 }
@@ -447,7 +447,7 @@ fn meet(
     const WITHOUT_EFFECT: [&str; 3] = ["close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"];
     for key in conf.keys().filter(|key| WITHOUT_EFFECT.contains(&key.as_str())) {
         warnings
-            .push(format!("--rdzv-conf {key} has no effect: nodes hold a connection, whose end is noticed at once"));
+            .push(format!("--rdzv-conf {key} has no effect: the end of a connection is in any case noticed at once"));
     }
     const KNOWN: [&str; 15] = [
         "join_timeout",
@@ -552,7 +552,7 @@ fn random_uuid() -> String {
 fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
     if let Some(name) = &request.logs_specs {
         warnings.push(format!(
-            "--logs-specs {name} is a Python plugin of torchrun and has no effect; logs go where --log-dir says"
+            "--logs-specs {name} is a Python plugin of torchrun and has no effect; logs go to --log-dir"
         ));
     }
     if request.event_log_handler != "null" {
@@ -560,7 +560,7 @@ fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
         warnings.push(format!("--event-log-handler {name} is a Python plugin of torchrun and has no effect"));
     }
     if request.run_path {
-        warnings.push("--run-path runs the script in a fresh interpreter, as without it".to_owned());
+        warnings.push("--run-path has no effect: the script always runs in a fresh interpreter".to_owned());
     }
 }
 
@@ -666,7 +666,7 @@ fn parse_signals(text: &str, warnings: &mut Vec<String>) -> Vec<Signal> {
         match name.parse::<Signal>() {
             // Cannot be caught, or is how the launcher learns of exits.
             Ok(Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD) => {
-                warnings.push(format!("--signals-to-handle: {name} cannot be passed on"));
+                warnings.push(format!("--signals-to-handle: {name} cannot be forwarded"));
             }
             Ok(signal) => signals.push(signal),
             Err(_) => warnings.push(format!("--signals-to-handle: {name} is not a signal of this system")),

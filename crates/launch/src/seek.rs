@@ -105,7 +105,7 @@ fn describe(answers: &[Asked]) -> String {
             Answer::Silent => "does not answer",
             Answer::Searching(_) => "has no coordinator either",
             Answer::Following(_) => "follows a coordinator that cannot be reached from here",
-            Answer::Leading(_) => "leads, and knows nothing of this node's last round",
+            Answer::Leading(_) => "leads, but does not know this node's last round",
         };
         format!("{}:{} {how}", place.address, place.port)
     };

@@ -150,7 +150,7 @@ impl Spares {
         self.due = None;
         self.hold(false);
         if self.making.as_ref().is_some_and(|making| making.since.elapsed() > PATIENCE) {
-            self.give_up(guardian, console, "its imports have not ended for 10 minutes");
+            self.give_up(guardian, console, "its imports have not finished after 10 minutes");
         }
         if self.making.is_none()
             && let Err(cause) = self.make_next(plan, start, guardian, file_limit)
@@ -245,7 +245,7 @@ impl Spares {
         self.slots[slot].deaths += 1;
         let deaths = self.slots[slot].deaths;
         if deaths == 1 || deaths == MOST_DEATHS {
-            let then = if deaths < MOST_DEATHS { "another is made" } else { "no more are made for this rank" };
+            let then = if deaths < MOST_DEATHS { "starting another" } else { "no more are started for this rank" };
             let text = format!("the spare interpreter of local rank {slot} is lost, {then}: {why}");
             console.note(Note::Warning(text));
         }
@@ -254,7 +254,7 @@ impl Spares {
     /// No more spares in this run.
     fn give_up(&mut self, guardian: &mut Guardian, console: &mut dyn Console, why: &str) {
         self.end(guardian);
-        console.note(Note::Warning(format!("--preload has no effect, restarts begin cold: {why}")));
+        console.note(Note::Warning(format!("--preload has no effect, restarts import everything again: {why}")));
     }
 
     fn make_next(

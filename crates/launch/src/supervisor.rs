@@ -95,9 +95,9 @@ impl LaunchError {
             LaunchError::Logs { .. } => {
                 "choose a directory you may write to with --log-dir, or --log-dir /dev/null for none"
             }
-            LaunchError::Events { .. } => "give --events a file in a folder that exists and may be written to",
+            LaunchError::Events { .. } => "choose a file for --events in an existing, writable folder",
             LaunchError::Meeting(error) => error.hint(),
-            LaunchError::System(_) => "instep doctor shows what this machine allows",
+            LaunchError::System(_) => "run `instep doctor` to check this machine",
         }
     }
 }
@@ -389,7 +389,7 @@ impl Supervisor<'_> {
             // Ordered twice, and answered already.
             FromCoordinator::Stop { .. } if matches!(self.phase, Phase::Waiting) => {}
             FromCoordinator::Stop { reason, at_once } => {
-                let what = if self.plan.terms.elastic() { "ending the workers" } else { "restarting" };
+                let what = if self.plan.terms.elastic() { "stopping the workers" } else { "restarting" };
                 self.console.note(Note::Progress(format!("{what}: {reason}")));
                 self.note_stop(&reason);
                 let end = self.order(Next::Rejoin);
@@ -545,14 +545,14 @@ impl Supervisor<'_> {
                 let pids: Vec<i32> = attempt.alive_pids().into_iter().map(Pid::as_raw).collect();
                 if *killed {
                     self.console.note(Note::Warning(format!(
-                        "processes {pids:?} did not end even after SIGKILL and are left behind; they may hang in a driver"
+                        "processes {pids:?} did not exit even after SIGKILL and are left behind; they may be stuck in a driver"
                     )));
                     self.end_attempt();
                     return self.settle();
                 }
                 (*kill_at, *killed) = (now + ABANDON_AFTER, true);
                 self.console
-                    .note(Note::Warning(format!("{} workers ignore the signal to end: killing them", pids.len())));
+                    .note(Note::Warning(format!("{} workers ignore the signal to stop: killing them", pids.len())));
                 attempt.signal(Signal::SIGKILL);
             }
             Phase::Stopping { .. } if alive == 0 => {
@@ -640,7 +640,7 @@ impl Supervisor<'_> {
             return None;
         }
         let reason = format!("received {signal}");
-        self.console.note(Note::Progress(format!("{reason}: passing it on to the workers")));
+        self.console.note(Note::Progress(format!("{reason}: forwarding it to the workers")));
         self.note_stop(&reason);
         self.link.send(&if self.plan.terms.elastic() {
             ToCoordinator::Draining { cause: reason.clone() }

@@ -144,7 +144,7 @@ impl Meeting<'_> {
         while !missing(&guests).is_empty() {
             if !await_readable(self.listener, self.deadline) {
                 let names: Vec<String> = missing(&guests).iter().map(|rank| self.names[*rank].to_string()).collect();
-                let what = format!("rank {} did not come", names.join(", "));
+                let what = format!("rank {} did not arrive", names.join(", "));
                 for (guest, _) in guests.iter_mut().flatten() {
                     refuse(guest, &what);
                 }

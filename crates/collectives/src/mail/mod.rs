@@ -159,7 +159,7 @@ impl Mail {
         while inbox.failure.is_none() && inbox.pending >= MOST_PENDING {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::invalid(format!("{MOST_PENDING} sends and receives are already under way")));
+                return Err(Error::invalid(format!("{MOST_PENDING} sends and receives are already in progress")));
             }
             inbox = self.shared.room.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -91,13 +91,13 @@ impl Meeting<'_> {
                 let names: Vec<String> = missing.iter().map(usize::to_string).collect();
                 let by_rail = self.wanted.iter().any(|wanted| wanted.purpose == Purpose::Rail);
                 let hint = if state.strangers {
-                    "\nhint: ranks that know each other's addresses hung up on each other: is INSTEP_SECRET the same on all?"
+                    "\nhint: ranks refused each other's connections: is INSTEP_SECRET the same on all?"
                 } else if by_rail {
-                    "\nhint: a rank that waits for others of its host does not come either; those say whom they miss"
+                    "\nhint: a rank that waits for others on its host does not arrive either; their errors name the missing ranks"
                 } else {
                     ""
                 };
-                return Err(self.failed(format!("rank {} did not come{hint}", names.join(", "))));
+                return Err(self.failed(format!("rank {} did not arrive{hint}", names.join(", "))));
             }
             state.call();
             state.sleep();

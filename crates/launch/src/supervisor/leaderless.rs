@@ -33,7 +33,7 @@ impl Supervisor<'_> {
             return None;
         }
         let silence = self.link.silence()?;
-        self.link.send(&ToCoordinator::Parting { cause: format!("it heard nothing from here: {silence}") });
+        self.link.send(&ToCoordinator::Parting { cause: format!("it received nothing from here: {silence}") });
         self.link.close();
         self.coordinator_lost(Loss::Silent, &silence)
     }
@@ -49,12 +49,12 @@ impl Supervisor<'_> {
         if self.service.as_ref().is_some_and(|service| service.leads) {
             return true;
         }
-        let cause = "it was stopped for a while".to_owned();
+        let cause = "it was suspended".to_owned();
         self.link.send(&ToCoordinator::Parting { cause });
         self.link.close();
         let leader = self.leader.clone();
         // Nothing runs, so that this ends nothing.
-        let _ = self.search(Loss::Silent, "this launcher was stopped for a while".to_owned(), Some(leader));
+        let _ = self.search(Loss::Silent, "this launcher was suspended".to_owned(), Some(leader));
         false
     }
 
@@ -72,7 +72,7 @@ impl Supervisor<'_> {
             // Our part is done; the first node may have ended before its farewell arrived.
             Phase::Finished => {
                 let text =
-                    "the first node went away before all nodes had finished; this node's workers all ended with 0";
+                    "the first node disappeared before all nodes had finished; this node's workers all exited with 0";
                 self.console.note(Note::Warning(text.to_owned()));
                 Some(Next::End { success: true, reason: None, signal: None })
             }
@@ -88,7 +88,7 @@ impl Supervisor<'_> {
         if !self.plan.terms.elastic() {
             return self.coordinator_lost(Loss::Silent, reason);
         }
-        let reason = format!("the node that leads the job had given this one up: {reason}");
+        let reason = format!("the node that leads the job had dropped this one: {reason}");
         self.console.note(Note::Warning(format!("{reason}; joining again")));
         let leader = self.leader.clone();
         self.search(Loss::Silent, reason, Some(leader))
@@ -174,14 +174,14 @@ impl Supervisor<'_> {
                     return self.order(failed(format!("cannot lead the job: {cause}")));
                 }
                 service.leads = true;
-                let text = format!("this node leads the job from here on, at {}:{}", place.address, place.port);
+                let text = format!("this node now leads the job, at {}:{}", place.address, place.port);
                 self.console.note(Note::Progress(text));
                 self.join(place)
             }
             Found::Nobody(seen) => {
                 let limit = self.plan.terms.join_timeout.as_secs_f64();
                 let reason = format!(
-                    "no node that leads the job was found within {limit} s ({seen}); whether others go on is not known here"
+                    "no node that leads the job was found within {limit} s ({seen}); whether others continue is unknown here"
                 );
                 self.order(failed(reason))
             }

@@ -187,7 +187,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| "not a size".to_owned())?;
     match number.checked_mul(unit) {
-        Some(0) => Err("there is nothing to send".to_owned()),
+        Some(0) => Err("the size must not be 0".to_owned()),
         // Element counts are 32 bit in MPI.
         Some(bytes) if bytes <= 4 << 30 => Ok(bytes),
         _ => Err("larger than 4G".to_owned()),

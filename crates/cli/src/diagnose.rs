@@ -93,8 +93,8 @@ fn examine(folders: Vec<PathBuf>, patience: Duration) -> Case {
 
 fn as_text(cases: &[Case]) -> String {
     if cases.is_empty() {
-        return "no job of this user runs on this machine\nhint: ranks are seen once they have made a group of the backend \
-                instep, or run under `instep run`; of a job that has ended, give the folder that it named\n"
+        return "no job of this user is running on this machine\nhint: only ranks that run under `instep run` or have an instep \
+                group are visible; for a job that has ended, give the folder that it printed\n"
             .to_owned();
     }
     let part = |case: &Case| {

@@ -404,7 +404,7 @@ impl Coordinator {
             | ToCoordinator::Lead(_)
             | ToCoordinator::Scouted(_) => {
                 context.close(client);
-                self.lose(node, "it said hello twice", context);
+                self.lose(node, "it sent hello twice", context);
             }
         }
     }

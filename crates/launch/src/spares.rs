@@ -215,7 +215,7 @@ impl Spares {
             (Some(News::Failed(_)), None) => self.give_up(
                 guardian,
                 console,
-                "the interpreter takes nothing from PYTHONPATH (a wrapper, or isolated from its environment?)",
+                "the interpreter ignores PYTHONPATH (a wrapper, or isolated from its environment?)",
             ),
             (Some(News::Failed(why)), Some(slot)) => {
                 let spare = self.making.take().map(|making| making.spare);

@@ -172,7 +172,7 @@ fn log(fields: &mut Fields<'_>) -> Hyperparameter {
             10.0
         }
         None => {
-            fields.wrong("base", "is needed: what is raised to the exponents minval to maxval, such as 10");
+            fields.wrong("base", "is needed: the base of the exponents minval to maxval, such as 10");
             10.0
         }
     };

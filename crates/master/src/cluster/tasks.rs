@@ -81,7 +81,7 @@ impl Actor {
             Word::Ready => self.become_ready(name),
             Word::Acknowledged => self.happened(name, Happening::Acknowledged),
             Word::Pending => {
-                let why = "whoever runs it wants it to stop".to_owned();
+                let why = "an external preemption is pending".to_owned();
                 self.happened(name, Happening::Displaced { why });
             }
             Word::Daemon(resources) => {

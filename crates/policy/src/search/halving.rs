@@ -102,7 +102,7 @@ impl Bracket {
             if place >= kept {
                 let units = rung.units;
                 return Verdict::Stops(format!(
-                    "at {units} it is number {} of {all}, and the best {kept} go on",
+                    "at {units} it is number {} of {all}, and the best {kept} continue",
                     place + 1
                 ));
             }

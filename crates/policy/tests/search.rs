@@ -230,7 +230,7 @@ fn a_halving_search_stops_the_worse_and_tries_another() {
     assert_eq!(report(&mut search, &trials[0], json!({"loss": 0.5, "t": 1})), Ok(vec![]));
     let actions = report(&mut search, &trials[1], json!({"loss": 0.6, "t": 1.9})).unwrap();
     let [Action::Stop { request, reason }, Action::Create { .. }] = actions.as_slice() else { panic!("{actions:?}") };
-    assert_eq!((request, reason.as_str()), (&trials[1], "at 1 it is number 2 of 2, and the best 1 go on"));
+    assert_eq!((request, reason.as_str()), (&trials[1], "at 1 it is number 2 of 2, and the best 1 continue"));
     assert_eq!(report(&mut search, &trials[1], json!({"loss": 0.1, "t": 9})), Ok(vec![]), "it was told to stop");
     assert_eq!(exit_early(&mut search, &trials[1], EarlyExit::Errored), [], "its place was taken already");
     assert_eq!(exit(&mut search, &trials[1]), []);

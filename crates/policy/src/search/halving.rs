@@ -196,7 +196,7 @@ mod tests {
         let mut better = bracket.clone();
         assert_eq!(better.judge(&mut Standing::default(), 0.4, 1), Verdict::GoesOn);
         let worse = bracket.judge(&mut Standing::default(), 0.6, 1);
-        assert_eq!(worse, Verdict::Stops("at 1 it is number 2 of 2, and the best 1 go on".to_owned()));
+        assert_eq!(worse, Verdict::Stops("at 1 it is number 2 of 2, and the best 1 continue".to_owned()));
     }
 
     /// The table of docs/concepts/search.md.

@@ -35,7 +35,7 @@ pub(crate) enum AgentVerb {
 pub(crate) enum TokenVerb {
     /// Create a token and print it; it cannot be shown again
     Create {
-        /// Description of the token
+        /// Name of the token
         name: String,
     },
     /// List tokens, without their values
@@ -43,7 +43,7 @@ pub(crate) enum TokenVerb {
     List,
     /// Revoke a token; connected agents stay until they disconnect
     Revoke {
-        /// Id of the token
+        /// Name of the token
         name: String,
     },
 }

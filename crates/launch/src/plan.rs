@@ -447,7 +447,7 @@ fn meet(
     const WITHOUT_EFFECT: [&str; 3] = ["close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"];
     for key in conf.keys().filter(|key| WITHOUT_EFFECT.contains(&key.as_str())) {
         warnings
-            .push(format!("--rdzv-conf {key} has no effect: the end of a connection is in any case noticed at once"));
+            .push(format!("--rdzv-conf {key} has no effect: a connection that ends is noticed at once in any case"));
     }
     const KNOWN: [&str; 15] = [
         "join_timeout",

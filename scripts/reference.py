@@ -27,9 +27,9 @@ HEADER = """\
 
     instep COMMAND [OPTIONS]
 
-Options of `run` and `launch` may be written with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`) and
-shortened as long as they stay unique; of an option that is given twice, the last one counts. An option wins over its
-`PET_…` variable, which wins over the default. See also [environment variables](environment.md),
+Options of `run` and `launch` accept dashes or underscores (`--nproc-per-node`, `--nproc_per_node`) and unique
+abbreviations. If an option is repeated, the last one counts. An option overrides its `PET_…` variable, which overrides
+the default. See also [environment variables](environment.md),
 [rendezvous](rendezvous.md), [exit codes](exit-codes.md), and the [differences from torchrun](torchrun.md).
 """
 
@@ -40,25 +40,25 @@ COMMANDS = {
         "For command lines written for `python -m torch.distributed.launch`. Takes every option of `instep run`.\n"
         "Without `--use-env`, the script also receives `--local-rank=N` as its first argument. It adds:"
     ),
-    "drill": "For a script that is to survive: [machines that disappear](../guides/machines-that-disappear.md).",
-    "store": "Serves until a signal ends it. The first line on stdout names the address and the port.",
-    "master": "Serves until a signal ends it. The first line on stdout names the address and the database file.",
+    "drill": "Tests how a script survives failures: [machines that disappear](../guides/machines-that-disappear.md).",
+    "store": "Runs until a signal stops it. The first line on stdout shows the address and the port.",
+    "master": "Runs until a signal stops it. The first line on stdout shows the address and the database file.",
     "master config": "",
     "master logs": "",
     "master backup": "",
     "master restore": "",
-    "up": "Comes back when requests are taken; see [running a master](../guides/running-a-master.md).",
+    "up": "Returns when the master accepts requests: [running a master](../guides/running-a-master.md).",
     "down": "",
-    "agent": "Runs until a signal ends it: [lending machines](../guides/cluster.md).",
+    "agent": "Runs until a signal stops it: [lending machines](../guides/cluster.md).",
     "agent token": "",
     "wrap-rank": "",
-    "login": "Asks for the password on the terminal, or reads it as a line of stdin.",
+    "login": "Asks for the password on the terminal, or reads one line from stdin.",
     "logout": "",
     "whoami": "",
-    "experiment": "All verbs take `--master` and `--json`: [runs from the shell](../guides/from-the-shell.md).",
+    "experiment": "All subcommands accept `--master` and `--json`: [runs from the shell](../guides/from-the-shell.md).",
     "experiment create": (
-        "The folder goes with it, up to 95 MiB, without what a file `.detignore` there names, as in `.gitignore`.\n"
-        "Links are not followed out of the folder."
+        "Sends the folder, up to 95 MiB, except files listed in its `.detignore` (same syntax as `.gitignore`).\n"
+        "Links that leave the folder are not followed."
     ),
     "experiment fork": "",
     "experiment continue": "",
@@ -80,19 +80,19 @@ COMMANDS = {
     "job": "",
     "job update": "",
     "task": "",
-    "command": "Single programs on slots: [lending machines](../guides/cluster.md#single-programs).",
+    "command": "Runs single programs on slots: [lending machines](../guides/cluster.md#single-programs).",
     "command run": "",
     "tensorboard": "",
     "tensorboard start": "",
     "template": "",
     "preview-search": "",
     "diagnose": "Cause classes, exit codes, JSON: [instep diagnose](diagnose.md).",
-    "doctor": "The checks and the JSON are described in [instep doctor](doctor.md).",
+    "doctor": "Checks and JSON: [instep doctor](doctor.md).",
     "bench collectives": (
-        "Needs the wheel and torch. What is measured, and the JSON: [instep bench](bench.md). Which backend to choose\n"
-        "is in [a guide](../guides/which-backend.md)."
+        "Needs the wheel and torch. Method and JSON: [instep bench](bench.md). To choose a backend, read\n"
+        "[which backend](../guides/which-backend.md)."
     ),
-    "demo": "Needs the wheel: the demo is Python. Without torch it trains a model in plain Python and does not search.",
+    "demo": "Needs the wheel. Without torch, the demo trains a model in plain Python and does not search.",
     "completion": "",
 }
 

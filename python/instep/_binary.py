@@ -42,7 +42,7 @@ def find() -> Path:
         f"cannot find the native binary `{NAME}`\n"
         f"  cause: not in {places}, nor on PATH\n"
         f"  hint: reinstall with `{sys.executable} -m pip install --force-reinstall instep`,"
-        " or put the folder that holds it on PATH"
+        " or put the folder that contains it on PATH"
     )
 
 

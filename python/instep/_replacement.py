@@ -1,4 +1,4 @@
-"""Makes groups that ask for gloo use instep, where `INSTEP_REPLACE=gloo` is set.
+"""Makes groups that request gloo use instep, where `INSTEP_REPLACE=gloo` is set.
 
 Frameworks choose gloo by themselves, and many refuse a backend that they do not know. Torch (2.14 and later) keeps what
 makes gloo's groups in a table; we put ourselves before it there, so that all names stay what scripts expect.
@@ -37,7 +37,7 @@ def install() -> None:
     gloo = plugins.get("GLOO")
     if gloo is None:
         if os.environ.get("RANK", "0") == "0":
-            say(f"gloo is not replaced: torch {torch.__version__} does not allow it, 2.14 and later do")
+            say(f"gloo is not replaced: torch {torch.__version__} does not allow it; use 2.14 or later")
         return
 
     def create(opts: CreationOptions, options: object) -> Made:

@@ -61,13 +61,13 @@ class CollectiveError(DistBackendError):
 class PeerLost(CollectiveError):
     """A rank is gone: `ranks[0]`, which ran on `host`. The group is aborted on every rank."""
 
-    hint = "its own output has the cause; the group works again after it is rebuilt, see instep.backend.reconfigure"
+    hint = "its output shows the cause; to continue, rebuild the group with instep.backend.reconfigure"
 
 
 class CollectiveTimeout(CollectiveError):
     """Not every rank took part in time: `ranks` had not even started. The group is aborted on every rank."""
 
-    hint = "look at what the missing ranks are doing; init_process_group takes a longer timeout if they need it"
+    hint = "check what the missing ranks are doing; if they need longer, raise the timeout of init_process_group"
 
 
 class Mismatch(CollectiveError):
@@ -85,7 +85,7 @@ class NotConnected(CollectiveError):
 
 
 class ConnectFailed(CollectiveError):
-    """The ranks did not come together in time."""
+    """The ranks could not connect in time."""
 
 
 class InvalidCall(CollectiveError, ValueError):

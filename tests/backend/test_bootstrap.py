@@ -68,7 +68,7 @@ def test_any_store_will_do(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lanes", ["9", "0", "many"])
 def test_a_number_of_threads_that_makes_no_sense_is_refused(lanes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSTEP_LANES", lanes)
-    with pytest.raises(errors.InvalidCall, match=f"INSTEP_LANES is '{lanes}'\nhint: a number of threads, 1 to 8"):
+    with pytest.raises(errors.InvalidCall, match=f"INSTEP_LANES is '{lanes}'\nhint: use a number of threads, 1 to 8"):
         made(dist.HashStore(), 0, 1)
 
 
@@ -116,7 +116,7 @@ def test_a_group_is_rebuilt_in_place() -> None:
 
 
 def test_only_groups_of_ours_can_be_rebuilt() -> None:
-    with pytest.raises(errors.InvalidCall, match="is no group of instep's"):
+    with pytest.raises(errors.InvalidCall, match="is not an instep group"):
         backend.reconfigure(None, dist.HashStore(), 0, 1, 1)  # type: ignore[arg-type]
 
 

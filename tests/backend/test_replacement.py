@@ -18,7 +18,7 @@ from instep.backend.groups import Group, GroupBackend
 CPU = torch.device("cpu")
 PYTHON = ("--python", sys.executable)
 REPLACED = {"INSTEP_REPLACE": "gloo"}
-SAYS_SO = "instep: groups that ask for gloo use instep (INSTEP_REPLACE=gloo)\n"
+SAYS_SO = "instep: groups that request gloo use instep (INSTEP_REPLACE=gloo)\n"
 
 
 def is_ours(group: dist.ProcessGroup) -> bool:
@@ -219,7 +219,7 @@ def test_only_gloo_can_be_replaced(script, run: Runner, instep: Path) -> None:  
     assert 'error: INSTEP_REPLACE="nccl": only gloo can be replaced' in refused.stderr
     plain = run(sys.executable, script(), env={**wrong, **ALONE})
     assert plain.status == 1
-    assert "INSTEP_REPLACE is 'nccl'\nhint: gloo is all that can be replaced" in plain.stderr
+    assert "INSTEP_REPLACE is 'nccl'\nhint: gloo is the only backend that can be replaced" in plain.stderr
 
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -70,8 +70,8 @@ FIRST_FAILURE_EVERYWHERE = [
         field,
         torchrun,
         instep,
-        "The first failure ends the round on all nodes at once. A rank of another node that was about to fail by "
-        "itself may be stopped before it does.",
+        "The first failure ends the round on all nodes at once. A rank on another node that was about to fail may be "
+        "stopped first.",
         always=False,
     )
     for field, torchrun, instep in [
@@ -87,7 +87,7 @@ JUSTIFIED = [
         "workers.*.env.MASTER_PORT",
         "<free port>",
         "<port>",
-        "With `--rdzv-backend=c10d` and an endpoint, `MASTER_PORT` is the port of the endpoint: one port to open "
+        "With `--rdzv-backend=c10d` and an endpoint, `MASTER_PORT` is the endpoint's port: only one port must be open "
         "between the nodes. torchrun opens a second, random one.",
     ),
     Difference(
@@ -96,8 +96,8 @@ JUSTIFIED = [
         "logs.node*/tmp/torchelastic_*",
         None,
         ABSENT,
-        "Without `--log-dir`, the temporary log folder is removed at the end if nothing was written to it. torchrun "
-        "leaves an empty tree in the temporary directory after every run.",
+        "Without `--log-dir`, an empty temporary log folder is removed at the end. torchrun leaves an empty tree in "
+        "the temporary directory after every run.",
     ),
     Difference(
         "run-path",
@@ -105,7 +105,7 @@ JUSTIFIED = [
         "workers.*",
         ANY,
         ANY,
-        "`--run-path` runs `python -u SCRIPT` like any other script: there is no Python process to run it in. The "
+        "`--run-path` runs `python -u SCRIPT` like any other script, because the launcher is not a Python process. The "
         "worker is a session leader as usual, and `sys.orig_argv` shows its real command line.",
     ),
     Difference(
@@ -114,8 +114,8 @@ JUSTIFIED = [
         "stdout",
         ["probe: master port listens on every address", "probe: rank 0 attempt 0 on stdout"],
         ["probe: master port listens on loopback", "probe: rank 0 attempt 0 on stdout"],
-        "The store of a job on one node, or at a loopback address, listens on loopback only: nothing is reachable "
-        "from other machines. torchrun listens on every address.",
+        "The store of a job on one node, or at a loopback address, listens on loopback only: other machines cannot "
+        "reach it. torchrun listens on every address.",
     ),
     Difference(
         "endpoint-address",
@@ -123,8 +123,8 @@ JUSTIFIED = [
         "workers.*.env.MASTER_ADDR",
         "<this host>",
         "127.0.0.1",
-        "With several nodes under c10d, `MASTER_ADDR` is the host of the endpoint as it was given, which the nodes "
-        "have just reached. torchrun exports the first node's full name, which others may not be able to resolve.",
+        "With several nodes under c10d, `MASTER_ADDR` is the endpoint's host as given, which the nodes have just "
+        "reached. torchrun exports the first node's full name, which other nodes may not be able to resolve.",
     ),
     Difference(
         "no-orphans",
@@ -132,7 +132,7 @@ JUSTIFIED = [
         "leftovers",
         1,
         0,
-        "However the launcher ends, its workers end with it, also on a signal that is not among "
+        "However the launcher ends, its workers end with it, even on a signal that is not in "
         "`--signals-to-handle`. torchrun leaves them running.",
     ),
     Difference(
@@ -141,8 +141,8 @@ JUSTIFIED = [
         "workers.*.env.PATH",
         ABSENT,
         ANY,
-        "With `--no-python`, the folder of the interpreter goes first on the worker's `PATH`, so that a program that "
-        "says `python3` gets the one that was chosen.",
+        "With `--no-python`, the interpreter's folder comes first on the worker's `PATH`, so that a program that runs "
+        "`python3` gets the chosen one.",
     ),
     Difference(
         "event-handlers",
@@ -151,7 +151,7 @@ JUSTIFIED = [
         ANY,
         ANY,
         "`--event-log-handler` and `--logs-specs` name Python plugins of torchrun. They are accepted with a warning "
-        "and have no effect; torchrun fails where the plugin is not installed.",
+        "and have no effect. torchrun fails if the plugin is not installed.",
     ),
     *FIRST_FAILURE_EVERYWHERE,
     Difference(
@@ -160,8 +160,8 @@ JUSTIFIED = [
         "report",
         2,
         ABSENT,
-        "On one node, a script that does not exist is one error message before anything is started. torchrun starts "
-        "the workers, which all say it. The exit code is 1 in both.",
+        "On one node, a missing script causes one error message before any worker starts. torchrun starts the "
+        "workers, and each one reports it. Both exit with code 1.",
     ),
     Difference(
         "launcher-error-stack",
@@ -169,8 +169,8 @@ JUSTIFIED = [
         "parent_error.node0.message.extraInfo.py_callstack",
         "<launcher's own stack>",
         ANY,
-        "When the launcher itself fails with `TORCHELASTIC_ERROR_FILE` set, the file it writes has torch's shape, but "
-        "there is no Python call stack to put in.",
+        "When the launcher itself fails with `TORCHELASTIC_ERROR_FILE` set, it writes the file in torch's format, but "
+        "without a Python call stack.",
     ),
     Difference(
         "launcher-error-text",
@@ -178,7 +178,7 @@ JUSTIFIED = [
         "parent_error.node0.message.message",
         ANY,
         ANY,
-        "The messages for wrong options are our own, in that file as on the console; exit codes are the same.",
+        "Messages for invalid options differ, in that file and on the console; exit codes are the same.",
     ),
 ]
 
@@ -186,26 +186,24 @@ BY_CHOICE = [
     Choice(
         "endpoint-hosts-rank-0",
         "test_group_rank_0_hosts_the_endpoint",
-        "Under c10d the node that hosts the endpoint is group rank 0, so `MASTER_ADDR` and the endpoint are the same "
-        "machine. torchrun orders nodes by address and process id, which may put rank 0 anywhere.",
+        "Under c10d, the node that hosts the endpoint is group rank 0, so `MASTER_ADDR` and the endpoint are the same "
+        "machine. torchrun orders nodes by address and process id, so any node may have rank 0.",
     ),
     Choice(
         "node-rank-under-c10d",
         "test_node_rank_orders_nodes_under_c10d",
-        "`--node-rank` under c10d is honoured as a wish for the order of the other nodes. torchrun warns and ignores "
-        "it.",
+        "Under c10d, `--node-rank` determines the order of the other nodes. torchrun warns and ignores it.",
     ),
     Choice(
         "localhost",
         "test_standalone_uses_localhost",
-        "In a standalone job `MASTER_ADDR` is `localhost`, or `--local-addr`. torchrun exports the machine's full "
-        "name, which fails where that name does not resolve.",
+        "In a standalone job, `MASTER_ADDR` is `localhost` or `--local-addr`. torchrun exports the machine's full "
+        "name, which fails if that name does not resolve.",
     ),
     Choice(
         "own-report",
         "test_launcher",
-        "The final report has our own text. It names every failing rank with its exit code or signal; the format is "
-        "not torchrun's.",
+        "The final report has a different format. It lists every failed rank with its exit code or signal.",
     ),
 ]
 

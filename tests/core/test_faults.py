@@ -151,7 +151,7 @@ def test_a_forked_process_neither_reports_nor_ends_the_trial(
         "    print(context._tracking.call('GET', '/api/v1/trials/1')['trial']['state'])",
     )
     stdout, _ = python_code(run, python, settings, *lines)
-    assert "forked from the one that reports" in stdout
+    assert "forked from the reporting one" in stdout
     assert "STATE_RUNNING" in stdout
     assert rows(api, 1, "training") == {}
     assert [line["log"] for line in api.lines("/api/v1/trials/1/logs")] == ["STATE_RUNNING\n"]

@@ -86,7 +86,7 @@ def test_up_gives_a_master_that_is_up_the_slots_that_are_asked_for(
     assert lent(address) == 1, "`up` returns when the slots are there"
     more = operator("up", "--slots", "4").expect(0).stdout
     assert "already up" in more
-    assert "agent: lends 4 slots of this machine instead of 1 slot" in more
+    assert "agent: offers 4 slots of this machine instead of 1 slot" in more
     assert lent(address) == 4
     assert "agent" not in operator("up", "--slots", "4").expect(0).stdout, "nothing is to be done"
     assert "agent" not in operator("up").expect(0).stdout, "nothing else is wanted"
@@ -103,7 +103,7 @@ def test_up_takes_no_slots_from_tasks_at_work(operator: Operator, wait_until: Ca
         return Client(address).login()("GET", f"/api/v1/commands/{task}")["command"]["state"]
 
     wait_until(lambda: state() == "STATE_RUNNING", 30, "the command to run")
-    failed(operator("up", "--slots", "1"), "1 task is at work", "instep down && instep up --slots 1")
+    failed(operator("up", "--slots", "1"), "1 task is running", "instep down && instep up --slots 1")
     operator("up", "--slots", "3").expect(0)
     wait_until(lambda: lent(address) == 3, 20, "a further slot")
     assert state() == "STATE_RUNNING", "the next agent takes the task over"
@@ -113,7 +113,7 @@ def test_up_refuses_settings_that_do_not_apply(operator: Operator) -> None:
     address = address_in(operator("up", "--port", "0", "--slots", "0").expect(0).stdout)
     failed(
         operator("up", "--host", "0.0.0.0", "--slots", "2"),
-        f"already, at {address}",
+        f"already serves this database, at {address}",
         "--host is 127.0.0.1, not 0.0.0.0",
         "instep down && instep up --host=0.0.0.0 --slots 2",
     )
@@ -128,7 +128,7 @@ def test_a_master_that_cannot_start_says_why(operator: Operator) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         for command in ("master", "up"):
-            failed(operator(command, "--port", port), f"cannot serve on 127.0.0.1:{port}", "choose another --port")
+            failed(operator(command, "--port", port), f"cannot listen on 127.0.0.1:{port}", "choose another --port")
     (folder / "corrupt.db").write_bytes(b"this is no database at all; " * 100)
     (folder / "folder.db").mkdir()
     with sqlite3.connect(folder / "newer.db") as newer:

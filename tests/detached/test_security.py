@@ -67,7 +67,7 @@ def test_other_machines_are_served_only_when_everybody_has_a_password(
     master.stop()
     words = (instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", master.database)
     result = run(*words).expect(1)
-    assert "will not serve on 0.0.0.0:0" in result.stderr
+    assert "refusing to listen on 0.0.0.0:0" in result.stderr
     assert "admin, determined have no password" in result.stderr
     assert "hint: " in result.stderr
     master.start(wait_until)
@@ -76,7 +76,7 @@ def test_other_machines_are_served_only_when_everybody_has_a_password(
     master.stop()
     serving = run.start(*words)
     wait_until(lambda: "listening" in serving.stdout, 30, "the master to listen")
-    wait_until(lambda: "in the clear" in serving.stderr, 30, "a warning")
+    wait_until(lambda: "unencrypted" in serving.stderr, 30, "a warning")
 
 
 def test_sessions_end_when_they_are_said_to(master: Master, wait_until: Callable[..., None]) -> None:

@@ -53,7 +53,7 @@ CASES = [
     Case("--nnodes 0 ok.py", "--nnodes 0: a job needs at least one node"),
     Case("--nnodes x ok.py", '--nnodes "x" is not a number of nodes'),
     Case("--nnodes 1:2:3 ok.py", '--nnodes "1:2:3" is not a number of nodes'),
-    Case("--standalone --nnodes 2 ok.py", "--standalone means one node, --nnodes says 2"),
+    Case("--standalone --nnodes 2 ok.py", "--standalone runs on one node, but --nnodes is 2"),
     Case("--max-restarts -1 ok.py", "--max-restarts -1 is negative"),
     Case("--shutdown-timeout -1 ok.py", "--shutdown-timeout -1 is negative"),
     Case("--nnodes 2 --node-rank 2 ok.py", "--node-rank 2 does not exist: --nnodes 2 has node ranks 0 to 1"),
@@ -84,7 +84,7 @@ CASES = [
     Case("--master-addr 127.0.0.1 --master-port {occupied} ok.py", "port {occupied} is already in use"),
     Case("--nnodes 2 --master-addr 127.0.0.1 --master-port {occupied} ok.py", "port {occupied} is already in use"),
     Case(f"{C10D} 127.0.0.1:{{occupied}} --rdzv-conf is_host=true ok.py", "port {occupied} is already in use"),
-    Case(f"{C10D} 127.0.0.1:{{web}} ok.py", "what listens at 127.0.0.1:{web} is not the rendezvous of a job"),
+    Case(f"{C10D} 127.0.0.1:{{web}} ok.py", "the server at 127.0.0.1:{web} is not the rendezvous of a job"),
     Case("--log-dir ok.py/logs ok.py", "cannot write logs below ok.py/logs: Not a directory"),
     Case("--summary-json missing/summary.json ok.py", "cannot write the summary to missing/summary.json: No such file"),
     Case("-m --no-python ok", "--no-python and --module contradict each other"),
@@ -214,7 +214,7 @@ def test_impossible_command_line_leaves_the_last_summary_alone(desk: Desk) -> No
     ("program", "message", "hint"),
     [
         ("./ok.py", "cannot start ./ok.py: Permission denied", "hint: make the program executable: chmod +x"),
-        ("./missing", "cannot start ./missing: ", "hint: check the name of the program, and PATH"),
+        ("./missing", "cannot start ./missing: ", "hint: check the program's name and PATH"),
     ],
 )
 def test_program_that_cannot_be_started_is_reported_once(desk: Desk, program: str, message: str, hint: str) -> None:

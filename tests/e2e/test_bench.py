@@ -186,9 +186,9 @@ for operation in OPERATIONS[:-1]:  # a barrier has no result
             "leave nccl out",
         ),
         ("--backends mpi", "mpi needs `mpirun`, which is not on PATH", "install Open MPI, or leave mpi out"),
-        ("--nproc 1", "a single rank has nobody to exchange anything with", "--nproc 2"),
+        ("--nproc 1", "a single rank has no peer to exchange data with", "--nproc 2"),
         ("--nnodes 2 --master-addr a --backends gloo,mpi", "mpi needs `mpirun`", "leave mpi out"),
-        ("--hosts 2", "cannot make 2 network namespaces: `ip` is not on PATH", "this needs root and iproute2"),
+        ("--hosts 2", "cannot create 2 network namespaces: `ip` is not on PATH", "this needs root and iproute2"),
         ("--sizes 4G --nproc 1024", "1024 ranks with buffers of 4G need about", "a smaller --sizes"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_cannot_work_is_refused_before_any_rank_starts(
 def test_ranks_that_fail_are_heard(instep: Path, venv: dict[str, str | None], tmp_path: Path, run: Runner) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')\n")
     shown = run(instep, *COLLECTIVES, env={**venv, "PYTHONPATH": str(tmp_path)}).expect(1)
-    assert shown.stderr.startswith("error: the ranks ended with status 1; they said:\n")
+    assert shown.stderr.startswith("error: the ranks ended with status 1; their output:\n")
     assert "ImportError: this torch is broken" in shown.stderr
     assert shown.stderr.splitlines()[-1].startswith("hint: ")
 

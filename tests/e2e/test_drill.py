@@ -151,11 +151,11 @@ def test_the_exit_code_is_the_jobs(run: Runner, instep: Path, python: Path, tmp_
 
 def test_bad_input(run: Runner, instep: Path, restartable: Path) -> None:
     for words, message in (
-        (["drill", "--", "torchrun", "x.py"], "`torchrun x.py` is not a job of `instep run`"),
+        (["drill", "--", "torchrun", "x.py"], "`torchrun x.py` is not an `instep run` command"),
         (["drill", "--kill-rank", "soon", "--", "instep", "run", restartable], "soon is not a time such as 30s or 5m"),
         (["drill", "--", "instep", "run", "--no-such-option", restartable], "the job's command line"),
         (["run", "--drill", "kill-rank=1s", restartable], "--drill needs restarts"),
-        (["run", "--max-restarts", "1", "--drill", "kill-cat=1s", restartable], "is none of kill-rank, kill-node"),
+        (["run", "--max-restarts", "1", "--drill", "kill-cat=1s", restartable], "is not one of kill-rank, kill-node"),
     ):
         result = run(instep, *words).expect(1)
         assert message in result.stderr

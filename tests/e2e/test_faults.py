@@ -169,7 +169,7 @@ def test_signal_to_the_launcher_reaches_the_workers(launch: Launch, number: sign
     job.running.send_signal(number)
     shown = job.running.wait(10).expect(1)
     job.wait_for(f"0.0.{number.name}", f"0.1.{number.name}", timeout=0)
-    assert f"received {number.name}: passing it on to the workers" in shown.stderr, shown
+    assert f"received {number.name}: forwarding it to the workers" in shown.stderr, shown
     assert "Root cause" not in shown.stderr, shown
     job.is_gone()
 
@@ -224,7 +224,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(launch
     job.running.send_signal(signal.SIGTERM)
     shown = job.running.wait(10).expect(1)
     assert 0.9 < time.monotonic() - asked < 3, shown
-    assert "1 workers ignore the signal to end: killing them" in shown.stderr, shown
+    assert "1 workers ignore the signal to stop: killing them" in shown.stderr, shown
     job.is_gone()
 
 
@@ -233,7 +233,7 @@ def test_worker_that_ignores_sigterm_is_killed_half_a_minute_after_its_peer_fail
     job = launch("--nproc-per-node 2", "0: ignore SIGTERM", "ready", "await 2", "1: exit 3", "hold")
     shown = job.running.wait(60).expect(1)
     assert 29 < shown.seconds < 40, shown
-    assert "workers ignore the signal to end: killing them" in shown.stderr, shown
+    assert "workers ignore the signal to stop: killing them" in shown.stderr, shown
     assert "exitcode  : 3" in shown.stderr, shown
     job.is_gone()
 

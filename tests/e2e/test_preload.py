@@ -164,7 +164,7 @@ def test_a_lost_spare_is_reported_and_made_again(
         child for child in job.children() if script.name in " ".join(child.cmdline()) and child.pid not in workers
     ]
     spare.kill()
-    wait_until(lambda: "is lost, another is made" in job.stderr, 30, lambda: job.stderr)
+    wait_until(lambda: "is lost, starting another" in job.stderr, 30, lambda: job.stderr)
     spares_are_ready(job, wait_until, 2)
     psutil.Process(workers.pop()).kill()
     wait_until(lambda: len(lines(job)) == 2, 30, lambda: job.stderr)
@@ -196,7 +196,7 @@ def test_an_interpreter_that_cannot_be_held_up_never_runs_the_script_unasked(
     wrapper.chmod(0o755)
     options = ["--max-restarts", "1", "--preload", "decimal", "--python", wrapper]
     job = run.start(instep, "run", *options, script, tmp_path / "stop")
-    wait_until(lambda: "takes nothing from PYTHONPATH" in job.stderr, 30, lambda: job.stderr)
+    wait_until(lambda: "ignores PYTHONPATH" in job.stderr, 30, lambda: job.stderr)
     (tmp_path / "stop").touch()
     job.wait().expect(0)
     assert len(lines(job)) == 1
@@ -205,7 +205,7 @@ def test_an_interpreter_that_cannot_be_held_up_never_runs_the_script_unasked(
 def test_bad_input(run: Runner, instep: Path, script: Path, tmp_path: Path) -> None:
     wrong = run(instep, "run", "--max-restarts", "1", "--preload", "torch vision", script).expect(1)
     assert '"torch vision" is not the name of a module' in wrong.stderr
-    assert "hint: write names" in wrong.stderr
+    assert "hint: use comma-separated module names" in wrong.stderr
     both = run(instep, "run", "--no-python", "--preload", "torch", "true").expect(1)
     assert "--preload and --no-python contradict each other" in both.stderr
     (tmp_path / "stop").touch()

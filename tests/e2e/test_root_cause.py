@@ -63,4 +63,4 @@ def test_a_rank_that_never_comes_is_the_cause_although_it_is_alive(
     shown, summary, event = fail("instep", "late", 3, instep, python, tmp_path, run)
     cause = summary["root_cause"]
     assert (cause["rank"], cause["stopped_by_launcher"], event["rank"], event["exit"]) == (1, True, 1, None), shown
-    assert "did not come" in summary["cause"] and "in all_reduce" in summary["cause"], summary["cause"]
+    assert "did not arrive" in summary["cause"] and "in all_reduce" in summary["cause"], summary["cause"]

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, Runner
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SAYS_SO = "instep: groups that ask for gloo use instep (INSTEP_REPLACE=gloo)\n"
+SAYS_SO = "instep: groups that request gloo use instep (INSTEP_REPLACE=gloo)\n"
 
 
 @pytest.fixture(scope="session")

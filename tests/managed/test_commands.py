@@ -75,7 +75,7 @@ def test_commands_with_det(cluster: Cluster, det: Commands, tmp_path: Path) -> N
     assert "RUNNING" in described
     det(f"cmd kill {task}")
     wait_for(cluster, task, "STATE_TERMINATED")
-    assert command(cluster, task)["exitStatus"] == "the master ended it"
+    assert command(cluster, task)["exitStatus"] == "the master stopped it"
     assert "determined wants it to end" in written(cluster, task)
 
 
@@ -173,6 +173,6 @@ def test_a_tensorboard_shows_what_trials_wrote(cluster: Cluster, det: Commands, 
         return bool(cluster.api("GET", f"/api/v1/tensorboards/{other}")["tensorboard"]["state"] == "STATE_TERMINATED")
 
     cluster.wait_until(over, 60, "the other to end")
-    assert "nobody has used it for 1 s" in written(cluster, other)
+    assert "it was idle for 1 s" in written(cluster, other)
     with pytest.raises(Failed, match="experiment '9' not found"):
         cluster.api("POST", "/api/v1/tensorboards", {"experimentIds": [9]})

@@ -30,7 +30,7 @@ def test_a_failed_trial_names_the_rank_and_its_exception(
 
     shown = run(instep, "experiment", "create", config, context, "-f", env=environment, timeout=150).expect(1)
     assert f"error: experiment 1 failed: trial 1, {why}\n" in shown.stderr, shown
-    assert "hint: `instep trial logs 1` shows" in shown.stderr, shown
+    assert "hint: see its logs with `instep trial logs 1`" in shown.stderr, shown
     assert "logs: instep trial logs 1\n" in shown.stdout and "instep-logs" not in shown.stdout, shown
 
     waited = run(instep, "experiment", "wait", "1", env=environment).expect(1)

@@ -121,16 +121,16 @@ def test_searcher_metric_that_is_never_reported(run: Runner, instep: Path, clust
         "with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as context:\n"
         "    context.train.report_validation_metrics(1, {'accuracy': 0.5})\n"
     )
-    warning = "this trial has not reported `x`, which searcher.metric names: it reported `accuracy`"
+    warning = "this trial has not reported `x`, the searcher's metric: it reported `accuracy`"
     # One trial is compared with nothing: it completes, and people are told.
     said = created(run, instep, cluster, cluster.config("python3 train.py"), context, "-f")
     assert f"WARNING: {warning}" in said.stdout
-    assert "warning: no trial reported a number for `x`, which searcher.metric names" in said.stderr
+    assert "warning: no trial reported a number for `x`, the searcher's metric" in said.stderr
     # A search that has nothing to compare by has found nothing.
     searcher = {"name": "random", "metric": "x", "max_trials": 2}
     said = created(run, instep, cluster, cluster.config("python3 train.py", searcher=searcher), context, "-f", status=1)
     assert said.stdout.count(warning) == 2
-    verdict = "the experiment fails: no trial reported `x`, which searcher.metric names: the trials reported `accuracy`"
+    verdict = "the experiment fails: no trial reported `x`, the searcher's metric: the trials reported `accuracy`"
     assert f"ERROR: {verdict}" in said.stdout
     assert cluster.experiment(2)["state"] == "STATE_ERROR"
     assert {trial["state"] for trial in cluster.trials(2)} == {"STATE_COMPLETED"}

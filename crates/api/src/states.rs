@@ -26,7 +26,7 @@ macro_rules! wire_enum {
 
             fn from_str(text: &str) -> Result<Self, String> {
                 $name::ALL.iter().copied().find(|value| value.as_str() == text)
-                    .ok_or_else(|| format!("`{text}` is none of {}", $name::ALL.iter().map(|value| value.as_str()).collect::<Vec<_>>().join(", ")))
+                    .ok_or_else(|| format!("`{text}` is not one of {}", $name::ALL.iter().map(|value| value.as_str()).collect::<Vec<_>>().join(", ")))
             }
         }
     };

@@ -178,10 +178,10 @@ impl Folder {
         };
         let damaged = |why: String| Error::Damaged { name: entry.name.clone(), uuid: uuid.to_owned(), why };
         if entry.is_folder() {
-            return if found.is_dir() { Ok(()) } else { Err(damaged("it is no folder".to_owned())) };
+            return if found.is_dir() { Ok(()) } else { Err(damaged("it is not a folder".to_owned())) };
         }
         if !found.is_file() {
-            return Err(damaged("it is no file".to_owned()));
+            return Err(damaged("it is not a file".to_owned()));
         }
         if found.len() != entry.size {
             return Err(damaged(format!("it has {} bytes, not {}", found.len(), entry.size)));

@@ -33,20 +33,20 @@ impl Name {
             return refused("it is too long");
         }
         if text.contains('\0') {
-            return refused("it holds a NUL");
+            return refused("it contains a NUL byte");
         }
         if text.starts_with('/') {
-            return refused("it does not begin in the checkpoint");
+            return refused("it is outside the checkpoint");
         }
         for part in text.split('/') {
             match part {
                 "" => return refused("it has an empty part"),
-                "." | ".." => return refused("it has a part that is not a name but a way"),
+                "." | ".." => return refused("it contains `.` or `..`"),
                 _ => {}
             }
         }
         if text == MANIFEST {
-            return refused("the list of files has this name");
+            return refused("this name is reserved for the list of files");
         }
         Ok(Name(text.to_owned()))
     }
@@ -54,7 +54,7 @@ impl Name {
     /// Checks a name that a rank gives: metadata is merged and written by one rank.
     pub fn parse_of_rank(text: &str) -> Result<Name, NameError> {
         if text == METADATA {
-            return Err(NameError { name: text.to_owned(), why: "the metadata is given to the save, not written" });
+            return Err(NameError { name: text.to_owned(), why: "this name is reserved for the metadata" });
         }
         Name::parse(text)
     }

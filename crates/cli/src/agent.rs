@@ -16,10 +16,10 @@ use crate::report::{Hinted, chain};
 /// What `instep agent` takes besides the master's address.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LendArguments {
-    /// Name of the agent, known for ever [default: the host's name]
+    /// Name that identifies this agent to the master [default: the host name]
     #[arg(long, value_name = "NAME", env = "INSTEP_AGENT_NAME", hide_env = true)]
     pub(crate) name: Option<String>,
-    /// Pool that the slots belong to [default: the master's default pool]
+    /// Pool to add the slots to [default: the master's default pool]
     #[arg(
         long,
         value_name = "NAME",
@@ -29,25 +29,25 @@ pub(crate) struct LendArguments {
         hide_default_value = true
     )]
     pub(crate) pool: String,
-    /// Lend so many slots of processors instead of GPUs [default: GPUs, else one slot for each core]
+    /// Offer this many CPU slots instead of GPUs [default: GPUs, else one slot per core]
     #[arg(long, value_name = "N")]
     pub(crate) slots: Option<u32>,
-    /// Interpreter of tasks [default: PYTHON_EXEC, VIRTUAL_ENV, beside instep, PATH]
+    /// Python for tasks [default: PYTHON_EXEC, VIRTUAL_ENV, next to instep, PATH]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// Address under which other machines reach this one; can be repeated [default: that of the connection to the master]
+    /// Address at which other machines reach this one; may be repeated [default: that of the connection to the master]
     #[arg(long = "address", value_name = "ADDRESS")]
     pub(crate) addresses: Vec<String>,
-    /// Folder for what must outlive the agent [default: instep/agents/NAME in the user's data folder]
+    /// Folder for state that outlives the agent [default: instep/agents/NAME in your data folder]
     #[arg(long, value_name = "FOLDER", env = "INSTEP_AGENT_STATE", hide_env = true)]
     pub(crate) state_folder: Option<PathBuf>,
-    /// Token of the agent [default: $INSTEP_AGENT_TOKEN, else the session of `instep login`]
+    /// Agent token [default: $INSTEP_AGENT_TOKEN, else the session of `instep login`]
     #[arg(long, value_name = "TOKEN", env = "INSTEP_AGENT_TOKEN", hide_env_values = true, hide_env = true)]
     pub(crate) token: Option<String>,
-    /// End the tasks too when the agent is ended by SIGTERM
+    /// Stop the tasks too when the agent gets SIGTERM
     #[arg(long)]
     pub(crate) stop_tasks: bool,
-    /// Leave the terminal's session; how `instep up` starts it
+    /// Detach from the terminal's session; used by `instep up`
     #[arg(long, hide = true)]
     pub(crate) background: bool,
 }
@@ -123,7 +123,7 @@ fn data_folder() -> anyhow::Result<PathBuf> {
     }
     let named = std::env::var_os("XDG_DATA_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let folder = named.or_else(|| Some(std::env::home_dir()?.join(".local/share")));
-    let none = || Hinted::new("this user has no home folder", "name a folder with --state-folder");
+    let none = || Hinted::new("this user has no home directory", "set --state-folder");
     Ok(folder.ok_or_else(none)?.join("instep"))
 }
 

@@ -13,9 +13,9 @@ use crate::module;
 
 /// Below the options of `instep bench collectives --help`.
 const AFTER_COLLECTIVES: &str = "\
-In every round each backend gets its turn, so that a busy machine disturbs all alike. A figure is the median over the \
-rounds of the slowest rank's mean time of one call. Results are compared with what must come out.
-Bandwidths are in GB/s and counted as nccl-tests counts them; ratio is the time as a multiple of the first backend's.";
+Every backend runs in every round, so that a busy machine affects all of them alike. The result is the median over the \
+rounds of the slowest rank's mean time per call. All results are checked.
+Bandwidths are in GB/s and counted as in nccl-tests; ratio is the time relative to the first backend.";
 
 /// What a relay between hosts can add: less than it takes itself makes no sense, more is no network.
 const SHORTEST_DELAY: Duration = Duration::from_micros(10);
@@ -29,17 +29,17 @@ pub(crate) struct BenchArguments {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Time the collectives of several backends side by side
+    /// Compare the speed of collectives of several backends
     #[command(after_help = AFTER_COLLECTIVES)]
     Collectives(CollectivesArguments),
 }
 
 #[derive(Debug, Args)]
 struct CollectivesArguments {
-    /// Ranks to start on this machine, or on each host
+    /// Number of ranks on this machine, or on each host
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = |text: &str| parse_count(text, 1, 1024))]
     nproc: u16,
-    /// What to compare; nccl needs a GPU for each rank, mpi needs Open MPI
+    /// Backends to compare; nccl needs one GPU per rank, mpi needs Open MPI
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "instep,gloo")]
     backends: Vec<Backend>,
     /// Sizes in bytes; K, M and G are powers of 1024
@@ -51,31 +51,31 @@ struct CollectivesArguments {
         value_parser = parse_size
     )]
     sizes: Vec<u64>,
-    /// Operations
+    /// Operations to time
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "all_reduce")]
     ops: Vec<Operation>,
-    /// How often each backend gets its turn
+    /// Number of rounds; every backend runs once per round
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = |text: &str| parse_count(text, 1, 100))]
     rounds: u16,
-    /// Python to run the ranks with [default: that of the active environment]
+    /// Python for the ranks [default: that of the active environment]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// Make this many hosts out of this machine: network namespaces at a switch, which needs root
+    /// Simulate this many hosts with network namespaces; needs root
     #[arg(long, value_name = "N", conflicts_with = "nnodes", value_parser = |text: &str| parse_count(text, 2, 64))]
     hosts: Option<u16>,
-    /// What each of these hosts may send, as tc spells it: 2.5gbit
+    /// Limit the bandwidth of each simulated host, in tc's notation: 2.5gbit
     #[arg(long, value_name = "RATE", requires = "hosts")]
     rate: Option<String>,
-    /// What a packet between these hosts takes longer, from 10us to 1s
+    /// Delay packets between the simulated hosts by 10us to 1s
     #[arg(long, value_name = "TIME", requires = "hosts", value_parser = parse_delay)]
     delay: Option<Duration>,
-    /// Measure between this many real hosts: start this on each of them, the first prints the table
+    /// Number of real hosts; run the same command on each, the first prints the table
     #[arg(long, value_name = "N", requires = "master_addr", value_parser = |text: &str| parse_count(text, 2, 1024))]
     nnodes: Option<u16>,
-    /// Which of the hosts this is, from 0
+    /// Rank of this host, from 0
     #[arg(long, value_name = "N", requires = "nnodes", default_value_t = 0)]
     node_rank: u16,
     /// Address of the first host
@@ -89,11 +89,11 @@ struct CollectivesArguments {
 /// Who can take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Backend {
-    /// Ours
+    /// instep's collectives
     Instep,
-    /// torch's, for CPUs
+    /// gloo, for CPUs
     Gloo,
-    /// NVIDIA's, for GPUs
+    /// NCCL, for GPUs
     Nccl,
     /// Open MPI, called directly
     Mpi,
@@ -111,7 +111,7 @@ enum Operation {
     Reduce,
     Gather,
     Scatter,
-    /// Of no size
+    /// Has no size
     Barrier,
 }
 
@@ -183,11 +183,11 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "K" | "KB" | "KIB" => 1 << 10,
         "M" | "MB" | "MIB" => 1 << 20,
         "G" | "GB" | "GIB" => 1 << 30,
-        other => return Err(format!("{other} is no unit, K, M and G are")),
+        other => return Err(format!("{other} is not a unit; use K, M or G")),
     };
     let number: u64 = digits.parse().map_err(|_| "not a size".to_owned())?;
     match number.checked_mul(unit) {
-        Some(0) => Err("there is nothing to send".to_owned()),
+        Some(0) => Err("the size must not be 0".to_owned()),
         // Element counts are 32 bit in MPI.
         Some(bytes) if bytes <= 4 << 30 => Ok(bytes),
         _ => Err("larger than 4G".to_owned()),
@@ -201,11 +201,11 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
         "us" | "µs" => Duration::from_micros(1),
         "ms" => Duration::from_millis(1),
         "s" => Duration::from_secs(1),
-        other => return Err(format!("{other:?} is no unit, us, ms and s are")),
+        other => return Err(format!("{other:?} is not a unit; use us, ms or s")),
     };
     let number: u32 = digits.parse().map_err(|_| "not a whole number with a unit".to_owned())?;
     let delay = unit.checked_mul(number).filter(|delay| *delay <= LONGEST_DELAY && *delay >= SHORTEST_DELAY);
-    delay.ok_or_else(|| "not from 10us to 1s".to_owned())
+    delay.ok_or_else(|| "must be from 10us to 1s".to_owned())
 }
 
 #[cfg(test)]

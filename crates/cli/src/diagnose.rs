@@ -19,11 +19,11 @@ const STUCK: u8 = 3;
 /// `instep diagnose`.
 #[derive(Debug, Args)]
 pub(crate) struct DiagnoseArguments {
-    /// A job's name (--rdzv-id), the process id of its launcher or of a rank, or the folder that a failed job left
-    /// [default: all jobs of this user that run on this machine]
+    /// Job id (--rdzv-id), process id of its launcher or a rank, or the folder of a failed job
+    /// [default: all your running jobs on this machine]
     #[arg(value_name = "JOB|PID|FOLDER")]
     target: Option<String>,
-    /// An operation that has been under way for so long counts as stuck
+    /// Treat an operation as stuck after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     after: f64,
     /// Print JSON instead of text
@@ -43,7 +43,7 @@ struct Case {
 /// Prints what was found; the exit code says whether something is stuck.
 pub(crate) fn run(arguments: &DiagnoseArguments) -> anyhow::Result<ExitCode> {
     let patience = Duration::try_from_secs_f64(arguments.after).map_err(|_| {
-        Hinted::new(format!("--after {} is not a number of seconds", arguments.after), "give 0 or more")
+        Hinted::new(format!("--after {} is not a number of seconds", arguments.after), "must be 0 or more")
     })?;
     let base = folder::base();
     let folders = job::find(&base, arguments.target.as_deref());
@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &DiagnoseArguments) -> anyhow::Result<ExitCode> {
         return Err(Hinted::new(
             format!("there is no job, process or folder \"{target}\" with a flight recorder on this machine"),
             format!(
-                "instep diagnose alone lists the jobs that run; what failed jobs left is in {}",
+                "`instep diagnose` alone checks all running jobs; folders of failed jobs are in {}",
                 base.join("jobs").display()
             ),
         )
@@ -93,8 +93,8 @@ fn examine(folders: Vec<PathBuf>, patience: Duration) -> Case {
 
 fn as_text(cases: &[Case]) -> String {
     if cases.is_empty() {
-        return "no job of this user runs on this machine\nhint: ranks are seen once they have made a group of the backend \
-                instep, or run under `instep run`; of a job that has ended, give the folder that it named\n"
+        return "no job of this user is running on this machine\nhint: only ranks that run under `instep run` or have an instep \
+                group are visible; for a job that has ended, give the folder that it printed\n"
             .to_owned();
     }
     let part = |case: &Case| {

@@ -19,16 +19,16 @@ const MEAN_TIME: &str = "10s";
 
 #[derive(Debug, Args)]
 pub(crate) struct DrillArguments {
-    /// Mean time between kills of one rank: 30s, 5m, 500ms [default: 10s, without --kill-node]
+    /// Mean time between kills of one rank: 30s, 5m, 500ms [default: 10s without --kill-node]
     #[arg(long, value_name = "TIME")]
     kill_rank: Option<String>,
-    /// Mean time between kills of all ranks of this node at once
+    /// Mean time between kills of all ranks of this node
     #[arg(long, value_name = "TIME")]
     kill_node: Option<String>,
-    /// Kill at most this many times [default: once for each restart the job may have]
+    /// Maximum number of kills [default: the job's number of restarts]
     #[arg(long, value_name = "N")]
     times: Option<u32>,
-    /// Repeat the times and choices of an earlier drill
+    /// Seed of an earlier drill, to repeat its times and choices
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Write the report to this file as JSON
@@ -69,13 +69,13 @@ fn job_of(command: &[OsString]) -> anyhow::Result<Start> {
     let words = command.split_first().filter(|(first, _)| is_program(first)).map_or(command, |(_, rest)| rest);
     if words.first().is_none_or(|word| word != "run") {
         let given = command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        let hint = "write the job as it is started otherwise: instep drill -- instep run train.py";
-        return Err(Hinted::new(format!("`{given}` is not a job of `instep run`"), hint).into());
+        let hint = "put the job's command after --: instep drill -- instep run train.py";
+        return Err(Hinted::new(format!("`{given}` is not an `instep run` command"), hint).into());
     }
     let all = std::iter::once(OsString::from("instep")).chain(words.iter().cloned());
     Launcher::try_parse_from(all).map(|launcher| launcher.command).map_err(|error| {
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        Hinted::new(format!("the job's command line: {line}"), "instep run --help lists the options").into()
+        Hinted::new(format!("the job's command line: {line}"), "`instep run --help` lists the options").into()
     })
 }

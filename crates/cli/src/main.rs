@@ -31,7 +31,7 @@ use self::run::{Launcher, Start};
 #[derive(Debug, Parser)]
 #[command(name = "instep", version, max_term_width = 100, infer_subcommands = false)]
 #[command(
-    after_help = "torchrun's command lines work as `instep run ...`.\n`instep -m ADDRESS COMMAND` works as with \
+    after_help = "Command lines of torchrun work with `instep run ...`.\n`instep -m ADDRESS COMMAND` works like \
                         Determined's `det`."
 )]
 struct Cli {
@@ -43,21 +43,21 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Start(Start),
-    /// Serve a key-value store that torch's TCPStore clients can use
+    /// Serve a key-value store for torch's TCPStore clients
     Store(store::StoreArguments),
-    /// Record what training reports: serve Determined's REST API from one database file
+    /// Serve Determined's REST API: record training, schedule experiments
     Master(Box<master::MasterArguments>),
-    /// Start a master in the background, unless it runs already (takes the options of `instep master`)
+    /// Start a master in the background, if none is running (takes the options of `instep master`)
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
     /// Lend this machine's slots to a master; or list, enable and disable agents
     #[command(visible_alias = "a")]
     Agent(Box<agent::AgentArguments>),
-    /// Put [rank=N] before every line of a program, for launchers such as mpirun
+    /// Prefix every output line of a program with [rank=N], for launchers such as mpirun
     #[command(override_usage = "instep wrap-rank [RANK] -- COMMAND...")]
     WrapRank(wrap_rank::WrapRankArguments),
-    /// What runs and what waits: list, logs
+    /// Show running and waiting tasks: list, logs
     #[command(arg_required_else_help = true)]
     Task(task::TaskArguments),
     #[command(flatten)]
@@ -70,12 +70,12 @@ enum Command {
     },
     /// Explain why a job hangs: the stuck collective, the missing ranks, what they do
     Diagnose(diagnose::DiagnoseArguments),
-    /// Measure this machine: how fast backends move tensors between ranks
+    /// Benchmark how fast backends move tensors between ranks
     Bench(bench::BenchArguments),
-    /// Kill ranks of a job on purpose, and report whether it resumes
+    /// Kill ranks of a job on purpose and report whether it recovers
     #[command(override_usage = "instep drill [OPTIONS] -- instep run ...")]
     Drill(drill::DrillArguments),
-    /// Train a small model on several processes, kill one, watch the recovery; then search for a better one
+    /// Train a small model, kill one of its processes, watch the recovery; then search for a better model
     #[command(disable_help_flag = true)]
     Demo {
         /// Options of the demo; --help lists them
@@ -84,7 +84,7 @@ enum Command {
     },
     /// Print a completion script: instep completion bash > /etc/bash_completion.d/instep
     Completion {
-        /// For this shell
+        /// Shell
         shell: Shell,
     },
 }

@@ -87,7 +87,7 @@ pub(crate) fn failure(plan: &Plan, outcome: &Outcome) {
 fn render(program: &str, outcome: &Outcome) -> String {
     let rule = |letter: &str| letter.repeat(RULE_WIDTH);
     let (end, reason) = match outcome.signal {
-        Some(signal) => ("STOPPED", Some(format!("the launcher received {signal} and ended its workers"))),
+        Some(signal) => ("STOPPED", Some(format!("the launcher received {signal} and stopped its workers"))),
         None => ("FAILED", outcome.reason.clone()),
     };
     let mut text = format!("{}\n{}\n", rule("="), paint("31;1", &format!("{program} {end}")));
@@ -175,16 +175,16 @@ fn grouped(failures: &[&Failure]) -> String {
 fn hint(failure: &Failure) -> Option<&'static str> {
     match (failure.exit.signal().as_deref(), failure.exit.0) {
         (Some("SIGKILL"), _) => {
-            Some("if nobody killed it, the machine may have run out of memory: dmesg | grep -i oom")
+            Some("if you did not kill it, the machine may have run out of memory: dmesg | grep -i oom")
         }
         (Some("SIGSEGV" | "SIGBUS" | "SIGILL" | "SIGFPE"), _) => {
-            Some("native code crashed: PYTHONFAULTHANDLER=1 shows where Python was")
+            Some("native code crashed: set PYTHONFAULTHANDLER=1 to see the Python stack")
         }
         (Some("SIGABRT"), _) => Some("the process aborted itself; the last lines above usually say why"),
-        (_, 127) => Some("check the name of the program, and PATH"),
+        (_, 127) => Some("check the program's name and PATH"),
         (_, 126) => Some("make the program executable: chmod +x"),
         (None, code) if code != 0 && failure.message.is_none() && failure.last_lines.is_empty() => Some(
-            "the worker left no output; wrap its main function with torch's elastic `record` to see the exception here",
+            "the worker printed nothing; wrap its main function with torch's elastic `record` to see the exception here",
         ),
         _ => None,
     }

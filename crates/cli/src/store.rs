@@ -11,10 +11,10 @@ use crate::report::Hinted;
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArguments {
-    /// Port to serve on; 0 takes any free one
+    /// Port to listen on; 0 picks any free port
     #[arg(long, short, default_value_t = 29500)]
     port: u16,
-    /// Serve other machines too, not only this one
+    /// Listen on all interfaces, not only on loopback
     #[arg(long)]
     all_interfaces: bool,
 }
@@ -27,9 +27,9 @@ pub(crate) fn serve(arguments: &StoreArguments) -> anyhow::Result<ExitCode> {
     let listeners = listening.map_err(|cause| {
         let what = match cause.kind() {
             std::io::ErrorKind::AddrInUse => format!("port {port} is already in use"),
-            _ => format!("cannot serve on port {port}: {cause}"),
+            _ => format!("cannot listen on port {port}: {cause}"),
         };
-        Hinted::new(what, "choose another --port, or 0 for any free one")
+        Hinted::new(what, "choose another --port, or 0 for any free port")
     })?;
     let (notices, heard) = mpsc::channel();
     let server = Server::start(listeners, None, move |notice| {

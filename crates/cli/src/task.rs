@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &TaskArguments) -> anyhow::Result<ExitCode> {
         return client::tasks(&arguments.common, verb);
     }
     let Some(folder) = &arguments.folder else {
-        return Err(Hinted::new("nothing was asked about tasks", "`instep task list` shows what runs").into());
+        return Err(Hinted::new("no subcommand given", "list tasks with `instep task list`").into());
     };
     let path = std::path::absolute(folder)?;
     let folder = ShareFolder::at(&path);

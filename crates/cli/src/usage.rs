@@ -64,7 +64,7 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
                 "invalid float literal" => "not a number",
                 other => other,
             };
-            Some(format!("{option} {value}: {why}\nhint: instep {subcommand} --help says what {option} takes"))
+            Some(format!("{option} {value}: {why}\nhint: `instep {subcommand} --help` lists the values of {option}"))
         }
         ErrorKind::InvalidValue => {
             let (option, value) = (text(error, ContextKind::InvalidArg)?, text(error, ContextKind::InvalidValue)?);
@@ -72,8 +72,8 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
             let option = option.split([' ', '[', '=']).next().unwrap_or(option);
             let what = if value.is_empty() { "needs a value".to_owned() } else { format!("cannot be \"{value}\"") };
             let hint = match choices.is_empty() {
-                true => format!("instep {subcommand} --help says what {option} takes"),
-                false => format!("it takes {}", choices.join(", ")),
+                true => format!("`instep {subcommand} --help` lists the values of {option}"),
+                false => format!("use one of {}", choices.join(", ")),
             };
             Some(format!("{option} {what}\nhint: {hint}"))
         }
@@ -140,15 +140,15 @@ fn unknown_option(error: &Error, options: &Command, subcommand: &str) -> String 
     if let [rest @ .., last] = meant.as_slice()
         && !rest.is_empty()
     {
-        return format!("{given} is not one option\nhint: it could be {} or {last}", rest.join(", "));
+        return format!("{given} is ambiguous\nhint: it could be {} or {last}", rest.join(", "));
     }
     let hint = match text(error, ContextKind::SuggestedArg) {
         Some(near) => format!("did you mean {}?", near.split(' ').next().unwrap_or(near).replace('_', "-")),
         None if matches!(subcommand, "run" | "launch") => {
-            format!("options of the script go behind its name; instep {subcommand} --help lists those of the launcher")
+            format!("script options go after its name; `instep {subcommand} --help` lists launcher options")
         }
-        None if subcommand.is_empty() => "options come behind the command; instep --help lists the commands".to_owned(),
-        None => format!("instep {subcommand} --help lists the options"),
+        None if subcommand.is_empty() => "options go after the command; `instep --help` lists the commands".to_owned(),
+        None => format!("`instep {subcommand} --help` lists the options"),
     };
     format!("unknown option {given}\nhint: {hint}")
 }

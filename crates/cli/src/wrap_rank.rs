@@ -23,9 +23,9 @@ const VARIABLES: [&str; 5] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "
 
 #[derive(Debug, Args)]
 pub(crate) struct WrapRankArguments {
-    /// Rank, or names of variables that hold it, with commas between [default: what Open MPI, PMI, Slurm or torchrun say]
+    /// Rank, or comma-separated names of variables that contain it [default: those of Open MPI, PMI, Slurm or torchrun]
     rank: Option<String>,
-    /// Write to our own output, also in a task
+    /// Write to this process's own output, even in a task
     #[arg(long)]
     no_redirect_stdio: bool,
     /// Program and its arguments
@@ -38,10 +38,10 @@ pub(crate) fn run(arguments: &WrapRankArguments) -> anyhow::Result<ExitCode> {
     let prefix = format!("[rank={rank}] ");
     let [out, error] = targets(arguments.no_redirect_stdio);
     let passed = pass_signals_on();
-    let (program, rest) = arguments.command.split_first().context("there is no program to run")?;
+    let (program, rest) = arguments.command.split_first().context("no program given")?;
     let mut child =
         Command::new(program).args(rest).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|error| {
-            Hinted::new(format!("cannot start {}: {error}", program.display()), "check its name, and PATH")
+            Hinted::new(format!("cannot start {}: {error}", program.display()), "check its name and PATH")
         })?;
     let process = Pid::from_raw(child.id().cast_signed());
     if let Ok(signals) = passed {
@@ -76,7 +76,7 @@ fn rank(given: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> anyho
         let what = format!("no rank: none of {} is set", names.join(", "));
         return Err(Hinted::new(what, "give the rank: instep wrap-rank RANK -- COMMAND").into());
     };
-    let odd = || Hinted::new(format!("{name} is `{value}`, which is no rank"), "ranks are whole numbers from 0 on");
+    let odd = || Hinted::new(format!("{name} is `{value}`, which is not a rank"), "ranks are integers from 0");
     value.trim().parse().map_err(|_| odd().into())
 }
 

@@ -60,7 +60,7 @@ impl FromStr for Address {
         }
         let (host, port) = split_port(authority).ok_or_else(|| refused("its port is not a number up to 65535"))?;
         if !is_host(host) {
-            return Err(refused("it has no host, or one with characters that no host has"));
+            return Err(refused("its host is missing or has invalid characters"));
         }
         if prefix.bytes().any(|byte| !byte.is_ascii_graphic() || b"\"<>\\^`{|}".contains(&byte)) {
             return Err(refused("its path has characters that must be percent-encoded"));

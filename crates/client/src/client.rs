@@ -389,7 +389,7 @@ fn sentence(status: u16, body: &[u8]) -> String {
     if let Ok(error) = serde_json::from_slice::<PlainErrorBody>(body) {
         return error.message;
     }
-    format!("the master answers with status {status}")
+    format!("the master answered with status {status}")
 }
 
 /// The certificates in a PEM file.

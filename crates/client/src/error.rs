@@ -38,7 +38,7 @@ pub enum Error {
         message: String,
     },
     /// Somebody answered, but not as a master does.
-    #[error("{address} does not answer as a master does: {what}")]
+    #[error("{address} does not respond like a master: {what}")]
     Protocol {
         address: Address,
         /// What broke the protocol.

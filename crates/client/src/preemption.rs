@@ -81,7 +81,7 @@ impl Preemption {
             state = wait_timeout(&self.shared.changed, state, left);
         }
         match &state.refused {
-            Some(error) => Err(format!("the master does not say whether to go on: {error}")),
+            Some(error) => Err(format!("cannot ask the master whether to stop: {error}")),
             None => Ok(self.shared.preempt.load(Ordering::Acquire)),
         }
     }

@@ -65,7 +65,7 @@ pub struct Reporting {
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The master will not take anything of this trial any more.
-    #[error("nothing more can be reported: {0}")]
+    #[error("reporting has stopped: {0}")]
     Failed(String),
     /// It is larger than any report should be.
     #[error("a report of {0} bytes is too large: at most {LARGEST_ITEM}")]
@@ -74,7 +74,7 @@ pub enum ReportError {
     #[error("reports are closed")]
     Closed,
     /// A copy of the process that the reporter belongs to, such as a worker that loads data.
-    #[error("this process was forked from the one that reports, and cannot report itself")]
+    #[error("this process was forked from the reporting one and cannot report")]
     Forked,
 }
 

@@ -38,7 +38,7 @@ pub enum Error {
     },
     /// Not every rank took part in time; the group is aborted.
     #[error(
-        "{call} ({} {sequence}) passed its {timeout:?} on rank {noticed_by}: {}",
+        "{call} ({} {sequence}) timed out after {timeout:?} on rank {noticed_by}: {}",
         unit(call),
         waiting_for(call, missing)
     )]
@@ -182,7 +182,7 @@ impl fmt::Display for Noticed {
             Noticed::ConnectionClosed => "its connection was closed",
             Noticed::ConnectionReset => "its connection was reset",
             Noticed::NoAnswer => "its host does not answer",
-            Noticed::Garbled => "it sent bytes that make no sense",
+            Noticed::Garbled => "it sent invalid data",
         })
     }
 }

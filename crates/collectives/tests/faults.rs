@@ -392,7 +392,7 @@ fn a_bootstrap_that_fails_names_the_late_ranks() {
         }
         for rank in ranks {
             let error = rank.join().unwrap().to_string();
-            assert!(error.contains("rank 1, 3 did not come"), "{error}");
+            assert!(error.contains("rank 1, 3 did not arrive"), "{error}");
         }
     });
 }

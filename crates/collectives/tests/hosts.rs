@@ -110,7 +110,7 @@ fn ranks_with_different_secrets_are_not_connected() {
         ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
     });
     for error in errors {
-        assert!(error.contains("did not come") && error.contains("INSTEP_SECRET"), "{error}");
+        assert!(error.contains("did not arrive") && error.contains("INSTEP_SECRET"), "{error}");
         assert!(!error.contains("other\""), "{error}");
     }
     let secret = Some(Secret::new("one"));

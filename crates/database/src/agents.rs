@@ -95,7 +95,7 @@ impl Database {
                      ON CONFLICT (name) DO NOTHING",
                     params![hash, name, user.0, now.0],
                 )?;
-                let taken = || Error::AlreadyExists(format!("there is an agent token '{name}' already"));
+                let taken = || Error::AlreadyExists(format!("agent token '{name}' already exists"));
                 if inserted == 1 { Ok(()) } else { Err(taken()) }
             })
             .await

@@ -278,7 +278,7 @@ fn write_together(
     while let Some(job) = next {
         completions.push(job(Some(connection)));
         if connection.is_autocommit() {
-            return Err(Error::NotDurable("the engine gave the transaction up; is the disk full?".to_owned()));
+            return Err(Error::NotDurable("the transaction was rolled back; is the disk full?".to_owned()));
         }
         next = if completions.len() < JOBS_PER_COMMIT { jobs.try_recv().ok() } else { None };
     }

@@ -24,7 +24,7 @@ pub enum Error {
     #[error("{0}")]
     Precondition(String),
     /// Something changed between reading and writing; the work can be done again.
-    #[error("what was to be changed has changed meanwhile")]
+    #[error("the data was changed in the meantime")]
     Aborted,
     /// Another master has taken over; this one must not decide anything any more.
     #[error("another master has taken over this database")]

@@ -68,7 +68,7 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
 
 /// The schema of a database that this version can use.
 pub(crate) fn check_version(connection: &Connection, path: &Path) -> Result<i64> {
-    let foreign = |_| Error::Unusable { path: path.to_owned(), why: "it is no database of a master".to_owned() };
+    let foreign = |_| Error::Unusable { path: path.to_owned(), why: "it is not a master's database".to_owned() };
     let (found, known) = (version(connection).map_err(foreign)?, STEPS.len() as i64);
     if found > known { Err(Error::TooNew { path: path.to_owned(), found, known }) } else { Ok(found) }
 }

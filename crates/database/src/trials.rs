@@ -114,7 +114,7 @@ fn must_run_elsewhere(connection: &Connection, experiment: ExperimentId) -> Resu
     if unmanaged {
         return Ok(());
     }
-    Err(Error::Precondition(format!("experiment {experiment} is run by the master, which says what its trials do")))
+    Err(Error::Precondition(format!("experiment {experiment} is run by the master, which controls its trials")))
 }
 
 /// Removes a trial and everything that belongs to it.

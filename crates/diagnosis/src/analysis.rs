@@ -143,13 +143,13 @@ fn examine(key: &Key, keys: &[Key], evidence: &[Evidence], line: SourceLine<'_>)
     }
     causes.extend(key.contradictions());
     if causes.is_empty() {
-        let elsewhere = "it runs on another machine: `instep diagnose` there says what it does, and if it has come, the \
-                         network between is cut";
+        let elsewhere = "it runs on another machine: run `instep diagnose` there; if it has arrived, the network \
+                         between is cut";
         let causes_of = |ranks: &[u32], class, why: &str| -> Vec<Cause> {
             ranks.iter().map(|rank| Cause { rank: *rank, class, why: why.to_owned() }).collect()
         };
         causes = if unseen.is_empty() {
-            causes_of(&arrived, Class::NetworkCut, "it is in the operation, as all ranks are, and nothing arrives")
+            causes_of(&arrived, Class::NetworkCut, "it is in the operation, like all ranks, but nothing arrives")
         } else {
             causes_of(&unseen, Class::Elsewhere, elsewhere)
         };
@@ -171,10 +171,10 @@ fn absence(rank: u32, one: &Evidence, key: &Key, keys: &[Key], line: SourceLine<
     let (threads, held) = match &one.stacks {
         Stacks::Known { threads, held } => (threads, *held),
         Stacks::Unknown(reason) => {
-            return other.map_or_else(|| cause(Class::Unknown, format!("what it does is not known: {reason}")), waits);
+            return other.map_or_else(|| cause(Class::Unknown, format!("its activity is unknown: {reason}")), waits);
         }
     };
-    let nothing = || cause(Class::Unknown, "it has no Python frames: it starts or ends".to_owned());
+    let nothing = || cause(Class::Unknown, "it has no Python frames: it is starting or exiting".to_owned());
     let Some(thread) = threads.first() else { return other.map_or_else(nothing, waits) };
     busy_with(rank, thread, held, line).unwrap_or_else(|| match (other, activity(thread)) {
         (Some(other), _) => waits(other),
@@ -214,10 +214,10 @@ fn gone(rank: u32, one: &Evidence) -> Option<Cause> {
     let (class, why) = match one.condition {
         Condition::Alive(_) => return None,
         Condition::Stopped => {
-            (Class::Stopped, format!("its process {} is stopped (kill -CONT continues it)", one.process))
+            (Class::Stopped, format!("its process {} is stopped (resume it with kill -CONT)", one.process))
         }
         Condition::Dead => (Class::Dead, format!("its process {} is dead", one.process)),
-        Condition::Ended => (Class::Finished, format!("its process {} has ended by itself", one.process)),
+        Condition::Ended => (Class::Finished, format!("its process {} has exited on its own", one.process)),
     };
     Some(Cause { rank, class, why })
 }
@@ -253,7 +253,7 @@ fn remarks(evidence: &[Evidence]) -> Vec<String> {
     let without: Vec<u32> = evidence.iter().filter(|one| one.records.is_none()).filter_map(|one| one.rank).collect();
     if !without.is_empty() {
         remarks.push(format!(
-            "{} left no records: which collective is stuck is known only of groups of the backend instep",
+            "{} left no records: only groups of the instep backend record their collectives",
             crate::report::ranks(&without)
         ));
     }
@@ -270,7 +270,8 @@ fn remarks(evidence: &[Evidence]) -> Vec<String> {
         let Some(records) = &one.records else { continue };
         let rank = one.rank.map_or_else(|| format!("process {}", one.process), |rank| format!("rank {rank}"));
         if records.lost > 0 {
-            remarks.push(format!("{rank} had more than 1024 operations under way: {} are not recorded", records.lost));
+            remarks
+                .push(format!("{rank} had more than 1024 operations in progress: {} are not recorded", records.lost));
         }
         if records.lost_groups > 0 {
             remarks.push(format!("{rank} had more than 64 groups: {} are not recorded", records.lost_groups));

@@ -183,7 +183,7 @@ fn outside(process: u32, why: &str, deadline: Instant) -> Stacks {
     match py_spy(process, deadline) {
         Ok(text) => match stacks::from_py_spy(&text) {
             Some(threads) => Stacks::Known { threads, held: false },
-            None => Stacks::Unknown(format!("{why}, and py-spy says what cannot be read")),
+            None => Stacks::Unknown(format!("{why}, and py-spy's output is not valid")),
         },
         Err(reason) => Stacks::Unknown(format!("{why}, and {reason}")),
     }
@@ -205,8 +205,8 @@ fn py_spy(process: u32, deadline: Instant) -> Result<String, String> {
     let text = reader.join().ok().flatten();
     match (ended, text) {
         (true, Some(text)) => Ok(text),
-        (true, None) => Err("py-spy may not look at it".to_owned()),
-        (false, _) => Err("py-spy did not come back in time".to_owned()),
+        (true, None) => Err("py-spy is not permitted to inspect it".to_owned()),
+        (false, _) => Err("py-spy timed out".to_owned()),
     }
 }
 

@@ -66,10 +66,10 @@ pub(crate) fn sentence(finding: &Finding) -> String {
     }
     match finding.missing.as_slice() {
         _ if operation.message.is_some() => {
-            let verb = if operation.failed { "was not met" } else { "is not met" };
+            let verb = if operation.failed { "was not matched" } else { "is not matched" };
             format!("{what} {verb} by {} ({waited}): {}", ranks(&others(finding)), one(&first.why))
         }
-        [] => format!("{what} does not go on ({waited}): {}", causes.join("; ")),
+        [] => format!("{what} makes no progress ({waited}): {}", causes.join("; ")),
         [_] => format!("{} {verb} {what}: {} ({waited})", ranks(&finding.missing), one(&first.why)),
         _ => {
             let verb = if operation.failed { verb } else { "have not entered" };
@@ -118,14 +118,12 @@ pub fn conclusion(diagnosis: &Diagnosis, evidence: &[Evidence]) -> String {
     }
     if text.is_empty() {
         text = match (evidence.is_empty(), evidence.iter().any(|one| one.records.is_some())) {
-            (true, _) => "no rank has left a trace yet\n".to_owned(),
+            (true, _) => "no rank has recorded anything yet\n".to_owned(),
             (_, true) => "nothing is stuck: no operation is overdue\n".to_owned(),
             (_, false) if evidence.iter().any(|one| one.stacks.main().is_some()) => {
-                "no rank is dead or stopped, and their stacks show none that keeps others waiting\n".to_owned()
+                "no rank is dead or stopped, and no stack shows a rank that keeps others waiting\n".to_owned()
             }
-            (_, false) => {
-                "no rank is dead or stopped; whether one is stuck cannot be told without records\n".to_owned()
-            }
+            (_, false) => "no rank is dead or stopped; without records, stuck ranks cannot be detected\n".to_owned(),
         };
     }
     text

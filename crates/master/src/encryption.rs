@@ -66,7 +66,7 @@ pub(crate) fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, En
     let chain = CertificateDer::pem_file_iter(certificate).map_err(|error| failed(certificate, error.to_string()))?;
     let chain = chain.collect::<Result<Vec<_>, _>>().map_err(|error| failed(certificate, error.to_string()))?;
     if chain.is_empty() {
-        return Err(failed(certificate, "there is no certificate in it".to_owned()));
+        return Err(failed(certificate, "it contains no certificate".to_owned()));
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, error.to_string()))?;
     let provider = Arc::new(crypto::ring::default_provider());

@@ -116,8 +116,8 @@ async fn accept_encrypted(listener: TcpListener, acceptor: TlsAcceptor, ready: m
             match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(connection)).await {
                 // If nobody takes it the server has ended.
                 Ok(Ok(connection)) => drop(ready.send((Stream::Encrypted(Box::new(connection)), peer)).await),
-                Ok(Err(error)) => tracing::debug!(peer = %peer.remote, %error, "no agreement on encryption"),
-                Err(_) => tracing::debug!(peer = %peer.remote, "no agreement on encryption in time"),
+                Ok(Err(error)) => tracing::debug!(peer = %peer.remote, %error, "TLS handshake failed"),
+                Err(_) => tracing::debug!(peer = %peer.remote, "TLS handshake timed out"),
             }
             drop(place);
         });

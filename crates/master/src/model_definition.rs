@@ -44,7 +44,7 @@ pub(crate) fn pack(files: &[ModelFile]) -> Result<Vec<u8>, String> {
 fn append(archive: &mut Builder<GzEncoder<Vec<u8>>>, path: &str, file: &ModelFile) -> io::Result<()> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if path.is_empty() || !plain || path.contains('\0') {
-        return Err(io::Error::other("it leads out of the model definition"));
+        return Err(io::Error::other("it points outside the model definition"));
     }
     let content = file.content.as_ref().map_or(&[] as &[u8], |content| &content.0);
     let mut header = Header::new_gnu();
@@ -62,8 +62,8 @@ fn append(archive: &mut Builder<GzEncoder<Vec<u8>>>, path: &str, file: &ModelFil
             header.set_size(0);
             archive.append_data(&mut header, path, io::empty())
         }
-        LINK => Err(io::Error::other("links are not taken; send what it points to")),
-        other => Err(io::Error::other(format!("there are files and folders, but no kind {other}"))),
+        LINK => Err(io::Error::other("links are not accepted; send the target instead")),
+        other => Err(io::Error::other(format!("{other} is neither a file nor a folder"))),
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     fn nothing_leads_out() {
         for path in ["../a", "/etc/passwd", "a/../../b", "", "a/.."] {
             let error = pack(&files(json!([{"path": path, "type": 48, "content": ""}]))).unwrap_err();
-            assert!(error.contains("leads out"), "{path}: {error}");
+            assert!(error.contains("points outside"), "{path}: {error}");
         }
         assert!(pack(&files(json!([{"path": "a", "type": 50, "content": ""}]))).unwrap_err().contains("links"));
         assert!(pack(&files(json!([{"path": "a", "type": 51, "content": ""}]))).is_err());

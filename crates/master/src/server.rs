@@ -58,7 +58,7 @@ pub enum ServeError {
     #[error(transparent)]
     Encryption(#[from] EncryptionError),
     /// The host has no address.
-    #[error("there is no address for `{host}`")]
+    #[error("`{host}` does not resolve")]
     Host {
         /// As it was given.
         host: String,
@@ -66,7 +66,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// The port is taken, or may not be used.
-    #[error("cannot serve on {address}")]
+    #[error("cannot listen on {address}")]
     Bind {
         /// Where it was to serve.
         address: SocketAddr,
@@ -74,7 +74,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// Other machines could log in without a password.
-    #[error("will not serve on {address}, where other machines can reach it: {users} have no password")]
+    #[error("refusing to listen on {address}, where other machines can reach it: {users} have no password")]
     Unsafe {
         /// Where it was to serve.
         address: SocketAddr,
@@ -92,7 +92,7 @@ impl ServeError {
         use instep_database::Error;
         match self {
             ServeError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
-                "another program uses this port: choose another --port, or 0 for any free one"
+                "another program uses this port: choose another --port, or 0 for any free port"
             }
             ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
             ServeError::Unsafe { .. } => {
@@ -102,9 +102,9 @@ impl ServeError {
             ServeError::Database(Error::FileExists { .. }) => "choose another file; `restore` also takes --replace",
             ServeError::Database(Error::TooNew { .. }) => "use the version of instep that wrote it, or a later one",
             ServeError::Database(Error::Unusable { .. }) => {
-                "put a copy in its place with `instep master restore`, or choose another --db"
+                "restore a backup with `instep master restore`, or choose another --db"
             }
-            ServeError::Database(_) => "choose another --db, in a folder that can be written",
+            ServeError::Database(_) => "choose another --db, in a writable folder",
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::System(_) => "the system's limits may be too low for this user",
         }
@@ -143,7 +143,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     allowed_hosts.push(options.host.clone());
     let scheme = if options.encryption.is_some() { "https" } else { "http" };
     if scheme == "http" && !address.ip().to_canonical().is_loopback() {
-        tracing::warn!(%address, "passwords and tokens cross the network in the clear: --tls-cert encrypts");
+        tracing::warn!(%address, "passwords and tokens cross the network unencrypted: use --tls-cert");
     }
     let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
     let told = ApplicationOptions {
@@ -160,7 +160,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         async move {
             loop {
                 if let Err(error) = crate::deletions::carry_out(&application).await {
-                    tracing::error!(%error, "cannot delete what was given up");
+                    tracing::error!(%error, "cannot finish pending deletions");
                 }
                 application.notices.next_deletions().await;
             }

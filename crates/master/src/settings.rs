@@ -177,7 +177,7 @@ impl Settings {
         };
         for value in &values {
             check(key, value).map_err(|why| {
-                SettingsError::new(format!("{spelled}: {why}"), "`instep master config show` lists what counts now")
+                SettingsError::new(format!("{spelled}: {why}"), "see the settings with `instep master config show`")
             })?;
         }
         self.values.insert(key.name, (values, origin));
@@ -202,7 +202,7 @@ impl Settings {
     pub fn options(&self) -> Result<Options, SettingsError> {
         let database = self.text("db");
         if database.is_empty() {
-            return Err(SettingsError::new("this user has no home folder", "name a database file with --db"));
+            return Err(SettingsError::new("this user has no home directory", "set a database file with --db"));
         }
         Ok(Options {
             host: self.text("host").to_owned(),
@@ -252,11 +252,11 @@ impl Settings {
             (None, None, true) => Ok(Some(Encryption::SelfSigned)),
             (Some(certificate), Some(key), false) => Ok(Some(Encryption::Files { certificate, key })),
             (Some(_), _, true) | (_, Some(_), true) => Err(SettingsError::new(
-                "a certificate is given, and is to be made too",
+                "a self-signed certificate conflicts with a given one",
                 "leave out --tls-self-signed, or --tls-cert and --tls-key",
             )),
             (Some(_), None, false) | (None, Some(_), false) => Err(SettingsError::new(
-                "a certificate and its key belong together, and one is missing",
+                "the certificate or its private key is missing",
                 "give both --tls-cert and --tls-key",
             )),
         }
@@ -292,7 +292,7 @@ fn check(key: &Key, value: &str) -> Result<(), String> {
             _ => Err(format!("`{value}` is not a number of hours, 1 to 876000")),
         },
         Kind::Choice(choices) if choices.contains(&value) => Ok(()),
-        Kind::Choice(choices) => Err(format!("`{value}` is none of {}", choices.join(", "))),
+        Kind::Choice(choices) => Err(format!("`{value}` is not one of {}", choices.join(", "))),
         Kind::Text | Kind::Path | Kind::Words if value.trim().is_empty() => Err("it is empty".to_owned()),
         Kind::Text | Kind::Path | Kind::Words => Ok(()),
     }
@@ -406,7 +406,7 @@ mod tests {
             ("allow_hosts: {a: 1}", "`allow_hosts` in m.yaml must be a single value", ""),
             ("tls: {crt: x}", "unknown key `tls.crt` in m.yaml", "did you mean `tls.cert`?"),
             ("tls: 1", "`tls` in m.yaml must be a map of keys", ""),
-            ("log: {format: xml}", "`log.format` in m.yaml: `xml` is none of text, json", ""),
+            ("log: {format: xml}", "`log.format` in m.yaml: `xml` is not one of text, json", ""),
             ("session_hours: 0", "`0` is not a number of hours", ""),
             ("[1]", "not a map", "YAML"),
             ("a: [", "cannot read m.yaml", "YAML"),

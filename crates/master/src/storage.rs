@@ -26,7 +26,7 @@ const MOST: usize = 1_000_000;
 /// Why the master cannot reach a storage.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreachable {
-    #[error("the experiment's configuration names no checkpoint_storage")]
+    #[error("the experiment's configuration has no checkpoint_storage")]
     Missing,
     #[error("the master reads and deletes checkpoints in folders only, not in storage of type `{0}`")]
     Kind(String),
@@ -104,14 +104,14 @@ impl CheckpointFolder {
         let mut parts = path.components().peekable();
         while let Some(part) = parts.next() {
             let Component::Normal(name) = part else {
-                return Err(io::Error::other(format!("{} leads out of the checkpoint", path.display())));
+                return Err(io::Error::other(format!("{} points outside the checkpoint", path.display())));
             };
             if parts.peek().is_none() {
                 return Ok((folder, name));
             }
             folder = openat(&folder, name, FOLDER | OFlag::O_NOFOLLOW, Mode::empty())?;
         }
-        Err(io::Error::other("an empty path names no file"))
+        Err(io::Error::other("the path is empty"))
     }
 
     /// Opens a file for reading.

@@ -64,21 +64,21 @@ impl Telemetry {
     pub(crate) fn text(&self, database: &instep_database::Load, passes: Passes) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::with_prefix("instep");
         let info = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The version that runs", info);
+        registry.register("build", "Version of the master", info);
         registry.register("requests", "Requests answered", self.answers.clone());
-        registry.register("request_seconds", "Time until an answer began", self.seconds.clone());
-        registry.register("requests_running", "Requests that wait for their answer", self.running.clone());
+        registry.register("request_seconds", "Time until a response began", self.seconds.clone());
+        registry.register("requests_running", "Requests in progress", self.running.clone());
         let points = ConstCounter::new(database.points);
-        registry.register("metric_points", "Points of metrics stored since the start", points);
-        let waiting = "Jobs that wait for the database";
+        registry.register("metric_points", "Metric points stored since the start", points);
+        let waiting = "Jobs waiting for the database";
         let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
         registry.register("database_writes_waiting", waiting, gauge(database.waiting_writes));
         registry.register("database_reads_waiting", waiting, gauge(database.waiting_reads));
         let seconds = |time: Duration| ConstGauge::new(time.as_secs_f64());
-        registry.register("scheduling_passes", "Passes over the queue", ConstCounter::new(passes.count));
-        registry.register("scheduling_pass_last_seconds", "Time of the last pass", seconds(passes.last));
-        registry.register("scheduling_pass_longest_seconds", "Time of the longest pass", seconds(passes.longest));
-        registry.register("allocations_waiting", "Allocations that wait for slots", gauge(passes.waiting));
+        registry.register("scheduling_passes", "Scheduling passes", ConstCounter::new(passes.count));
+        registry.register("scheduling_pass_last_seconds", "Duration of the last pass", seconds(passes.last));
+        registry.register("scheduling_pass_longest_seconds", "Duration of the longest pass", seconds(passes.longest));
+        registry.register("allocations_waiting", "Allocations waiting for slots", gauge(passes.waiting));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)

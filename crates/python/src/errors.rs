@@ -30,7 +30,7 @@ pub(crate) fn store(error: &Error) -> PyErr {
 /// `OSError` or its subclass for the error number, when a server cannot listen.
 pub(crate) fn listen(port: u16, error: io::Error) -> PyErr {
     match error.raw_os_error() {
-        Some(number) => PyOSError::new_err((number, format!("could not serve on port {port}: {error}"))),
+        Some(number) => PyOSError::new_err((number, format!("cannot listen on port {port}: {error}"))),
         None => error.into(),
     }
 }

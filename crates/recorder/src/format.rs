@@ -204,7 +204,7 @@ impl std::fmt::Display for Unreadable {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {
             Unreadable::TooShort => "the file is shorter than a recorder's",
-            Unreadable::NotARecord => "the file is no recorder's of this version",
+            Unreadable::NotARecord => "the file is not a recorder of this version",
         })
     }
 }

@@ -43,7 +43,7 @@ impl Snapshot {
         let file =
             File::options().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits()).open(path)?;
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no plain file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));
         }
         let unreadable = |error: Unreadable| io::Error::new(io::ErrorKind::InvalidData, error);
         let mut readings = [vec![0; FILE_BYTES], vec![0; FILE_BYTES], vec![0; FILE_BYTES]];

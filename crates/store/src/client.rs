@@ -182,8 +182,8 @@ impl Client {
         let answer = answer.and_then(|answered| if answered { client.fixed().map(Some) } else { Ok(None) });
         match answer {
             Ok(Some(bytes)) if u32::from_le_bytes(bytes) == nonce => Ok(client),
-            Ok(None) => Err(io::Error::new(io::ErrorKind::TimedOut, "what listens there does not answer")),
-            Ok(Some(_)) => Err(io::Error::new(io::ErrorKind::InvalidData, "what listens there is not a store")),
+            Ok(None) => Err(io::Error::new(io::ErrorKind::TimedOut, "the server there does not answer")),
+            Ok(Some(_)) => Err(io::Error::new(io::ErrorKind::InvalidData, "the server there is not a store")),
             Err(Error::Closed { source }) => Err(source),
             Err(error) => Err(io::Error::other(error)),
         }

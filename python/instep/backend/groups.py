@@ -258,7 +258,7 @@ def create(opts: CreationOptions, name: str) -> ProcessGroup | c10d.Backend:
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         raise CollectiveError(
             f"torch {torch.__version__} is too old for the instep backend: its C++ code loses the results of "
-            "collectives written in Python\nhint: torch 2.8 or later; the launcher and the store work with this one"
+            "collectives written in Python\nhint: use torch 2.8 or later; the launcher and the store work with this one"
         )
     link = Link(
         opts.store,
@@ -289,7 +289,7 @@ def link_of(group: object) -> Link:
     """The connection of a group made by us."""
     if isinstance(group, _Member):
         return group._link
-    raise InvalidCall(f"{group} is no group of instep's\nhint: make it with backend='instep'")
+    raise InvalidCall(f"{group} is not an instep group\nhint: create it with backend='instep'")
 
 
 compiler.leave_alone(backward, link, monitor, operations, sparse, tensors, work, sys.modules[__name__])

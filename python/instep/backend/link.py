@@ -170,7 +170,7 @@ def _transport() -> str:
     """What the user wants tensors to travel through."""
     transport = os.environ.get("INSTEP_TRANSPORT", "auto")
     if transport not in ("auto", "tcp"):
-        raise InvalidCall(f"INSTEP_TRANSPORT is {transport!r}\nhint: auto (shared memory where possible) or tcp")
+        raise InvalidCall(f"INSTEP_TRANSPORT is {transport!r}\nhint: use auto (shared memory where possible) or tcp")
     return transport
 
 
@@ -178,7 +178,7 @@ def _order() -> str:
     """In which order the user wants numbers to be added up."""
     order = os.environ.get("INSTEP_ORDER", "hosts")
     if order not in ("hosts", "canonical"):
-        raise InvalidCall(f"INSTEP_ORDER is {order!r}\nhint: hosts (fast) or canonical (the same bits on any hosts)")
+        raise InvalidCall(f"INSTEP_ORDER is {order!r}\nhint: use hosts (fast) or canonical (same bits on any hosts)")
     return order
 
 

@@ -484,7 +484,7 @@ class Operations:
 
 def _pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     if len(outputs) != len(inputs):
-        raise InvalidCall(f"{len(outputs)} outputs and {len(inputs)} inputs were given, they must be as many")
+        raise InvalidCall(f"{len(outputs)} outputs and {len(inputs)} inputs were given; the numbers must match")
     return list(zip(outputs, inputs, strict=True))
 
 

@@ -38,7 +38,7 @@ def create(opts: CreationOptions, backends: Mapping[str, str], make_gloo: Callab
     """Make a group that has these backends, by device, or its part for gloo: ours, or gloo's where a rank cannot."""
     chosen = os.environ.get(VARIABLE)
     if chosen != NAME:
-        raise InvalidCall(f"{VARIABLE} is {chosen!r}\nhint: {NAME} is all that can be replaced")
+        raise InvalidCall(f"{VARIABLE} is {chosen!r}\nhint: {NAME} is the only backend that can be replaced")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     # Keys of its own for a group that is made again: those of the first one are still in the store.
     identity = (opts.group_id, tuple(opts.global_ranks_in_group))
@@ -56,7 +56,7 @@ def create(opts: CreationOptions, backends: Mapping[str, str], make_gloo: Callab
         _tell(f"a group stays on gloo: {against}", first=opts.group_rank == 0)
         return make_gloo()
     first = opts.group_rank == 0 and (not opts.global_ranks_in_group or opts.global_ranks_in_group[0] == 0)
-    _tell(f"groups that ask for gloo use instep ({VARIABLE}={NAME})", first=first and attempt == "0")
+    _tell(f"groups that request gloo use instep ({VARIABLE}={NAME})", first=first and attempt == "0")
     return Group(link, NAME) if set(backends.values()) == {NAME} else GroupBackend(link, NAME)
 
 

@@ -20,7 +20,7 @@ def all_reduce(link: Link, tensor: torch.Tensor, reduce: int, seconds: float) ->
     """Replace the tensor by the coalesced sum, or average, of all ranks' tensors."""
     name = REDUCTIONS[reduce]
     if name not in ("SUM", "AVG"):
-        raise InvalidCall(f"{name} is not defined for sparse tensors, only SUM and AVG are")
+        raise InvalidCall(f"{name} is not defined for sparse tensors; use SUM or AVG")
     link.sequence += 1
     own = tensor.detach().coalesce()
     # Sizes first: of equal length on every rank if the tensors have equally many dimensions, else a mismatch by name.

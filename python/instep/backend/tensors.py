@@ -48,7 +48,7 @@ def reduction(reduce_op: object) -> tuple[int, float]:
     """The engine's number of a reduction, and its factor; torch hands out `ReduceOp` objects and bare names."""
     index = _BY_VALUE.get(getattr(getattr(reduce_op, "op", reduce_op), "value", None))
     if index is None:
-        raise InvalidCall(f"there is no reduction {reduce_op}")
+        raise InvalidCall(f"unknown reduction {reduce_op}")
     return index, _factor(reduce_op) if index == _PREMUL_SUM else 1.0
 
 
@@ -190,7 +190,7 @@ def rows(tensor: torch.Tensor, memory: Memory, splits: Sequence[int], count: int
     height = tensor.size(0) if tensor.dim() else 1
     if not splits:
         if height % count:
-            raise InvalidCall(f"{what} has {height} rows, which {count} ranks cannot share evenly")
+            raise InvalidCall(f"{what} has {height} rows, which {count} ranks cannot divide evenly")
         return _equal(memory, count)
     if len(splits) != count:
         raise InvalidCall(f"{what}: {len(splits)} split sizes given, there are {count} ranks")

@@ -99,7 +99,7 @@ class Work(TorchWork):
     def result(self) -> list[torch.Tensor]:
         """The tensors with the results, once it has ended."""
         if not self.is_completed():
-            raise CollectiveError("the operation has no result yet: it is under way\nhint: call wait() first")
+            raise CollectiveError("the operation has no result yet: it is still running\nhint: call wait() first")
         self.wait()
         return self._outputs
 

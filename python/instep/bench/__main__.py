@@ -108,8 +108,8 @@ class Run:
                 output.seek(0)
                 said = output.read().strip().splitlines()[-OUTPUT_LINES:]
                 raise Refusal(
-                    "\n".join([f"the ranks ended with status {failed[0]}; they said:", *said]),
-                    "`instep doctor` says what this machine has",
+                    "\n".join([f"the ranks ended with status {failed[0]}; their output:", *said]),
+                    "run `instep doctor` to check this machine",
                 )
 
     def _follow(self, processes: list[subprocess.Popen[bytes]], reader: Reader) -> None:
@@ -265,11 +265,11 @@ def refuse_what_cannot_work(options: argparse.Namespace) -> None:
         hint = f"--nproc {gpus}, or leave nccl out of --backends" if gpus >= 2 else "leave nccl out of --backends"
         raise Refusal(f"nccl needs a GPU for every rank: {options.nproc} ranks, this machine shows {gpus} GPUs", hint)
     if options.nproc * (options.hosts or options.nnodes) < 2:
-        raise Refusal("a single rank has nobody to exchange anything with", "--nproc 2, or several hosts")
+        raise Refusal("a single rank has no peer to exchange data with", "--nproc 2, or several hosts")
     if options.hosts:
         hosts.refuse_where_there_can_be_none(options.hosts)
     if "mpi" in backends and (options.hosts or options.nnodes > 1):
-        raise Refusal("mpi takes part on one host only", "leave mpi out of --backends")
+        raise Refusal("mpi runs on one host only", "leave mpi out of --backends")
     largest = max(map(int, options.sizes.split(",")))
     ranks = options.nproc * max(options.hosts, 1)
     needed = largest * BUFFERS * ranks

@@ -21,7 +21,7 @@ from pathlib import Path
 from instep.bench.reports import Refusal
 
 PORT = 29577
-HINT = "this needs root and iproute2; on real hosts start it on each of them, with --nnodes and --node-rank"
+HINT = "this needs root and iproute2; on real hosts, run it on each of them with --nnodes and --node-rank"
 # What tbf lets through at once, and how long it holds back what is more.
 BURST, HOLD = "1mb", "20ms"
 # From linux/sched.h.
@@ -131,9 +131,9 @@ class Hosts:
 def refuse_where_there_can_be_none(count: int) -> None:
     """Find what is missing before anything is made."""
     if os.geteuid() != 0:
-        raise Refusal(f"cannot make {count} network namespaces: this is not root", HINT)
+        raise Refusal(f"cannot create {count} network namespaces: this is not root", HINT)
     if shutil.which("ip") is None:
-        raise Refusal(f"cannot make {count} network namespaces: `ip` is not on PATH", HINT)
+        raise Refusal(f"cannot create {count} network namespaces: `ip` is not on PATH", HINT)
 
 
 def interface_of(number: int) -> str:

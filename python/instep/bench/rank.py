@@ -24,7 +24,7 @@ from instep.bench.mpi import MpiError, OpenMpi
 from instep.bench.reports import Refusal, Writer
 
 STORE = "store"
-CHECK = "`instep doctor` says what this machine has"
+CHECK = "run `instep doctor` to check this machine"
 
 
 class Bench:

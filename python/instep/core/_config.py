@@ -41,7 +41,7 @@ class Config:
         """Refuse what could not be found again."""
         if self.external_trial_id is not None and self.external_experiment_id is None:
             raise ValueError(
-                "external_trial_id names a trial within an experiment\nhint: give external_experiment_id too"
+                "external_trial_id identifies a trial within an experiment\nhint: give external_experiment_id too"
             )
 
     def text(self, storage: dict[str, Any]) -> str:
@@ -88,7 +88,7 @@ def storage_root(config: dict[str, Any]) -> Path:
         inner = config.get("storage_path") or ""
         found = Path(os.path.normpath(root / inner))
         if not found.is_relative_to(root):
-            raise ValueError(f"storage_path {inner!r} leads out of host_path {str(root)!r}")
+            raise ValueError(f"storage_path {inner!r} is outside host_path {str(root)!r}")
         return found
     raise ValueError(
         f"checkpoints cannot be stored in {kind!r} yet\n"

@@ -217,10 +217,10 @@ class _Channel:
         except TimeoutError as error:
             raise TimeoutError(
                 f"rank {self._ranks[place]} did not take part in an exchange of {len(self._ranks)} ranks in time\n"
-                "hint: every rank must make the same calls in the same order; its own output says what it does"
+                "hint: every rank must make the same calls in the same order; check the output of that rank"
             ) from error
         except ConnectionError as error:
-            raise ConnectionError(f"rank {self._ranks[0]} is gone, and the exchange between ranks with it") from error
+            raise ConnectionError(f"rank {self._ranks[0]} is gone, which ends the exchange between ranks") from error
 
 
 class DistributedContext:
@@ -252,7 +252,7 @@ class DistributedContext:
                 raise ValueError(f"{name} is {value}, of {limit}")
         chief_ip = chief_ip or _chief_ip()
         if cross_size > 1 and chief_ip is None:
-            raise ValueError("with several machines chief_ip must say where rank 0 is")
+            raise ValueError("with several machines, chief_ip must be the address of rank 0")
         self.rank, self.size = rank, size
         self.local_rank, self.local_size = local_rank, local_size
         self.cross_rank, self.cross_size = cross_rank, cross_size
@@ -397,7 +397,7 @@ def _ranks(rank: str, size: str, local_rank: str, local_size: str, cross_rank: s
         value = os.environ.get(variable)
         if value is None or not value.isdigit():
             raise RuntimeError(
-                f"{variable} is {'not set' if value is None else repr(value)}, so the ranks of this job are not known\n"
+                f"{variable} is {'not set' if value is None else repr(value)}, so the ranks of this job are unknown\n"
                 "hint: start the script with `instep run`, torchrun or DeepSpeed's launcher"
             )
         found[name] = int(value)

@@ -93,7 +93,7 @@ class ClusterInfo:
 
     def _rendezvous(self) -> RendezvousInfo:
         if self._rendezvous_info is None:
-            raise RuntimeError(f"the machines of this task ({self.task_id}) have not met, so they are not known")
+            raise RuntimeError(f"the machines of this task ({self.task_id}) have not met: addresses are unknown")
         return self._rendezvous_info
 
 
@@ -145,7 +145,7 @@ def _trial(environment: Mapping[str, str]) -> TrialInfo:
 def _machines(path: Path, found: dict[str, Any]) -> RendezvousInfo:
     addresses, rank = found.get("container_addrs"), found.get("container_rank")
     if not isinstance(addresses, list) or not isinstance(rank, int) or not 0 <= rank < len(addresses):
-        raise RuntimeError(f"{path} does not say which of which machines this is: {json.dumps(found)}")
+        raise RuntimeError(f"{path} does not say which machine this is: {json.dumps(found)}")
     counts = found.get("container_slot_counts") or ()
     return RendezvousInfo(tuple(map(str, addresses)), rank, tuple(map(int, counts)))
 
@@ -154,7 +154,7 @@ def _json(environment: Mapping[str, str], name: str, empty: str) -> Any:  # noqa
     try:
         return json.loads(environment.get(name) or empty)
     except ValueError as error:
-        raise RuntimeError(f"{name} is no JSON: {error}") from error
+        raise RuntimeError(f"{name} is not JSON: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -166,5 +166,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RuntimeError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise RuntimeError(f"{path} holds no JSON object")
+        raise RuntimeError(f"{path} contains no JSON object")
     return found

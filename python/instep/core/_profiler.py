@@ -32,7 +32,7 @@ class ProfilerContext:
     def on(self, sampling_interval: float = INTERVAL_S, samples_per_report: int = 1) -> None:
         """Look every `sampling_interval` seconds, and report averages of so many looks."""
         if sampling_interval < 0.1 or samples_per_report < 1:
-            raise ValueError("an interval has at least 0.1 s, and a report at least one sample")
+            raise ValueError("an interval must be at least 0.1 s, a report at least one sample")
         if self._reporter is None or self._thread is not None:
             return
         self._stopping.clear()

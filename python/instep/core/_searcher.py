@@ -75,7 +75,7 @@ class SearcherOperation:
         if not self._chief:
             raise RuntimeError(f"{what} is for rank 0\nhint: if context.distributed.rank == 0: operation.{what}(...)")
         if self._completed:
-            raise RuntimeError(f"{what}: this operation is completed")
+            raise RuntimeError(f"{what}: this operation is already completed")
 
 
 class SearcherContext:

@@ -33,7 +33,7 @@ def connect(address: str) -> MasterClient:
     certificates = environment.get("INSTEP_MASTER_CERT") or environment.get("DET_MASTER_CERT_FILE") or None
     if certificates == "noverify":
         raise ValueError(
-            "DET_MASTER_CERT_FILE=noverify asks not to check who the master is, which is not supported\n"
+            "DET_MASTER_CERT_FILE=noverify disables certificate checks, which is not supported\n"
             "hint: set INSTEP_MASTER_CERT to the file with the master's certificate"
         )
     variable = "INSTEP_MASTER" if environment.get("INSTEP_MASTER") else "DET_MASTER"

@@ -51,7 +51,7 @@ class TrainContext:
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report metrics of a group of your own; reports at one step are joined, and a metric keeps its first value."""
         if not group or "." in group:
-            raise ValueError(f"{group!r} cannot be a group of metrics: it must not be empty or hold a dot")
+            raise ValueError(f"{group!r} cannot be a group of metrics: it must not be empty or contain a dot")
         self._report(group, steps_completed, metrics, None)
 
     def _report(self, group: str, step: int, metrics: dict[str, Any], batches: list[dict[str, Any]] | None) -> None:
@@ -74,7 +74,7 @@ class TrainContext:
         """Say how far the training is, from 0 to 1."""
         self._require_chief("context.train.report_progress")
         if not 0 <= progress <= 1:
-            raise ValueError(f"progress goes from 0 to 1, not to {progress}")
+            raise ValueError(f"progress must be from 0 to 1, not {progress}")
         if self._reporter is not None and self._reporter.progress(progress):
             self._tell()
 

@@ -310,8 +310,8 @@ class Demo:
 
     def _next_steps(self) -> list[tuple[str, str]]:
         steps = [
-            ("instep run --standalone --nproc-per-node=4 train.py", "your script, in place of torchrun"),
-            ("instep doctor", "what this machine offers"),
+            ("instep run --standalone --nproc-per-node=4 train.py", "run your script, in place of torchrun"),
+            ("instep doctor", "check this machine"),
         ]
         if not torch_installed():
             steps.insert(0, (f"{sys.executable} -m pip install torch", "then run the demo again, with torch"))
@@ -392,8 +392,8 @@ def parse_options() -> Options:
         "Then, with torch, search for good hyperparameters on a cluster of this machine's slots.",
     )
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="number of ranks (default 4)")
-    parser.add_argument("--no-kill", action="store_true", help="train undisturbed")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and leave everything there")
+    parser.add_argument("--no-kill", action="store_true", help="do not kill a rank")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and keep all files")
     parser.add_argument("--no-torch", action="store_true", help="use the plain Python model even if torch is installed")
     args = parser.parse_args()
     if not 1 <= args.ranks <= 64:

@@ -20,7 +20,7 @@ from instep import core
 
 FEATURES = 20
 SAMPLES = 1024
-PACE_S = 0.2  # least seconds an epoch takes, so that one can watch
+PACE_S = 0.2  # minimum seconds per epoch, so that you can watch
 
 
 def make_dataset(seed: int) -> TensorDataset:

@@ -176,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--total-epochs", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0, help="least seconds an epoch takes, so that one can watch")
+    parser.add_argument("--pace", type=float, default=0.0, help="minimum seconds per epoch, so that you can watch")
     args = parser.parse_args()
     train(total_epochs=args.total_epochs, save_every=args.save_every, pace_s=args.pace)
 

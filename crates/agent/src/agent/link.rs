@@ -101,7 +101,7 @@ impl Link {
         let url = format!("{master}{PATH}").replacen("http", "ws", 1);
         let mut request = url.into_client_request().map_err(|error| broken(error.to_string()))?;
         let bearer = HeaderValue::from_str(&format!("Bearer {token}"))
-            .map_err(|_| LinkError::Refused("the token has characters that no token has".to_owned()))?;
+            .map_err(|_| LinkError::Refused("the token contains invalid characters".to_owned()))?;
         request.headers_mut().insert("Authorization", bearer);
         let config = WebSocketConfig::default().max_message_size(Some(LONGEST_MESSAGE));
         let config = config.max_frame_size(Some(LONGEST_MESSAGE));
@@ -112,10 +112,10 @@ impl Link {
                 let said = said(response.body().as_deref().unwrap_or_default());
                 match status {
                     401 | 403 => Err(LinkError::Refused(format!("the master at {master} refuses the token: {said}"))),
-                    404 => {
-                        Err(LinkError::Refused(format!("{master} takes no agents: it is no master, or an older one")))
-                    }
-                    _ => Err(broken(format!("it answers with status {status}: {said}"))),
+                    404 => Err(LinkError::Refused(format!(
+                        "{master} does not accept agents: it is not a master, or is too old"
+                    ))),
+                    _ => Err(broken(format!("it answered with status {status}: {said}"))),
                 }
             }
             Err(error) => Err(broken(error.to_string())),
@@ -179,7 +179,7 @@ fn host_and_port(master: &Address) -> (String, u16) {
 }
 
 fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut last = io::Error::other("the name has no address");
+    let mut last = io::Error::other("the name does not resolve");
     let deadline = Instant::now() + 3 * CONNECT;
     for address in (host, port).to_socket_addrs()? {
         if Instant::now() > deadline {
@@ -228,5 +228,5 @@ fn said(body: &[u8]) -> String {
     if let Ok(error) = serde_json::from_slice::<ErrorBody>(body) {
         return error.error.error;
     }
-    serde_json::from_slice::<PlainErrorBody>(body).map_or_else(|_| "no reason is given".to_owned(), |body| body.message)
+    serde_json::from_slice::<PlainErrorBody>(body).map_or_else(|_| "no reason given".to_owned(), |body| body.message)
 }

@@ -119,7 +119,7 @@ impl Shares {
         };
         let device = |id: &u32| machine.devices.iter().find(|device| device.id == *id).cloned();
         let Some(devices) = start.devices.iter().map(device).collect::<Option<Vec<_>>>() else {
-            return refused(format!("agent {} has not all of the slots {:?}", machine.agent, start.devices));
+            return refused(format!("agent {} does not have all of the slots {:?}", machine.agent, start.devices));
         };
         let ids = start.devices.clone();
         let order = TaskOrder { start, machine: Machine { devices, ..machine.clone() } };

@@ -53,19 +53,17 @@ fn unpack_within(archive: &[u8], folder: &Path, entries: usize, bytes: u64) -> R
         let mut entry = entry?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let refused = |what| ContextError::Entry { name: name.clone(), what };
-        let path = inside(&entry.path()?).ok_or_else(|| refused("leads out of it"))?;
+        let path = inside(&entry.path()?).ok_or_else(|| refused("points outside it"))?;
         if path.as_os_str().is_empty() {
             continue;
         }
         let target = folder.join(&path);
         if !parents(folder, &path)? {
-            return Err(refused("lies behind a link or a file"));
+            return Err(refused("is below a link or a file"));
         }
         let mode = entry.header().mode().unwrap_or(0o644);
         match entry.header().entry_type() {
-            EntryType::Directory => {
-                make_folder(&target, mode)?.then_some(()).ok_or_else(|| refused("is there twice"))?
-            }
+            EntryType::Directory => make_folder(&target, mode)?.then_some(()).ok_or_else(|| refused("exists twice"))?,
             EntryType::Regular | EntryType::Continuous => {
                 if entry.size() > left {
                     return Err(ContextError::TooLarge(format!("{} MiB", bytes >> 20)));
@@ -75,9 +73,9 @@ fn unpack_within(archive: &[u8], folder: &Path, entries: usize, bytes: u64) -> R
                 write_file(&mut entry, &target, mode, modified)?;
             }
             EntryType::Symlink => {
-                let link = entry.link_name()?.ok_or_else(|| refused("is a link to nothing"))?.into_owned();
+                let link = entry.link_name()?.ok_or_else(|| refused("is a broken link"))?.into_owned();
                 if !stays_inside(&path, &link) {
-                    return Err(refused("is a link that leads out of it"));
+                    return Err(refused("is a link that points outside it"));
                 }
                 forget_file(&target)?;
                 symlink(link, &target)?;
@@ -157,7 +155,7 @@ fn write_file(entry: &mut impl Read, target: &Path, mode: u32, modified: u64) ->
 fn forget_file(target: &Path) -> io::Result<()> {
     match fs::symlink_metadata(target) {
         Ok(found) if !found.is_dir() => fs::remove_file(target),
-        Ok(_) => Err(io::Error::other(format!("{} is a folder already", target.display()))),
+        Ok(_) => Err(io::Error::other(format!("{} is already a folder", target.display()))),
         Err(_) => Ok(()),
     }
 }
@@ -219,22 +217,22 @@ mod tests {
     #[test]
     fn what_leads_out_is_refused_by_name() {
         let cases = [
-            (vec![entry("../x", EntryType::Regular, "", b"")], "`../x` in the context directory leads out of it"),
-            (vec![entry("/etc/x", EntryType::Regular, "", b"")], "leads out"),
-            (vec![entry("a/../../x", EntryType::Regular, "", b"")], "leads out"),
-            (vec![entry("l", EntryType::Symlink, "/etc", b"")], "is a link that leads out"),
-            (vec![entry("a/l", EntryType::Symlink, "../../x", b"")], "is a link that leads out"),
-            (vec![entry("l", EntryType::Symlink, "a/..", b"")], "is a link that leads out"),
+            (vec![entry("../x", EntryType::Regular, "", b"")], "`../x` in the context directory points outside it"),
+            (vec![entry("/etc/x", EntryType::Regular, "", b"")], "points outside"),
+            (vec![entry("a/../../x", EntryType::Regular, "", b"")], "points outside"),
+            (vec![entry("l", EntryType::Symlink, "/etc", b"")], "is a link that points outside"),
+            (vec![entry("a/l", EntryType::Symlink, "../../x", b"")], "is a link that points outside"),
+            (vec![entry("l", EntryType::Symlink, "a/..", b"")], "is a link that points outside"),
             (
                 vec![entry("l", EntryType::Symlink, "a", b""), entry("l/x", EntryType::Regular, "", b"")],
-                "lies behind a link",
+                "is below a link",
             ),
             (vec![entry("h", EntryType::Link, "/etc/passwd", b"")], "is neither a file nor a folder"),
             (vec![entry("d", EntryType::Char, "", b"")], "is neither a file nor a folder"),
             (vec![entry("f", EntryType::Fifo, "", b"")], "is neither a file nor a folder"),
             (
                 vec![entry("a", EntryType::Regular, "", b""), entry("a/b", EntryType::Regular, "", b"")],
-                "lies behind a link or a file",
+                "is below a link or a file",
             ),
         ];
         for (entries, expected) in cases {

@@ -74,7 +74,7 @@ fn is_kept_back(name: &OsStr) -> bool {
 
 fn rewritten(config: &str) -> Result<String, String> {
     let mut value: Value =
-        serde_json::from_str(config).map_err(|error| format!("the experiment's configuration is no JSON: {error}"))?;
+        serde_json::from_str(config).map_err(|error| format!("the experiment's configuration is not JSON: {error}"))?;
     storage::without_containers(&mut value)?;
     Ok(value.to_string())
 }

@@ -65,6 +65,6 @@ fn left_behind(folder: &ShareFolder, status: ExitStatus, stuck: &[i32]) -> Exit 
         (Some(signal), _) => format!("was killed by signal {signal}"),
         (None, code) => format!("ended with code {}", code.unwrap_or_default()),
     };
-    let stuck = if stuck.is_empty() { String::new() } else { format!("; these processes do not end: {stuck:?}") };
+    let stuck = if stuck.is_empty() { String::new() } else { format!("; these processes do not exit: {stuck:?}") };
     Exit::Lost { why: format!("the task's supervisor {how}{stuck}") }
 }

@@ -42,7 +42,7 @@ fn needed(variables: &Variables, name: &str) -> Result<String, String> {
 }
 
 fn parsed(variables: &Variables, name: &str) -> Result<Value, String> {
-    serde_json::from_str(&needed(variables, name)?).map_err(|error| format!("{name} is no JSON: {error}"))
+    serde_json::from_str(&needed(variables, name)?).map_err(|error| format!("{name} is not JSON: {error}"))
 }
 
 fn cluster(variables: &Variables) -> Result<Value, String> {

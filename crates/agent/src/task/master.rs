@@ -42,7 +42,7 @@ pub fn context(client: &Client, task: &str) -> std::result::Result<Option<Vec<u8
     if answer.archive.is_empty() {
         return Ok(None);
     }
-    STANDARD.decode(&answer.archive).map(Some).map_err(|error| format!("the context directory is no base64: {error}"))
+    STANDARD.decode(&answer.archive).map(Some).map_err(|error| format!("the context directory is not base64: {error}"))
 }
 
 /// Tells the master which devices the task has.

@@ -188,9 +188,7 @@ impl Output {
         }
         self.spool.append(records, |dropped| LogRecord {
             level: Some(LogLevel::Warning),
-            log: Some(format!(
-                "instep: {dropped} lines of output were left out here, the master took them too slowly\n"
-            )),
+            log: Some(format!("instep: {dropped} lines of output were dropped here, the master was too slow\n")),
             stdtype: Some("stderr".to_owned()),
             timestamp: Some(now()),
             ..self.label.clone()

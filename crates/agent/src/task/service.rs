@@ -50,7 +50,7 @@ impl Drop for Watch {
 /// Whether a question is answered, with anything but an error of the server's own.
 fn answers(service: &Service) -> io::Result<bool> {
     let mut addresses = (service.address.as_str(), service.port).to_socket_addrs()?;
-    let address = addresses.next().ok_or_else(|| io::Error::other("the address means nothing"))?;
+    let address = addresses.next().ok_or_else(|| io::Error::other("the address does not resolve"))?;
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

@@ -20,7 +20,7 @@ pub fn without_containers(config: &mut Value) -> Result<(), String> {
     let text = |key: &str| storage.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let host = text("host_path").ok_or("checkpoint_storage: shared_fs has no host_path")?;
     let path = below(Path::new(host), text("storage_path").map(Path::new))
-        .ok_or("checkpoint_storage: storage_path leads out of host_path")?;
+        .ok_or("checkpoint_storage: storage_path is outside host_path")?;
     let mut folder = Map::new();
     folder.insert("type".to_owned(), "directory".into());
     folder.insert("container_path".to_owned(), path.to_string_lossy().into());
@@ -61,7 +61,7 @@ fn try_out(place: &Path, content: &str) -> io::Result<()> {
     let file = place.join("VALIDATE.txt");
     fs::write(&file, content)?;
     if fs::read_to_string(&file)? != content {
-        return Err(io::Error::other("what was written is not what is read"));
+        return Err(io::Error::other("the data read differs from the data written"));
     }
     Ok(())
 }
@@ -79,8 +79,8 @@ mod tests {
             (json!({"host_path": "/data", "storage_path": null}), Ok("/data")),
             (json!({"host_path": "/data", "storage_path": "a/b"}), Ok("/data/a/b")),
             (json!({"host_path": "/data", "storage_path": "/data/c"}), Ok("/data/c")),
-            (json!({"host_path": "/data", "storage_path": "/other"}), Err("leads out")),
-            (json!({"host_path": "/data", "storage_path": "../x"}), Err("leads out")),
+            (json!({"host_path": "/data", "storage_path": "/other"}), Err("is outside")),
+            (json!({"host_path": "/data", "storage_path": "../x"}), Err("is outside")),
             (json!({}), Err("has no host_path")),
         ];
         for (mut storage, expected) in cases {

@@ -245,7 +245,7 @@ impl Supervisor {
         };
         let Some(path) = find_program(first, &all, place) else {
             let hint = "hint: it is neither in the context directory nor on the PATH of tasks on this agent";
-            self.output.say(LogLevel::Error, &format!("the entrypoint's program `{first}` is not there\n{hint}"));
+            self.output.say(LogLevel::Error, &format!("the entrypoint's program `{first}` was not found\n{hint}"));
             return Err(Ended::Code(127));
         };
         let mut command = Command::new(path);
@@ -384,7 +384,7 @@ impl Supervisor {
         let window = Duration::from_secs(self.order.machine.window_seconds.into());
         let silence = self.state.as_ref().and_then(StateFolder::silence);
         if self.stop.is_none() && silence.is_some_and(|silence| silence > window) {
-            let why = format!("nothing was heard of the master for {} s", window.as_secs());
+            let why = format!("no contact with the master for {} s", window.as_secs());
             self.stop = Some(StopOrder { grace_seconds: GRACE_SECONDS, why, lost: true });
         }
     }
@@ -394,7 +394,7 @@ impl Supervisor {
         let stuck = tree::end_descendants();
         self.output.finish();
         if !stuck.is_empty() {
-            self.output.say(LogLevel::Error, &format!("these processes do not end, not even by SIGKILL: {stuck:?}"));
+            self.output.say(LogLevel::Error, &format!("these processes do not exit, not even on SIGKILL: {stuck:?}"));
         }
         let exit = match ended {
             Ended::Stopped(stop) => {
@@ -421,7 +421,7 @@ fn die_with_us(command: &mut Command) {
         // We block the signals that we wait for, and a program would inherit that: nobody could ask it to end.
         SigSet::empty().thread_set_mask()?;
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        if getppid().as_raw() == parent { Ok(()) } else { Err(io::Error::other("the supervisor has ended")) }
+        if getppid().as_raw() == parent { Ok(()) } else { Err(io::Error::other("the supervisor has exited")) }
     };
     // SAFETY: only direct system calls happen between fork and exec; the error of the last branch allocates, in a
     // process that is about to end because its parent is gone.

@@ -112,7 +112,7 @@ pub fn plain(share: &ShareFolder, wanted: &Wanted<'_>) -> Result<View, ViewError
             None => Err(io::Error::other("this machine allows no mount namespaces")),
         };
         linked.map_err(|error| {
-            let what = format!("bind_mounts: {} cannot be seen at {}: {error}", mount.host_path, path.display());
+            let what = format!("bind_mounts: {} cannot be mounted at {}: {error}", mount.host_path, path.display());
             ViewError::Impossible(format!("{what}\nhint: use the same path for both, or one that is relative"))
         })?;
     }

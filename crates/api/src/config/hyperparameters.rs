@@ -80,7 +80,7 @@ impl Hyperparameters {
 
 fn group(path: &str, fields: Map<String, Value>, mistakes: &Mistakes, depth: usize) -> Hyperparameters {
     if depth > DEEPEST {
-        mistakes.add(path, format!("groups lie more than {DEEPEST} deep"));
+        mistakes.add(path, format!("groups are nested more than {DEEPEST} deep"));
         return Hyperparameters::default();
     }
     let read = |(name, value): (String, Value)| {
@@ -169,7 +169,7 @@ fn log(fields: &mut Fields<'_>) -> Hyperparameter {
             10.0
         }
         None => {
-            fields.wrong("base", "is needed: what is raised to the exponents minval to maxval, such as 10");
+            fields.wrong("base", "is needed: the base of the exponents minval to maxval, such as 10");
             10.0
         }
     };

@@ -283,7 +283,7 @@ fn storage(fields: &mut Fields<'_>, managed: bool) -> Option<CheckpointStorage> 
     }
     fields.take("checkpoint_storage");
     if managed {
-        fields.wrong("checkpoint_storage", "is needed: neither the configuration nor the master says where to");
+        fields.wrong("checkpoint_storage", "is needed: neither the configuration nor the master sets it");
     }
     None
 }

@@ -43,7 +43,7 @@ pub struct BindMount {
 impl Resources {
     pub(super) fn read(mut fields: Fields<'_>) -> Resources {
         if fields.take("slots").is_some() {
-            fields.wrong("slots", "additionalProperties \"slots\" not allowed: experiments say slots_per_trial");
+            fields.wrong("slots", "additionalProperties \"slots\" not allowed: experiments use slots_per_trial");
         }
         fields.text("agent_label");
         let priority = fields.whole("priority", 1..=99).and_then(|number| u32::try_from(number).ok());

@@ -113,7 +113,7 @@ fn shared_fs(fields: &mut Fields<'_>) -> StorageKind {
     }
     let storage_path = fields.text("storage_path");
     if storage_path.as_deref().is_some_and(|path| !lies_inside(path, &host_path)) {
-        fields.wrong("storage_path", "must lie inside host_path: a relative path without `..`");
+        fields.wrong("storage_path", "must be inside host_path: a relative path without `..`");
     }
     StorageKind::SharedFs {
         host_path,

@@ -86,7 +86,7 @@ fn read(mut fields: Fields<'_>, sources: &TaskSources) -> TaskConfig {
     let entrypoint = super::entrypoint(&mut fields, sources.needs_entrypoint);
     let mut resources = fields.section("resources");
     if resources.has("slots_per_trial") {
-        resources.wrong("slots_per_trial", "belongs to experiments: a single task says slots");
+        resources.wrong("slots_per_trial", "belongs to experiments: a single task uses slots");
         resources.take("slots_per_trial");
     }
     let slots = resources.count("slots", 0).unwrap_or(sources.slots);
@@ -188,7 +188,7 @@ mod tests {
         let cases = [
             (json!({}), "entrypoint: is needed"),
             (json!({"entrypoint": "a", "resource": {}}), "did you mean `resources`"),
-            (json!({"entrypoint": "a", "resources": {"slots_per_trial": 1}}), "a single task says slots"),
+            (json!({"entrypoint": "a", "resources": {"slots_per_trial": 1}}), "a single task uses slots"),
             (json!({"entrypoint": "a", "resources": {"slots": -1}}), "resources.slots: must be at least 0"),
             (json!({"entrypoint": "a", "idle_timeout": "soon"}), "idle_timeout: must be a time"),
             (json!(7), "must be a map"),

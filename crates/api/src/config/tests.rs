@@ -158,7 +158,7 @@ fn mistakes_are_told_all_at_once_with_their_paths() {
         "searcher.max_trials: is needed: how many trials to run",
         "searcher.max_trial: unknown key; did you mean `max_trials`?",
         "max_restarts: must be a whole number, not the text `many`",
-        "resources.slots: additionalProperties \"slots\" not allowed: experiments say slots_per_trial",
+        "resources.slots: additionalProperties \"slots\" not allowed: experiments use slots_per_trial",
         "resources.slots_per_trial: must be at least 0, not -1",
         "bind_mounts[0].host_path: must be an absolute path, not `data`",
         "nam: unknown key; did you mean `name`?",
@@ -201,7 +201,7 @@ fn each_mistake_is_explained() {
         (with("checkpoint_storage: {type: sharedfs}"), "did you mean `shared_fs`?"),
         (
             with("checkpoint_storage: {type: shared_fs, host_path: /x, storage_path: ../y}"),
-            "checkpoint_storage.storage_path: must lie inside host_path",
+            "checkpoint_storage.storage_path: must be inside host_path",
         ),
         (with("checkpoint_storage: {type: azure, container: c}"), "exactly one of connection_string and account_url"),
         (with("log_policies: [{name: a}, {name: a}]"), "log_policies[1]: the name `a` is given twice"),

@@ -8,7 +8,7 @@ use super::{password, session, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct LoginArguments {
-    /// Who you are
+    /// User name
     #[arg(default_value = "determined")]
     pub(super) user: String,
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub(super) fn logout(common: &Common) -> anyhow::Result<()> {
     let client = session::without_session(common)?;
     match session::close(&client)? {
         Some(user) => say(&format!("{user} is logged out at {}", client.address())),
-        None => say(&format!("nobody was logged in at {}", client.address())),
+        None => say(&format!("not logged in at {}", client.address())),
     }
     Ok(())
 }

@@ -18,44 +18,44 @@ pub(crate) enum AgentVerb {
     /// List agents
     #[command(visible_alias = "ls")]
     List,
-    /// Let agents take work again
+    /// Resume scheduling on agents
     Enable(Which),
-    /// Let agents take no new work, and end what they run; it is started again elsewhere
+    /// Stop scheduling on agents and reschedule their work elsewhere
     Disable {
         #[command(flatten)]
         which: Which,
-        /// Let what runs there come to its end
+        /// Let running work finish
         #[arg(long)]
         drain: bool,
     },
-    /// Tokens that let agents in, for machines on which no administrator is logged in
+    /// Manage tokens for agents on machines without an administrator's login
     #[command(subcommand, arg_required_else_help = true)]
     Token(TokenVerb),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenVerb {
-    /// Make one and print it; nobody can look at it later
+    /// Create a token and print it; it cannot be shown again
     Create {
-        /// By which people know it
+        /// Name of the token
         name: String,
     },
-    /// List them, without themselves
+    /// List tokens, without their values
     #[command(visible_alias = "ls")]
     List,
-    /// Let agents with this token in no more; those that are here stay until their connection ends
+    /// Revoke a token; connected agents stay until they disconnect
     Revoke {
-        /// Which
+        /// Name of the token
         name: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Which {
-    /// Which agent
+    /// Name of the agent
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     agent: Option<String>,
-    /// All of them
+    /// All agents
     #[arg(long)]
     all: bool,
 }
@@ -77,7 +77,7 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
             if common.json {
                 return table::json(&made);
             }
-            say("`INSTEP_AGENT_TOKEN=TOKEN instep agent --master ADDRESS` lends a machine's slots with it");
+            say("use it with `INSTEP_AGENT_TOKEN=TOKEN instep agent --master ADDRESS`");
             console::print(format!("{}\n", made.token).as_bytes());
         }
         TokenVerb::List => {
@@ -89,7 +89,7 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
             for token in found.tokens {
                 table.row(vec![token.name, shown::time(token.created_at)]);
             }
-            table.print("no tokens", "`instep agent token create NAME` makes one");
+            table.print("no tokens", "create one with `instep agent token create NAME`");
         }
         TokenVerb::Revoke { name } => {
             delete(client, &api(&["agents", "tokens", name]))?;
@@ -164,6 +164,6 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             shown::optional_time(agent.registered_time),
         ]);
     }
-    table.print("no agents", "`instep agent --master ADDRESS` lends a machine's slots to a master");
+    table.print("no agents", "offer a machine's slots with `instep agent --master ADDRESS`");
     Ok(())
 }

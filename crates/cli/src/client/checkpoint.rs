@@ -32,9 +32,9 @@ enum Verb {
     /// List the checkpoints of an experiment or a trial
     #[command(visible_alias = "ls")]
     List {
-        /// Of this experiment [default: your newest]
+        /// Experiment [default: your newest]
         experiment: Option<ExperimentId>,
-        /// Of this trial
+        /// List the checkpoints of this trial
         #[arg(long, value_name = "ID", conflicts_with = "experiment")]
         trial: Option<TrialId>,
         #[command(flatten)]
@@ -42,10 +42,10 @@ enum Verb {
     },
     /// Show a checkpoint in detail
     Describe { uuid: String },
-    /// Copy a checkpoint's files from the master's machine
+    /// Download a checkpoint's files from the master
     Download {
         uuid: String,
-        /// Into this folder, which must not be there yet [default: checkpoints/UUID]
+        /// Download into this folder, which must not exist [default: checkpoints/UUID]
         #[arg(short, long, value_name = "FOLDER")]
         output_dir: Option<PathBuf>,
     },
@@ -53,18 +53,18 @@ enum Verb {
     Delete {
         #[arg(required = true, value_delimiter = ',')]
         uuids: Vec<String>,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
-    /// Delete some files of checkpoints; without --glob only look again what is there
+    /// Delete some files of checkpoints; without --glob, only refresh the list of files
     Rm {
         #[arg(required = true, value_delimiter = ',')]
         uuids: Vec<String>,
         /// Files to delete, such as '*.pt' or 'optimizer/**'; may be repeated
         #[arg(long, value_name = "PATTERN")]
         glob: Vec<String>,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -73,10 +73,10 @@ enum Verb {
 /// Which checkpoints are listed.
 #[derive(Debug, Args)]
 pub(super) struct Which {
-    /// Only the N best by the searcher's metric, the best first
+    /// Show only the N best by the searcher's metric, best first
     #[arg(long, value_name = "N")]
     best: Option<usize>,
-    /// Those whose files are deleted, or were never complete, too
+    /// Include deleted and incomplete checkpoints
     #[arg(short, long)]
     all: bool,
 }
@@ -146,7 +146,7 @@ pub(super) fn list(client: &Client, common: &Common, what: &str, which: &Which) 
     }
     if hidden > 0 {
         let checkpoints = shown::plural(hidden, "deleted or incomplete checkpoint");
-        say(&format!("{checkpoints} not shown: -a shows them too"));
+        say(&format!("{checkpoints} not shown: include them with -a"));
     }
     Ok(())
 }
@@ -168,7 +168,7 @@ fn size(checkpoint: &Checkpoint) -> i64 {
 fn get(client: &Client, uuid: &str) -> anyhow::Result<Checkpoint> {
     match client.get::<CheckpointResponse>(&api(&["checkpoints", uuid])) {
         Err(error) if error.is_not_found() => {
-            let hint = "`instep checkpoint list EXPERIMENT` shows those of an experiment";
+            let hint = "list checkpoints with `instep checkpoint list EXPERIMENT`";
             Err(Hinted::new(error.to_string(), hint).into())
         }
         found => Ok(found?.checkpoint),
@@ -205,17 +205,17 @@ fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Res
     let folder = output.unwrap_or_else(|| PathBuf::from("checkpoints").join(uuid));
     let shown_folder = folder.display().to_string();
     if folder.exists() {
-        return Err(Hinted::new(format!("{shown_folder} is there already"), "choose another with -o").into());
+        return Err(Hinted::new(format!("{shown_folder} already exists"), "choose another with -o").into());
     }
     get(client, uuid)?;
     let archive = client.download(&format!("/checkpoints/{}", instep_client::segment(uuid)), "application/x-tar")?;
     if let Some(parent) = folder.parent() {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     let mut name = folder.clone().into_os_string();
     name.push(format!(".part-{}", std::process::id()));
     let part = PathBuf::from(name);
-    std::fs::create_dir(&part).with_context(|| format!("cannot make {}", part.display()))?;
+    std::fs::create_dir(&part).with_context(|| format!("cannot create {}", part.display()))?;
     let unpacked = unpack(archive, &part).and_then(|bytes| std::fs::rename(&part, &folder).map(|()| bytes));
     let bytes = unpacked.map_err(|error| {
         // What came so far is of no use; if it cannot be removed, it at least does not bear the name.

@@ -47,29 +47,29 @@ pub(crate) struct CommandArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Run a program on a slot, or on several, and follow what it writes
+    /// Run a program on one or more slots and follow its output
     Run(RunArguments),
     /// List commands
     #[command(visible_alias = "ls")]
     List {
-        /// Those of all users
+        /// Include those of other users
         #[arg(short, long)]
         all: bool,
     },
-    /// Show one
+    /// Show details
     Describe(Named),
-    /// Print its configuration
+    /// Print the configuration
     Config(Named),
-    /// Print what it wrote
+    /// Print its logs
     Logs {
         #[command(flatten)]
         named: Named,
         #[command(flatten)]
         logs: Box<LogArguments>,
     },
-    /// End it
+    /// Kill it
     Kill(Named),
-    /// Change its place in the queue
+    /// Set its priority
     SetPriority(Priority),
     #[command(subcommand, hide = true)]
     Set(Set),
@@ -77,22 +77,22 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// The program and its arguments; one word alone is a line for the shell
+    /// Program and arguments; a single word is run by the shell
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
-    /// A configuration, in YAML or JSON
+    /// Configuration file, YAML or JSON
     #[arg(long = "config-file", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Change one setting, such as resources.slots=0; may be repeated
+    /// Override one setting, such as resources.slots=0; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
-    /// A folder whose files lie in the program's working directory
+    /// Folder to copy into the program's working directory
     #[arg(short, long, value_name = "FOLDER")]
     context: Option<PathBuf>,
-    /// Lay the configuration over this template
+    /// Apply the configuration on top of this template
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// Print its identifier, and do not follow it
+    /// Print its id and return without following its output
     #[arg(short, long)]
     detach: bool,
 }

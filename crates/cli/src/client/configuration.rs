@@ -23,7 +23,7 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
     match read_text(text).map_err(anyhow::Error::msg)? {
         Value::Null => Ok(json!({})),
         config @ Value::Object(_) => Ok(config),
-        _ => anyhow::bail!("a configuration is names with values, such as `name: first`"),
+        _ => anyhow::bail!("a configuration maps names to values, such as `name: first`"),
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn with(mut config: Value, settings: &[String]) -> anyhow::Result<Val
     for setting in settings {
         let wrong =
             |why: &str| Hinted::new(format!("--config {setting}: {why}"), "--config KEY=VALUE, KEY as in a.b.c");
-        let (key, value) = setting.split_once('=').ok_or_else(|| wrong("there is no `=`"))?;
+        let (key, value) = setting.split_once('=').ok_or_else(|| wrong("missing `=`"))?;
         let value = read_text(value).map_err(|error| wrong(&format!("the value: {error}")))?;
         set(&mut config, key, value).map_err(|why| wrong(&why))?;
     }
@@ -54,7 +54,7 @@ fn set(config: &mut Value, key: &str, value: Value) -> Result<(), String> {
             *place = Value::Object(Map::new());
         }
         let Value::Object(fields) = place else {
-            return Err(format!("`{part}` would lie in {place}, which has no names"));
+            return Err(format!("cannot set `{part}` in {place}, which is not a map"));
         };
         place = fields.entry(part).or_insert(Value::Null);
     }
@@ -105,7 +105,7 @@ mod tests {
         });
         assert_eq!(found, expected);
         for (setting, why) in
-            [("a", "no `=`"), ("name.b=1", "has no names"), (".a=1", "empty part"), ("a={", "the value")]
+            [("a", "no `=`"), ("name.b=1", "is not a map"), (".a=1", "empty part"), ("a={", "the value")]
         {
             let error = with(json!({"name": "x"}), &[setting.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(why), "{setting}: {error}");

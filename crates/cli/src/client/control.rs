@@ -12,39 +12,39 @@ use super::{lookup, shown, table};
 /// What can be set on an experiment.
 #[derive(Debug, Subcommand)]
 pub(super) enum Set {
-    /// Rename it
+    /// Set the name
     Name { id: ExperimentId, name: String },
-    /// Describe it
+    /// Set the description
     Description { id: ExperimentId, description: String },
-    /// Write notes on it
+    /// Set the notes
     Notes { id: ExperimentId, notes: String },
-    /// Its priority, 1 to 99; lower ones are served first
+    /// Set the priority, 1 to 99; lower numbers go first
     Priority {
         id: ExperimentId,
         #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
         priority: i64,
     },
-    /// Its share where slots are shared out
+    /// Set the weight for fair-share scheduling
     Weight { id: ExperimentId, weight: f64 },
-    /// How many slots all its trials together may use; `none` for as many as there are
+    /// Limit the slots of all its trials together; `none` removes the limit
     MaxSlots { id: ExperimentId, slots: String },
-    /// Which checkpoints are kept; the others are deleted
+    /// Set which checkpoints to keep, and delete the others
     GcPolicy(PolicyArguments),
 }
 
 #[derive(Debug, Args)]
 pub(super) struct PolicyArguments {
     id: ExperimentId,
-    /// The N best of the whole experiment
+    /// Keep the N best of the experiment
     #[arg(long, value_name = "N")]
     save_experiment_best: u32,
-    /// The N best of every trial
+    /// Keep the N best of every trial
     #[arg(long, value_name = "N")]
     save_trial_best: u32,
-    /// The N latest of every trial
+    /// Keep the N latest of every trial
     #[arg(long, value_name = "N")]
     save_trial_latest: u32,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }

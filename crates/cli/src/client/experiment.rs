@@ -34,61 +34,61 @@ pub(crate) struct ExperimentArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Send a configuration and code to the master, which runs it
+    /// Create an experiment from a configuration and code
     Create(Box<submit::CreateArguments>),
-    /// The same with the code of another experiment
+    /// Create an experiment with the code of another one
     Fork(submit::ForkArguments),
-    /// Go on with an experiment that is over, from its latest checkpoint
+    /// Resume an ended experiment from its latest checkpoint
     Continue(submit::ContinueArguments),
-    /// Let experiments make room and wait; their trials save first
+    /// Pause experiments; their trials save a checkpoint first
     Pause {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
-    /// Let them run again
+    /// Resume paused experiments
     #[command(visible_alias = "unpause")]
     Activate {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
-    /// End experiments in good order; their trials save first
+    /// Cancel experiments; their trials save a checkpoint first
     Cancel {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
-    /// End experiments at once
+    /// Kill experiments at once
     Kill {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
-    /// List experiments, the newest first
+    /// List experiments, newest first
     #[command(visible_alias = "ls")]
     List(ListArguments),
     /// Show experiments in detail
     Describe {
-        /// Which ones [default: your newest]
+        /// Experiments [default: your newest]
         ids: Vec<ExperimentId>,
     },
     /// Print the configuration
     Config {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         id: Option<ExperimentId>,
     },
-    /// Summarise the metrics of its first trial, or follow them
+    /// Summarise or follow the metrics of the first trial
     Metrics {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         id: Option<ExperimentId>,
         #[command(flatten)]
         metrics: MetricArguments,
     },
-    /// Print what its trials wrote
+    /// Print the logs of its trials
     Logs {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         id: Option<ExperimentId>,
         #[command(flatten)]
         logs: LogArguments,
     },
-    /// Write all metrics of all its trials as CSV or JSON lines
+    /// Export all metrics of all trials as CSV or JSON lines
     Export {
         id: ExperimentId,
         #[command(flatten)]
@@ -97,45 +97,45 @@ enum Verb {
     /// List its trials
     #[command(visible_alias = "lt")]
     ListTrials {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         id: Option<ExperimentId>,
     },
     /// List its checkpoints
     #[command(visible_alias = "lc")]
     ListCheckpoints {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         id: Option<ExperimentId>,
         #[command(flatten)]
         which: Which,
     },
-    /// Wait until it ends: exit status 0 if it completed
+    /// Wait until it ends; exit with 0 if it completed
     Wait {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         id: Option<ExperimentId>,
     },
     /// Add or remove labels
     #[command(subcommand)]
     Label(Label),
-    /// Change what is written on it, its place in the queue, or which checkpoints it keeps
+    /// Set its name, description, notes, priority, slots, or checkpoints to keep
     #[command(subcommand)]
     Set(control::Set),
     /// Move it to another project
     Move { id: ExperimentId, workspace: String, project: String },
-    /// Put experiments that are over out of sight
+    /// Archive ended experiments, which hides them from lists
     Archive {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
-    /// Bring them back
+    /// Unarchive experiments
     Unarchive {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
-    /// Delete experiments that are over, with their metrics, logs, and the files of their checkpoints
+    /// Delete ended experiments with their metrics, logs and checkpoint files
     Delete {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -143,19 +143,19 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct ListArguments {
-    /// Those of all users and those in the archive too
+    /// Include archived experiments and those of other users
     #[arg(short, long)]
     all: bool,
-    /// Only those in this state, such as running or completed; may be repeated
+    /// Show only this state, such as running or completed; may be repeated
     #[arg(long = "state", value_name = "STATE", value_parser = state)]
     states: Vec<State>,
-    /// Only those with this label; may be repeated
+    /// Show only this label; may be repeated
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<String>,
-    /// Only those with this in their name
+    /// Show only names that contain this text
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
-    /// At most so many
+    /// Show at most this many
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: i64,
 }
@@ -170,7 +170,7 @@ enum Label {
 
 fn state(text: &str) -> Result<State, String> {
     let name = format!("STATE_{}", text.to_uppercase().replace(['-', ' '], "_"));
-    name.parse().map_err(|_| "there is no such state; running, completed, error and paused are some".to_owned())
+    name.parse().map_err(|_| "unknown state; use running, completed, error or paused, for example".to_owned())
 }
 
 pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
@@ -255,10 +255,10 @@ fn list(client: &Client, common: &Common, arguments: &ListArguments) -> anyhow::
     if common.json {
         return table::json(&found.experiments);
     }
-    print_list(&found.experiments, if arguments.all { "" } else { "-a shows those of all users and the archive too" });
+    print_list(&found.experiments, if arguments.all { "" } else { "-a includes archived and other users' ones" });
     let (shown, total) = (found.experiments.len() as i64, found.pagination.total);
     if shown > 0 && shown < total {
-        say(&format!("the newest {shown} of {total}; --limit shows more"));
+        say(&format!("the newest {shown} of {total}; show more with --limit"));
     }
     Ok(())
 }
@@ -280,7 +280,7 @@ pub(super) fn print_list(experiments: &[Experiment], hint: &str) {
             format!("{}/{}", experiment.workspace_name, experiment.project_name),
         ]);
     }
-    let hint = if hint.is_empty() { "a script makes one: `docs/concepts/tracking.md` shows how" } else { hint };
+    let hint = if hint.is_empty() { "run a script that creates one: see `docs/concepts/tracking.md`" } else { hint };
     table.print("no experiments", hint);
 }
 
@@ -343,8 +343,8 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
             return Ok(());
         }
         if state == State::Paused {
-            let hint = format!("`instep experiment activate {id}` lets it run");
-            return Err(Hinted::new(format!("experiment {id} is paused, and would be waited for in vain"), hint).into());
+            let hint = format!("resume it with `instep experiment activate {id}`");
+            return Err(Hinted::new(format!("experiment {id} is paused, so it would never end"), hint).into());
         }
         if state.is_terminal() {
             return Err(outcome::not_completed(client, &found, true));

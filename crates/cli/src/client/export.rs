@@ -12,21 +12,21 @@ use super::dialog::say;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Format {
-    /// A row for every value
+    /// One row per value
     Csv,
-    /// A JSON object for every report
+    /// One JSON object per report
     Jsonl,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArguments {
-    /// How it is written
+    /// Output format
     #[arg(long, default_value = "csv")]
     format: Format,
-    /// Only this group, such as training or validation
+    /// Export only this group, such as training or validation
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
-    /// Into this file instead of stdout
+    /// Write to this file instead of stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -18,14 +18,14 @@ pub(crate) struct JobArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List jobs in the order in which they get slots, and say why the others wait
+    /// List jobs in queue order, with the reason why each waits
     #[command(visible_alias = "ls")]
     List {
-        /// Only those of this pool
+        /// Show only this pool
         #[arg(long = "resource-pool", visible_alias = "rp", value_name = "POOL")]
         pool: Option<String>,
     },
-    /// Change a job's place in the queue
+    /// Change a job's priority, weight, pool or position in the queue
     #[command(visible_alias = "u")]
     Update(UpdateArguments),
 }
@@ -33,21 +33,21 @@ enum Verb {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("change").required(true).multiple(true))]
 struct UpdateArguments {
-    /// Which job
+    /// Id of the job
     job: String,
-    /// Its priority, 1 to 99; lower ones are served first
+    /// Set the priority, 1 to 99; lower numbers go first
     #[arg(short, long, value_name = "N", group = "change", value_parser = clap::value_parser!(i64).range(1..=99))]
     priority: Option<i64>,
-    /// Its share where slots are shared out
+    /// Set the weight for fair-share scheduling
     #[arg(short, long, value_name = "WEIGHT", group = "change")]
     weight: Option<f64>,
-    /// Move it to this pool
+    /// Move the job to this pool
     #[arg(long = "resource-pool", value_name = "POOL", group = "change")]
     pool: Option<String>,
-    /// Put it before this job of the same priority
+    /// Move the job ahead of this one, which has the same priority
     #[arg(long, value_name = "JOB", group = "change", conflicts_with = "behind_of")]
     ahead_of: Option<String>,
-    /// Put it behind this job of the same priority
+    /// Move the job behind this one, which has the same priority
     #[arg(long, value_name = "JOB", group = "change")]
     behind_of: Option<String>,
 }
@@ -98,6 +98,6 @@ fn list(client: &Client, common: &Common, pool: Option<&str>) -> anyhow::Result<
             job.reason.clone(),
         ]);
     }
-    table.print("no jobs", "`instep experiment create CONFIG FOLDER` submits one");
+    table.print("no jobs", "submit one with `instep experiment create CONFIG FOLDER`");
     Ok(())
 }

@@ -9,37 +9,37 @@ use crate::console;
 /// Which lines are wanted.
 #[derive(Debug, Default, Args)]
 pub(crate) struct LogArguments {
-    /// Wait for further lines until the end
+    /// Follow the logs until the end
     #[arg(short, long)]
     follow: bool,
-    /// Only the first N lines
+    /// Show only the first N lines
     #[arg(long, value_name = "N", conflicts_with_all = ["tail", "follow"])]
     head: Option<usize>,
-    /// Only the last N lines
+    /// Show only the last N lines
     #[arg(long, value_name = "N", conflicts_with = "follow")]
     tail: Option<usize>,
-    /// Only lines of this rank; may be repeated; -1 for lines without a rank
+    /// Show only this rank; -1 means lines without a rank; may be repeated
     #[arg(long = "rank-id", visible_alias = "rank", value_name = "RANK", allow_negative_numbers = true)]
     ranks: Vec<i64>,
-    /// Only lines of this level or above: trace, debug, info, warning, error, critical
+    /// Show only this level or above: trace, debug, info, warning, error, critical
     #[arg(long, value_name = "LEVEL", value_parser = level)]
     level: Option<usize>,
-    /// Only lines of this source; may be repeated
+    /// Show only this source; may be repeated
     #[arg(long = "source", value_name = "SOURCE")]
     sources: Vec<String>,
-    /// Only lines of stdout or stderr
+    /// Show only stdout or stderr
     #[arg(long = "stdtype", value_name = "STREAM", value_parser = ["stdout", "stderr"])]
     stdtypes: Vec<String>,
-    /// Only lines with this text
+    /// Show only lines that contain this text
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
-    /// Take the text of --search as a regular expression
+    /// Treat the --search text as a regular expression
     #[arg(long, requires = "search")]
     regex: bool,
-    /// Only lines before this time, such as 2026-01-02T03:04:05Z
+    /// Show only lines before this time, such as 2026-01-02T03:04:05Z
     #[arg(long, value_name = "TIME")]
     timestamp_before: Option<String>,
-    /// Only lines after this time
+    /// Show only lines after this time
     #[arg(long, value_name = "TIME")]
     timestamp_after: Option<String>,
 }
@@ -48,7 +48,7 @@ const LEVELS: [&str; 6] = ["trace", "debug", "info", "warning", "error", "critic
 
 fn level(text: &str) -> Result<usize, String> {
     let found = LEVELS.iter().position(|level| level.eq_ignore_ascii_case(text));
-    found.ok_or_else(|| format!("it takes {}", LEVELS.join(", ")))
+    found.ok_or_else(|| format!("use one of {}", LEVELS.join(", ")))
 }
 
 impl LogArguments {

@@ -13,10 +13,10 @@ use crate::console;
 pub(crate) struct MasterLogsArguments {
     #[command(flatten)]
     common: Common,
-    /// Wait for further lines until the master ends
+    /// Follow the log until the master stops
     #[arg(short, long)]
     follow: bool,
-    /// Only the last N lines
+    /// Show only the last N lines
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     tail: Option<i64>,
 }
@@ -24,7 +24,7 @@ pub(crate) struct MasterLogsArguments {
 /// Prints lines as they come.
 pub(super) fn print(arguments: &MasterLogsArguments) -> anyhow::Result<()> {
     let hint = "`instep login USER` as an administrator";
-    let client = session::administrator(&arguments.common, "the log of a master takes", hint)?;
+    let client = session::administrator(&arguments.common, "the log of a master needs", hint)?;
     let query = Query::new().with("follow", arguments.follow).with_some("offset", arguments.tail.map(|tail| -tail));
     // Without a limit to the silence: a person watches, and can end it.
     let mut lines = client.stream::<MasterLogsElement>(&format!("/api/v1/master/logs{query}"), None)?;

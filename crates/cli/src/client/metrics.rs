@@ -22,10 +22,10 @@ const LATE_STEPS: i64 = 1000;
 
 #[derive(Debug, Args)]
 pub(super) struct MetricArguments {
-    /// Print points as they are reported, until the trial ends
+    /// Print metrics as they are reported, until the trial ends
     #[arg(short, long)]
     follow: bool,
-    /// Only this group, such as training or validation
+    /// Show only this group, such as training or validation
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 }
@@ -49,7 +49,7 @@ pub(super) fn print(client: &Client, trial: TrialId, arguments: &MetricArguments
             table.row(cells);
         }
     }
-    table.print(&format!("trial {trial} has reported no metrics yet"), "`-f` waits for them");
+    table.print(&format!("trial {trial} has reported no metrics yet"), "wait for them with `-f`");
     Ok(())
 }
 

@@ -61,51 +61,51 @@ use crate::report::{Hinted, chain};
 /// The verbs; flattened into the commands of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Log in to a master, and stay logged in
+    /// Log in to a master
     Login(account::LoginArguments),
-    /// End the session
+    /// Log out
     Logout(account::SessionArguments),
     /// Show which user is logged in to which master
     Whoami(account::SessionArguments),
-    /// Experiments: create, pause, cancel, list, describe, metrics, logs, export, archive, delete
+    /// Manage experiments: create, pause, cancel, list, logs, metrics, export, delete
     #[command(visible_alias = "e", arg_required_else_help = true)]
     Experiment(experiment::ExperimentArguments),
-    /// Trials: list, describe, metrics, logs, export, kill
+    /// Manage trials: list, describe, metrics, logs, export, kill
     #[command(visible_alias = "t", arg_required_else_help = true)]
     Trial(trial::TrialArguments),
-    /// Checkpoints: list, describe, download, delete
+    /// Manage checkpoints: list, describe, download, delete
     #[command(visible_alias = "c", arg_required_else_help = true)]
     Checkpoint(checkpoint::CheckpointArguments),
-    /// Models: names for checkpoints that are to be found again
+    /// Manage the model registry: named, versioned checkpoints
     #[command(visible_alias = "m", arg_required_else_help = true)]
     Model(model::ModelArguments),
-    /// Workspaces, which group projects
+    /// Manage workspaces, which group projects
     #[command(visible_alias = "w", arg_required_else_help = true)]
     Workspace(workspace::WorkspaceArguments),
-    /// Projects, which group experiments
+    /// Manage projects, which group experiments
     #[command(visible_alias = "p", arg_required_else_help = true)]
     Project(project::ProjectArguments),
-    /// Users of a master
+    /// Manage users
     #[command(visible_alias = "u", arg_required_else_help = true)]
     User(user::UserArguments),
-    /// Slots of agents: list, enable, disable
+    /// Manage slots: list, enable, disable
     #[command(visible_alias = "s", arg_required_else_help = true)]
     Slot(slot::SlotArguments),
-    /// The queue: list, update
+    /// Manage the job queue: list, update
     #[command(visible_alias = "j", arg_required_else_help = true)]
     Job(job::JobArguments),
-    /// Pools of agents
+    /// List pools of agents
     #[command(visible_alias = "rp", arg_required_else_help = true)]
     ResourcePool(pool::PoolArguments),
     /// Commands: programs on the cluster's slots
     #[command(visible_alias = "cmd", arg_required_else_help = true)]
     Command(command::CommandArguments),
-    /// TensorBoards over the files of experiments
+    /// Start and manage TensorBoards of experiments
     #[command(visible_alias = "tb", arg_required_else_help = true)]
     Tensorboard(tensorboard::TensorboardArguments),
     /// Show which trials a configuration would create
     PreviewSearch(preview::PreviewArguments),
-    /// Templates: parts of configurations that many experiments share
+    /// Manage templates: configuration shared by experiments
     #[command(visible_alias = "tpl", arg_required_else_help = true)]
     Template(template::TemplateArguments),
 }
@@ -162,10 +162,10 @@ pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<Ex
 /// Says what to do next where the client's own words do not.
 fn explained(error: anyhow::Error) -> anyhow::Error {
     let hint = match error.downcast_ref::<Error>() {
-        Some(Error::Unreachable { .. }) => "`instep up` starts one on this machine, --master names another",
-        Some(error) if error.is_unauthenticated() => "`instep login USER` logs in",
-        Some(Error::Refused { status: 403, .. }) => "`instep whoami` says who you are, `instep login USER` changes it",
-        Some(Error::Address { .. }) => "such as http://127.0.0.1:8080, or a name alone",
+        Some(Error::Unreachable { .. }) => "start one with `instep up`, or name another with --master",
+        Some(error) if error.is_unauthenticated() => "log in with `instep login USER`",
+        Some(Error::Refused { status: 403, .. }) => "`instep whoami` shows your user, `instep login USER` changes it",
+        Some(Error::Address { .. }) => "use an address such as http://127.0.0.1:8080, or a host name",
         Some(_) | None => return error,
     };
     Hinted::new(chain(error.as_ref()), hint).into()

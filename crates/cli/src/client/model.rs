@@ -26,7 +26,7 @@ enum Verb {
     /// List models
     #[command(visible_alias = "ls")]
     List {
-        /// Only those of this workspace; may be repeated
+        /// Show only this workspace; may be repeated
         #[arg(
             short,
             long = "workspace-names",
@@ -36,60 +36,60 @@ enum Verb {
         )]
         workspaces: Vec<String>,
     },
-    /// Make a model
+    /// Create a model
     Create {
         name: String,
-        /// What it is
+        /// Description
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
-        /// In this workspace
+        /// Create it in this workspace
         #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: Option<String>,
-        /// With this label; may be repeated
+        /// Add this label; may be repeated
         #[arg(long = "label", value_name = "LABEL")]
         labels: Vec<String>,
     },
     /// Show a model and one of its versions in detail
     Describe {
         name: String,
-        /// Which one, instead of the newest
+        /// Version to show [default: the newest]
         #[arg(long, value_name = "NUMBER")]
         version: Option<i64>,
     },
     /// List the versions of a model
     ListVersions { name: String },
-    /// Make a checkpoint the next version of a model
+    /// Register a checkpoint as the next version of a model
     RegisterVersion {
         name: String,
-        /// The checkpoint
+        /// UUID of the checkpoint
         uuid: String,
-        /// What it is called
+        /// Name of the version
         #[arg(long = "name", value_name = "NAME")]
         version_name: Option<String>,
     },
-    /// Take a version out of a model; its checkpoint stays
+    /// Remove a version from a model; its checkpoint stays
     DeleteVersion {
         name: String,
         version: i64,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
     /// Move a model to another workspace
     Move {
         name: String,
-        /// Where to
+        /// Target workspace
         #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: String,
     },
-    /// Put a model out of reach of changes
+    /// Archive a model, which makes it read-only
     Archive { name: String },
-    /// Bring it back
+    /// Unarchive a model
     Unarchive { name: String },
     /// Delete a model; the checkpoints stay
     Delete {
         name: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: ModelArguments) -> anyhow::Result<()> {
             Ok(())
         }
         Verb::DeleteVersion { name, version, yes } => {
-            confirm(yes, &format!("taking version {version} out of model {name}"))?;
+            confirm(yes, &format!("removing version {version} from model {name}"))?;
             delete(&client, &api(&["models", &name, "versions", &version.to_string()]))
         }
         Verb::Move { name, workspace } => {
@@ -173,14 +173,14 @@ fn list(client: &Client, common: &Common, workspaces: &[String]) -> anyhow::Resu
             if model.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no models yet", "`instep model create NAME` makes one");
+    table.print("no models yet", "create one with `instep model create NAME`");
     Ok(())
 }
 
 fn versions(client: &Client, name: &str) -> anyhow::Result<ModelVersionsResponse> {
     match client.get(&api(&["models", name, "versions"])) {
         Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep model list` shows all there are").into())
+            Err(Hinted::new(error.to_string(), "list all with `instep model list`").into())
         }
         found => Ok(found?),
     }
@@ -212,7 +212,7 @@ fn fields(model: &Model) {
         ("Description", model.description.clone()),
         ("Labels", shown::list(&model.labels)),
         ("Owner", model.username.clone()),
-        ("Made", shown::time(model.creation_time)),
+        ("Created", shown::time(model.creation_time)),
         ("Updated", shown::time(model.last_updated_time)),
         ("Versions", model.num_versions.to_string()),
         ("Metadata", serde_json::Value::Object(model.metadata.clone()).to_string()),
@@ -221,7 +221,7 @@ fn fields(model: &Model) {
 }
 
 fn print_versions(versions: &[ModelVersion], name: &str) {
-    let mut table = table::Table::new(&["VERSION", "NAME", "CHECKPOINT", "TRIAL", "STEPS", "METRIC", "MADE"]);
+    let mut table = table::Table::new(&["VERSION", "NAME", "CHECKPOINT", "TRIAL", "STEPS", "METRIC", "CREATED"]);
     for version in versions {
         let training = &version.checkpoint.training;
         table.row(vec![
@@ -234,5 +234,5 @@ fn print_versions(versions: &[ModelVersion], name: &str) {
             shown::time(version.creation_time),
         ]);
     }
-    table.print("no versions yet", &format!("`instep model register-version {name} CHECKPOINT` makes one"));
+    table.print("no versions yet", &format!("create one with `instep model register-version {name} CHECKPOINT`"));
 }

@@ -17,7 +17,7 @@ const LAST_LINES: usize = 15;
 /// An experiment did not complete; `with_lines` for somebody who has not seen its log.
 pub(super) fn not_completed(client: &Client, experiment: &Experiment, with_lines: bool) -> anyhow::Error {
     let id = experiment.id;
-    let all_logs = format!("`instep experiment logs {id}` shows what it wrote");
+    let all_logs = format!("see its logs with `instep experiment logs {id}`");
     if experiment.state != State::Error {
         return Hinted::new(format!("experiment {id} ended in state {}", shown::state(experiment.state)), all_logs)
             .into();
@@ -40,7 +40,7 @@ pub(super) fn not_completed(client: &Client, experiment: &Experiment, with_lines
         let lines = last_lines(client, first, &why).unwrap_or_default();
         sentence.extend(lines.iter().map(|line| format!("\n    | {line}")));
     }
-    Hinted::new(sentence, format!("`instep trial logs {}` shows what it wrote", first.id)).into()
+    Hinted::new(sentence, format!("see its logs with `instep trial logs {}`", first.id)).into()
 }
 
 /// How the last run of a trial ended.

@@ -12,10 +12,10 @@ use super::{configuration, session, table};
 pub(crate) struct PreviewArguments {
     #[command(flatten)]
     common: Common,
-    /// The configuration, in YAML or JSON
+    /// Configuration file, YAML or JSON
     #[arg(value_name = "CONFIG")]
     file: PathBuf,
-    /// Change one setting, such as searcher.max_trials=20; may be repeated
+    /// Override one setting, such as searcher.max_trials=20; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
 }
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &PreviewArguments) -> anyhow::Result<()> {
     for each in summary["trials"].as_array().into_iter().flatten() {
         table.row(vec![each["count"].to_string(), length(&each["unit"])]);
     }
-    table.print("this configuration makes no trials", "");
+    table.print("this configuration creates no trials", "");
     Ok(())
 }
 

@@ -35,34 +35,34 @@ enum Verb {
     Describe(Named),
     /// List the experiments of a project
     ListExperiments(Named),
-    /// Make a project
+    /// Create a project
     Create {
         #[command(flatten)]
         named: Named,
-        /// What it is about
+        /// Description
         #[arg(long, value_name = "TEXT", default_value = "")]
         description: String,
     },
-    /// Rename or describe a project
+    /// Change a project's name or description
     Edit {
         #[command(flatten)]
         named: Named,
-        /// Its new name
+        /// New name
         #[arg(long = "new-name", visible_alias = "name", value_name = "NAME")]
         new_name: Option<String>,
-        /// Its new description
+        /// New description
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
     },
-    /// Put a project out of sight
+    /// Archive a project, which hides it from lists
     Archive(Named),
-    /// Bring it back
+    /// Unarchive a project
     Unarchive(Named),
-    /// Delete a project that holds no experiments
+    /// Delete a project without experiments
     Delete {
         #[command(flatten)]
         named: Named,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: ProjectArguments) -> anyhow::Result<()> {
             if common.json {
                 return table::json(&found.experiments);
             }
-            experiment::print_list(&found.experiments, "`instep experiment move ID WORKSPACE PROJECT` moves some here");
+            experiment::print_list(&found.experiments, "add one: `instep experiment move ID WORKSPACE PROJECT`");
             Ok(())
         }
         Verb::Create { named, description } => {
@@ -128,7 +128,7 @@ pub(super) fn list(client: &Client, common: &Common, workspace: &Workspace) -> a
             if project.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no projects yet", &format!("`instep project create {} NAME` makes one", workspace.name));
+    table.print("no projects yet", &format!("create one with `instep project create {} NAME`", workspace.name));
     Ok(())
 }
 

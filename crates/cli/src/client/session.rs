@@ -110,15 +110,15 @@ pub(super) fn connect(common: &Common) -> anyhow::Result<Client> {
             Err(error) if error.is_unauthenticated() && kept.automatic => {}
             Err(error) if error.is_unauthenticated() => {
                 let what = format!("the session of user '{}' at {master} has ended", kept.user);
-                return Err(Hinted::new(what, format!("`instep login {}` opens another", kept.user)).into());
+                return Err(Hinted::new(what, format!("log in again with `instep login {}`", kept.user)).into());
             }
             Err(error) => return Err(error.into()),
         }
     }
     client.login(Credentials::new(DEFAULT_USER, "")).map_err(|error| match error {
         instep_client::Error::Refused { status: 401 | 403, .. } => {
-            let what = format!("nobody is logged in at {master}");
-            anyhow::Error::from(Hinted::new(what, "`instep login USER` logs in"))
+            let what = format!("not logged in at {master}");
+            anyhow::Error::from(Hinted::new(what, "log in with `instep login USER`"))
         }
         other => other.into(),
     })?;
@@ -139,7 +139,7 @@ fn keep(sessions: &mut Sessions, client: &Client, user: &str, automatic: bool) {
 pub(super) fn open(client: &Client, user: &str, password: &str) -> anyhow::Result<User> {
     let found = client.login(Credentials::new(user, password)).map_err(|error| match error {
         error if error.is_unauthenticated() => {
-            let what = format!("wrong user or password: nobody was logged in at {}", client.address());
+            let what = format!("wrong user or password at {}", client.address());
             anyhow::Error::from(Hinted::new(what, "passwords are set with `instep user change-password`"))
         }
         other => other.into(),
@@ -147,7 +147,7 @@ pub(super) fn open(client: &Client, user: &str, password: &str) -> anyhow::Resul
     let path = file()?;
     let mut sessions = read(&path)?;
     keep(&mut sessions, client, user, false);
-    write(&path, &sessions).with_context(|| format!("cannot keep the session in {}", path.display()))?;
+    write(&path, &sessions).with_context(|| format!("cannot store the session in {}", path.display()))?;
     Ok(found)
 }
 
@@ -168,7 +168,7 @@ pub(super) fn close(client: &Client) -> anyhow::Result<Option<String>> {
 fn file() -> anyhow::Result<PathBuf> {
     let folder = variable("XDG_CONFIG_HOME").map(PathBuf::from);
     let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".config")));
-    let none = || Hinted::new("this user has no home folder", "set XDG_CONFIG_HOME to where sessions can be kept");
+    let none = || Hinted::new("this user has no home directory", "set XDG_CONFIG_HOME to a folder for sessions");
     Ok(folder.ok_or_else(none)?.join("instep/sessions.json"))
 }
 
@@ -178,7 +178,7 @@ fn read(path: &Path) -> anyhow::Result<Sessions> {
         found => found.with_context(|| format!("cannot read {}", path.display()))?,
     };
     serde_json::from_str(&text).map_err(|error| {
-        let what = format!("{} cannot be understood: {error}", path.display());
+        let what = format!("{} is not valid: {error}", path.display());
         Hinted::new(what, "remove the file, then log in again with `instep login`").into()
     })
 }

@@ -23,12 +23,12 @@ pub(crate) struct SlotArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List the slots of all agents, and what they run
+    /// List the slots of all agents and what they run
     #[command(visible_alias = "ls")]
     List,
-    /// Let a slot take work again
+    /// Resume scheduling on a slot
     Enable { agent: String, slot: String },
-    /// Let a slot take no new work, and end what it runs
+    /// Stop scheduling on a slot and stop its work
     Disable { agent: String, slot: String },
 }
 
@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {
     let client = session::connect(&common)?;
     match arguments.verb {
         Verb::List => list(&client, &common),
-        Verb::Enable { agent, slot } => change(&client, &agent, &slot, "enable", "takes work"),
-        Verb::Disable { agent, slot } => change(&client, &agent, &slot, "disable", "takes no new work"),
+        Verb::Enable { agent, slot } => change(&client, &agent, &slot, "enable", "enabled"),
+        Verb::Disable { agent, slot } => change(&client, &agent, &slot, "disable", "disabled"),
     }
 }
 
@@ -87,6 +87,6 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             ]);
         }
     }
-    table.print("no slots", "`instep agent --master ADDRESS` lends a machine's slots to a master");
+    table.print("no slots", "offer a machine's slots with `instep agent --master ADDRESS`");
     Ok(())
 }

@@ -16,21 +16,21 @@ use super::{configuration, follow, lookup, shown, table};
 /// `instep experiment create`
 #[derive(Debug, Args)]
 pub(super) struct CreateArguments {
-    /// The configuration, in YAML or JSON
+    /// Configuration file, YAML or JSON
     #[arg(value_name = "CONFIG")]
     file: PathBuf,
-    /// The folder with the code; what .detignore there names stays here
+    /// Folder with the code; files listed in its .detignore are not sent
     #[arg(value_name = "FOLDER")]
     folder: Option<PathBuf>,
     #[command(flatten)]
     settings: Settings,
-    /// Lay the configuration over this template
+    /// Apply the configuration on top of this template
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// Put it into this project
+    /// Create it in this project
     #[arg(long = "project-id", alias = "project_id", value_name = "ID")]
     project: Option<ProjectId>,
-    /// Run a small version first: one trial, one slot, one batch, nothing kept; create nothing if that fails
+    /// First run a small test (one trial, one slot, one batch, no checkpoints); create nothing if it fails
     #[arg(long = "test-mode", visible_alias = "test", conflicts_with = "paused")]
     test: bool,
 }
@@ -38,9 +38,9 @@ pub(super) struct CreateArguments {
 /// `instep experiment fork`
 #[derive(Debug, Args)]
 pub(super) struct ForkArguments {
-    /// Whose code is taken, and whose configuration if no other is given
+    /// Experiment that provides the code, and the configuration if none is given
     id: ExperimentId,
-    /// Another configuration
+    /// Configuration to use instead, YAML or JSON
     #[arg(value_name = "CONFIG")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -50,15 +50,15 @@ pub(super) struct ForkArguments {
 /// `instep experiment continue`
 #[derive(Debug, Args)]
 pub(super) struct ContinueArguments {
-    /// Which experiment, that is over
+    /// Experiment, which must have ended
     id: ExperimentId,
-    /// What to change, as a configuration that is laid over its own
+    /// Configuration file with the settings to override
     #[arg(long = "config-file", value_name = "CONFIG")]
     file: Option<PathBuf>,
-    /// Change one setting, such as searcher.max_length.batches=200; may be repeated
+    /// Override one setting, such as searcher.max_length.batches=200; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
-    /// Follow the logs of its trials, and wait for its end
+    /// Follow the logs of its trials until the experiment ends
     #[arg(short, long = "follow", visible_alias = "follow-first-trial")]
     follow: bool,
 }
@@ -66,13 +66,13 @@ pub(super) struct ContinueArguments {
 /// What creating and forking share.
 #[derive(Debug, Args)]
 struct Settings {
-    /// Follow the logs of its trials, and wait for its end
+    /// Follow the logs of its trials until the experiment ends
     #[arg(short, long = "follow", visible_alias = "follow-first-trial", conflicts_with = "paused")]
     follow: bool,
-    /// Do not start it yet
+    /// Create it paused
     #[arg(long)]
     paused: bool,
-    /// Change one setting, such as hyperparameters.rate=0.1; may be repeated
+    /// Override one setting, such as hyperparameters.rate=0.1; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
 }
@@ -107,7 +107,7 @@ fn try_out(client: &Client, request: &mut CreateExperimentRequest, config: &str)
     request.validate_only = Some(false);
     request.config = Some(configuration::small(configuration::parse(config)?).to_string());
     let made: CreateExperimentResponse = client.post("/api/v1/experiments", request)?;
-    say(&format!("trying it out as experiment {}", made.experiment.id));
+    say(&format!("testing as experiment {}", made.experiment.id));
     follow::to_the_end(client, made.experiment.id)?;
     request.config = Some(config.to_owned());
     Ok(())
@@ -171,7 +171,7 @@ fn finish(
     for warning in warnings {
         let text = match warning.as_str() {
             "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED" => {
-                "it asks for more slots than the pool has now, and waits until there are enough"
+                "it needs more slots than the pool has now, and waits until there are enough"
             }
             other => other,
         };

@@ -11,12 +11,12 @@ use super::{session, shown, table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskVerb {
-    /// List what runs and what waits for slots
+    /// List running and waiting tasks
     #[command(visible_alias = "ls")]
     List,
-    /// Print what a task wrote
+    /// Print the logs of a task
     Logs {
-        /// Its identifier, as `instep task list` shows it
+        /// Id of the task, as shown by `instep task list`
         task: String,
         #[command(flatten)]
         logs: Box<LogArguments>,
@@ -57,5 +57,5 @@ pub(super) fn print_list(found: &TaskSummariesResponse) {
             shown::optional_time(summary.registered_time),
         ]);
     }
-    table.print("nothing runs", "`instep experiment create CONFIG FOLDER` submits something");
+    table.print("no tasks", "submit one with `instep experiment create CONFIG FOLDER`");
 }

@@ -27,27 +27,27 @@ enum Verb {
     List,
     /// Print the configuration of a template
     Describe { name: String },
-    /// Make a template
+    /// Create a template
     Create {
         name: String,
-        /// A part of a configuration, in YAML or JSON
+        /// File with a part of a configuration, YAML or JSON
         #[arg(value_name = "CONFIG")]
         file: PathBuf,
-        /// In this workspace
+        /// Create it in this workspace
         #[arg(long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: Option<String>,
     },
-    /// Make a template, or give one another configuration
+    /// Create a template, or replace its configuration
     Set {
         name: String,
         #[arg(value_name = "CONFIG")]
         file: PathBuf,
     },
-    /// Delete a template; experiments that were made with it stay as they are
+    /// Delete a template; experiments created with it do not change
     #[command(visible_alias = "rm")]
     Remove {
         name: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
 fn get(client: &Client, name: &str) -> anyhow::Result<Template> {
     match client.get::<TemplateResponse>(&api(&["templates", name])) {
         Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep template list` shows all there are").into())
+            Err(Hinted::new(error.to_string(), "list all with `instep template list`").into())
         }
         found => Ok(found?.template),
     }
@@ -104,6 +104,6 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
         let keys: Vec<&str> = template.config.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
         table.row(vec![template.name.clone(), template.workspace_id.to_string(), keys.join(", ")]);
     }
-    table.print("no templates", "`instep template create NAME CONFIG` makes one");
+    table.print("no templates", "create one with `instep template create NAME CONFIG`");
     Ok(())
 }

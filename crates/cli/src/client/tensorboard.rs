@@ -60,31 +60,31 @@ pub(crate) struct TensorboardArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Start one, wait until it is ready, and print its address
+    /// Start a TensorBoard, wait until it is ready, and print its address
     Start(StartArguments),
     /// List TensorBoards
     #[command(visible_alias = "ls")]
     List {
-        /// Those of all users
+        /// Include those of other users
         #[arg(short, long)]
         all: bool,
     },
-    /// Show one
+    /// Show details
     Describe(Named),
-    /// Print its configuration
+    /// Print the configuration
     Config(Named),
     /// Print its address
     Open(Named),
-    /// Print what it wrote
+    /// Print its logs
     Logs {
         #[command(flatten)]
         named: Named,
         #[command(flatten)]
         logs: Box<LogArguments>,
     },
-    /// End it
+    /// Kill it
     Kill(Named),
-    /// Change its place in the queue
+    /// Set its priority
     SetPriority(Priority),
     #[command(subcommand, hide = true)]
     Set(Set),
@@ -92,19 +92,19 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct StartArguments {
-    /// Experiments whose trials are shown
+    /// Experiments to show
     #[arg(value_name = "EXPERIMENT", required_unless_present = "trials")]
     experiments: Vec<ExperimentId>,
-    /// Single trials to show
+    /// Trials to show
     #[arg(short, long = "trial-ids", value_name = "TRIAL", num_args = 1..)]
     trials: Vec<TrialId>,
-    /// A configuration, in YAML or JSON
+    /// Configuration file, YAML or JSON
     #[arg(long = "config-file", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Change one setting, such as idle_timeout=1h; may be repeated
+    /// Override one setting, such as idle_timeout=1h; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
-    /// Print its identifier, and do not wait for it
+    /// Print its id and return without waiting
     #[arg(short, long)]
     detach: bool,
 }

@@ -29,40 +29,40 @@ enum Verb {
     /// List the trials of an experiment
     #[command(visible_alias = "ls")]
     List {
-        /// Which experiment [default: your newest]
+        /// Experiment [default: your newest]
         experiment: Option<ExperimentId>,
     },
     /// Show trials in detail, or your newest
     Describe { ids: Vec<TrialId> },
-    /// Summarise its metrics, or follow them
+    /// Summarise or follow its metrics
     Metrics {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         metrics: MetricArguments,
     },
-    /// Print what it wrote
+    /// Print its logs
     Logs {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         logs: LogArguments,
     },
-    /// Write all its metrics as CSV or JSON lines
+    /// Export all its metrics as CSV or JSON lines
     Export {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         export: ExportArguments,
     },
-    /// End trials at once, and count them as cancelled
+    /// Kill trials at once; they count as cancelled
     Kill {
         #[arg(required = true)]
         ids: Vec<TrialId>,
     },
     /// List its checkpoints
     ListCheckpoints {
-        /// Which trial [default: your newest]
+        /// Trial [default: your newest]
         id: Option<TrialId>,
         #[command(flatten)]
         which: Which,
@@ -125,7 +125,7 @@ pub(super) fn print_list(trials: &[Trial]) {
             hparams(trial),
         ]);
     }
-    table.print("no trials yet", "the script makes one when it runs");
+    table.print("no trials yet", "the script creates one when it runs");
 }
 
 /// How long it has run, without the times in which it waited for slots; nothing before it has.
@@ -143,7 +143,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
     for id in ids {
         match client.get::<TrialResponse>(&format!("/api/v1/trials/{id}")) {
             Err(error) if error.is_not_found() => {
-                let hint = "`instep trial list EXPERIMENT` shows those of an experiment";
+                let hint = "list trials with `instep trial list EXPERIMENT`";
                 return Err(Hinted::new(error.to_string(), hint).into());
             }
             found => trials.push(found?.trial),
@@ -164,7 +164,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Hyperparameters", hparams(trial)),
             ("Steps", trial.total_batches_processed.to_string()),
             ("Best", trial.searcher_metric_value.map(shown::number).unwrap_or_default()),
-            ("Made", shown::time(trial.start_time)),
+            ("Created", shown::time(trial.start_time)),
             ("Started", shown::optional_time(trial.first_run_time)),
             ("Ended", shown::optional_time(trial.end_time)),
             ("Took", took(trial)),

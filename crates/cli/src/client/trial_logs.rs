@@ -80,7 +80,7 @@ pub(super) fn print(client: &Client, id: ExperimentId, arguments: &LogArguments,
         return follow(client, id, arguments, &output).map(drop);
     }
     if found.trial_ids.is_empty() {
-        let hint = format!("`instep experiment logs {id} -f` waits for them");
+        let hint = format!("wait for them with `instep experiment logs {id} -f`");
         return Err(Hinted::new(format!("experiment {id} has no trials yet"), hint).into());
     }
     found.trial_ids.iter().try_for_each(|trial| output.print_all(client, *trial, arguments))
@@ -129,7 +129,7 @@ pub(super) fn follow(
                 return Err(error);
             }
             if !told && followed.is_empty() && begin.elapsed() > SAY_WHY {
-                say(&format!("experiment {id} is {}: no trial has begun yet", shown::state(found.state)));
+                say(&format!("experiment {id} is {}: no trial has started yet", shown::state(found.state)));
                 told = true;
             }
             thread::sleep(POLL_INTERVAL);

@@ -15,7 +15,7 @@ pub(super) fn unpack(archive: impl Read, folder: &Path) -> io::Result<u64> {
         let name = entry.path()?.into_owned();
         let inside = name.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         if !inside || name.as_os_str().is_empty() {
-            return Err(io::Error::other(format!("the master sent a file that leads elsewhere: {}", name.display())));
+            return Err(io::Error::other(format!("the master sent a file outside the checkpoint: {}", name.display())));
         }
         let path = folder.join(&name);
         match entry.header().entry_type() {
@@ -29,7 +29,7 @@ pub(super) fn unpack(archive: impl Read, folder: &Path) -> io::Result<u64> {
                 total += io::copy(&mut entry, &mut file)?;
             }
             other => {
-                let what = format!("the master sent {} as {other:?}, which no checkpoint holds", name.display());
+                let what = format!("the master sent {} as {other:?}, which no checkpoint contains", name.display());
                 return Err(io::Error::other(what));
             }
         }

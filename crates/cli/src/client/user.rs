@@ -28,43 +28,43 @@ enum Verb {
         #[arg(short, long)]
         all: bool,
     },
-    /// Make a user; asks for the password
+    /// Create a user; asks for the password
     Create {
         name: String,
-        /// May change everything
+        /// Make the user an administrator
         #[arg(long)]
         admin: bool,
-        /// The name that is shown
+        /// Display name
         #[arg(long, value_name = "NAME", default_value = "")]
         display_name: String,
     },
-    /// Change a password, one's own if no user is named
+    /// Change a password [default: your own]
     ChangePassword { name: Option<String> },
     /// Rename a user
     Rename { name: String, new_name: String },
-    /// Change the shown name, or whether the user is an administrator
+    /// Change the display name or administrator rights
     Edit {
         name: String,
-        /// The name that is shown
+        /// Display name
         #[arg(long, value_name = "NAME")]
         display_name: Option<String>,
-        /// Whether the user may change everything
+        /// Whether the user is an administrator
         #[arg(long, value_name = "BOOL")]
         admin: Option<bool>,
     },
-    /// Let a user log in again
+    /// Allow a user to log in again
     Activate { name: String },
-    /// Let a user no longer log in
+    /// Prevent a user from logging in
     Deactivate { name: String },
-    /// `instep login`
+    /// Same as `instep login`
     Login {
-        /// Who you are
+        /// User name
         #[arg(default_value = "determined")]
         name: String,
     },
-    /// `instep logout`
+    /// Same as `instep logout`
     Logout,
-    /// `instep whoami`
+    /// Same as `instep whoami`
     Whoami,
 }
 
@@ -132,7 +132,7 @@ fn change_user(client: &Client, user: &User, change: &PatchUserRequest) -> anyho
 fn by_name(client: &Client, name: &str) -> anyhow::Result<User> {
     match client.get::<UserResponse>(&api(&["users", name, "by-username"])) {
         Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "`instep user list -a` shows all there are").into())
+            Err(Hinted::new(error.to_string(), "list all with `instep user list -a`").into())
         }
         found => Ok(found?.user),
     }
@@ -143,7 +143,7 @@ fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {
     if common.json {
         return table::json(&found.users);
     }
-    let mut table = table::Table::new(&["ID", "NAME", "SHOWN AS", "ROLE", "ACTIVE", "LAST LOGIN"]);
+    let mut table = table::Table::new(&["ID", "NAME", "DISPLAY NAME", "ROLE", "ACTIVE", "LAST LOGIN"]);
     for user in found.users {
         table.row(vec![
             user.id.to_string(),

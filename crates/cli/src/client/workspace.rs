@@ -27,23 +27,23 @@ enum Verb {
     Describe { name: String },
     /// List the projects of a workspace
     ListProjects { name: String },
-    /// Make a workspace
+    /// Create a workspace
     Create { name: String },
     /// Rename a workspace
     Edit {
         name: String,
-        /// Its new name
+        /// New name
         #[arg(long = "name", value_name = "NAME")]
         new_name: String,
     },
-    /// Put a workspace out of sight
+    /// Archive a workspace, which hides it from lists
     Archive { name: String },
-    /// Bring it back
+    /// Unarchive a workspace
     Unarchive { name: String },
-    /// Delete a workspace that holds no projects
+    /// Delete a workspace without projects
     Delete {
         name: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -98,7 +98,7 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             if workspace.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no workspaces", "`instep workspace create NAME` makes one");
+    table.print("no workspaces", "create one with `instep workspace create NAME`");
     Ok(())
 }
 

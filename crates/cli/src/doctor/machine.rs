@@ -25,16 +25,16 @@ pub(super) fn judge_gpus(nvidia: Option<Result<Nvidia, NvidiaError>>, visible: O
         }
         Some(Err(NvidiaError::NoLibrary)) => return ok("GPUs", "none (no NVIDIA driver): training on CPUs"),
         Some(Err(error)) => {
-            return warning("GPUs", error.to_string(), "see what `nvidia-smi` says; after a driver update, reboot");
+            return warning("GPUs", error.to_string(), "run `nvidia-smi`; after a driver update, reboot");
         }
         None => {
             let finding = format!("the NVIDIA driver did not answer within {} s", DRIVER_TIMEOUT.as_secs());
-            return warning("GPUs", finding, "see what `nvidia-smi` says");
+            return warning("GPUs", finding, "run `nvidia-smi` for details");
         }
     };
     let driver = format!("driver {}, CUDA {}", nvidia.driver, nvidia.cuda);
     if nvidia.gpus.is_empty() {
-        return warning("GPUs", format!("none, although there is a {driver}"), "see what `nvidia-smi` says");
+        return warning("GPUs", format!("no GPU found ({driver})"), "run `nvidia-smi` for details");
     }
     let mut models: Vec<(&str, usize)> = Vec::new();
     for gpu in &nvidia.gpus {
@@ -67,7 +67,7 @@ pub(super) fn cpus() -> Check {
             let all = thread_count_of_machine().unwrap_or(allowed.len());
             judge_cpus(allowed.len(), all, cpu_quota())
         }
-        Err(error) => warning("CPUs", error.to_string(), "--nproc-per-node=cpu will not work; say a number"),
+        Err(error) => warning("CPUs", error.to_string(), "--nproc-per-node=cpu will not work; use a number"),
     }
 }
 
@@ -97,9 +97,9 @@ pub(super) fn judge_cpus(allowed: usize, all: usize, quota: Option<f64>) -> Chec
     match quota {
         Some(quota) if quota < allowed as f64 => warning(
             "CPUs",
-            format!("{finding}, but the control group grants the time of {quota:.1}"),
+            format!("{finding}, but the cgroup limits CPU time to {quota:.1} CPUs"),
             format!(
-                "--nproc-per-node=cpu starts {allowed} workers here; say a number, or raise the container's CPU limit"
+                "--nproc-per-node=cpu starts {allowed} workers here; use a number, or raise the container's CPU limit"
             ),
         ),
         _ => ok("CPUs", finding),
@@ -160,7 +160,7 @@ pub(super) fn judge_shared_memory(space: io::Result<DiskSpace>) -> Check {
             let finding = format!("/dev/shm: {}, {} free", size(space.total), size(space.free));
             if space.free < SMALL_SHARED_MEMORY { warning(NAME, finding, more) } else { ok(NAME, finding) }
         }
-        Err(error) => warning(NAME, format!("/dev/shm cannot be written: {error}"), more),
+        Err(error) => warning(NAME, format!("/dev/shm is not writable: {error}"), more),
     }
 }
 
@@ -193,7 +193,7 @@ pub(super) fn judge_worker_stacks(scope: Option<&str>, readable: Option<bool>) -
             format!("cannot be read ({scope})"),
             "stack traces of stuck workers need kernel.yama.ptrace_scope 0 or 1; in Docker, --cap-add=SYS_PTRACE",
         ),
-        None => ok(NAME, format!("not tried, there is no /bin/sh ({scope})")),
+        None => ok(NAME, format!("not checked: no /bin/sh ({scope})")),
     }
 }
 
@@ -204,15 +204,15 @@ pub(super) fn judge_temporary_folder(folder: &Path, space: io::Result<DiskSpace>
         Ok(space) => {
             let finding = format!("{place}: {} free", size(space.free));
             if space.free < SMALL_TEMPORARY_SPACE {
-                warning(NAME, finding, "worker logs go there: make room, or set TMPDIR or --log-dir")
+                warning(NAME, finding, "worker logs go there: free some space, or set TMPDIR or --log-dir")
             } else {
                 ok(NAME, finding)
             }
         }
         Err(error) => problem(
             NAME,
-            format!("{place} cannot be written: {error}"),
-            "set TMPDIR to a folder that can be written, or give every run a --log-dir",
+            format!("{place} is not writable: {error}"),
+            "set TMPDIR to a writable folder, or use --log-dir",
         ),
     }
 }

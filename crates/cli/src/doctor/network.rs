@@ -25,7 +25,7 @@ pub(super) fn judge_loopback(version_4: io::Result<()>, version_6: io::Result<()
         ),
         (Err(error), Err(_)) => problem(
             "loopback",
-            format!("no port can be bound: {error}"),
+            format!("cannot bind any port: {error}"),
             "bring up the lo interface: ip link set lo up",
         ),
     }
@@ -52,14 +52,14 @@ pub(super) fn judge_default_ports(busy: &[(u16, Option<String>)]) -> Check {
     let busy: Vec<String> = busy
         .iter()
         .map(|(port, holder)| match holder {
-            Some(holder) => format!("{port} is held by {holder}"),
+            Some(holder) => format!("{port} is used by {holder}"),
             None => format!("{port} is in use (perhaps by another user's job)"),
         })
         .collect();
     warning(
         NAME,
         busy.join(", "),
-        "only jobs over several nodes use them; give those another --rdzv-endpoint HOST:PORT",
+        "only jobs with several nodes use them; give those another --rdzv-endpoint HOST:PORT",
     )
 }
 

@@ -25,7 +25,7 @@ pub(super) fn judge_platform(system: &str, architecture: &str) -> Check {
     let finding = format!("{system} {architecture}");
     match (system, architecture) {
         ("linux", "x86_64") => ok("platform", finding),
-        _ => warning("platform", finding, "instep is tested on linux x86_64; please report what does not work here"),
+        _ => warning("platform", finding, "instep is tested on linux x86_64; please report problems"),
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) fn judge_kernel(release: &str) -> Check {
         Some(version) if version >= OLDEST_KERNEL => ok("kernel", release),
         Some(_) => {
             let (major, minor) = OLDEST_KERNEL;
-            warning("kernel", release, format!("instep is made for Linux {major}.{minor} and newer"))
+            warning("kernel", release, format!("instep supports Linux {major}.{minor} and newer"))
         }
         None => warning("kernel", "unknown", "/proc/sys/kernel/osrelease cannot be read; is /proc mounted?"),
     }
@@ -61,7 +61,7 @@ pub(super) fn python() -> Vec<Check> {
         Err(error) => vec![problem(
             "Python",
             format!("{place} does not run: {error}"),
-            "repair it, or name another with --python or PYTHON_EXEC",
+            "fix it, or choose another with --python or PYTHON_EXEC",
         )],
     }
 }
@@ -83,7 +83,7 @@ pub(super) fn judge_torch(version: Option<&str>, python: &Path) -> Check {
     let (oldest, tested) = (OLDEST_TORCH, TESTED_TORCH);
     match major_minor(version) {
         Some(release) if release > tested => {
-            ok("torch", format!("{version} (newer than {}.{}, which is tested)", tested.0, tested.1))
+            ok("torch", format!("{version} (newer than the tested {}.{})", tested.0, tested.1))
         }
         Some(release) if release >= oldest => ok("torch", version),
         _ => warning("torch", version, format!("instep supports torch {}.{} and newer", oldest.0, oldest.1)),
@@ -93,7 +93,7 @@ pub(super) fn judge_torch(version: Option<&str>, python: &Path) -> Check {
 pub(super) fn judge_wheel(version: Option<&str>, python: &Path) -> Check {
     let install = format!("{} -m pip install instep=={VERSION}", python.display());
     match version {
-        Some(VERSION) => ok("wheel", format!("{VERSION}, as this binary")),
+        Some(VERSION) => ok("wheel", format!("{VERSION}, same as this binary")),
         Some(other) => warning("wheel", format!("{other} in this Python, but this binary is {VERSION}"), install),
         None => warning(
             "wheel",

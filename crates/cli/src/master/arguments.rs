@@ -11,60 +11,60 @@ use crate::report::Hinted;
 /// Every option but `--config` is a key of the settings file too; what each means without being given is decided there.
 #[derive(Debug, Args)]
 pub(crate) struct SettingsArguments {
-    /// Address to serve on; others than this machine's own need passwords for all users [default: 127.0.0.1] [env:
+    /// Address to listen on; other than loopback requires a password for every user [default: 127.0.0.1] [env:
     /// INSTEP_MASTER_HOST]
     #[arg(long, global = true, value_name = "HOST")]
     host: Option<String>,
-    /// Port to serve on; 0 takes any free one [default: 8080] [env: INSTEP_MASTER_PORT]
+    /// Port to listen on; 0 picks any free port [default: 8080] [env: INSTEP_MASTER_PORT]
     #[arg(long, global = true, value_name = "PORT")]
     port: Option<u16>,
-    /// Database file, made if there is none [default: instep/master.db in the user's data folder] [env:
+    /// Database file, created if missing [default: instep/master.db in your data folder] [env:
     /// INSTEP_MASTER_DB]
     #[arg(long, global = true, value_name = "FILE")]
     db: Option<PathBuf>,
-    /// Answer requests for this host name too, besides addresses and localhost; can be repeated [env:
+    /// Accept requests for this host name, besides addresses and localhost; may be repeated [env:
     /// INSTEP_MASTER_ALLOW_HOSTS]
     #[arg(long = "allow-host", global = true, value_name = "NAME")]
     allow_hosts: Vec<String>,
-    /// Folder for checkpoints of experiments that name none; agents must reach it under the same path [default:
-    /// checkpoints beside the database] [env: INSTEP_MASTER_CHECKPOINTS]
+    /// Default folder for checkpoints of experiments; agents must reach it at the same path [default:
+    /// checkpoints next to the database] [env: INSTEP_MASTER_CHECKPOINTS]
     #[arg(long, global = true, value_name = "FOLDER")]
     checkpoints: Option<PathBuf>,
-    /// Seconds for which an agent that is cut off lets its work run [default: 25] [env:
+    /// Seconds that a disconnected agent keeps its work running [default: 25] [env:
     /// INSTEP_MASTER_AGENT_RECONNECT_WAIT]
     #[arg(long, global = true, value_name = "SECONDS")]
     agent_reconnect_wait: Option<u32>,
-    /// How slots are given away: priority or fair_share [default: priority] [env: INSTEP_MASTER_SCHEDULER]
+    /// Scheduler: priority or fair_share [default: priority] [env: INSTEP_MASTER_SCHEDULER]
     #[arg(long, global = true, value_name = "RULE")]
     scheduler: Option<String>,
-    /// Let what is more important take the slots of what runs [env: INSTEP_MASTER_PREEMPTION]
+    /// Preempt running work for more important work [env: INSTEP_MASTER_PREEMPTION]
     #[arg(long, global = true)]
     preemption: bool,
-    /// Which machine takes a task: best, the fullest with room, or worst, the emptiest [default: best] [env:
+    /// Agent that gets a task: best (fullest that fits) or worst (emptiest) [default: best] [env:
     /// INSTEP_MASTER_FITTING_POLICY]
     #[arg(long, global = true, value_name = "POLICY")]
     fitting_policy: Option<String>,
-    /// Hours for which a login lasts [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]
+    /// Hours until a login expires [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]
     #[arg(long, global = true, value_name = "HOURS")]
     session_hours: Option<u32>,
-    /// Encrypt connections: the certificate with its chain, in PEM [env: INSTEP_MASTER_TLS_CERT]
+    /// Encrypt connections with this certificate and its chain, PEM [env: INSTEP_MASTER_TLS_CERT]
     #[arg(long, global = true, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's key, in PEM [env: INSTEP_MASTER_TLS_KEY]
+    /// Private key of the certificate, PEM [env: INSTEP_MASTER_TLS_KEY]
     #[arg(long, global = true, value_name = "FILE")]
     tls_key: Option<PathBuf>,
-    /// Encrypt connections with a certificate that is made beside the database, once [env:
+    /// Encrypt connections with a self-signed certificate, created once next to the database [env:
     /// INSTEP_MASTER_TLS_SELF_SIGNED]
     #[arg(long, global = true)]
     tls_self_signed: bool,
-    /// How the log is written: text or json [default: text] [env: INSTEP_MASTER_LOG_FORMAT]
+    /// Log format: text or json [default: text] [env: INSTEP_MASTER_LOG_FORMAT]
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<String>,
-    /// From where on things are logged: error, warn, info or debug, which has every request [default: info] [env:
+    /// Log level: error, warn, info, or debug, which logs every request [default: info] [env:
     /// INSTEP_MASTER_LOG_LEVEL]
     #[arg(long, global = true, value_name = "LEVEL")]
     log_level: Option<String>,
-    /// Settings file in YAML [default: instep/master.yaml in the user's configuration folder, if it is there] [env:
+    /// Settings file, YAML [default: instep/master.yaml in your configuration folder, if it exists] [env:
     /// INSTEP_MASTER_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,

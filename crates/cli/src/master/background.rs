@@ -31,10 +31,10 @@ const LOG_LIMIT: u64 = 16 << 20;
 pub(crate) struct UpArguments {
     #[command(flatten)]
     settings: SettingsArguments,
-    /// Stay in the foreground, and write the log to the terminal
+    /// Stay in the foreground and log to the terminal
     #[arg(long, short = 'F')]
     foreground: bool,
-    /// Lend so many slots of this machine's processors to it; 0 for none [default: GPUs, else one slot for each core]
+    /// Offer this many CPU slots of this machine; 0 offers none [default: GPUs, else one slot per core]
     #[arg(long, value_name = "N")]
     slots: Option<u32>,
 }
@@ -54,7 +54,7 @@ impl UpArguments {
 pub(crate) struct DownArguments {
     #[command(flatten)]
     settings: SettingsArguments,
-    /// Seconds to wait for its end
+    /// Seconds to wait for the master to stop
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     timeout: u64,
 }
@@ -66,14 +66,14 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     let again = format!("{} && {}", down_command(&settings), arguments.command());
     if let Some(found) = find(&options.database)? {
         let presence = wait_for_address(&options.database, found)?;
-        let what = format!("a master serves this database already, at {}", shown(&presence));
+        let what = format!("a master already serves this database, at {}", shown(&presence));
         let changed = running::changed(&settings, &options.database, &presence);
         if !changed.is_empty() {
             let what = format!("{what}, with other settings: {}", changed.join(", "));
-            return Err(Hinted::new(what, format!("this starts it again with yours: {again}")).into());
+            return Err(Hinted::new(what, format!("to restart it with your settings: {again}")).into());
         }
         if arguments.foreground {
-            return Err(Hinted::new(what, format!("this starts it again in the foreground: {again}")).into());
+            return Err(Hinted::new(what, format!("to restart it in the foreground: {again}")).into());
         }
         say(&presence, &options, "already up");
         companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
@@ -131,7 +131,7 @@ pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     while find(&options.database)?.is_some_and(|found| found.pid == presence.pid) {
         if Instant::now() > deadline {
-            let what = format!("the master, pid {}, has not ended in {} s", presence.pid, arguments.timeout);
+            let what = format!("the master, pid {}, has not stopped after {} s", presence.pid, arguments.timeout);
             return Err(
                 Hinted::new(what, "wait longer with --timeout; `kill -9` loses nothing that was acknowledged").into()
             );
@@ -144,14 +144,14 @@ pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
 
 fn find(database: &Path) -> anyhow::Result<Option<Presence>> {
     Presence::find(database)
-        .map_err(|error| Hinted::new(chain(&error), "choose another --db, in a folder that can be written").into())
+        .map_err(|error| Hinted::new(chain(&error), "choose another --db, in a writable folder").into())
 }
 
 fn start(arguments: &SettingsArguments, log: &Path) -> anyhow::Result<(Child, u64)> {
     let failed = |error: std::io::Error| {
         Hinted::new(
             format!("cannot write the log {}: {error}", log.display()),
-            "choose another --db, in a folder that can be written",
+            "choose another --db, in a writable folder",
         )
     };
     if let Some(folder) = log.parent() {
@@ -184,7 +184,7 @@ fn wait_for_start(mut child: Child, database: &Path) -> anyhow::Result<Result<Pr
             return Ok(Err(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
         }
         if Instant::now() > deadline {
-            let what = format!("the master, pid {}, does not serve after {} s", child.id(), START_DEADLINE.as_secs());
+            let what = format!("the master, pid {}, is not ready after {} s", child.id(), START_DEADLINE.as_secs());
             return Err(Hinted::new(what, format!("its log: {}", log_path(database).display())).into());
         }
         std::thread::sleep(PAUSE);
@@ -200,7 +200,7 @@ fn wait_for_address(database: &Path, mut presence: Presence) -> anyhow::Result<P
             Some(found) => presence = found,
             None => {
                 return Err(
-                    Hinted::new("a master was starting, and has ended", "see its log, and start it again").into()
+                    Hinted::new("a master was starting, but stopped", "check its log and start it again").into()
                 );
             }
         }

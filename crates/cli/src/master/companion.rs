@@ -70,7 +70,7 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, 
     };
     let instead = running.and_then(|before| before.lends).map(|lent| format!(" instead of {lent}")).unwrap_or_default();
     let lent = started.lends.map(|lent| lent.to_string()).unwrap_or_default();
-    let line = format!("agent: lends {lent} of this machine{instead} (log: {})\n", log.display());
+    let line = format!("agent: offers {lent} of this machine{instead} (log: {})\n", log.display());
     console::print(line.as_bytes());
     Ok(())
 }
@@ -83,9 +83,9 @@ fn replace(database: &Path, running: &Running, wanted: Lent, again: &str) -> any
     if tasks > 0 {
         let now = running.lends.map(|lent| format!(" {lent}")).unwrap_or_default();
         let tasks = if tasks == 1 { "1 task is".to_owned() } else { format!("{tasks} tasks are") };
-        let what = format!("{tasks} at work, maybe in slots that --slots {} takes away", wanted.slots);
-        let hint = format!("wait for them; or end them, and let trials resume from their checkpoints: {again}");
-        return Err(Hinted::new(format!("the agent lends{now}, and {what}"), hint).into());
+        let what = format!("{tasks} running, maybe on slots that --slots {} removes", wanted.slots);
+        let hint = format!("wait for them, or stop them and let trials resume from their checkpoints: {again}");
+        return Err(Hinted::new(format!("the agent offers{now}, and {what}"), hint).into());
     }
     end(database, running, HAND_OVER)
 }
@@ -131,7 +131,7 @@ fn end(database: &Path, running: &Running, signal: Signal) -> anyhow::Result<()>
     let deadline = Instant::now() + END_DEADLINE;
     while agent::running(&state).is_some_and(|found| found.pid == process) {
         if Instant::now() > deadline {
-            let what = format!("the agent, pid {process}, has not ended in {} s", END_DEADLINE.as_secs());
+            let what = format!("the agent, pid {process}, has not stopped after {} s", END_DEADLINE.as_secs());
             return Err(Hinted::new(what, format!("see its log: {}", log_path(database).display())).into());
         }
         std::thread::sleep(PAUSE);

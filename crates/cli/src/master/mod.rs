@@ -24,7 +24,7 @@ use crate::console;
 pub(crate) struct MasterArguments {
     #[command(flatten)]
     settings: SettingsArguments,
-    /// Leave the terminal's session; how `instep up` starts it
+    /// Detach from the terminal's session; used by `instep up`
     #[arg(long, hide = true)]
     background: bool,
     #[command(subcommand)]
@@ -33,23 +33,23 @@ pub(crate) struct MasterArguments {
 
 #[derive(Debug, Subcommand)]
 enum MasterCommand {
-    /// Look at the settings: file, environment and options together
+    /// Show or check the settings from file, environment and options
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Copy the database to a new file; a master may be using it
+    /// Back up the database to a new file; works while a master is running
     Backup {
-        /// The copy, which must not exist yet
+        /// Backup file, which must not exist
         file: PathBuf,
     },
     /// Print the recent log of a running master; for administrators
     Logs(MasterLogsArguments),
-    /// Make a copy the database; no master may be using it
+    /// Restore the database from a backup; no master may be running
     Restore {
-        /// What `instep master backup` made
+        /// File created by `instep master backup`
         file: PathBuf,
-        /// Restore although there is a database, which is kept under another name
+        /// Restore even if a database exists; the old one is renamed
         #[arg(long)]
         replace: bool,
     },
@@ -59,7 +59,7 @@ enum MasterCommand {
 enum ConfigCommand {
     /// Check whether the settings are valid
     Check,
-    /// Print every setting, and where its value comes from
+    /// Print every setting and where its value comes from
     Show {
         /// Print JSON instead of a table
         #[arg(long)]
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         None => run_server(&arguments.settings, arguments.background),
         Some(MasterCommand::Config { command: ConfigCommand::Check }) => {
             arguments.settings.options()?;
-            console::print(b"the settings can be used\n");
+            console::print(b"the settings are valid\n");
             Ok(ExitCode::SUCCESS)
         }
         Some(MasterCommand::Config { command: ConfigCommand::Show { json } }) => {

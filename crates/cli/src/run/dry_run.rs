@@ -57,7 +57,7 @@ fn as_text(plan: &Plan) -> String {
     };
     let python = match &plan.interpreter {
         Some(found) if plan.runs_python => format!("{} ({})", found.path.display(), found.chosen_because),
-        _ => "none: the program is run itself".to_owned(),
+        _ => "none: the program runs directly".to_owned(),
     };
     let restarts = match plan.terms.max_restarts {
         0 => "none".to_owned(),

@@ -54,7 +54,7 @@ pub(crate) struct RunArguments {
         help_heading = "Nodes and workers"
     )]
     nnodes: String,
-    /// Workers on this node: a number, cpu, gpu, xpu or auto
+    /// Number of workers on this node, or cpu, gpu, xpu, auto
     #[arg(
         long,
         alias = "nproc_per_node",
@@ -81,7 +81,7 @@ pub(crate) struct RunArguments {
     /// Role of the workers
     #[arg(long, default_value = "default", env = "PET_ROLE", hide_env = true, help_heading = "Nodes and workers")]
     role: String,
-    /// Restarts of all workers before the job fails
+    /// Maximum number of restarts of all workers before the job fails
     #[arg(
         long,
         alias = "max_restarts",
@@ -94,10 +94,10 @@ pub(crate) struct RunArguments {
     )]
     max_restarts: i64,
 
-    /// One node, any free port: no rendezvous options needed
+    /// Run on one node, on any free port; no rendezvous options needed
     #[arg(long, help_heading = "Rendezvous")]
     standalone: bool,
-    /// static (node ranks given) or c10d (node ranks assigned)
+    /// static (you set node ranks) or c10d (node ranks are assigned)
     #[arg(
         long,
         alias = "rdzv_backend",
@@ -108,7 +108,7 @@ pub(crate) struct RunArguments {
         help_heading = "Rendezvous"
     )]
     rdzv_backend: String,
-    /// Where the nodes meet: HOST[:PORT] or [IPv6]:PORT of the first node
+    /// Address of the first node, where the nodes meet: HOST[:PORT] or [IPv6]:PORT
     #[arg(
         long,
         alias = "rdzv_endpoint",
@@ -120,7 +120,7 @@ pub(crate) struct RunArguments {
         help_heading = "Rendezvous"
     )]
     rdzv_endpoint: String,
-    /// Name of the job, the same on all nodes
+    /// Id of the job, the same on all nodes
     #[arg(
         long,
         alias = "rdzv_id",
@@ -154,7 +154,7 @@ pub(crate) struct RunArguments {
         help_heading = "Rendezvous"
     )]
     master_addr: String,
-    /// Port of the first node (static rendezvous) [default: 29500, or any free one on a single node]
+    /// Port of the first node (static rendezvous) [default: 29500, or any free port on a single node]
     #[arg(
         long,
         alias = "master_port",
@@ -164,7 +164,7 @@ pub(crate) struct RunArguments {
         help_heading = "Rendezvous"
     )]
     master_port: Option<u16>,
-    /// Address of this node as others see it
+    /// Address at which other nodes reach this node
     #[arg(
         long,
         alias = "local_addr",
@@ -175,41 +175,41 @@ pub(crate) struct RunArguments {
     )]
     local_addr: Option<String>,
 
-    /// Run the script as a module, as python -m does
+    /// Run the script as a module, like python -m
     #[arg(short = 'm', long, help_heading = "Program")]
     module: bool,
-    /// Run the program itself, without Python
+    /// Run the program directly, without Python
     #[arg(long, alias = "no_python", help_heading = "Program")]
     no_python: bool,
-    /// Accepted for torchrun's sake: the script runs in a fresh interpreter in any case
+    /// No effect: the script always runs in a fresh interpreter
     #[arg(long, alias = "run_path", help_heading = "Program")]
     run_path: bool,
-    /// Interpreter of the workers [default: PYTHON_EXEC, VIRTUAL_ENV, beside instep, PATH]
+    /// Python for the workers [default: PYTHON_EXEC, VIRTUAL_ENV, next to instep, PATH]
     #[arg(long, value_name = "PATH", help_heading = "Program")]
     python: Option<PathBuf>,
-    /// Keep a spare interpreter for each worker that has imported these modules: restarts begin at once
+    /// Keep a spare process per worker with these modules imported, for faster restarts
     #[arg(long, value_name = "MODULES", help_heading = "Program")]
     preload: Option<String>,
-    /// Use instep for CPU groups whose script asks for gloo; dist.get_backend() still says gloo
+    /// Use instep for CPU groups that request gloo; dist.get_backend() still returns gloo
     #[arg(long, alias = "replace_gloo", help_heading = "Program")]
     replace_gloo: bool,
-    /// Kill ranks on purpose, at random with these mean times, and report: kill-rank=60s,kill-node=5m,seed=7,times=3
+    /// Kill ranks at random with these mean times and report: kill-rank=60s,kill-node=5m,seed=7,times=3
     #[arg(long, value_name = "SETTINGS", help_heading = "Drill")]
     drill: Option<String>,
-    /// Write the drill's report to this file as JSON
+    /// Write the drill's report to this file, as JSON
     #[arg(long, alias = "drill_json", value_name = "FILE", requires = "drill", help_heading = "Drill")]
     drill_json: Option<PathBuf>,
-    /// Every worker sees one GPU and has LOCAL_RANK 0
+    /// Give every worker one visible GPU and LOCAL_RANK 0
     #[arg(long, alias = "virtual_local_rank", help_heading = "Program")]
     virtual_local_rank: bool,
-    /// Keep workers on CPUs near their GPU
+    /// Bind workers to CPUs near their GPU
     #[arg(long, alias = "numa_binding", value_name = "MODE", value_parser = ["node", "socket", "exclusive", "core-complex"], help_heading = "Program")]
     numa_binding: Option<String>,
 
-    /// Directory for logs; /dev/null keeps none [default: a temporary one]
+    /// Directory for logs; /dev/null writes none [default: a temporary directory]
     #[arg(long, alias = "log_dir", value_name = "DIR", env = "PET_LOG_DIR", hide_env = true, help_heading = "Output")]
     log_dir: Option<PathBuf>,
-    /// Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:MASK,...
+    /// Send streams to log files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:MASK,...
     #[arg(
         short = 'r',
         long,
@@ -220,7 +220,7 @@ pub(crate) struct RunArguments {
         help_heading = "Output"
     )]
     redirects: String,
-    /// Streams that go to log files and to the console
+    /// Send streams to log files and to the console; same values as --redirects
     #[arg(
         short = 't',
         long,
@@ -246,7 +246,7 @@ pub(crate) struct RunArguments {
     /// Show identical lines of several ranks once: [ranks 1-7] ...
     #[arg(long, help_heading = "Output")]
     fold: bool,
-    /// Append what happens to the job to FILE, as lines of JSON: rounds, failures, nodes that come and go
+    /// Append events to this file as JSON lines: rounds, failures, nodes that join and leave
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     events: Option<PathBuf>,
     /// Explain any instep collective that takes longer than this; 0 disables it
@@ -259,7 +259,7 @@ pub(crate) struct RunArguments {
         help_heading = "Output"
     )]
     hang_after: f64,
-    /// Prefix of tee'd lines; macros ${role_name} ${local_rank} ${rank} ${hostname}
+    /// Prefix of --tee lines; macros ${role_name} ${local_rank} ${rank} ${hostname}
     #[arg(
         long,
         alias = "log_line_prefix_template",
@@ -271,7 +271,7 @@ pub(crate) struct RunArguments {
         help_heading = "Output"
     )]
     log_line_prefix_template: String,
-    /// Also write tee'd stdout lines with one of these words to filtered_stdout.log
+    /// Also write --tee stdout lines that contain one of these words to filtered_stdout.log
     #[arg(
         long,
         alias = "duplicate_stdout_filters",
@@ -295,17 +295,17 @@ pub(crate) struct RunArguments {
         help_heading = "Output"
     )]
     duplicate_stderr_filters: String,
-    /// No live status line on a terminal
+    /// Do not show a live status line on a terminal
     #[arg(long, alias = "no_status", help_heading = "Output")]
     no_status: bool,
-    /// Write what happened to this file when the run ends
+    /// Write a summary to this file when the run ends, as JSON
     #[arg(long, alias = "summary_json", value_name = "FILE", help_heading = "Output")]
     summary_json: Option<PathBuf>,
-    /// Show what would be started, and start nothing; --dry-run=json for programs
+    /// Show what would be started without starting it; --dry-run=json for programs
     #[arg(long, alias = "dry_run", value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text", hide_possible_values = true, help_heading = "Output")]
     dry_run: Option<DryRunFormat>,
 
-    /// Signals that are passed on to the workers and end the job
+    /// Signals to forward to the workers, which stop the job
     #[arg(
         long,
         alias = "signals_to_handle",
@@ -316,7 +316,7 @@ pub(crate) struct RunArguments {
         help_heading = "Ending"
     )]
     signals_to_handle: String,
-    /// Seconds between a passed-on signal and SIGKILL [default: 30]
+    /// Seconds between a forwarded signal and SIGKILL [default: 30]
     #[arg(
         long,
         alias = "shutdown_timeout",
@@ -327,11 +327,11 @@ pub(crate) struct RunArguments {
         help_heading = "Ending"
     )]
     shutdown_timeout: Option<i64>,
-    /// Exit with the code of the first worker that failed instead of 1
+    /// Exit with the code of the worker that caused the failure instead of 1
     #[arg(long, alias = "propagate_exit_code", help_heading = "Ending")]
     propagate_exit_code: bool,
 
-    /// Has no effect: exits are noticed at once
+    /// No effect: exits are noticed at once
     #[arg(
         long,
         alias = "monitor_interval",
@@ -340,13 +340,13 @@ pub(crate) struct RunArguments {
         env = "PET_MONITOR_INTERVAL",
         hide_env = true,
         hide_default_value = true,
-        help_heading = "Accepted for torchrun's sake"
+        help_heading = "Accepted for compatibility"
     )]
     monitor_interval: f64,
-    /// Has no effect: workers are always programs
-    #[arg(long, alias = "start_method", default_value = "spawn", value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"], hide_default_value = true, hide_possible_values = true, help_heading = "Accepted for torchrun's sake")]
+    /// No effect: workers are always separate programs
+    #[arg(long, alias = "start_method", default_value = "spawn", value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"], hide_default_value = true, hide_possible_values = true, help_heading = "Accepted for compatibility")]
     start_method: String,
-    /// Has no effect beyond a warning: a Python plugin of torchrun
+    /// No effect except a warning: a Python plugin of torchrun
     #[arg(
         long,
         alias = "event_log_handler",
@@ -355,17 +355,17 @@ pub(crate) struct RunArguments {
         env = "PET_EVENT_LOG_HANDLER",
         hide_env = true,
         hide_default_value = true,
-        help_heading = "Accepted for torchrun's sake"
+        help_heading = "Accepted for compatibility"
     )]
     event_log_handler: String,
-    /// Has no effect beyond a warning: a Python plugin of torchrun
-    #[arg(long, alias = "logs_specs", value_name = "NAME", help_heading = "Accepted for torchrun's sake")]
+    /// No effect except a warning: a Python plugin of torchrun
+    #[arg(long, alias = "logs_specs", value_name = "NAME", help_heading = "Accepted for compatibility")]
     logs_specs: Option<String>,
-    /// Print a completion script of instep for this shell
-    #[arg(long, alias = "print_completion", value_name = "SHELL", help_heading = "Accepted for torchrun's sake")]
+    /// Print a completion script for this shell
+    #[arg(long, alias = "print_completion", value_name = "SHELL", help_heading = "Accepted for compatibility")]
     pub(crate) print_completion: Option<Shell>,
 
-    /// The script, and everything that is passed on to it
+    /// The script and its arguments
     #[arg(trailing_var_arg = true, required_unless_present = "print_completion", num_args = 1.., value_names = ["SCRIPT", "ARGUMENTS"])]
     command: Vec<OsString>,
 }

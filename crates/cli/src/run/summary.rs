@@ -43,7 +43,7 @@ impl Summaries {
 fn prepare(path: &Path) -> anyhow::Result<()> {
     fs::OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(|cause| {
         let message = format!("cannot write the summary to {}: {cause}", path.display());
-        Hinted::new(message, "give --summary-json a file in a directory that exists and that you may write to").into()
+        Hinted::new(message, "choose a file in an existing, writable directory").into()
     })
 }
 

@@ -167,7 +167,7 @@ fn an_interrupt_ends_the_tasks_and_a_termination_leaves_them() {
         let (code, said) = agent.end();
         assert_eq!(code, Some(0), "{said}");
         let exit = folder.path().join("shares/one/exit.json");
-        assert_eq!(said.contains("1 task still running; they end by themselves 3 s after"), survives, "{said}");
+        assert_eq!(said.contains("1 task still running; they stop 3 s after"), survives, "{said}");
         assert_eq!(exit.exists(), !survives);
         // Nobody comes back, so it ends by itself.
         let end = Instant::now() + PATIENCE;

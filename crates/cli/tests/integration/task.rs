@@ -201,7 +201,7 @@ fn programs_and_modules_that_are_missing_are_explained() {
     case.order.start.entrypoint = Entrypoint::Arguments(vec!["no-such-program".to_owned()]);
     let (_, exit) = case.run(&[]);
     assert_eq!(exit, Exit::code(127));
-    assert!(case.master.output().contains("`no-such-program` is not there"), "{}", case.master.output());
+    assert!(case.master.output().contains("`no-such-program` was not found"), "{}", case.master.output());
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn errors_are_the_master_s_sentences() {
     let cases = [
         (Answer::Json(404, absent), "trial '9' not found"),
         (Answer::Json(404, json!({"message": "plain"})), "plain"),
-        (Answer::Json(418, json!([])), "the master answers with status 418"),
+        (Answer::Json(418, json!([])), "the master answered with status 418"),
     ];
     for (answer, expected) in cases {
         let (address, server) = serve(vec![answer]);
@@ -74,7 +74,7 @@ fn errors_are_the_master_s_sentences() {
     }
     let (address, server) = serve(vec![Answer::Text("<html>")]);
     let odd = client(&address, Duration::ZERO).get::<Value>("/x").unwrap_err();
-    assert!(odd.to_string().contains("does not answer as a master does"), "{odd}");
+    assert!(odd.to_string().contains("does not respond like a master"), "{odd}");
     server.join().unwrap();
 }
 
@@ -82,7 +82,7 @@ fn errors_are_the_master_s_sentences() {
 fn a_redirection_is_not_followed() {
     let (address, server) = serve(vec![Answer::Json(302, json!({}))]);
     let odd = client(&address, Duration::ZERO).post::<Value>("/x", &json!({})).unwrap_err();
-    assert!(odd.to_string().contains("sends us elsewhere"), "{odd}");
+    assert!(odd.to_string().contains("it redirects"), "{odd}");
     server.join().unwrap();
 }
 

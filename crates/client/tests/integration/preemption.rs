@@ -32,7 +32,7 @@ fn a_refusal_is_said_and_an_absent_master_asks_for_nothing() {
     let (address, server) = serve(vec![Answer::Json(404, gone)]);
     let watch = Preemption::watch(Arc::new(client(&address, PATIENT)), "7.1").unwrap();
     let refused = watch.preempt(PATIENT).unwrap_err();
-    assert_eq!(refused, "the master does not say whether to go on: allocation '7.1' not found");
+    assert_eq!(refused, "cannot ask the master whether to stop: allocation '7.1' not found");
     server.join().unwrap();
     let absent = Preemption::watch(Arc::new(client(&address, Duration::from_millis(10))), "7.1").unwrap();
     assert!(!absent.preempt(Duration::from_millis(200)).unwrap());

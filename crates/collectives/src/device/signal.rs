@@ -40,7 +40,7 @@ pub(super) fn agree(turn: &Turn<'_>, signals: &[Signal]) -> Result<usize, Error>
     for (other_rank, signal) in signals.iter().enumerate() {
         let mut words = [0; CALL_WORDS];
         words.copy_from_slice(&signal[..CALL_WORDS]);
-        let other = Call::from_words(words).ok_or_else(|| Error::invalid("another rank sent what is no call"))?;
+        let other = Call::from_words(words).ok_or_else(|| Error::invalid("another rank sent an invalid call"))?;
         let same = match call.kind {
             // Sizes may differ from pair to pair.
             Kind::AllToAll => (other.kind, other.dtype) == (call.kind, call.dtype),

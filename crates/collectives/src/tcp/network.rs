@@ -89,7 +89,7 @@ fn usable(interfaces: Option<&str>) -> Result<Vec<IpAddr>, Error> {
     }
     if let Some(missing) = wanted.iter().flatten().find(|wanted| !names.iter().any(|name| name == *wanted)) {
         return Err(Error::invalid(format!(
-            "there is no network interface {missing} that is up\nhint: there are {}",
+            "no network interface {missing} is up\nhint: there are {}",
             names.join(", ")
         )));
     }

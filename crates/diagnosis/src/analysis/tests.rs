@@ -176,7 +176,7 @@ fn messages_wait_for_their_other_end() {
     assert!(
         finding
             .sentence
-            .starts_with("receive #0 from rank 2 to rank 0 (12 bytes, tag 7, group default) is not met by rank 2")
+            .starts_with("receive #0 from rank 2 to rank 0 (12 bytes, tag 7, group default) is not matched by rank 2")
     );
     message(&groups[2], Shape::Send, 0);
     let diagnosis = world.diagnose();
@@ -250,7 +250,7 @@ fn without_records_the_processes_are_told() {
     let mut world = World::of(2);
     world.evidence[1].condition = Condition::Stopped;
     let diagnosis = diagnose(&world.evidence, 0, Duration::ZERO, &|_, _| None);
-    assert_eq!(diagnosis.findings[0].sentence, "rank 1: its process 101 is stopped (kill -CONT continues it)");
+    assert_eq!(diagnosis.findings[0].sentence, "rank 1: its process 101 is stopped (resume it with kill -CONT)");
     assert!(diagnosis.remarks[0].starts_with("ranks 0 and 1 left no records"));
     assert!(World::of(2).diagnose().findings.is_empty());
 }

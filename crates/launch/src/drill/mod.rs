@@ -64,11 +64,11 @@ impl FromStr for DrillSettings {
                     let times = value.parse().ok().filter(|times| *times > 0);
                     settings.times = Some(times.ok_or_else(|| wrong(format!("{value} is not a number from 1")))?);
                 }
-                other => return Err(wrong(format!("{other} is none of kill-rank, kill-node, seed, times"))),
+                other => return Err(wrong(format!("{other} is not one of kill-rank, kill-node, seed, times"))),
             }
         }
         if settings.kill_rank.is_none() && settings.kill_node.is_none() {
-            return Err(wrong("nothing is to be killed".to_owned()));
+            return Err(wrong("nothing to kill".to_owned()));
         }
         Ok(settings)
     }
@@ -349,13 +349,13 @@ mod tests {
         assert_eq!((settings.seed, settings.times), (7, Some(4)));
         for (wrong, why) in [
             ("", "is not KEY=VALUE"),
-            ("seed=1", "nothing is to be killed"),
+            ("seed=1", "nothing to kill"),
             ("kill-rank=fast", "is not a time"),
             ("kill-rank=-1s", "is not a time"),
             ("kill-rank=0s", "is not a time"),
             ("kill-rank=1e30h", "is not a time"),
             ("kill-rank=1s,times=0", "from 1"),
-            ("kill-cat=1s", "is none of"),
+            ("kill-cat=1s", "is not one of"),
         ] {
             let error = wrong.parse::<DrillSettings>().expect_err(wrong).to_string();
             assert!(error.contains(why), "{error}");

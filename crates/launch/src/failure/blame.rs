@@ -152,7 +152,7 @@ fn instep(text: &str) -> Option<Blame> {
     {
         return blame(BlameKind::Lost, numbers(rest), Some(during));
     }
-    if let Some((before, rest)) = text.split_once(" passed its ")
+    if let Some((before, rest)) = text.split_once(" timed out after ")
         && let Some((_, who)) = rest.split_once(" on rank ").and_then(|(_, rest)| rest.split_once(": "))
         && (who.contains(" had not ") || who.contains("every rank had started it"))
     {
@@ -174,7 +174,7 @@ fn instep(text: &str) -> Option<Blame> {
         return blame(BlameKind::Late, numbers(who.trim_start_matches(['s', ' '])), None);
     }
     if let Some((_, rest)) = text.split_once("could not connect the group within ")
-        && let Some((who, _)) = rest.split_once(" did not come")
+        && let Some((who, _)) = rest.split_once(" did not arrive")
     {
         return blame(BlameKind::Late, who.split_once("rank ").map_or_else(Vec::new, |(_, who)| numbers(who)), None);
     }

@@ -203,5 +203,5 @@ impl Watcher {
 
 /// What people can do with a folder that was kept.
 pub(crate) fn hint(folder: &Path) -> String {
-    format!("what the ranks did last is kept: instep diagnose {}", folder.display())
+    format!("the ranks' last operations are recorded: instep diagnose {}", folder.display())
 }

@@ -160,7 +160,7 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
             format!("{who} do not call the same operations with the same sizes: {}", text.unwrap_or_default())
         }
         Cause::Unknown { consequences } => format!(
-            "not known: {} lost other ranks or waited for them in vain, and none is known to have failed by itself",
+            "not known: {} lost other ranks or timed out waiting for them, and none is known to have failed on its own",
             describe_ranks(consequences)
         ),
     }
@@ -312,7 +312,7 @@ mod tests {
             ),
             (
                 vec![unnamed(0), unnamed(1)],
-                "not known: ranks 0-1 lost other ranks or waited for them in vain, and none",
+                "not known: ranks 0-1 lost other ranks or timed out waiting for them, and none",
             ),
             (
                 vec![differ],

@@ -75,7 +75,7 @@ pub enum DeviceError {
         python: PathBuf,
     },
     /// The interpreter gave no number.
-    #[error("cannot count {device} devices: asked torch in {}, {cause}\nhint: say the number: --nproc-per-node=N", .python.display())]
+    #[error("cannot count {device} devices: asked torch in {}, {cause}\nhint: give the number: --nproc-per-node=N", .python.display())]
     AskFailed {
         /// The device as torch names it.
         device: String,
@@ -295,8 +295,8 @@ fn ask_torch(python: &Path, device: &str, timeout: Duration) -> Result<Option<us
         Some("unknown") => Ok(None),
         Some(count) => count.trim().parse().map(Some).map_err(|_| failed(format!("which answered {count:?}"))),
         None => {
-            let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-            Err(failed(format!("which ended with {status}: {}", last.trim())))
+            let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+            Err(failed(format!("which exited with {status}: {}", last.trim())))
         }
     }
 }
@@ -421,7 +421,7 @@ mod tests {
             ("echo instep-device-count unknown", "Ok(None)"),
             ("echo instep-device-count many", "which answered \"many\""),
             ("echo 'ModuleNotFoundError: No module named torch' >&2; exit 1", "exit status: 1: ModuleNotFoundError"),
-            ("exit 3", "exit status: 3: it said nothing"),
+            ("exit 3", "exit status: 3: it printed nothing"),
             // A grandchild that keeps the pipe open does not hold the answer back.
             ("sleep 60 & echo instep-device-count 2; kill $! ", "Ok(Some(2))"),
             ("exec sleep 60", "no answer within 0 s"),

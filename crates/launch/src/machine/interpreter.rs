@@ -87,7 +87,7 @@ pub fn find(
 
     let named = explicit.map(|flag| (flag.as_os_str(), "--python"));
     if let Some((name, named_by)) = named.or(python_exec.as_deref().map(|name| (name, "PYTHON_EXEC"))) {
-        let chosen_because = if explicit.is_some() { "--python names it" } else { "PYTHON_EXEC names it" };
+        let chosen_because = if explicit.is_some() { "set by --python" } else { "set by PYTHON_EXEC" };
         let candidates = named_candidates(name, &search_path);
         return first_program(&candidates, chosen_because).ok_or_else(|| InterpreterError::NotThere {
             name: name.to_owned(),
@@ -103,7 +103,7 @@ pub fn find(
         (virtual_environment.map(|folder| folder.join("bin/python")).into_iter().collect(), "VIRTUAL_ENV is active"),
         (
             beside.map(|folder| vec![folder.join("python"), folder.join("python3")]).unwrap_or_default(),
-            "it is beside the instep binary",
+            "it is next to the instep binary",
         ),
         (
             [on_path("python3", &search_path), on_path("python", &search_path)].concat(),
@@ -161,8 +161,8 @@ for folder in sys.path:
 "#;
         let (status, output) = ask(&self.path, &[QUESTION], INSPECT_TIMEOUT)?;
         let Some(version) = output.lines().find_map(|line| line.strip_prefix("instep-version ")) else {
-            let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-            return Err(io::Error::other(format!("it ended with {status}: {}", last.trim())));
+            let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+            return Err(io::Error::other(format!("it exited with {status}: {}", last.trim())));
         };
         let folders = output.lines().filter_map(|line| line.strip_prefix("instep-folder "));
         // The empty folder stands for the current one, which is not where packages are installed.

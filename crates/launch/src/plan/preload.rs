@@ -7,7 +7,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<String>, (String, String)> {
         None => Ok(names),
         Some(wrong) => Err((
             format!("--preload \"{text}\": \"{wrong}\" is not the name of a module"),
-            "write names as behind Python's import, with commas between them: --preload torch,torchvision".to_owned(),
+            "use comma-separated module names, as in import statements: --preload torch,torchvision".to_owned(),
         )),
     }
 }

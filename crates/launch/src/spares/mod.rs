@@ -219,7 +219,7 @@ impl Spares {
             (Some(SpareMessage::Failed(_)), None) => self.give_up(
                 guardian,
                 console,
-                "the interpreter takes nothing from PYTHONPATH (a wrapper, or isolated from its environment?)",
+                "the interpreter ignores PYTHONPATH (a wrapper, or isolated from its environment?)",
             ),
             (Some(SpareMessage::Failed(why)), Some(slot)) => {
                 let spare = self.preparing.take().map(|preparing| preparing.spare);
@@ -258,7 +258,7 @@ impl Spares {
     /// No more spares in this run.
     fn give_up(&mut self, guardian: &mut Guardian, console: &mut dyn Console, why: &str) {
         self.end(guardian);
-        console.note(Note::Warning(format!("--preload has no effect, restarts begin cold: {why}")));
+        console.note(Note::Warning(format!("--preload has no effect, restarts import everything again: {why}")));
     }
 
     fn prepare_next(

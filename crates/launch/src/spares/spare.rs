@@ -214,7 +214,7 @@ impl Spare {
         let printed = String::from_utf8_lossy(&self.printed);
         match printed.lines().rev().find(|line| !line.trim().is_empty()) {
             Some(line) => format!("it ended: {}", line.trim()),
-            None => "it ended without a word; was it killed?".to_owned(),
+            None => "it exited without a message; was it killed?".to_owned(),
         }
     }
 }

@@ -151,7 +151,7 @@ fn wrong_command_lines_are_refused_with_a_hint() {
                 request.standalone = true;
                 request.nnodes = "2".to_owned();
             },
-            "--standalone means one node",
+            "--standalone runs on one node",
         ),
     ];
     for (change, part) in cases {

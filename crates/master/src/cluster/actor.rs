@@ -106,7 +106,7 @@ impl Actor {
                     return Some(created);
                 }
                 Err(error @ (Error::NotDurable(_) | Error::Engine(_))) => {
-                    tracing::error!(%error, "cannot store what was decided; trying again");
+                    tracing::error!(%error, "cannot store decisions; retrying");
                     tokio::time::sleep(STORE_AGAIN).await;
                 }
                 Err(error) => {

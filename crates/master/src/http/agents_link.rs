@@ -118,7 +118,7 @@ async fn converse(
                 match message {
                     Message::Text(text) => {
                         let Ok(report) = serde_json::from_str::<Report>(text.as_str()) else {
-                            tracing::warn!(agent, "an agent says what cannot be read");
+                            tracing::warn!(agent, "an agent sent an invalid message");
                             return;
                         };
                         if cluster.report(agent.to_owned(), connection, report).await.is_err() {

@@ -53,7 +53,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
         }
         ("single" | "random" | "grid", false) => {}
         (other, _) => {
-            return refused(format!("a search by {other} cannot be continued: it has decided with what it knew"));
+            return refused(format!("a search by {other} cannot be continued: its decisions are final"));
         }
     }
     call.application.cluster.continue_experiment(database.live_experiment(id, now()).await?).await?;

@@ -74,7 +74,7 @@ pub(crate) async fn kill_trial(call: Call) -> Result<Json<Nothing>, Failure> {
         // One that has ended needs no killing, but it must be there.
         let found = call.application.database.trial(trial, now()).await?;
         if !found.state.is_terminal() {
-            let what = format!("trial {trial} runs elsewhere: the master cannot end it");
+            let what = format!("trial {trial} runs elsewhere: the master cannot stop it");
             return Err(Failure::new(Code::FailedPrecondition, what));
         }
     }

@@ -86,7 +86,7 @@ impl From<Refusal> for Failure {
             Refusal::Missing(what) => Failure::not_found(what),
             Refusal::Invalid(what) => Failure::invalid(what),
             Refusal::Precondition(what) => Failure::new(Code::FailedPrecondition, what),
-            Refusal::Closed => Failure::new(Code::Unavailable, "the master is ending"),
+            Refusal::Closed => Failure::new(Code::Unavailable, "the master is shutting down"),
         }
     }
 }

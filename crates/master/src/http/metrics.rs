@@ -83,7 +83,7 @@ fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Fail
     let group = request.group.unwrap_or_default();
     if group.is_empty() || group.contains('.') {
         return Err(Failure::invalid(format!(
-            "`{group}` cannot be a group of metrics: it must not be empty or hold a dot"
+            "`{group}` cannot be a group of metrics: it must not be empty or contain a dot"
         )));
     }
     let metrics = request.metrics.ok_or_else(|| Failure::invalid("the report has no metrics"))?;

@@ -23,11 +23,11 @@ fn checked_name(name: &str) -> Result<(), Failure> {
     match name {
         "" => Err(Failure::invalid("a model needs a name")),
         _ if name.len() > 255 => wrong("it is longer than 255 bytes"),
-        _ if name.trim() != name || name.contains("  ") => wrong("it has spaces at an end or several in a row"),
+        _ if name.trim() != name || name.contains("  ") => wrong("it has leading, trailing or repeated spaces"),
         _ if name.contains(['/', '\\']) || name.chars().any(char::is_control) => {
             wrong("it has a slash or a character that cannot be shown")
         }
-        "." | ".." => wrong("it means something else in addresses"),
+        "." | ".." => wrong("it is reserved in addresses"),
         _ if name.parse::<i64>().is_ok() => wrong("it is a number"),
         _ => Ok(()),
     }

@@ -82,7 +82,7 @@ pub(crate) fn made_of(routes: &[Route]) -> Value {
                             "properties": {
                                 "code": {"type": "integer", "description": "gRPC's number"},
                                 "reason": {"type": "string", "description": "gRPC's name"},
-                                "error": {"type": "string", "description": "a sentence for people"},
+                                "error": {"type": "string", "description": "a message for people"},
                             },
                         },
                         "requestId": {"type": "string"},
@@ -92,7 +92,7 @@ pub(crate) fn made_of(routes: &[Route]) -> Value {
                     "type": "object",
                     "required": ["message", "requestId"],
                     "properties": {
-                        "message": {"type": "string", "description": "a sentence for people"},
+                        "message": {"type": "string", "description": "a message for people"},
                         "requestId": {"type": "string"},
                     },
                 },
@@ -112,8 +112,8 @@ fn operation(route: &Route) -> Value {
         let schema = json!({"$ref": format!("#/components/schemas/{shape}")});
         json!({"description": why, "content": {"application/json": {"schema": schema}}})
     };
-    let mut responses = json!({"200": success(route), "default": error("it could not be done")});
-    responses["403"] = error("asked under a foreign name, by a foreign page, or by somebody who may not");
+    let mut responses = json!({"200": success(route), "default": error("the request failed")});
+    responses["403"] = error("foreign host name, foreign page, or not permitted");
     if !matches!(route.access, Access::Open) {
         responses["401"] = error("no valid token");
     }
@@ -144,7 +144,7 @@ fn success(route: &Route) -> Value {
             let schema = route.gives.map_or_else(|| json!({"type": "object"}), |schema| schema());
             ("done", content("application/json", schema))
         }
-        Kind::Lines => ("lines of JSON as they come", content("application/json", json!({"type": "object"}))),
+        Kind::Lines => ("a stream of JSON lines", content("application/json", json!({"type": "object"}))),
         Kind::Other(kind) => ("done", content(kind, json!({"type": "string"}))),
         Kind::Socket => ("the connection becomes a websocket", json!({})),
     };

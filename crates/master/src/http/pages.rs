@@ -14,7 +14,7 @@ use super::reply::Reply;
 const NOT_BUILT: &[u8] = b"<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>instep</title>\
     <h1>The pages are not in this binary</h1>\
     <p>It was compiled without them. <code>make build</code> builds them first, and needs nothing installed for it.</p>\
-    <p>The API works all the same: <code>det experiment list</code>.</p></html>\n";
+    <p>The API works without them: <code>det experiment list</code>.</p></html>\n";
 
 fn document() -> Reply {
     let missing = Asset { content: NOT_BUILT, kind: "text/html; charset=utf-8", lasting: false };

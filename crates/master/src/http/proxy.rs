@@ -39,7 +39,7 @@ pub(crate) async fn pass(call: Call) -> Result<Reply, Failure> {
         let row = call.application.database.command(task.clone()).await?;
         let (code, what) = match row.ended_at {
             Some(_) => (Code::NotFound, format!("task {task} has ended")),
-            None => (Code::Unavailable, format!("task {task} does not serve yet")),
+            None => (Code::Unavailable, format!("task {task} is not ready yet")),
         };
         return Err(Failure::new(code, what));
     };
@@ -58,9 +58,9 @@ pub(crate) async fn pass(call: Call) -> Result<Reply, Failure> {
 }
 
 fn request(call: Call, service: &Service) -> Result<Request<Body>, Failure> {
-    let unusable = |error: axum::http::Error| Failure::invalid(format!("the request cannot be passed on: {error}"));
+    let unusable = |error: axum::http::Error| Failure::invalid(format!("cannot forward the request: {error}"));
     let path = call.uri.path_and_query().map_or("/", |path| path.as_str());
-    let uri: Uri = path.parse().map_err(|_| Failure::invalid("the address cannot be passed on"))?;
+    let uri: Uri = path.parse().map_err(|_| Failure::invalid("cannot forward the address"))?;
     let built = Request::builder().method(call.route.method.name()).uri(uri).body(Body::from(call.body));
     let mut request = built.map_err(unusable)?;
     *request.headers_mut() = passed_on(call.headers, service);

@@ -41,7 +41,7 @@ pub(crate) fn router(application: &Arc<Application>) -> Router {
             refused(&unknown, &request, Failure::not_found(what))
         })
         .method_not_allowed_fallback(move |request: Request| async move {
-            let what = format!("{} cannot be asked with {}", request.uri().path(), request.method());
+            let what = format!("{} does not support {}", request.uri().path(), request.method());
             refused(&wrong_method, &request, Failure::method_not_allowed(what))
         })
 }

@@ -97,6 +97,6 @@ pub(crate) async fn early_exit(call: Call) -> Result<Json<Nothing>, Failure> {
         }
         // It ends by itself, and how it does says the rest.
         "" | "EXITED_REASON_UNSPECIFIED" | "EXITED_REASON_USER_REQUESTED_STOP" => Ok(Json(Nothing {})),
-        other => Err(Failure::invalid(format!("`{other}` is no reason to exit early"))),
+        other => Err(Failure::invalid(format!("`{other}` is not a reason to exit early"))),
     }
 }

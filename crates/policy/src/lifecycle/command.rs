@@ -164,7 +164,7 @@ impl Command {
         }
         match (self.idle_deadline(), self.idle_limit) {
             (Some(deadline), Some(limit)) if deadline <= now => {
-                self.kill(&format!("nobody has used it for {} s", limit.as_secs()), now)
+                self.kill(&format!("it was idle for {} s", limit.as_secs()), now)
             }
             _ => Vec::new(),
         }
@@ -175,9 +175,9 @@ fn end_reason(end: &End) -> CommandEffect {
     let (level, text) = match end {
         End::Exited { code: 0 } => (LogLevel::Info, "resources exited successfully with a zero exit code".to_owned()),
         End::Exited { code } => (LogLevel::Error, super::trial::crashed(*code)),
-        End::Killed => (LogLevel::Info, "everything of it has been ended".to_owned()),
+        End::Killed => (LogLevel::Info, "all of its processes were stopped".to_owned()),
         End::NotStarted { why } => (LogLevel::Error, format!("it could not be started: {why}")),
-        End::Lost { why } => (LogLevel::Error, format!("it was lost, and is not started again: {why}")),
+        End::Lost { why } => (LogLevel::Error, format!("it was lost and is not restarted: {why}")),
         End::Impossible { why } => (LogLevel::Error, why.clone()),
     };
     CommandEffect::Note { level, text }

@@ -83,7 +83,7 @@ impl<S: Searcher> Experiment<S> {
         let (id, state) = (self.id, word(self.state));
         if self.state.is_terminal() {
             return Some(format!(
-                "experiment {id} has ended ({state}) and cannot be {wish}; hint: `experiment continue` goes on with it"
+                "experiment {id} has ended ({state}) and cannot be {wish}; hint: `experiment continue` resumes it"
             ));
         }
         is_stopping(self.state).then(|| format!("experiment {id} is ending ({state}) and cannot be {wish}"))
@@ -132,8 +132,8 @@ impl<S: Searcher> Experiment<S> {
             Event::Activate => self.activate(out),
             Event::Pause => self.pause(now, out),
             Event::Cancel if is_stopping(self.state) => {}
-            Event::Cancel => self.stop(State::StoppingCanceled, "somebody cancelled it", now, out),
-            Event::Kill => self.stop(State::StoppingKilled, "somebody killed it", now, out),
+            Event::Cancel => self.stop(State::StoppingCanceled, "a user cancelled it", now, out),
+            Event::Kill => self.stop(State::StoppingKilled, "a user killed it", now, out),
             Event::KillTrial { request } => self.kill_trial(&request, now, out),
             Event::TrialMade { request, trial } => self.trial_made(&request, trial, out),
             Event::Validated { request, metrics, steps } => self.validated(&request, metrics, steps),
@@ -185,7 +185,7 @@ impl<S: Searcher> Experiment<S> {
     }
 
     fn activate(&mut self, out: &mut Vec<Effect>) {
-        if self.state != State::Paused || !self.move_to(State::Active, "somebody activated it", out) {
+        if self.state != State::Paused || !self.move_to(State::Active, "a user activated it", out) {
             return;
         }
         for trial in self.trials.values_mut().filter(|trial| trial.state == State::Paused) {
@@ -195,7 +195,7 @@ impl<S: Searcher> Experiment<S> {
     }
 
     fn pause(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
-        if !self.move_to(State::Paused, "somebody paused it", out) {
+        if !self.move_to(State::Paused, "a user paused it", out) {
             return;
         }
         let why = "its experiment was paused";
@@ -235,13 +235,13 @@ impl<S: Searcher> Experiment<S> {
     fn finish_if_nothing_left(&mut self, request: &str, out: &mut Vec<Effect>) {
         let Some(trial) = self.trials.get_mut(request).filter(|trial| trial.has_nothing_left()) else { return };
         if let Some(terminal) = terminal_of(trial.state) {
-            trial.finish(terminal, "nothing of it runs", out);
+            trial.finish(terminal, "it has nothing running", out);
             self.announce_end(request, terminal);
         }
     }
 
     fn kill_trial(&mut self, request: &str, now: Timestamp, out: &mut Vec<Effect>) {
-        self.stop_trial(request, State::StoppingKilled, Manner::AtOnce, "somebody killed the trial", now, out);
+        self.stop_trial(request, State::StoppingKilled, Manner::AtOnce, "a user killed the trial", now, out);
     }
 
     fn stop_run(&mut self, run: &Run, manner: Manner, why: &str, now: Timestamp, out: &mut Vec<Effect>) {

@@ -85,7 +85,7 @@ pub fn after_run(of: RunContext<'_>, end: &End) -> AfterRun {
         End::Exited { code: 0 } if of.acknowledged => again(false, "it stopped when it was asked to".to_owned()),
         End::Exited { code: 0 } => finished(State::Completed, "its script ended with exit code 0".to_owned()),
         End::Exited { code } => after_failure(of, *code),
-        End::Killed => again(false, "it was ended by the master".to_owned()),
+        End::Killed => again(false, "the master stopped it".to_owned()),
         End::Lost { why } => again(false, format!("its agent was lost: {why}")),
         End::NotStarted { why } => {
             AfterRun::Again { counted: false, wait: true, why: format!("it could not be started: {why}") }
@@ -99,7 +99,7 @@ fn after_failure(of: RunContext<'_>, code: i32) -> AfterRun {
         return finished(State::Error, format!("trial failed and matched logs to a don't retry policy: {policy}"));
     }
     if of.restarts >= of.max_restarts {
-        let why = format!("its script ended with exit code {code} and all {} restarts are spent", of.max_restarts);
+        let why = format!("its script ended with exit code {code} and all {} restarts are used up", of.max_restarts);
         return finished(State::Error, why);
     }
     again(true, format!("its script ended with exit code {code}: restart {} of {}", of.restarts + 1, of.max_restarts))

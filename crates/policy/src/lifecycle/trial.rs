@@ -178,7 +178,7 @@ impl Trial {
 
     /// The script called its hyperparameters invalid: it is given a moment to end by itself.
     pub(super) fn invalid(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
-        let why = "its hyperparameters are invalid, says its script";
+        let why = "its script reported invalid hyperparameters";
         if self.move_to(State::StoppingCompleted, why, out) {
             self.overdue_at = Some(after(now, INVALID_GRACE));
         }
@@ -272,7 +272,7 @@ impl Trial {
         let wait = FIRST_WAIT.saturating_mul(1 << self.failed_starts.min(6)).min(LONGEST_WAIT);
         self.failed_starts += 1;
         self.retry_at = Some(after(now, wait));
-        self.note(LogLevel::Info, format!("trying again in {} s", wait.as_secs()), out);
+        self.note(LogLevel::Info, format!("retrying in {} s", wait.as_secs()), out);
     }
 
     /// Time has passed.
@@ -283,7 +283,7 @@ impl Trial {
         }
         if self.overdue_at.is_some_and(|at| at <= now) {
             self.overdue_at = None;
-            self.stop_run(Manner::AtOnce, "it called its hyperparameters invalid and did not end", terms, now, out);
+            self.stop_run(Manner::AtOnce, "it reported invalid hyperparameters and did not exit", terms, now, out);
         }
         let Some(allocation) = &mut self.allocation else { return };
         match &mut allocation.stopping {

@@ -308,7 +308,7 @@ impl Membership {
 
     fn refusal(&self, facts: &NodeFacts) -> Option<String> {
         if let Some(theirs) = facts.last_round.filter(|round| self.round().is_none_or(|ours| *round > ours)) {
-            return Some(format!("the node took part in round {theirs}, of which nothing is known here"));
+            return Some(format!("the node took part in round {theirs}, which is unknown here"));
         }
         if !self.terms.fixed_ranks {
             return None;
@@ -332,17 +332,17 @@ impl Membership {
             return waits("a new node waits for the next round");
         }
         if running >= most {
-            return waits("a further node waits as a spare");
+            return waits("an additional node waits as a spare");
         }
         if self.some_finished() {
-            return waits("a node has finished already, so that a new one is not taken in");
+            return waits("a node has already finished, so no new node is accepted");
         }
         let (welcome, _) = self.candidates(|state| state != NodeState::Draining);
         if !welcome.contains(&node) {
-            return waits("this one comes from a later round that may go on elsewhere");
+            return waits("this node comes from a later round that may continue elsewhere");
         }
         if self.changes >= self.terms.max_changes {
-            return waits("all membership changes are used up, so that a new one is not taken in");
+            return waits("all membership changes are used up, so no new node is accepted");
         }
         let due = match self.phase {
             RoundPhase::Running { settled: Some(due) } => due,
@@ -466,7 +466,7 @@ impl Membership {
         if silent && self.may_be_superseded() {
             let alive = |id: &&NodeId| !matches!(self.state(**id), None | Some(NodeState::Ready));
             let nodes: Vec<NodeId> = self.members.iter().filter(alive).copied().collect();
-            let reason = "too few nodes are heard: the others may go on without this side".to_owned();
+            let reason = "too few nodes are reachable: the others may continue without this side".to_owned();
             urgent.push(Action::Stop { nodes, reason, at_once: true });
         }
         let mut actions = self.without(id, node, was_member, how, &cause, now);

@@ -40,9 +40,9 @@ impl Membership {
         }
         self.phase = RoundPhase::Gathering { since, last_call: Some(deadline) };
         self.announce(match &self.view {
-            Some(view) => format!("{ready} nodes are there, the round before had {}", view.size()),
+            Some(view) => format!("{ready} nodes have joined, the previous round had {}", view.size()),
             None => format!(
-                "{ready} nodes are there, up to {} may join within the last call of {} s",
+                "{ready} nodes have joined, up to {} may join within the last call of {} s",
                 self.terms.max_nodes,
                 self.terms.last_call.as_secs_f64()
             ),
@@ -158,7 +158,7 @@ impl Membership {
 
     fn missing(&self, ready: usize, stopping: usize, quorum: Option<String>) -> String {
         if stopping > 0 {
-            return format!("waiting for {stopping} of {} nodes to end their workers", ready + stopping);
+            return format!("waiting for {stopping} of {} nodes to stop their workers", ready + stopping);
         }
         let name = |node: &Node| format!("{}, pid {}", node.facts.address, node.facts.process);
         let mut present: Vec<String> = self.nodes.values().take(SHOWN).map(name).collect();
@@ -173,7 +173,7 @@ impl Membership {
             return quorum;
         }
         let plural = if more == 1 { "" } else { "s" };
-        let mut text = format!("waiting for {more} more node{plural}: {ready} of {needed} are there");
+        let mut text = format!("waiting for {more} more node{plural}: {ready} of {needed} have joined");
         if !present.is_empty() {
             text.push_str(&format!(" ({})", present.join("; ")));
         }

@@ -197,8 +197,8 @@ impl RoundView {
         }
         let silent = self.names_of_the_gone().map(|names| format!(" ({names})")).unwrap_or_default();
         Some(format!(
-            "only {present} of the {alive} nodes of round {} that may be alive are here{silent}: the others may have gone \
-             on without this side, which waits for them (--rdzv-conf quorum=min would let the minimum decide)",
+            "only {present} of the {alive} nodes of round {} that may be alive are here{silent}: the others may have \
+             continued without this side, which waits for them (--rdzv-conf quorum=min lets the minimum decide)",
             self.round
         ))
     }

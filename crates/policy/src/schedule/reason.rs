@@ -110,7 +110,7 @@ impl fmt::Display for Reason {
         formatter.write_str("waiting: ")?;
         match self {
             Reason::NoSuchPool { pool, others } if others.is_empty() => {
-                write!(formatter, "there is no pool {pool}, and no other; hint: start an agent")
+                write!(formatter, "there is no pool {pool}, and no other pool; hint: start an agent")
             }
             Reason::NoSuchPool { pool, others } => {
                 write!(formatter, "there is no pool {pool}; hint: there is {}", others.join(", "))
@@ -119,7 +119,7 @@ impl fmt::Display for Reason {
                 write!(formatter, "pool {pool} has no agents; hint: start one with `instep agent`")
             }
             Reason::NoAgents { pool, idle } => {
-                write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or away)")
+                write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or offline)")
             }
             Reason::Impossible { slots: needed, single_node, pool, largest, machines, excluded, disabled } => {
                 let suffix = if *single_node { " on one agent" } else { "" };
@@ -134,14 +134,14 @@ impl fmt::Display for Reason {
                 }
                 exclusions(formatter, excluded)?;
                 if *disabled {
-                    write!(formatter, "; agents that are disabled, draining or away would do")?;
+                    write!(formatter, "; it would fit if all agents were enabled and connected")?;
                 }
                 Ok(())
             }
             Reason::NoRoom { slots: needed, pool, free, free_on_one, excluded, ahead } => {
                 write!(formatter, "needs {}, pool {pool} has {free} free", slots(*needed))?;
                 if free >= needed {
-                    write!(formatter, ", but only {free_on_one} on one agent and not enough agents that are idle")?;
+                    write!(formatter, ", but at most {free_on_one} on one agent and too few idle agents")?;
                 }
                 exclusions(formatter, excluded)?;
                 match (&ahead.first, ahead.jobs) {
@@ -167,7 +167,7 @@ impl fmt::Display for Reason {
                 max_slots.map_or(Ok(()), |most| write!(formatter, " (max_slots is {most})"))
             }
             Reason::NoGuests { pool, most } => {
-                write!(formatter, "every agent of pool {pool} runs {most} tasks without slots, and takes no more")
+                write!(formatter, "every agent of pool {pool} already runs {most} tasks without slots, the maximum")
             }
         }
     }

@@ -38,14 +38,14 @@ impl SeenMetrics {
     /// Why a search that is over has failed.
     pub(super) fn failure_reason(&self, metric: &str) -> String {
         let names = list(self.others.iter());
-        format!("no trial reported `{metric}`, which searcher.metric names: the trials {names}\n{}", hint(metric))
+        format!("no trial reported `{metric}`, the searcher's metric: the trials {names}\n{}", hint(metric))
     }
 }
 
 /// For the log of a trial that does not report the metric: not in this validation, or never.
 pub(super) fn warning(metric: &str, validation: Option<&Map<String, Value>>) -> String {
     let names = list(validation.into_iter().flat_map(Map::keys).take(MOST_NAMES));
-    format!("this trial has not reported `{metric}`, which searcher.metric names: it {names}\n{}", hint(metric))
+    format!("this trial has not reported `{metric}`, the searcher's metric: it {names}\n{}", hint(metric))
 }
 
 fn list<'a>(names: impl Iterator<Item = &'a String>) -> String {

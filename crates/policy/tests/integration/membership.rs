@@ -193,7 +193,7 @@ fn nodes_that_never_come_are_named_when_time_is_up() {
     job.on(joined(1, "host", 1, 0), SECOND);
     job.on(joined(2, "c", 1, 2), SECOND);
     let actions = job.on(Event::Tick, 601 * SECOND);
-    let reason = "gave up after 600 s waiting for 1 more node: 2 of 3 are there (host, pid 1; c, pid 1); \
+    let reason = "gave up after 600 s waiting for 1 more node: 2 of 3 have joined (host, pid 1; c, pid 1); \
                   missing: node rank 1";
     assert_eq!(actions, [Action::Fail { reason: reason.to_owned() }]);
     let refused = job.on(joined(4, "b", 1, 1), 602 * SECOND);
@@ -371,7 +371,7 @@ fn a_side_without_a_majority_says_what_it_could_not_know_when_time_is_up() {
     let actions = job.on(Event::Tick, 700 * SECOND);
     let [Action::Fail { reason }] = actions.as_slice() else { panic!("{actions:?}") };
     assert!(reason.starts_with("gave up after 600 s only 1 of the 3 nodes"), "{reason}");
-    assert!(reason.contains("may have gone on without this side"), "{reason}");
+    assert!(reason.contains("may have continued without this side"), "{reason}");
 }
 
 fn resumption(size: u64, dead: &[u64]) -> Resumption {
@@ -429,7 +429,7 @@ fn a_node_from_a_newer_round_is_not_led_by_an_older_one() {
     let mut job = running(terms(1, 3, 0), 1);
     let actions = job.on(member_of(7, 9), 3 * SECOND);
     let [Action::Refuse { reason, .. }] = actions.as_slice() else { panic!("{actions:?}") };
-    assert_eq!(reason, "the node took part in round 9, of which nothing is known here");
+    assert_eq!(reason, "the node took part in round 9, which is unknown here");
 }
 
 /// A launcher in the simulation: what it would do with the coordinator's orders, and what is on its way to it.

@@ -230,7 +230,7 @@ fn a_halving_search_stops_the_worse_and_tries_another() {
     assert_eq!(report(&mut search, &trials[0], json!({"loss": 0.5, "t": 1})), Ok(vec![]));
     let actions = report(&mut search, &trials[1], json!({"loss": 0.6, "t": 1.9})).unwrap();
     let [Action::Stop { request, reason }, Action::Create { .. }] = actions.as_slice() else { panic!("{actions:?}") };
-    assert_eq!((request, reason.as_str()), (&trials[1], "at 1 it is number 2 of 2, and the best 1 go on"));
+    assert_eq!((request, reason.as_str()), (&trials[1], "at 1 it is number 2 of 2, and the best 1 continue"));
     assert_eq!(report(&mut search, &trials[1], json!({"loss": 0.1, "t": 9})), Ok(vec![]), "it was told to stop");
     assert_eq!(exit_early(&mut search, &trials[1], EarlyExit::Errored), [], "its place was taken already");
     assert_eq!(exit(&mut search, &trials[1]), []);
@@ -424,15 +424,11 @@ fn a_search_whose_metric_is_never_reported_warns_and_fails() {
     let actions = report(&mut search, &trials[0], json!({"acc": 0.5, "time": 1})).unwrap();
     let [(request, text)] = warned(&actions)[..] else { panic!("{actions:?}") };
     assert_eq!(request, trials[0]);
-    assert!(
-        text.starts_with("this trial has not reported `loss`, which searcher.metric names: it reported `acc`, `time`")
-    );
+    assert!(text.starts_with("this trial has not reported `loss`, the searcher's metric: it reported `acc`, `time`"));
     assert_eq!(report(&mut search, &trials[0], json!({"acc": 0.6})).unwrap(), [], "once is enough");
     assert_eq!(exit_silently(&mut search, &trials[0]), []);
     let error = search.on(Event::Exited { request: trials[1].clone() }).unwrap_err().to_string();
-    assert!(
-        error.starts_with("no trial reported `loss`, which searcher.metric names: the trials reported `acc`, `time`")
-    );
+    assert!(error.starts_with("no trial reported `loss`, the searcher's metric: the trials reported `acc`, `time`"));
     assert!(error.contains("\nhint: "), "{error}");
 }
 
@@ -443,7 +439,7 @@ fn a_search_with_one_report_of_its_metric_is_complete_and_the_silent_trials_are_
     assert_eq!(report(&mut search, &trials[0], json!({"loss": "NaN"})).unwrap(), []);
     assert_eq!(exit_silently(&mut search, &trials[0]), []);
     let actions = exit_silently(&mut search, &trials[1]);
-    let text = "this trial has not reported `loss`, which searcher.metric names: it reported no validation metrics";
+    let text = "this trial has not reported `loss`, the searcher's metric: it reported no validation metrics";
     assert!(warned(&actions)[0].1.starts_with(text), "{actions:?}");
     assert_eq!(shut_down(&actions[1..]), Some((false, false)));
 }

@@ -40,7 +40,7 @@ pub(super) fn pack(folder: &Path) -> anyhow::Result<Packed> {
     let root = folder.canonicalize().with_context(|| format!("cannot open the folder {}", folder.display()))?;
     if !root.is_dir() {
         let what = format!("{} is not a folder", folder.display());
-        return Err(Hinted::new(what, "name the folder that holds the code").into());
+        return Err(Hinted::new(what, "give the folder that contains the code").into());
     }
     let mut walk = Walk { rules: Rules::of(&root)?, root, packed: Packed::default() };
     walk.folder(&PathBuf::new(), 0)?;
@@ -55,7 +55,7 @@ struct Walk {
 
 impl Walk {
     fn folder(&mut self, inner: &Path, depth: usize) -> anyhow::Result<()> {
-        anyhow::ensure!(depth < DEEPEST, "{} has more than {DEEPEST} folders inside of each other", inner.display());
+        anyhow::ensure!(depth < DEEPEST, "{} has more than {DEEPEST} levels of folders", inner.display());
         let path = self.root.join(inner);
         let mut names = Vec::new();
         for entry in fs::read_dir(&path).with_context(|| format!("cannot read {}", path.display()))? {
@@ -72,7 +72,7 @@ impl Walk {
         let path = self.root.join(inner);
         let Some(name) = inner.to_str() else {
             let what = format!("the name of {} is not UTF-8", path.display());
-            return Err(Hinted::new(what, "rename it, or name it in .detignore").into());
+            return Err(Hinted::new(what, "rename it, or list it in .detignore").into());
         };
         let link = fs::symlink_metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.is_symlink();
         if self.rules.ignores(name, !link && path.is_dir()) {
@@ -80,7 +80,7 @@ impl Walk {
         }
         let target = if link { self.inside(&path) } else { Some(path.clone()) };
         let Some(metadata) = target.as_ref().and_then(|target| fs::metadata(target).ok()) else {
-            self.packed.left_out.push(format!("{name}: a link that leads out of the folder or nowhere"));
+            self.packed.left_out.push(format!("{name}: a link that leaves the folder or is broken"));
             return Ok(());
         };
         if metadata.is_dir() {
@@ -112,8 +112,8 @@ impl Walk {
         }
         let root = self.root.display();
         let limit = shown::size(i64::try_from(LIMIT).unwrap_or(i64::MAX));
-        let what = format!("{root} is larger than the {limit} that an experiment may bring; {name} is too much");
-        Err(Hinted::new(what, "name what the code does not need in a file .detignore there, as in .gitignore").into())
+        let what = format!("{root} exceeds the limit of {limit} for an experiment's code, at {name}");
+        Err(Hinted::new(what, "list files that the code does not need in .detignore, as in .gitignore").into())
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
         fs::write(folder.path().join("small"), "x").unwrap();
         fs::File::create(folder.path().join("weights.pt")).unwrap().set_len(LIMIT).unwrap();
         let error = pack(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("weights.pt is too much") && error.contains(".detignore"), "{error}");
+        assert!(error.contains("at weights.pt") && error.contains(".detignore"), "{error}");
         assert!(pack(&folder.path().join("small")).unwrap_err().to_string().contains("is not a folder"));
     }
 }

@@ -87,7 +87,7 @@ impl Rule {
         }
         let whole = if tied { pattern.to_owned() } else { format!("**/{pattern}") };
         let glob = GlobBuilder::new(&whole).literal_separator(true).backslash_escape(true).build();
-        let glob = glob.map_err(|error| format!("`{line}` is no pattern: {}", error.kind()))?;
+        let glob = glob.map_err(|error| format!("`{line}` is not a valid pattern: {}", error.kind()))?;
         Ok(Some(Rule { glob: glob.compile_matcher(), keeps, folders_only }))
     }
 }
@@ -130,7 +130,7 @@ mod tests {
             let found = Rules::read(rules).unwrap().ignores(name, is_folder);
             assert_eq!(found, expected, "{rules:?} {name:?}");
         }
-        assert!(Rules::read("ok\n[a").unwrap_err().starts_with("line 2: `[a` is no pattern"));
+        assert!(Rules::read("ok\n[a").unwrap_err().starts_with("line 2: `[a` is not a valid pattern"));
         assert!(Rules::read("").unwrap().ignores(".detignore", false));
     }
 

@@ -29,21 +29,21 @@ fn texts_that_are_consequences_say_of_whom_as_far_as_they_know() {
             blame(lost, &[6], Some("barrier")),
         ),
         (
-            "instep.errors.CollectiveTimeout: all_reduce(1 × float32, sum) (operation 5) passed its 2s on rank 0: rank 1 had \
+            "instep.errors.CollectiveTimeout: all_reduce(1 × float32, sum) (operation 5) timed out after 2s on rank 0: rank 1 had \
              not started it",
             blame(late, &[1], Some("all_reduce")),
         ),
         (
-            "instep.errors.CollectiveTimeout: barrier (operation 0) passed its 2s on rank 3: ranks 1, 2 had not started it",
+            "instep.errors.CollectiveTimeout: barrier (operation 0) timed out after 2s on rank 3: ranks 1, 2 had not started it",
             blame(late, &[1, 2], Some("barrier")),
         ),
         (
-            "instep.errors.CollectiveTimeout: receive(8 bytes from rank 2, tag 0) (message 0) passed its 2s on rank 0: rank 2 \
+            "instep.errors.CollectiveTimeout: receive(8 bytes from rank 2, tag 0) (message 0) timed out after 2s on rank 0: rank 2 \
              had not sent it",
             blame(late, &[2], Some("receive")),
         ),
         (
-            "instep.errors.CollectiveTimeout: barrier (operation 0) passed its 2s on rank 3: every rank had started it, not all \
+            "instep.errors.CollectiveTimeout: barrier (operation 0) timed out after 2s on rank 3: every rank had started it, not all \
              had finished",
             blame(late, &[], Some("barrier")),
         ),
@@ -58,7 +58,7 @@ fn texts_that_are_consequences_say_of_whom_as_far_as_they_know() {
             blame(late, &[1, 2], None),
         ),
         (
-            "instep.errors.ConnectFailed: could not connect the group within 5s: rank 1 did not come",
+            "instep.errors.ConnectFailed: could not connect the group within 5s: rank 1 did not arrive",
             blame(late, &[1], None),
         ),
         (&closed, blame(lost, &[], None)),

@@ -85,7 +85,7 @@ fn several_machines_must_be_idle_and_alike_and_the_large_ones_come_first() {
     world.runs("y", 42, "a1", 0..1);
     assert_eq!(
         world.reason("task"),
-        "waiting: needs 8 slots, pool default has 14 free, but only 4 on one agent and not enough agents that are idle"
+        "waiting: needs 8 slots, pool default has 14 free, but at most 4 on one agent and too few idle agents"
     );
 }
 
@@ -113,7 +113,7 @@ fn disabled_slots_and_agents_are_not_used() {
     assert_eq!(
         world.reason("task"),
         "waiting: needs 4 slots, but pool default can give one task at most 3 (it has 1 agent with 3 slots); \
-         agents that are disabled, draining or away would do"
+         it would fit if all agents were enabled and connected"
     );
 }
 

@@ -156,7 +156,7 @@ fn tasks_without_slots_have_their_own_queue() {
     assert_eq!(world.starts(), ["g1", "g2"]);
     assert_eq!(
         world.reason("g3"),
-        "waiting: every agent of pool default runs 2 tasks without slots, and takes no more"
+        "waiting: every agent of pool default already runs 2 tasks without slots, the maximum"
     );
     world.runs("guest", 42, "a1", 0..0);
     assert_eq!(world.starts(), ["g1"], "those that run count too");

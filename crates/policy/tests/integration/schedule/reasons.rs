@@ -41,7 +41,7 @@ fn a_pool_without_agents_says_what_to_do() {
     world.waits("task", 42, 1);
     assert_eq!(
         world.reason("task"),
-        "waiting: none of the 2 agents of pool default takes work (disabled, draining or away)"
+        "waiting: none of the 2 agents of pool default takes work (disabled, draining or offline)"
     );
 }
 
@@ -52,7 +52,7 @@ fn a_pool_that_is_not_there_is_named() {
     world.asks("task", "task", 1);
     assert_eq!(world.reason("task"), "waiting: there is no pool gpu; hint: there is default");
     world.cluster.pools.clear();
-    assert_eq!(world.reason("task"), "waiting: there is no pool gpu, and no other; hint: start an agent");
+    assert_eq!(world.reason("task"), "waiting: there is no pool gpu, and no other pool; hint: start an agent");
 }
 
 #[test]

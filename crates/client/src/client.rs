@@ -195,14 +195,14 @@ impl Client {
         repeat: Repeat,
     ) -> Result<Answer> {
         let body = serde_json::to_vec(body)
-            .map_err(|error| self.protocol_error(format!("this request is no JSON: {error}")))?;
+            .map_err(|error| self.protocol_error(format!("this request is not JSON: {error}")))?;
         self.exchange(method, path, Some(&body), repeat)
     }
 
     /// Sends text that is JSON already and gives the answer's text; for callers that have types of their own.
     pub fn call_text(&self, method: &str, path: &str, body: Option<&str>, repeat: Repeat) -> Result<String> {
         let method: Method =
-            method.parse().map_err(|_| self.protocol_error(format!("`{method}` is no method of HTTP")))?;
+            method.parse().map_err(|_| self.protocol_error(format!("`{method}` is not an HTTP method")))?;
         let bytes = self.with_retries(repeat, || {
             let mut response = self.send(&method, path, body.map(str::as_bytes), &[])?;
             self.read_body(&mut response)
@@ -344,7 +344,7 @@ impl Client {
             request = request.header(*name, *value);
         }
         let request = request.body(body.unwrap_or_default().to_vec());
-        request.map_err(|error| self.protocol_error(format!("{method} {path} cannot be asked: {error}")))
+        request.map_err(|error| self.protocol_error(format!("{method} {path} is not a valid request: {error}")))
     }
 
     /// Gives an answer that is a success; others become errors, with the master's sentence.
@@ -354,8 +354,7 @@ impl Client {
         match status {
             200 => Ok(response),
             300..400 => {
-                Err(self
-                    .protocol_error(format!("it sends us elsewhere (status {status}); is there a proxy in between?")))
+                Err(self.protocol_error(format!("it redirects (status {status}); is there a proxy in between?")))
             }
             _ => {
                 let body = self.read_body(&mut response).unwrap_or_default();
@@ -403,5 +402,5 @@ fn certificates(path: &std::path::Path) -> Result<Vec<Certificate<'static>>> {
             found.push(certificate);
         }
     }
-    if found.is_empty() { Err(invalid("it holds no certificate in PEM form".to_owned())) } else { Ok(found) }
+    if found.is_empty() { Err(invalid("it contains no PEM certificate".to_owned())) } else { Ok(found) }
 }

@@ -119,7 +119,7 @@ impl Shared {
                 }
                 Err(error) if error.is_temporary() => {
                     if !away {
-                        self.update(|state| state.news.push(format!("{error}; asking again until it answers")));
+                        self.update(|state| state.news.push(format!("{error}; retrying until it answers")));
                     }
                     away = true;
                     thread::sleep(PAUSE);

@@ -469,14 +469,14 @@ impl Sender {
                 state.failed = Some(described(&error));
                 state.queue.clear();
                 state.queued_bytes = 0;
-                self.shared.add_news(&mut state, format!("reports are not stored any more: {}", described(&error)));
+                self.shared.add_news(&mut state, format!("reports are no longer stored: {}", described(&error)));
                 self.shared.progress.notify_all();
                 return;
             }
             state.trouble = Some(described(&error));
             if !told && begin.elapsed() >= SILENCE {
                 told = true;
-                let what = format!("{}; reports are kept and sent when it answers", described(&error));
+                let what = format!("{}; reports are queued and sent when it answers", described(&error));
                 self.shared.add_news(&mut state, what);
             }
             let until = Instant::now() + backoff.pause();
@@ -509,7 +509,7 @@ impl Sender {
             self.shared.add_news(&mut state, format!("the master refused a report: {}", refused.message));
         }
         if told {
-            self.shared.add_news(&mut state, "the master answers again; what was kept is being sent".to_owned());
+            self.shared.add_news(&mut state, "the master answers again; sending queued reports".to_owned());
         }
         drop(state);
         self.shared.progress.notify_all();

@@ -482,7 +482,7 @@ fn a_bootstrap_over_tcp_that_fails_names_the_late_ranks() {
     let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
     let bound = bound.into_iter().next().unwrap();
     let error = bound.connect(Rank(0), &addresses, 0, Duration::from_millis(100)).err().unwrap().to_string();
-    assert!(error.contains("rank 1, 2 did not come"), "{error}");
+    assert!(error.contains("rank 1, 2 did not arrive"), "{error}");
 }
 
 #[test]

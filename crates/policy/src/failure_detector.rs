@@ -58,7 +58,7 @@ impl FailureDetector {
     /// How a peer's silence since a [`FailureDetector::awake_time`] is put to people, once it is too long.
     pub fn suspicion(&self, heard: Duration, now: Duration) -> Option<String> {
         let silent = self.awake_time(now).saturating_sub(heard);
-        (silent > self.window).then(|| format!("nothing was heard of it for {:.1} s", silent.as_secs_f64()))
+        (silent > self.window).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
             assert_eq!(detector.suspicion(heard, now * SECOND), None);
         }
         detector.tick(7 * SECOND);
-        assert_eq!(detector.suspicion(heard, 7 * SECOND).as_deref(), Some("nothing was heard of it for 6.0 s"));
+        assert_eq!(detector.suspicion(heard, 7 * SECOND).as_deref(), Some("no heartbeat for 6.0 s"));
     }
 
     #[test]

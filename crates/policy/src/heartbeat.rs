@@ -11,7 +11,7 @@ pub const SILENCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Why a trial that has been silent for so long is given up; `None` while there is hope.
 pub fn overdue(silence: Duration) -> Option<String> {
-    (silence > SILENCE_LIMIT).then(|| format!("nothing was heard of it for {} s", silence.as_secs()))
+    (silence > SILENCE_LIMIT).then(|| format!("no heartbeat for {} s", silence.as_secs()))
 }
 
 #[cfg(test)]
@@ -23,6 +23,6 @@ mod tests {
     fn a_trial_is_given_up_after_five_silent_minutes() {
         assert_eq!(overdue(SILENCE_LIMIT), None);
         let reason = overdue(SILENCE_LIMIT + Duration::from_secs(1));
-        assert_eq!(reason.as_deref(), Some("nothing was heard of it for 301 s"));
+        assert_eq!(reason.as_deref(), Some("no heartbeat for 301 s"));
     }
 }

@@ -145,7 +145,7 @@ impl Link {
         match self.socket.read() {
             Ok(Message::Text(text)) => match serde_json::from_str(text.as_str()) {
                 Ok(order) => Ok(Received::Order(Box::new(order))),
-                Err(error) => Err(LinkError::Broken(format!("the master says what cannot be understood: {error}"))),
+                Err(error) => Err(LinkError::Broken(format!("the master sent an invalid message: {error}"))),
             },
             Ok(Message::Close(_)) => Err(LinkError::Broken("the master closed the connection".to_owned())),
             Ok(_) => Ok(Received::SignOfLife),

@@ -121,7 +121,7 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     let signals = block_signals()?;
     let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, leaving: None };
     if agent.shares.running() > 0 {
-        host.say(&format!("{} of before still running here", tasks(agent.shares.running())));
+        host.say(&format!("{} from before still running here", tasks(agent.shares.running())));
     }
     let outcome = agent.reconnect_forever(host);
     match outcome {
@@ -279,8 +279,8 @@ impl Agent<'_> {
             if self.failures == QUIET_FAILURES {
                 let running = self.shares.running();
                 let tasks =
-                    if running == 0 { String::new() } else { format!("; {} left running for a while", tasks(running)) };
-                host.say(&format!("no connection to the master: {why}; trying again until it works{tasks}"));
+                    if running == 0 { String::new() } else { format!("; {} left running for now", tasks(running)) };
+                host.say(&format!("no connection to the master: {why}; retrying until it works{tasks}"));
             }
             if let Some(leave) = self.wait(backoff.pause()) {
                 return Ok(leave);
@@ -350,7 +350,7 @@ impl Agent<'_> {
         if self.failures == 0 || self.failures >= QUIET_FAILURES {
             let slots = Lent::of(&self.options.devices);
             let (name, master) = (&self.options.name, &self.options.master);
-            host.say(&format!("agent {name} lends {slots} to {master}{again}"));
+            host.say(&format!("agent {name} offers {slots} to {master}{again}"));
         }
         self.failures = 0;
         let ping = Duration::from_secs(welcome.ping_seconds.max(1).into());
@@ -484,7 +484,7 @@ impl Agent<'_> {
 
     fn begin_to_stop(&mut self, host: &mut dyn Host) {
         let running = tasks(self.shares.running());
-        host.say(&format!("stopping {running}; the same signal again leaves them to themselves"));
+        host.say(&format!("stopping {running}; repeat the signal to leave them running"));
         self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
     }
 
@@ -508,8 +508,8 @@ impl Agent<'_> {
         let window = self.machine.as_ref().map_or(0, |machine| machine.window_seconds);
         if self.shares.running() > 0 {
             host.say(&format!(
-                "{} still running; they end by themselves {window} s after the master was last heard, unless an agent \
-                 with the same state folder ({}) comes back",
+                "{} still running; they stop {window} s after the last contact with the master, unless an agent \
+                 with the same state folder ({}) returns",
                 tasks(self.shares.running()),
                 self.state.path().display(),
             ));

@@ -109,7 +109,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
             for agent in which.names(&client)? {
                 let _: AgentResponse =
                     client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(lookup::unknown_agent)?;
-                say(&format!("agent {agent} takes work"));
+                say(&format!("enabled agent {agent}"));
             }
             Ok(())
         }
@@ -119,7 +119,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
                 let request = json!({"drain": drain});
                 let _: AgentResponse =
                     client.post(&api(&["agents", agent, "disable"]), &request).map_err(lookup::unknown_agent)?;
-                say(&format!("agent {agent} takes no new work"));
+                say(&format!("disabled agent {agent}"));
             }
             if *drain { still_running(&client, &names) } else { Ok(()) }
         }

@@ -20,7 +20,7 @@ struct Commands;
 impl Kind for Commands {
     const NOUN: &str = "command";
     const COLLECTION: &str = "commands";
-    const HINT: &str = "`instep command run COMMAND` runs one";
+    const HINT: &str = "run one with `instep command run COMMAND`";
     type One = CommandResponse;
     type Many = CommandsResponse;
 

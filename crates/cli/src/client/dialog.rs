@@ -16,10 +16,10 @@ pub(super) fn confirm(yes: bool, what: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Hinted::new(format!("{what} cannot be taken back"), "add --yes to do it").into());
+        return Err(Hinted::new(format!("{what} cannot be undone"), "add --yes to confirm").into());
     }
-    console::print_error(&format!("{what} cannot be taken back. Type yes to do it: "));
+    console::print_error(&format!("{what} cannot be undone. Type yes to confirm: "));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(anyhow::anyhow!("nothing was done")) }
+    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(anyhow::anyhow!("nothing was changed")) }
 }

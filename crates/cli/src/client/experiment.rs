@@ -180,10 +180,10 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         Verb::Create(arguments) => submit::create(&client, &common, *arguments),
         Verb::Fork(arguments) => submit::fork(&client, &common, arguments),
         Verb::Continue(arguments) => submit::continue_experiment(&client, &common, &arguments),
-        Verb::Pause { ids } => control::act(&client, "pause", &ids, "makes room and waits"),
-        Verb::Activate { ids } => control::act(&client, "activate", &ids, "runs when there is room"),
-        Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "saves and ends"),
-        Verb::Kill { ids } => control::act(&client, "kill", &ids, "ends at once"),
+        Verb::Pause { ids } => control::act(&client, "pause", &ids, "is pausing"),
+        Verb::Activate { ids } => control::act(&client, "activate", &ids, "is queued"),
+        Verb::Cancel { ids } => control::act(&client, "cancel", &ids, "is stopping"),
+        Verb::Kill { ids } => control::act(&client, "kill", &ids, "is being killed"),
         Verb::List(list_arguments) => list(&client, &common, &list_arguments),
         Verb::Describe { ids } if ids.is_empty() => {
             describe(&client, &common, &[lookup::experiment_or_newest(&client, None)?])

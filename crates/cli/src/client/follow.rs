@@ -49,7 +49,7 @@ pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()
     say(&format!("experiment {id} {}: {trials}{best}", shown::state(ended.state)));
     if ended.best_trial_searcher_metric.is_none() && ended.num_trials > 0 {
         let metric = &ended.searcher_metric;
-        lock(&console).warn(&format!("no trial reported a number for `{metric}`, which searcher.metric names"));
+        lock(&console).warn(&format!("no trial reported a number for `{metric}`, the searcher's metric"));
     }
     Ok(())
 }

@@ -45,7 +45,7 @@ fn experiments(client: &Client) -> anyhow::Result<Vec<Experiment>> {
 }
 
 fn none(what: &str) -> Hinted {
-    Hinted::new(format!("you have no {what}s here yet"), "`instep experiment list -a` shows those of all users")
+    Hinted::new(format!("you have no {what}s yet"), "list other users' experiments with `instep experiment list -a`")
 }
 
 /// The experiment with this number.
@@ -57,7 +57,7 @@ pub(super) fn get_experiment(client: &Client, id: ExperimentId) -> anyhow::Resul
 /// Points to the list when a number is not known.
 pub(super) fn unknown_experiment(error: instep_client::Error) -> anyhow::Error {
     if error.is_not_found() {
-        return Hinted::new(error.to_string(), "`instep experiment list -a` shows all there are").into();
+        return Hinted::new(error.to_string(), "list all with `instep experiment list -a`").into();
     }
     error.into()
 }
@@ -65,7 +65,7 @@ pub(super) fn unknown_experiment(error: instep_client::Error) -> anyhow::Error {
 /// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
 pub(super) fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<TrialId> {
     let first = get_experiment(client, id)?.trial_ids.first().copied();
-    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script makes them when it runs");
+    let none = || Hinted::new(format!("experiment {id} has no trials yet"), "its script creates them when it runs");
     Ok(first.ok_or_else(none)?)
 }
 
@@ -73,7 +73,7 @@ pub(super) fn first_trial(client: &Client, id: ExperimentId) -> anyhow::Result<T
 pub(super) fn workspace(client: &Client, name: &str) -> anyhow::Result<Workspace> {
     let query = Query::new().with("nameCaseSensitive", name);
     let found: WorkspacesResponse = client.get(&format!("/api/v1/workspaces{query}"))?;
-    let none = || Hinted::new(format!("workspace '{name}' not found"), "`instep workspace list` shows all there are");
+    let none = || Hinted::new(format!("workspace '{name}' not found"), "list all with `instep workspace list`");
     Ok(found.workspaces.into_iter().next().ok_or_else(none)?)
 }
 
@@ -82,7 +82,7 @@ pub(super) fn project(client: &Client, workspace: &str, project: &str) -> anyhow
     let id = self::workspace(client, workspace)?.id;
     let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{id}/projects"))?;
     let none = || {
-        let hint = format!("`instep project list {workspace}` shows those of the workspace");
+        let hint = format!("list its projects with `instep project list {workspace}`");
         Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
     };
     Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)
@@ -91,7 +91,7 @@ pub(super) fn project(client: &Client, workspace: &str, project: &str) -> anyhow
 /// Points to the list when a name is not known.
 pub(super) fn unknown_agent(error: instep_client::Error) -> anyhow::Error {
     if error.is_not_found() {
-        return Hinted::new(error.to_string(), "`instep agent list` shows all there are").into();
+        return Hinted::new(error.to_string(), "list all with `instep agent list`").into();
     }
     error.into()
 }

@@ -19,7 +19,7 @@ use crate::console;
 /// Which one is meant.
 #[derive(Debug, Args)]
 pub(super) struct Named {
-    /// Its identifier
+    /// Id
     #[arg(value_name = "ID")]
     pub task: String,
 }
@@ -36,7 +36,7 @@ pub(super) enum Set {
 pub(super) struct Priority {
     #[command(flatten)]
     pub named: Named,
-    /// From 1 to 99; lower ones are served first
+    /// Priority, 1 to 99; lower numbers go first
     #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
     pub priority: i64,
 }

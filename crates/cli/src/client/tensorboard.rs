@@ -33,7 +33,7 @@ struct Tensorboards;
 impl Kind for Tensorboards {
     const NOUN: &str = "TensorBoard";
     const COLLECTION: &str = "tensorboards";
-    const HINT: &str = "`instep tensorboard start EXPERIMENT` starts one";
+    const HINT: &str = "start one with `instep tensorboard start EXPERIMENT`";
     type One = TensorboardResponse;
     type Many = TensorboardsResponse;
 
@@ -163,7 +163,7 @@ fn wait(client: &Client, task: &str) -> anyhow::Result<()> {
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;
         if found.task.end_time.is_some() {
             let why = get(client, task)?.reason;
-            let hint = format!("`instep tensorboard logs {task}` shows what it wrote");
+            let hint = format!("see its logs with `instep tensorboard logs {task}`");
             return Err(Hinted::new(format!("TensorBoard {task} has ended: {why}"), &hint).into());
         }
         if found.task.allocations.first().is_some_and(|allocation| allocation.is_ready) {

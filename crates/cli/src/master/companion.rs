@@ -63,7 +63,7 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, 
         if child.try_wait()?.is_some() || Instant::now() > deadline {
             // The master serves all the same; who only tracks needs no agent.
             let said = super::log_file::read_from(&log, before);
-            console::print_error(&format!("warning: no agent lends this machine's slots:\n{said}"));
+            console::print_error(&format!("warning: no agent offers this machine's slots:\n{said}"));
             return Ok(());
         }
         std::thread::sleep(PAUSE);

@@ -13,6 +13,6 @@ pub(super) fn read_from(log: &Path, start: u64) -> String {
     });
     match read {
         Ok(_) => String::from_utf8_lossy(&text).into_owned(),
-        Err(error) => format!("the master ended at once, and its log cannot be read: {error}\n"),
+        Err(error) => format!("the master exited at once, and its log cannot be read: {error}\n"),
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         Some(MasterCommand::Restore { file, replace }) => {
             let database = arguments.settings.options()?.database;
             let kept = instep_master::restore(&file, &database, replace).map_err(serve::explained)?;
-            let kept = kept.map(|path| format!(" (the earlier one is {})", path.display())).unwrap_or_default();
+            let kept = kept.map(|path| format!(" (the previous database is {})", path.display())).unwrap_or_default();
             let line = format!("restored {} from {}{kept}\n", database.display(), file.display());
             console::print(line.as_bytes());
             Ok(ExitCode::SUCCESS)

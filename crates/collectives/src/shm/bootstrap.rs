@@ -150,7 +150,7 @@ impl ShmBootstrap<'_> {
         while !missing(&joined).is_empty() {
             if !await_readable(self.listener, self.deadline) {
                 let late: Vec<Rank> = missing(&joined).iter().map(|rank| self.group_ranks[*rank]).collect();
-                let what = format!("rank {} did not come", join_ranks(&late));
+                let what = format!("rank {} did not arrive", join_ranks(&late));
                 for (stream, _) in joined.iter_mut().flatten() {
                     refuse(stream, &what);
                 }

@@ -106,13 +106,13 @@ impl TcpBootstrap<'_> {
             if Instant::now() >= self.deadline {
                 let by_rail = self.wanted.iter().any(|wanted| wanted.purpose == Purpose::Rail);
                 let hint = if state.unauthenticated {
-                    "\nhint: ranks that know each other's addresses hung up on each other: is INSTEP_SECRET the same on all?"
+                    "\nhint: ranks refused each other's connections: is INSTEP_SECRET the same on all?"
                 } else if by_rail {
-                    "\nhint: a rank that waits for others of its host does not come either; those say whom they miss"
+                    "\nhint: a rank that waits for others on its host does not arrive either; their errors name the missing ranks"
                 } else {
                     ""
                 };
-                return Err(self.failed(format!("rank {} did not come{hint}", join_ranks(&missing))));
+                return Err(self.failed(format!("rank {} did not arrive{hint}", join_ranks(&missing))));
             }
             state.dial_due();
             state.sleep();

@@ -409,7 +409,7 @@ impl Coordinator {
             | ToCoordinator::Lead(_)
             | ToCoordinator::ProbeReport(_) => {
                 context.close(client);
-                self.handle_lost_node(node, "it said hello twice", context);
+                self.handle_lost_node(node, "it sent hello twice", context);
             }
         }
     }
@@ -433,7 +433,7 @@ impl Coordinator {
         if !detector.outlasts(away, heartbeat.window()) || !self.settings.terms.elastic() {
             return;
         }
-        let cause = "this launcher was stopped for a while, and cannot know what the others did";
+        let cause = "this launcher was suspended and cannot know what the others did";
         let joined_nodes = self.joined.iter().filter(|(_, joined_node)| !joined_node.host);
         let joined_nodes = joined_nodes.map(|(node, _)| (*node, cause.to_owned())).collect();
         self.drop_silent_nodes(joined_nodes, context);

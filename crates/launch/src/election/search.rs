@@ -104,7 +104,7 @@ fn describe(answers: &[QueryResult]) -> String {
             Answer::Silent => "does not answer",
             Answer::Searching(_) => "has no coordinator either",
             Answer::Following(_) => "follows a coordinator that cannot be reached from here",
-            Answer::Leading(_) => "leads, and knows nothing of this node's last round",
+            Answer::Leading(_) => "leads, but does not know this node's last round",
         };
         format!("{}:{} {how}", address.host, address.port)
     };

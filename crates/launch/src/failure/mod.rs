@@ -150,7 +150,7 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
                 }
                 (_, BlameKind::Lost) => format!("{who} left, while rank {waiting} waited{place}"),
                 (_, BlameKind::Late | BlameKind::Disagreement) => {
-                    format!("{who} did not come, and rank {waiting} waited{place} until its time-out")
+                    format!("{who} did not arrive, and rank {waiting} waited{place} until its timeout")
                 }
             }
         }
@@ -308,7 +308,7 @@ mod tests {
             (vec![lost, stopped.clone()], "rank 1 on a left, while rank 0 waited in all_reduce"),
             (
                 vec![blames(0, BlameKind::Late, &[1], Some("barrier")), stopped],
-                "rank 1 on a did not come, and rank 0 waited in barrier until its time-out",
+                "rank 1 on a did not arrive, and rank 0 waited in barrier until its timeout",
             ),
             (
                 vec![unnamed(0), unnamed(1)],

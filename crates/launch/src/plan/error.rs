@@ -16,6 +16,6 @@ pub(super) fn error(message: impl Into<String>, hint: impl Into<String>) -> Plan
 
 /// An error text that carries its own `hint:` line.
 pub(super) fn split_hint(text: &str) -> PlanError {
-    let (message, hint) = text.split_once("\nhint: ").unwrap_or((text, "instep doctor shows what this machine has"));
+    let (message, hint) = text.split_once("\nhint: ").unwrap_or((text, "run `instep doctor` to check this machine"));
     error(message, hint)
 }

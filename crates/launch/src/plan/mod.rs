@@ -97,7 +97,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let nodes = node_range(&request)?;
     let (_, max_nodes) = nodes;
     let max_restarts = u32::try_from(request.max_restarts)
-        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 means: never restart"))?;
+        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 disables restarts"))?;
     let node_rank = usize::try_from(request.node_rank)
         .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank), "node ranks count from 0"))?;
     let conf = RendezvousConf::parse(&request.rdzv_conf)?;
@@ -168,7 +168,7 @@ fn node_range(request: &Request) -> Result<(usize, usize), PlanError> {
     let (min_nodes, max_nodes) = parse_nodes(&request.nnodes)?;
     if request.standalone && min_nodes > 1 {
         return Err(error(
-            format!("--standalone means one node, --nnodes says {}", request.nnodes),
+            format!("--standalone runs on one node, but --nnodes is {}", request.nnodes),
             "leave out --standalone and give --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
         ));
     }
@@ -187,7 +187,7 @@ fn count_workers(request: &Request, python: &Path) -> Result<usize, PlanError> {
 fn shutdown_timeout(option: Option<i64>, variable: Option<String>) -> Result<Duration, PlanError> {
     let seconds = match (option, variable) {
         (Some(seconds), _) => u64::try_from(seconds)
-            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
+            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "use 0 to kill at once"))?,
         (None, Some(given)) => given.parse().map_err(|_| {
             let name = environment::SHUTDOWN_TIMEOUT;
             error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))
@@ -210,12 +210,12 @@ fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
 fn preload(request: &Request, max_nodes: usize, warnings: &mut Vec<String>) -> Result<Vec<String>, PlanError> {
     let Some(text) = &request.preload else { return Ok(Vec::new()) };
     if request.no_python {
-        let hint = "leave one of them out; a program that is started itself has no interpreter to prepare";
+        let hint = "leave one of them out; without Python there is no interpreter to prepare";
         return Err(error("--preload and --no-python contradict each other", hint));
     }
     let modules = preload::parse(text).map_err(|(message, hint)| error(message, hint))?;
     if request.max_restarts == 0 && max_nodes == 1 {
-        warnings.push("--preload has no effect with --max-restarts 0: no worker is ever started again".to_owned());
+        warnings.push("--preload has no effect with --max-restarts 0: workers are never restarted".to_owned());
         return Ok(Vec::new());
     }
     Ok(modules)
@@ -226,8 +226,8 @@ fn drill(request: &Request) -> Result<Option<DrillSettings>, PlanError> {
     let hint = "for example --drill kill-rank=60s,kill-node=5m,seed=7,times=3";
     let settings: DrillSettings = text.parse().map_err(|cause: DrillError| error(cause.to_string(), hint))?;
     if request.max_restarts == 0 {
-        let hint = "allow as many restarts as ranks are to be killed: --max-restarts 3";
-        return Err(error("--drill needs restarts: without any the first kill ends the job", hint));
+        let hint = "allow one restart for every kill: --max-restarts 3";
+        return Err(error("--drill needs restarts: without them, the first kill ends the job", hint));
     }
     Ok(Some(settings))
 }
@@ -280,7 +280,7 @@ fn parse_nodes(text: &str) -> Result<(usize, usize), PlanError> {
 fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
     if let Some(name) = &request.logs_specs {
         warnings.push(format!(
-            "--logs-specs {name} is a Python plugin of torchrun and has no effect; logs go where --log-dir says"
+            "--logs-specs {name} is a Python plugin of torchrun and has no effect; logs go to --log-dir"
         ));
     }
     if request.event_log_handler != "null" {
@@ -288,7 +288,7 @@ fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {
         warnings.push(format!("--event-log-handler {name} is a Python plugin of torchrun and has no effect"));
     }
     if request.run_path {
-        warnings.push("--run-path runs the script in a fresh interpreter, as without it".to_owned());
+        warnings.push("--run-path has no effect: the script always runs in a fresh interpreter".to_owned());
     }
 }
 
@@ -351,7 +351,7 @@ fn parse_signals(text: &str, warnings: &mut Vec<String>) -> Vec<Signal> {
         match name.parse::<Signal>() {
             // Cannot be caught, or is how the launcher learns of exits.
             Ok(Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD) => {
-                warnings.push(format!("--signals-to-handle: {name} cannot be passed on"));
+                warnings.push(format!("--signals-to-handle: {name} cannot be forwarded"));
             }
             Ok(signal) => signals.push(signal),
             Err(_) => warnings.push(format!("--signals-to-handle: {name} is not a signal of this system")),

@@ -194,7 +194,7 @@ impl RendezvousConf {
         let invalid = || {
             error(
                 format!("--rdzv-conf \"{text}\" is not a list of settings"),
-                "write KEY=VALUE pairs with commas between them: --rdzv-conf join_timeout=600,read_timeout=60",
+                "use comma-separated KEY=VALUE pairs: --rdzv-conf join_timeout=600,read_timeout=60",
             )
         };
         let pairs = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()).map(|pair| {
@@ -208,7 +208,7 @@ impl RendezvousConf {
     /// Says which settings change nothing.
     pub(super) fn warnings(&self) -> Vec<String> {
         let without_effect = self.0.keys().filter(|key| WITHOUT_EFFECT.contains(&key.as_str())).map(|key| {
-            format!("--rdzv-conf {key} has no effect: nodes hold a connection, whose end is noticed at once")
+            format!("--rdzv-conf {key} has no effect: a connection that ends is noticed at once in any case")
         });
         let unknown = self
             .0
@@ -269,8 +269,8 @@ impl RendezvousConf {
         let interval = self.seconds("keep_alive_interval", interval)?;
         let attempts = self.count("keep_alive_max_attempt", attempts)?;
         if attempts == 0 {
-            let hint = "1 means that a node is lost after one interval of silence";
-            return Err(error("--rdzv-conf keep_alive_max_attempt=0: nobody would be believed", hint));
+            let hint = "use 1 to drop a node after one silent interval";
+            return Err(error("--rdzv-conf keep_alive_max_attempt=0: every node would be lost", hint));
         }
         Ok(Heartbeat { interval, attempts })
     }

@@ -17,7 +17,7 @@ pub enum RendezvousError {
         endpoint: bool,
     },
     /// The port this node has to serve cannot be opened.
-    #[error("cannot serve on port {port}")]
+    #[error("cannot listen on port {port}")]
     Listen { port: u16, source: io::Error },
     /// Nobody answers at the endpoint.
     #[error("cannot reach the first node within {} s: {connect_error}", timeout.as_secs_f64())]
@@ -29,10 +29,10 @@ pub enum RendezvousError {
     #[error("the endpoint {endpoint} is served by Python's torchrun, whose c10d rendezvous cannot be shared")]
     Torchrun { endpoint: Endpoint },
     /// Neither a coordinator nor a torchrun listens there.
-    #[error("what listens at {endpoint} is not the rendezvous of a job ({what})")]
+    #[error("the server at {endpoint} is not the rendezvous of a job ({what})")]
     NotACoordinator { endpoint: Endpoint, what: String },
     /// Launchers of the job answer, and none of them leads it.
-    #[error("nobody leads the job at {endpoint}, after {} s", timeout.as_secs_f64())]
+    #[error("no node leads the job at {endpoint} after {} s", timeout.as_secs_f64())]
     NoLeader {
         /// Where was asked last.
         endpoint: Endpoint,
@@ -51,10 +51,10 @@ impl RendezvousError {
     pub fn hint(&self) -> &'static str {
         match self {
             RendezvousError::PortInUse { endpoint: false, .. } => {
-                "another job may hold it: choose another --master-port, or leave it out on a single node"
+                "another job may use it: choose another --master-port, or leave it out on a single node"
             }
             RendezvousError::PortInUse { endpoint: true, .. } => {
-                "another job may hold it: give all nodes another port in --rdzv-endpoint"
+                "another job may use it: give all nodes another port in --rdzv-endpoint"
             }
             RendezvousError::Listen { .. } => "choose a port above 1023 that is free",
             RendezvousError::Unreachable { connect_error, .. } => connect_error.hint(),
@@ -63,9 +63,11 @@ impl RendezvousError {
                 "run instep on all nodes, or use --rdzv-backend static, which can be shared with torchrun"
             }
             RendezvousError::NotACoordinator { .. } => "choose another port for the rendezvous, the same on all nodes",
-            RendezvousError::NoLeader { .. } => "the job has lost its nodes: end what is left of it and start it again",
+            RendezvousError::NoLeader { .. } => {
+                "the job has lost its nodes: stop what is left of it and start it again"
+            }
             RendezvousError::Interrupted => "start it again",
-            RendezvousError::System(_) => "instep doctor shows what this machine allows",
+            RendezvousError::System(_) => "run `instep doctor` to check this machine",
         }
     }
 }

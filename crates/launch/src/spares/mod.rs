@@ -154,7 +154,7 @@ impl Spares {
         self.due = None;
         self.hold(false);
         if self.preparing.as_ref().is_some_and(|preparing| preparing.since.elapsed() > IMPORT_TIMEOUT) {
-            self.give_up(guardian, console, "its imports have not ended for 10 minutes");
+            self.give_up(guardian, console, "its imports have not finished after 10 minutes");
         }
         if self.preparing.is_none()
             && let Err(cause) = self.prepare_next(plan, start, guardian, file_limit)
@@ -249,7 +249,7 @@ impl Spares {
         self.slots[slot].deaths += 1;
         let deaths = self.slots[slot].deaths;
         if deaths == 1 || deaths == MAX_DEATHS {
-            let then = if deaths < MAX_DEATHS { "another is made" } else { "no more are made for this rank" };
+            let then = if deaths < MAX_DEATHS { "starting another" } else { "no more are started for this rank" };
             let text = format!("the spare interpreter of local rank {slot} is lost, {then}: {why}");
             console.note(Note::Warning(text));
         }

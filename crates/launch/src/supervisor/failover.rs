@@ -26,7 +26,7 @@ impl Supervisor<'_> {
             LeaderEvent::SearchEnded(SearchOutcome::NotFound(seen)) => {
                 let limit = self.plan.terms.join_timeout.as_secs_f64();
                 let reason = format!(
-                    "no node that leads the job was found within {limit} s ({seen}); whether others go on is not known here"
+                    "no node that leads the job was found within {limit} s ({seen}); whether others continue is unknown here"
                 );
                 self.apply(AfterStop::End(RunEnd::failure(reason)))
             }
@@ -45,10 +45,10 @@ impl Supervisor<'_> {
         if self.leadership.leads() {
             return true;
         }
-        self.leadership.disconnect("it was stopped for a while".to_owned());
+        self.leadership.disconnect("it was suspended".to_owned());
         let leader = self.leadership.leader().clone();
         // Nothing runs, so that this ends nothing.
-        let _ = self.search(Loss::Silent, "this launcher was stopped for a while".to_owned(), Some(leader));
+        let _ = self.search(Loss::Silent, "this launcher was suspended".to_owned(), Some(leader));
         false
     }
 
@@ -68,7 +68,7 @@ impl Supervisor<'_> {
             // Our part is done; the first node may have ended before its last message arrived.
             Phase::Finished => {
                 let text =
-                    "the first node went away before all nodes had finished; this node's workers all ended with 0";
+                    "the first node disappeared before all nodes had finished; this node's workers all exited with 0";
                 self.console.note(Note::Warning(text.to_owned()));
                 Some(RunEnd::success())
             }
@@ -85,7 +85,7 @@ impl Supervisor<'_> {
         if !self.plan.terms.elastic() {
             return self.coordinator_lost(Loss::Silent, reason);
         }
-        let reason = format!("the node that leads the job had given this one up: {reason}");
+        let reason = format!("the node that leads the job had dropped this one: {reason}");
         self.console.note(Note::Warning(format!("{reason}; joining again")));
         let leader = self.leadership.leader().clone();
         self.search(Loss::Silent, reason, Some(leader))
@@ -142,7 +142,7 @@ impl Supervisor<'_> {
         if let Err(cause) = self.leadership.promote(resumption, address.host.clone()) {
             return self.apply(AfterStop::End(RunEnd::failure(format!("cannot lead the job: {cause}"))));
         }
-        let text = format!("this node leads the job from here on, at {}:{}", address.host, address.port);
+        let text = format!("this node now leads the job, at {}:{}", address.host, address.port);
         self.console.note(Note::Progress(text));
         self.join(address)
     }

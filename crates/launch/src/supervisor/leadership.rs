@@ -123,7 +123,7 @@ impl Leadership {
             return None;
         }
         let silence = self.connection.coordinator_timeout()?;
-        self.disconnect(format!("it heard nothing from here: {silence}"));
+        self.disconnect(format!("it received nothing from here: {silence}"));
         Some(LeaderEvent::Lost { loss: Loss::Silent, how: silence })
     }
 

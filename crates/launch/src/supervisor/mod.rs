@@ -83,9 +83,9 @@ impl LaunchError {
             LaunchError::Logs { .. } => {
                 "choose a directory you may write to with --log-dir, or --log-dir /dev/null for none"
             }
-            LaunchError::Events { .. } => "give --events a file in a folder that exists and may be written to",
+            LaunchError::Events { .. } => "choose a file for --events in an existing, writable folder",
             LaunchError::Rendezvous(error) => error.hint(),
-            LaunchError::System(_) => "instep doctor shows what this machine allows",
+            LaunchError::System(_) => "run `instep doctor` to check this machine",
         }
     }
 }
@@ -303,7 +303,7 @@ impl Supervisor<'_> {
             // Ordered twice, and answered already.
             FromCoordinator::Stop { .. } if matches!(self.phase, Phase::Waiting) => {}
             FromCoordinator::Stop { reason, at_once } => {
-                let what = if self.plan.terms.elastic() { "ending the workers" } else { "restarting" };
+                let what = if self.plan.terms.elastic() { "stopping the workers" } else { "restarting" };
                 self.console.note(Note::Progress(format!("{what}: {reason}")));
                 self.note_stop(&reason);
                 let end = self.apply(AfterStop::Rejoin);
@@ -378,14 +378,14 @@ impl Supervisor<'_> {
         let pids = self.workers.alive_pids();
         match escalation {
             Escalation::Kill => {
-                let text = format!("{} workers ignore the signal to end: killing them", pids.len());
+                let text = format!("{} workers ignore the signal to stop: killing them", pids.len());
                 self.console.note(Note::Warning(text));
                 self.workers.signal(Signal::SIGKILL);
                 None
             }
             Escalation::Abandon => {
                 self.console.note(Note::Warning(format!(
-                    "processes {pids:?} did not end even after SIGKILL and are left behind; they may hang in a driver"
+                    "processes {pids:?} did not exit even after SIGKILL and are left behind; they may be stuck in a driver"
                 )));
                 self.workers.reap(self.console);
                 self.finish_stop()
@@ -461,7 +461,7 @@ impl Supervisor<'_> {
             return None;
         }
         let reason = format!("received {signal}");
-        self.console.note(Note::Progress(format!("{reason}: passing it on to the workers")));
+        self.console.note(Note::Progress(format!("{reason}: forwarding it to the workers")));
         self.note_stop(&reason);
         self.leadership.send(&if self.plan.terms.elastic() {
             ToCoordinator::Draining { cause: reason.clone() }

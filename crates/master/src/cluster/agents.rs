@@ -179,7 +179,7 @@ impl Agents {
             silent_since: Instant::now(),
             name: hello.agent,
         };
-        tracing::info!(agent = agent.name, pool = agent.pool, slots = agent.devices.len(), "an agent is here");
+        tracing::info!(agent = agent.name, pool = agent.pool, slots = agent.devices.len(), "agent connected");
         outbox.decision.agents.push(agent.row());
         outbox.order(&agent.name, Order::Welcome(self.welcome.clone()));
         outbox.request_pass();
@@ -229,7 +229,7 @@ impl Agents {
     pub(super) fn disconnected(&mut self, agent: &str, connection: u64, outbox: &mut Outbox) -> bool {
         let current = self.is_current(agent, connection);
         let Some(known) = self.known.get_mut(agent).filter(|_| current) else { return false };
-        tracing::warn!(agent, "an agent's connection has ended");
+        tracing::warn!(agent, "agent disconnected");
         known.disconnect();
         outbox.decision.agents.push(known.row());
         known.leaving

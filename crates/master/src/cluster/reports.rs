@@ -35,7 +35,7 @@ impl ClusterState {
                     self.allocations.stop_again(agent, &state.share, outbox);
                 }
                 None => {
-                    let why = "the master does not know it".to_owned();
+                    let why = "it is unknown to the master".to_owned();
                     outbox.order(agent, Order::Stop { share: state.share, grace_seconds: 0, why });
                 }
             }
@@ -102,7 +102,7 @@ impl ClusterState {
     pub(super) fn give_up_lost_agents(&mut self, outbox: &mut Outbox) {
         let patience = self.agents.patience().as_secs();
         for name in self.agents.lost() {
-            tracing::warn!(agent = name, "an agent is given up");
+            tracing::warn!(agent = name, "agent lost");
             for (share, _) in self.allocations.expected_on(&name) {
                 if let Some(rank) = self.allocations.rank(&name, &share) {
                     let why = format!("agent {name} was silent for {patience} s");

@@ -140,7 +140,7 @@ impl ClusterState {
                 self.experiments.trial_created(id, &request, trial, &mut self.allocations, outbox);
             }
             for run in lost {
-                let why = "the master found no trace of it after a restart".to_owned();
+                let why = "the master did not find it after a restart".to_owned();
                 self.experiment_event(id, Event::Ended { run, end: End::NotStarted { why } }, outbox);
             }
         }

@@ -59,7 +59,7 @@ async fn change_job(call: &Call, update: JobUpdate) -> Result<(), Failure> {
     let job = update.job_id.clone();
     let wanted = job.clone();
     let owner = call.application.cluster.read(move |state| state.job_of(&wanted)).await?;
-    let owner = owner.ok_or_else(|| Failure::not_found(format!("job '{job}' not found, or it is over")))?;
+    let owner = owner.ok_or_else(|| Failure::not_found(format!("job '{job}' not found, or it has ended")))?;
     let side = match (update.ahead_of.filter(|anchor| !anchor.is_empty()), update.behind_of) {
         (Some(anchor), _) => Some((Side::Ahead, anchor)),
         (None, Some(anchor)) if !anchor.is_empty() => Some((Side::Behind, anchor)),

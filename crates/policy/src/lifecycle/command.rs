@@ -235,7 +235,7 @@ mod tests {
         one.on(CommandEvent::Used, second(12));
         assert!(one.on(CommandEvent::Tick, second(15)).is_empty());
         let ended = without_notes(one.on(CommandEvent::Tick, second(22)));
-        assert_eq!(ended, vec![CommandEffect::Kill { why: "nobody has used it for 10 s".to_owned() }]);
+        assert_eq!(ended, vec![CommandEffect::Kill { why: "it was idle for 10 s".to_owned() }]);
     }
 
     #[test]

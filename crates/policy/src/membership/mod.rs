@@ -349,7 +349,7 @@ impl Membership {
             _ => now + self.terms.settle,
         };
         self.phase = RoundPhase::Running { settled: Some(due) };
-        waits(&format!("a new node is taken in after {} s", self.terms.settle.as_secs_f64()))
+        waits(&format!("a new node joins after {} s", self.terms.settle.as_secs_f64()))
     }
 
     fn some_finished(&self) -> bool {

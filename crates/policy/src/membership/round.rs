@@ -237,7 +237,7 @@ impl Membership {
     pub(super) fn not_started(&mut self, id: NodeId, now: Duration) -> Vec<Action> {
         let Some(node) = self.nodes.get_mut(&id).filter(|_| self.terms.elastic()) else { return Vec::new() };
         node.state = NodeState::Ready;
-        let cause = format!("node {} was stopped for a while and did not start", describe(&node.facts));
+        let cause = format!("node {} was suspended and did not start", describe(&node.facts));
         self.stop_for_change(cause, now)
     }
 

@@ -102,7 +102,7 @@ impl Bracket {
             if position >= kept {
                 let units = rung.units;
                 return ReportDecision::Stop(format!(
-                    "at {units} it is number {} of {all}, and the best {kept} go on",
+                    "at {units} it is number {} of {all}, and the best {kept} continue",
                     position + 1
                 ));
             }
@@ -196,7 +196,7 @@ mod tests {
         let mut better = bracket.clone();
         assert_eq!(better.decide(&mut RungHistory::default(), 0.4, 1), ReportDecision::Continue);
         let worse = bracket.decide(&mut RungHistory::default(), 0.6, 1);
-        assert_eq!(worse, ReportDecision::Stop("at 1 it is number 2 of 2, and the best 1 go on".to_owned()));
+        assert_eq!(worse, ReportDecision::Stop("at 1 it is number 2 of 2, and the best 1 continue".to_owned()));
     }
 
     /// The table of docs/concepts/search.md.

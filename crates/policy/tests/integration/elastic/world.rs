@@ -11,7 +11,9 @@ use instep_policy::membership::{
 };
 use instep_testkit::Random;
 
-use crate::elastic::launcher::{CoordinatorMessage, INTERVAL, JoinedNode, Launcher, LauncherMessage, WINDOW, Wire, Workers};
+use crate::elastic::launcher::{
+    CoordinatorMessage, INTERVAL, JoinedNode, Launcher, LauncherMessage, WINDOW, Wire, Workers,
+};
 
 const STEP: Duration = Duration::from_millis(50);
 /// Where the endpoint is.

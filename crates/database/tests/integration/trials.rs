@@ -20,7 +20,7 @@ fn experiment(external_id: Option<&str>, name: &str) -> NewExperiment {
         name: name.into(),
         description: "50% of_it".into(),
         labels: vec!["a\"b".into()],
-        ..made::experiment()
+        ..crate::made::experiment()
     }
 }
 

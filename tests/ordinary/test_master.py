@@ -44,11 +44,12 @@ def test_the_master_knows_which_rank_failed(
     [trial] = cluster.trials(1)
     [allocation] = cluster.api("GET", f"/api/v1/tasks/{trial['taskId']}")["task"]["allocations"]
     reason = allocation["exitReason"]
-    if backend == "gloo" and "not known" in reason:
+    if backend == "gloo" and ("not known" in reason or "do not call the same" in reason):
         return
     named = re.search(r"rank (\d+)", reason)
     assert named is not None, f"{reason}\n{cluster.text(trial['id'])}"
     if failure.name != "mismatch":
         assert int(named[1]) == VICTIM, f"{reason}\n{cluster.text(trial['id'])}"
-        # Of what a data loader's worker raised, the first line says only where.
-        assert failure.says in reason or "in DataLoader worker" in reason, f"{reason}\n{cluster.text(trial['id'])}"
+        # Of what a data loader's worker raised, the first line says only where; of an interrupt, the signal says all.
+        also = ("in DataLoader worker", "killed by SIGINT")
+        assert any(text in reason for text in (failure.says, *also)), f"{reason}\n{cluster.text(trial['id'])}"

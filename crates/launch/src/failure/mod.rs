@@ -157,7 +157,8 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
         Cause::Disagreement { ranks, noticed_by } => {
             let who = if ranks.is_empty() { "ranks".to_owned() } else { describe_ranks(ranks) };
             let text = of(*noticed_by).and_then(|end| end.message.as_ref()).and_then(|message| message.lines().next());
-            format!("{who} do not call the same operations with the same sizes: {}", text.unwrap_or_default())
+            let text = text.map(|text| format!(": {text}")).unwrap_or_default();
+            format!("{who} do not call the same operations with the same sizes{text}")
         }
         Cause::Unknown { consequences } => format!(
             "not known: {} lost other ranks or timed out waiting for them, and none is known to have failed on its own",

@@ -36,7 +36,7 @@ def load(path: str, keys: tuple[str, ...]) -> Snapshot | None:
     """Read `path` on rank 0 and hand it to every rank; None when there is no such file.
 
     One reader keeps the ranks in agreement also where the nodes share no file system. A file that cannot be used ends
-    the job on every rank, with one message.
+    the job on every rank, and every rank says so: whichever ends first is the one that launchers report.
     """
     snapshot, problem = _read(Path(path), keys) if dist.get_rank() == 0 else (None, None)
     if problem:
@@ -48,8 +48,9 @@ def load(path: str, keys: tuple[str, ...]) -> Snapshot | None:
     dist.broadcast_object_list(shared, src=0)
     snapshot, problem = shared
     if problem:
+        rank = dist.get_rank()
         dist.destroy_process_group()
-        sys.exit(1)
+        sys.exit(f"rank 0 cannot resume from {path}: {problem}" if rank else 1)
     return snapshot
 
 

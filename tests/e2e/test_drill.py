@@ -133,12 +133,13 @@ def test_a_whole_node_is_lost(run: Runner, instep: Path, python: Path, tmp_path:
     assert (kill["kind"], kill["ranks"]) == ("kill-node", [0, 1]), result
 
 
-def test_a_job_that_ends_before_the_first_kill_is_told_so(
+def test_a_drill_that_killed_nobody_fails(
     run: Runner, instep: Path, python: Path, tmp_path: Path, restartable: Path
 ) -> None:
     job = [instep, "run", "--python", python, restartable, "2", tmp_path / "snapshot"]
-    result = run(instep, "drill", "--kill-rank", "5h", "--", *job).expect(0)
+    result = run(instep, "drill", "--kill-rank", "5h", "--", *job).expect(1)
     assert "the job ended before the first kill" in result.stderr
+    assert "hint: make the job longer, or kill sooner: instep drill --kill-rank " in result.stderr
 
 
 def test_the_exit_code_is_the_jobs(run: Runner, instep: Path, python: Path, tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ def test_truncated_snapshot_is_one_message_with_a_hint(
     assert len(re.findall(r"^error: cannot resume from snapshot\.pt: ", shown.stderr, re.MULTILINE)) == 1, shown
     assert len(re.findall(r"^hint: remove the file to train from the start", shown.stderr, re.MULTILINE)) == 1, shown
     assert "torch.load" not in shown.stderr, shown
+    report = shown.stderr.partition("Root cause")[2]
+    assert "cannot resume from snapshot.pt: " in report, shown
     assert (folder / "snapshot.pt").read_bytes() == whole[: len(whole) // 2]
 
 

@@ -108,9 +108,15 @@ fn keep(client: &Client, policy: &PolicyArguments) -> anyhow::Result<()> {
 pub(super) fn act(client: &Client, verb: &str, ids: &[ExperimentId], said: &str) -> anyhow::Result<()> {
     for id in ids {
         let path = api(&["experiments", &id.to_string(), verb]);
+        // The master grants what has happened already, as Determined's does.
+        let before = lookup::get_experiment(client, *id)?;
         let answer: Result<Value, _> = client.post(&path, &json!({}));
         answer.map_err(lookup::unknown_experiment)?;
-        say(&format!("experiment {id} {said}"));
+        if before.state.is_terminal() {
+            say(&format!("experiment {id} has already ended ({})", shown::state(before.state)));
+        } else {
+            say(&format!("experiment {id} {said}"));
+        }
     }
     Ok(())
 }

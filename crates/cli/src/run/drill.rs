@@ -26,7 +26,8 @@ fn table(report: &Report, success: bool) -> String {
     let length = report.duration.as_secs_f64();
     let mut text = format!("\n{}", paint("1", &format!("drill, seed {}, {length:.1} s", report.seed)));
     if report.kills.is_empty() {
-        return text + ": the job ended before the first kill\nhint: choose a shorter time, such as kill-rank=5s\n";
+        let hint = format!("make the job longer, or kill sooner: instep drill --kill-rank {:.0}ms", length * 250.0);
+        return text + &format!(": the job ended before the first kill\n{} {hint}\n", paint("36", "hint:"));
     }
     text.push_str("\n      at  killed             restarted  first line   resumed\n");
     for kill in &report.kills {

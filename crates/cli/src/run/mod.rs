@@ -84,7 +84,9 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
 
 fn exit_code(outcome: &instep_launch::Outcome, propagate: bool) -> ExitCode {
     if outcome.success {
-        return ExitCode::SUCCESS;
+        // A drill that killed nobody has shown nothing.
+        let idle = outcome.drill.as_ref().is_some_and(|report| report.kills.is_empty());
+        return if idle { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     // A rank that left with 0 or had to be stopped has no exit code of its own: that of the first to fail counts.
     let failed = |failure: &&instep_launch::failure::Failure| !failure.exit.success() && !failure.stopped;

@@ -97,7 +97,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let nodes = node_range(&request)?;
     let (_, max_nodes) = nodes;
     let max_restarts = u32::try_from(request.max_restarts)
-        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 means: never restart"))?;
+        .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 disables restarts"))?;
     let node_rank = usize::try_from(request.node_rank)
         .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank), "node ranks count from 0"))?;
     let conf = RendezvousConf::parse(&request.rdzv_conf)?;
@@ -187,7 +187,7 @@ fn count_workers(request: &Request, python: &Path) -> Result<usize, PlanError> {
 fn shutdown_timeout(option: Option<i64>, variable: Option<String>) -> Result<Duration, PlanError> {
     let seconds = match (option, variable) {
         (Some(seconds), _) => u64::try_from(seconds)
-            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 means: kill at once"))?,
+            .map_err(|_| error(format!("--shutdown-timeout {seconds} is negative"), "0 kills at once"))?,
         (None, Some(given)) => given.parse().map_err(|_| {
             let name = environment::SHUTDOWN_TIMEOUT;
             error(format!("{name}=\"{given}\" is not a number of seconds"), format!("unset {name}, or set it to 30"))

@@ -270,7 +270,7 @@ impl RendezvousConf {
         let attempts = self.count("keep_alive_max_attempt", attempts)?;
         if attempts == 0 {
             let hint = "1 means that a node is lost after one interval of silence";
-            return Err(error("--rdzv-conf keep_alive_max_attempt=0: nobody would be believed", hint));
+            return Err(error("--rdzv-conf keep_alive_max_attempt=0: every node would be lost at once", hint));
         }
         Ok(Heartbeat { interval, attempts })
     }

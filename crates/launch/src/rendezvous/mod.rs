@@ -217,7 +217,7 @@ pub(crate) fn rejoin(plan: &Plan, identity: &Identity, leader: &HostPort) -> Res
     match handshake(plan, identity, stream, None, &endpoint) {
         Ok(HandshakeReply::Welcome(connection)) => Ok(*connection),
         Ok(HandshakeReply::NotACoordinator(what)) => Err(what),
-        Ok(HandshakeReply::Moved(_) | HandshakeReply::NotLeading) => Err("it leads no more".to_owned()),
+        Ok(HandshakeReply::Moved(_) | HandshakeReply::NotLeading) => Err("it no longer leads the job".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -243,7 +243,7 @@ fn no_longer_leading(service: &CoordinatorService, reply: HandshakeReply) -> Ren
     let what = match reply {
         HandshakeReply::NotACoordinator(what) => what,
         HandshakeReply::Welcome(_) | HandshakeReply::Moved(_) | HandshakeReply::NotLeading => {
-            "it leads no more".to_owned()
+            "it no longer leads the job".to_owned()
         }
     };
     RendezvousError::NotACoordinator { endpoint: own_endpoint(service), what }

@@ -26,7 +26,7 @@ impl Supervisor<'_> {
             LeaderEvent::SearchEnded(SearchOutcome::NotFound(seen)) => {
                 let limit = self.plan.terms.join_timeout.as_secs_f64();
                 let reason = format!(
-                    "no node that leads the job was found within {limit} s ({seen}); whether others go on is not known here"
+                    "no node that leads the job was found within {limit} s ({seen}); other nodes may still be running"
                 );
                 self.apply(AfterStop::End(RunEnd::failure(reason)))
             }
@@ -85,7 +85,7 @@ impl Supervisor<'_> {
         if !self.plan.terms.elastic() {
             return self.coordinator_lost(Loss::Silent, reason);
         }
-        let reason = format!("the node that leads the job had given this one up: {reason}");
+        let reason = format!("the node that leads the job dropped this one: {reason}");
         self.console.note(Note::Warning(format!("{reason}; joining again")));
         let leader = self.leadership.leader().clone();
         self.search(Loss::Silent, reason, Some(leader))
@@ -95,7 +95,7 @@ impl Supervisor<'_> {
     pub(super) fn handle_moved(&mut self, leader: HostPort) -> Option<RunEnd> {
         self.leadership.close_connection();
         let reason = format!("the job is led at {}:{} now", leader.host, leader.port);
-        self.console.note(Note::Progress(format!("{reason}; going there")));
+        self.console.note(Note::Progress(format!("{reason}; joining it there")));
         self.search(Loss::Silent, reason, Some(leader))
     }
 

@@ -385,7 +385,7 @@ impl Supervisor<'_> {
             }
             Escalation::Abandon => {
                 self.console.note(Note::Warning(format!(
-                    "processes {pids:?} did not end even after SIGKILL and are left behind; they may hang in a driver"
+                    "processes {pids:?} survived SIGKILL and are abandoned; they may hang in a driver"
                 )));
                 self.workers.reap(self.console);
                 self.finish_stop()

@@ -91,7 +91,7 @@ enum Command {
 
 fn main() -> ExitCode {
     if std::env::args_os().next().is_some_and(|name| name == guardian::NAME) {
-        guardian::stand_guard();
+        guardian::run();
         return ExitCode::SUCCESS;
     }
     let command = match parse() {

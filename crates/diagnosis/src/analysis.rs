@@ -101,9 +101,9 @@ pub struct Diagnosis {
 /// Looks up a line of a script; the core reads no files.
 pub type SourceLine<'a> = &'a dyn Fn(&str, u32) -> Option<String>;
 
-/// Concludes. `now` is the monotonic clock in nanoseconds, and an operation counts as stuck after `patience`.
-pub fn diagnose(evidence: &[Evidence], now: u64, patience: Duration, line: SourceLine<'_>) -> Diagnosis {
-    let keys = stuck_operations(evidence, now, patience);
+/// Concludes. `now` is the monotonic clock in nanoseconds, and an operation counts as stuck after `stuck_after`.
+pub fn diagnose(evidence: &[Evidence], now: u64, stuck_after: Duration, line: SourceLine<'_>) -> Diagnosis {
+    let keys = stuck_operations(evidence, now, stuck_after);
     let mut findings: Vec<Finding> = keys.iter().map(|key| examine(key, &keys, evidence, line)).collect();
     chain::resolve(&mut findings);
     findings.extend(unrecorded::examine(evidence, line));
@@ -115,8 +115,8 @@ pub fn diagnose(evidence: &[Evidence], now: u64, patience: Duration, line: Sourc
 }
 
 /// Operations that have been under way for too long, as names that stay the same while they are.
-pub fn overdue(evidence: &[Evidence], now: u64, patience: Duration) -> std::collections::BTreeSet<String> {
-    let keys = stuck_operations(evidence, now, patience).into_iter().filter(|key| !key.stuck.failed);
+pub fn overdue(evidence: &[Evidence], now: u64, stuck_after: Duration) -> std::collections::BTreeSet<String> {
+    let keys = stuck_operations(evidence, now, stuck_after).into_iter().filter(|key| !key.stuck.failed);
     keys.map(|key| key.stuck.describe()).collect()
 }
 

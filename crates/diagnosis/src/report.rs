@@ -1,4 +1,4 @@
-//! Findings as text: the verdict first, then a line per rank, then stacks.
+//! Findings as text: the conclusion first, then a line per rank, then stacks.
 
 use std::fmt::Write;
 
@@ -238,7 +238,7 @@ mod tests {
     use super::{bytes, ranks};
 
     #[test]
-    fn numbers_read_well() {
+    fn sizes_and_times_are_formatted_for_people() {
         assert_eq!(["12 bytes", "1.0 kB", "25 MB", "1.0 GB"].to_vec(), [12, 1000, 25_000_000, 999_900_000].map(bytes));
         assert_eq!((ranks(&[3]).as_str(), ranks(&[2, 0, 5]).as_str()), ("rank 3", "ranks 0, 2 and 5"));
         assert_eq!(ranks(&(0..32).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5, 6, … 31 (32 of them)");

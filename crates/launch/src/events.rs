@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 /// Events that wait to be written.
 const QUEUE: usize = 4096;
 /// How long the end of the launcher waits for the file.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Where events go; cheap to clone, and never blocks.
 #[derive(Debug, Clone, Default)]
@@ -69,7 +69,7 @@ impl EventWriter {
     /// Waits a moment for what is queued; all logs must have been dropped.
     pub(crate) fn close(self) {
         // A disk that hangs keeps its thread: the process ends without it.
-        if !matches!(self.done.recv_timeout(CLOSE_PATIENCE), Err(RecvTimeoutError::Timeout)) {
+        if !matches!(self.done.recv_timeout(CLOSE_TIMEOUT), Err(RecvTimeoutError::Timeout)) {
             let _ = self.thread.join();
         }
     }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_nothing_happens() {
+    fn an_event_log_without_a_file_drops_events() {
         EventLog::default().note("round_started", json!({}));
     }
 }

@@ -1,7 +1,7 @@
 //! What a launcher does when its coordinator is gone: whom to ask, whom to join, when to lead itself.
 //!
 //! Every launcher of an elastic job knows the first nodes of its round in order of group rank ([`Epoch`]), each with
-//! a port at which its launcher answers. A launcher without a coordinator asks them all where they stand ([`Answer`])
+//! a port at which its launcher answers. A launcher without a coordinator asks them all who leads ([`Answer`])
 //! and decides ([`Election::decide`]):
 //!
 //! 1. Somebody leads: join. Of several, the one with the newest round, then the one that runs, then the lowest.
@@ -11,7 +11,7 @@
 //!    lowest. Ask again in a moment.
 //!
 //! Leading is only an offer: whether a round may start is for [`crate::membership`] to say, by majority. So two who both
-//! lead, because they do not hear each other, cannot both start; when they meet, [`steps_down`] says who gives way.
+//! lead, because they do not hear each other, cannot both start; when they meet, [`steps_down`] says which of them steps down.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub struct HostPort {
     pub port: u16,
 }
 
-/// One who may lead.
+/// A launcher that may lead next.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Successor {
@@ -133,7 +133,7 @@ pub enum Answer {
     Silent,
     /// It has no coordinator either; with the newest committed round of which it knows.
     Searching(Option<u64>),
-    /// It follows the coordinator at this place.
+    /// It follows the coordinator at this address.
     Following(HostPort),
     /// It leads.
     Leading(Claim),
@@ -148,7 +148,7 @@ pub struct Claim {
     pub round: Option<u64>,
     /// Its workers run.
     pub running: bool,
-    /// Its place in that round.
+    /// Its group rank in that round.
     pub precedence: usize,
 }
 
@@ -158,7 +158,7 @@ impl Claim {
     }
 }
 
-/// Whether one who leads gives way to another of the same job.
+/// Whether one who leads steps down for another of the same job.
 pub fn steps_down(ours: &Claim, theirs: &Claim) -> bool {
     // Whoever runs keeps running: with a majority nobody else does.
     !ours.running && ours.launcher != theirs.launcher && theirs.strength() > ours.strength()
@@ -185,12 +185,12 @@ pub struct Election {
     /// Nodes of a later round that was started and not committed.
     uncommitted_members: Vec<Successor>,
     breadth: usize,
-    /// Places beside the epoch: the endpoint, and where others say that the coordinator is.
+    /// Addresses beside those of the epoch: the endpoint, and where others say that the coordinator is.
     others: Vec<HostPort>,
 }
 
 impl Election {
-    /// `others` are places to ask beside those of the epoch; without a epoch we never lead.
+    /// `others` are addresses to ask beside those of the epoch; without an epoch we never lead.
     pub fn new(own: LauncherId, epoch: Option<Epoch>, loss: Loss, reason: String, others: Vec<HostPort>) -> Election {
         Election { own, epoch, loss, reason, uncommitted_members: Vec::new(), breadth: FIRST_SWEEP, others }
     }
@@ -264,11 +264,11 @@ impl Election {
             return again;
         }
         let ours = self.epoch.as_ref().map(|epoch| epoch.round);
-        let place_of = |launcher: LauncherId| self.successors().iter().position(|one| one.launcher == launcher);
+        let rank_of = |launcher: LauncherId| self.successors().iter().position(|one| one.launcher == launcher);
         let another_first = answers.iter().any(|(_, launcher, answer)| match (answer, launcher) {
             (Answer::Searching(theirs), _) if *theirs > ours => true,
             (Answer::Searching(theirs), Some(launcher)) if *theirs == ours => {
-                place_of(*launcher).is_some_and(|theirs| Some(theirs) < position)
+                rank_of(*launcher).is_some_and(|theirs| Some(theirs) < position)
             }
             _ => false,
         });

@@ -1,12 +1,12 @@
-//! When a peer that should speak regularly has been silent for too long.
+//! When a peer that should send heartbeats has been silent for too long.
 //!
-//! Both ends of a control connection say something at least once an interval. Time is counted while we ourselves are
-//! awake: a process that was paused, or a machine that slept, would otherwise take its own absence for everybody's.
-//! So the clock of [`FailureDetector`] leaves out what passed between two looks beyond the interval in which they are due.
+//! Both ends of a control connection send something at least once an interval. Only time in which this process was awake
+//! counts: one that was stopped, or whose machine slept, would otherwise take its own absence for everybody's. So the
+//! clock of [`FailureDetector`] leaves out what passed between two ticks beyond the interval in which they are due.
 
 use std::time::Duration;
 
-/// A clock that stands still while we do.
+/// A heartbeat failure detector, whose clock stops while this process is stopped.
 #[derive(Debug, Clone)]
 pub struct FailureDetector {
     interval: Duration,
@@ -17,22 +17,22 @@ pub struct FailureDetector {
 }
 
 impl FailureDetector {
-    /// Peers speak every `interval` and are believed for `window`; `now` is any monotonic offset.
+    /// Peers send every `interval` and are suspected after `window`; `now` is any monotonic offset.
     pub fn new(interval: Duration, window: Duration, now: Duration) -> FailureDetector {
         FailureDetector { interval, window, last_tick: now, slept: Duration::ZERO, counts_sleep: false }
     }
 
-    /// Does not stand still: for one whose peers will not wait longer for it because it slept.
+    /// The clock does not stop: for a process whose peers will not wait longer because it slept.
     pub fn counting_sleep(self) -> FailureDetector {
         FailureDetector { counts_sleep: true, ..self }
     }
 
-    /// How often both sides speak, and [`FailureDetector::tick`] is due.
+    /// How often both sides send, and [`FailureDetector::tick`] is due.
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// To be called at least once an interval: tells how long we were away.
+    /// To be called at least once an interval; returns how long this process was away.
     pub fn tick(&mut self, now: Duration) -> Duration {
         let passed = now.saturating_sub(self.last_tick);
         self.last_tick = self.last_tick.max(now);
@@ -44,18 +44,18 @@ impl FailureDetector {
         away
     }
 
-    /// Whether an absence of ours was so long that others, who believe a silent peer for `window`, have given us up: what
-    /// they sent before is void.
+    /// Whether this process was away for so long that peers, which wait for `window`, have given it up: what they sent
+    /// before is void.
     pub fn outlasts(&self, away: Duration, window: Duration) -> bool {
         away + self.interval > window
     }
 
-    /// What to note down when a peer is heard.
+    /// The time on the detector's clock; to be kept when a peer is heard.
     pub fn awake_time(&self, now: Duration) -> Duration {
         now.saturating_sub(self.slept)
     }
 
-    /// How a peer's silence since a [`FailureDetector::awake_time`] is put to people, once it is too long.
+    /// Why a peer that was last heard at this [`FailureDetector::awake_time`] is suspected, once it was silent too long.
     pub fn suspicion(&self, heard: Duration, now: Duration) -> Option<String> {
         let silent = self.awake_time(now).saturating_sub(heard);
         (silent > self.window).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))

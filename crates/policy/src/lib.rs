@@ -9,7 +9,7 @@
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
 //! - [`retention`]: which checkpoints are kept.
 //! - [`schedule`]: who gets which slots, and why the others wait.
-//! - [`failure_detector`]: when a peer that should speak regularly has been silent for too long.
+//! - [`failure_detector`]: when a peer that should send heartbeats has been silent for too long.
 //! - [`election`]: what a launcher does when its coordinator is gone.
 //! - [`search`]: which trials an experiment runs, and which of them stop early.
 

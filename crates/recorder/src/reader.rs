@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn something_else_is_refused() {
+    fn a_file_of_another_format_is_refused() {
         let bytes = vec![7; FILE_BYTES];
         assert_eq!(Snapshot::from_readings(&bytes, &bytes, &bytes), Err(Unreadable::NotARecord));
         assert_eq!(Snapshot::from_readings(&bytes[..8], &bytes, &bytes), Err(Unreadable::TooShort));

@@ -60,7 +60,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn an_answer_is_taken_away() {
+    fn an_answer_is_removed_once_it_was_read() {
         let folder = tempfile::tempdir().unwrap();
         let records = folder.path().join("rank-0-1.records");
         assert!(request(&records).is_err(), "nobody is there");

@@ -121,8 +121,8 @@ struct Seen<'a> {
 }
 
 /// Operations under way for too long, the oldest first; where there are none, those that failed.
-pub(super) fn stuck_operations(evidence: &[Evidence], now: u64, patience: Duration) -> Vec<Key> {
-    let limit = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+pub(super) fn stuck_operations(evidence: &[Evidence], now: u64, stuck_after: Duration) -> Vec<Key> {
+    let limit = u64::try_from(stuck_after.as_nanos()).unwrap_or(u64::MAX);
     let age = |operation: &Operation| now.saturating_sub(operation.started);
     let started = |operation: &Operation| operation.state == State::Started;
     let overdue = select(evidence, |one, operation| {
@@ -133,7 +133,7 @@ pub(super) fn stuck_operations(evidence: &[Evidence], now: u64, patience: Durati
         // Who came a moment ago to what others wait in for long is in it, too.
         let all = select(evidence, |_, operation| started(operation));
         let mut keys = together(&all, evidence, now);
-        keys.retain(|key| key.stuck.waited >= patience.as_secs_f64());
+        keys.retain(|key| key.stuck.waited >= stuck_after.as_secs_f64());
         return keys;
     }
     together(&select(evidence, |_, operation| operation.state == State::Failed || started(operation)), evidence, now)

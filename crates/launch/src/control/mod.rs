@@ -169,7 +169,7 @@ pub struct Lead {
     pub addresses: Vec<(LauncherId, HostPort)>,
 }
 
-/// A question to a launcher of the same job: where do you stand?
+/// A question to a launcher of the same job: do you lead it, follow a coordinator, or search for one?
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct LeaderQuery {
@@ -186,7 +186,7 @@ pub struct LeaderQuery {
 pub enum LeaderReply {
     /// It leads.
     Leading(Claim),
-    /// It follows the coordinator at this place.
+    /// It follows the coordinator at this address.
     Following(HostPort),
     /// It has no coordinator.
     Searching {
@@ -346,7 +346,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn messages_come_back_as_they_were() {
+    fn messages_survive_encoding_and_decoding() {
         let message = ToCoordinator::Leaving { cause: "received SIGTERM\n".to_owned(), failed: false };
         let line = encode(&message);
         assert_eq!(line.first(), Some(&b'{'));
@@ -379,7 +379,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in any::<Vec<u8>>()) {
+        fn decoding_any_bytes_does_not_panic(bytes in any::<Vec<u8>>()) {
             let _ = decode::<ToCoordinator>(&bytes);
             let _ = decode::<FromCoordinator>(&bytes);
         }

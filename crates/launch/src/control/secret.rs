@@ -40,7 +40,7 @@ mod tests {
     use super::JobSecret;
 
     #[test]
-    fn it_is_random_and_not_shown() {
+    fn a_job_secret_is_random_and_never_printed() {
         let [one, other] = [JobSecret::random(), JobSecret::random()].map(|secret| secret.expect("random bytes"));
         assert_eq!(one.reveal().len(), 32);
         assert_ne!(one, other);

@@ -514,9 +514,9 @@ impl Companion for Coordinator {
         }
         self.update_probe_request();
         let due = wake_at(self).map(|due| self.began + due);
-        let look = self.torchrun_nodes.as_ref().map(|_| context.now + torchrun::POLL_INTERVAL);
+        let torchrun_poll = self.torchrun_nodes.as_ref().map(|_| context.now + torchrun::POLL_INTERVAL);
         let ping = self.detector.as_ref().map(|_| self.next_heartbeat_check);
-        [due, look, ping].into_iter().flatten().min()
+        [due, torchrun_poll, ping].into_iter().flatten().min()
     }
 
     fn refuses(&mut self, request: &Request<'_>, _peer: SocketAddr) -> Option<String> {

@@ -249,7 +249,7 @@ impl Drill {
             Some(kill) if kill.restarted.is_none() => {}
             Some(kill) => {
                 kill.first_line.get_or_insert_with(|| first.saturating_duration_since(since + kill.at));
-                kill.resume = judge(&self.origin, &self.reached, progress);
+                kill.resume = compare_progress(&self.origin, &self.reached, progress);
                 self.spared_until = None;
             }
             None => self.spared_until = None,
@@ -288,7 +288,7 @@ impl Drill {
 }
 
 /// Where a round began, given where the job once began and how far the round before was.
-fn judge(origin: &Progress, reached: &Progress, now: &Progress) -> Resume {
+fn compare_progress(origin: &Progress, reached: &Progress, now: &Progress) -> Resume {
     let judged = now.firsts().map(|after| {
         let before = reached.of_kind(after).map(|(_, latest)| latest);
         let began = origin.of_kind(after).map(|(first, _)| first);
@@ -331,7 +331,7 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
-    use super::{Drill, DrillSettings, Kill, KillKind, Progress, Report, Resume, judge};
+    use super::{Drill, DrillSettings, Kill, KillKind, Progress, Report, Resume, compare_progress};
     use proptest::prelude::*;
     use std::time::{Duration, Instant};
 
@@ -364,13 +364,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_parser(text in "\\PC{0,60}") {
+        fn parsing_any_drill_does_not_panic(text in "\\PC{0,60}") {
             let _ = text.parse::<DrillSettings>();
         }
 
         /// Never more kills than restarts, none while no round runs, and always on a rank that lives.
         #[test]
-        fn kills_follow_the_rules(seed: u64, restarts in 0u32..6, mean in 1u64..10_000, node: bool) {
+        fn a_drill_kills_live_ranks_and_no_more_often_than_restarts_allow(seed: u64, restarts in 0u32..6, mean in 1u64..10_000, node: bool) {
             let mean = Some(Duration::from_millis(mean));
             let settings = DrillSettings { kill_rank: mean, kill_node: mean.filter(|_| node), seed, times: None };
             let began = Instant::now();
@@ -434,7 +434,7 @@ mod tests {
             // What the first round never printed has nothing to be compared with.
             (&["warm-up step 3", "Epoch 5"], &reached, resume(Some(true), Some("epoch 7"), Some("epoch 5"))),
         ] {
-            assert_eq!(judge(&began, reached, &output(lines)), wanted, "{lines:?}");
+            assert_eq!(compare_progress(&began, reached, &output(lines)), wanted, "{lines:?}");
         }
     }
 

@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_breaks_the_reader(line in proptest::collection::vec(any::<u8>(), 0..80), number: u64) {
+        fn reading_any_line_does_not_panic(line in proptest::collection::vec(any::<u8>(), 0..80), number: u64) {
             let _ = Mark::of(&line);
             let _ = Mark::of(&[&line[..], format!("step {number}").as_bytes(), &line[..]].concat());
         }

@@ -1,4 +1,4 @@
-//! What a worker's last words say about other ranks: text in, [`Blame`] out.
+//! What a worker's last output says about other ranks: text in, [`Blame`] out.
 //!
 //! A rank that dies of `PeerLost`, of gloo's "Connection closed by peer" or of a time-out did not fail by itself: another
 //! rank ended or did not come. Some of these texts name it, some do not. The texts are those of the backend instep, of

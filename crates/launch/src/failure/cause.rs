@@ -1,6 +1,6 @@
 //! Which rank caused the end of a round: decided from how workers ended, without a clock or a process.
 //!
-//! A worker that failed by itself is the cause, the earliest if there are several. A worker whose last words blame another
+//! A worker that failed by itself is the cause, the earliest if there are several. A worker whose last output blames another
 //! rank ([`Blame`]) is a consequence: the blame is followed from rank to rank until it ends at one that blames nobody. Texts
 //! that name nobody (gloo's) leave those ranks that are no consequences; if that is one rank, it is the cause, and if it
 //! is several, nobody knows. A wrong name is worse than none.
@@ -23,7 +23,7 @@ pub struct WorkerEnd {
     pub stopped: bool,
     /// It ended, in whatever way, after the launcher had told it to.
     pub after_stop: bool,
-    /// Whom its last words blame.
+    /// Whom its last output blames.
     pub blame: Option<Blame>,
 }
 

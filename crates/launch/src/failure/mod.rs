@@ -74,10 +74,10 @@ pub struct Failure {
     pub time: f64,
     /// The launcher ended it because another worker had failed.
     pub stopped: bool,
-    /// It ended, in whatever way, after the launcher had told it to.
+    /// It ended, in whatever way, after the launcher had own it to.
     #[serde(default)]
     pub after_stop: bool,
-    /// Whom its last words blame, if it failed because of another rank.
+    /// Whom its last output blames, if it failed because of another rank.
     #[serde(default)]
     pub blame: Option<Blame>,
     /// What to say of it where its exit alone would mislead.
@@ -143,14 +143,14 @@ pub fn explain(cause: &Cause, ends: &[Failure]) -> String {
                 ([rank], Some(end)) => format!("rank {rank} on {}", end.host),
                 (ranks, _) => describe_ranks(ranks),
             };
-            let place = operation.as_ref().map_or_else(|| " for it".to_owned(), |name| format!(" in {name}"));
+            let waited_in = operation.as_ref().map_or_else(|| " for it".to_owned(), |name| format!(" in {name}"));
             match (first.filter(|end| !end.after_stop), kind) {
                 (Some(end), _) if end.exit.success() => {
-                    format!("{who} ended with exit code 0 while rank {waiting} waited{place}")
+                    format!("{who} ended with exit code 0 while rank {waiting} waited{waited_in}")
                 }
-                (_, BlameKind::Lost) => format!("{who} left, while rank {waiting} waited{place}"),
+                (_, BlameKind::Lost) => format!("{who} left, while rank {waiting} waited{waited_in}"),
                 (_, BlameKind::Late | BlameKind::Disagreement) => {
-                    format!("{who} did not arrive, and rank {waiting} waited{place} until its timeout")
+                    format!("{who} did not arrive, and rank {waiting} waited{waited_in} until its timeout")
                 }
             }
         }
@@ -185,12 +185,12 @@ pub(crate) fn explain_exit(
     };
     let blame = blame::of_exceptions(&chain, rank).or_else(|| blame::of_abort(lines, rank).filter(|_| aborted));
     // The last one is what Python shows, unless it only came of the first.
-    let told = if blame.is_none() && chain.last().is_some_and(|last| last.blames_others(rank)) {
+    let own = if blame.is_none() && chain.last().is_some_and(|last| last.blames_others(rank)) {
         chain.first()
     } else {
         chain.last()
     };
-    let message = error.map(|error| error.message.clone()).or_else(|| told.map(|exception| exception.line.clone()));
+    let message = error.map(|error| error.message.clone()).or_else(|| own.map(|exception| exception.line.clone()));
     (message, blame)
 }
 
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_read_well() {
+    fn exit_statuses_are_described_in_words() {
         assert_eq!(ExitStatus(3).describe(), "exited with code 3");
         assert_eq!(ExitStatus(-9).describe(), "was killed by SIGKILL");
         assert_eq!(ExitStatus(-15).as_process_exit_code(), 143);
@@ -359,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_error_file_is_survived(bytes in any::<Vec<u8>>()) {
+        fn parsing_any_error_file_does_not_panic(bytes in any::<Vec<u8>>()) {
             parse_error_file(&bytes);
         }
     }

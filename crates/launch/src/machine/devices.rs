@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_where() {
+    fn each_value_of_nproc_per_node_counts_its_own_devices() {
         use WorkersPerNode::{Auto, Count, Cpu, Device, Gpu, Xpu};
         let none = || Err("no library".to_owned());
         let cases = [
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interpreter_is_asked_and_its_silence_explained() {
+    fn an_interpreter_that_does_not_answer_is_explained() {
         for (script, wanted) in [
             ("echo noise; echo instep-device-count 3; echo more", "Ok(Some(3))"),
             ("echo instep-device-count unknown", "Ok(None)"),

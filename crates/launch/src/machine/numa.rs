@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_bindings() {
+    fn numa_bindings_are_parsed_by_name() {
         for name in ["node", "socket", "exclusive", "core-complex"] {
             assert_eq!(name.parse::<NumaBinding>().unwrap().to_string(), name);
         }
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_of_cpus() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(parse_cpu_list("0-2,4, 6-7\n"), Some([0, 1, 2, 4, 6, 7].into()));
         assert_eq!(parse_cpu_list(""), Some(BTreeSet::new()));
         assert_eq!(parse_cpu_list("a"), None);

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_ranks() {
+    fn ranks_are_listed_as_ranges() {
         for (ranks, wanted) in [
             (&[0][..], "rank 0"),
             (&[1, 2, 3, 4, 5, 6, 7], "ranks 1-7"),

@@ -306,7 +306,7 @@ mod tests {
     use super::{Stream, StreamMask, line_prefix, substitute};
 
     #[test]
-    fn masks_are_understood() {
+    fn stream_masks_are_parsed() {
         let cases =
             [("0", 0, [false, false]), ("1", 0, [true, false]), ("2", 5, [false, true]), ("3", 1, [true, true])];
         for (text, rank, expected) in cases {

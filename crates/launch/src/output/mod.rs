@@ -5,7 +5,7 @@
 //! colours and progress bars. Passing through is what keeps lines of different ranks whole, lets `--fold` compare them,
 //! and lets a failure report show the last lines a worker wrote.
 //!
-//! A line is shown when it is complete, or [`PATIENCE`] after its first byte: prompts and progress bars have no end.
+//! A line is shown when it is complete, or [`SHOW_AFTER`] after its first byte: prompts and progress bars have no end.
 
 pub mod fold;
 pub mod logs;
@@ -26,7 +26,7 @@ use crate::output::fold::{Fold, Folded, describe_ranks};
 use crate::output::logs::{AttemptDirectory, Destination, LogPolicy, Stream, WorkerFiles};
 
 /// How long an incomplete line is held back.
-const PATIENCE: Duration = Duration::from_millis(30);
+const SHOW_AFTER: Duration = Duration::from_millis(30);
 /// How long `--fold` waits for other ranks to say the same.
 const FOLD_WINDOW: Duration = Duration::from_millis(200);
 /// An incomplete line longer than this is shown at once.
@@ -182,12 +182,12 @@ impl Output {
         }
         self.first.get_or_insert_with(Instant::now);
         let bytes = std::mem::take(&mut self.buffer);
-        self.take_in(index, &bytes[..count], console);
+        self.feed(index, &bytes[..count], console);
         self.buffer = bytes;
         true
     }
 
-    fn take_in(&mut self, index: usize, bytes: &[u8], console: &mut dyn Console) {
+    fn feed(&mut self, index: usize, bytes: &[u8], console: &mut dyn Console) {
         let capture = &mut self.captures[index];
         if let Some(file) = &mut capture.file
             && let Err(cause) = file.write_all(bytes)
@@ -222,7 +222,7 @@ impl Output {
     fn complete_line(&mut self, index: usize, line: &[u8], console: &mut dyn Console) {
         let capture = &mut self.captures[index];
         let start = !std::mem::replace(&mut capture.mid_line, false);
-        keep(&mut capture.last_lines, line, start);
+        push_line(&mut capture.last_lines, line, start);
         if let Some(progress) = self.progress.as_mut().filter(|_| capture.local_rank == 0) {
             progress.line(line);
         }
@@ -261,7 +261,7 @@ impl Output {
             return self.complete_line(index, &[part.as_slice(), b"\n"].concat(), console);
         }
         let start = !std::mem::replace(&mut capture.mid_line, true);
-        keep(&mut capture.last_lines, &part, start);
+        push_line(&mut capture.last_lines, &part, start);
         if capture.shown {
             let prefix = if start { capture.prefix.as_bytes() } else { b"" };
             console.output(capture.stream, &[prefix, part.as_slice()].concat());
@@ -272,7 +272,7 @@ impl Output {
     pub(crate) fn tick(&mut self, console: &mut dyn Console) {
         let folding = self.folds.is_some();
         for index in 0..self.captures.len() {
-            let due = self.captures[index].held_since.is_some_and(|since| since.elapsed() >= PATIENCE);
+            let due = self.captures[index].held_since.is_some_and(|since| since.elapsed() >= SHOW_AFTER);
             if due && !folding {
                 self.release_held(index, console);
             }
@@ -285,7 +285,7 @@ impl Output {
 
     /// When [`Output::tick`] is due.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        let held = self.captures.iter().filter_map(|capture| capture.held_since).min().map(|since| since + PATIENCE);
+        let held = self.captures.iter().filter_map(|capture| capture.held_since).min().map(|since| since + SHOW_AFTER);
         let folds = self.folds.iter().flatten().filter_map(|(_, fold)| fold.wake_at()).min();
         [held.filter(|_| self.folds.is_none()), folds.map(|due| self.began + due)].into_iter().flatten().min()
     }
@@ -353,7 +353,7 @@ fn show_folded(stream: Stream, folded: Vec<Folded>, console: &mut dyn Console) {
     }
 }
 
-fn keep(lines: &mut VecDeque<Vec<u8>>, part: &[u8], new_line: bool) {
+fn push_line(lines: &mut VecDeque<Vec<u8>>, part: &[u8], new_line: bool) {
     if new_line || lines.is_empty() {
         if lines.len() == KEPT_LINES {
             lines.pop_front();

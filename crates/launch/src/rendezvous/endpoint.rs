@@ -165,15 +165,15 @@ impl ConnectError {
     }
 }
 
-/// One try: each address of `host` in turn, `patience` for each.
-pub fn try_connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, ConnectError> {
+/// One try: each address of `host` in turn, `timeout` for each.
+pub fn try_connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, ConnectError> {
     let unresolved = |cause: String| ConnectError::Unresolved { host: host.to_owned(), cause };
     let targets: Vec<SocketAddr> =
         (host, port).to_socket_addrs().map_err(|error| unresolved(resolver_text(&error)))?.collect();
     let mut connect_error = unresolved("no address".to_owned());
     for target in targets {
         let route = || route_to(target).unwrap_or_else(|| "no interface".to_owned());
-        match TcpStream::connect_timeout(&target, patience) {
+        match TcpStream::connect_timeout(&target, timeout) {
             Ok(stream) => return Ok(stream),
             Err(error) => {
                 connect_error = match error.kind() {
@@ -208,19 +208,19 @@ pub fn connect(
     mut pause: impl FnMut(Duration, Option<&ConnectError>) -> bool,
 ) -> Result<TcpStream, ConnectError> {
     let mut wait = Duration::from_millis(20);
-    let mut told: Option<ConnectError> = None;
+    let mut last_error: Option<ConnectError> = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let patience = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
-        let connect_error = match try_connect(host, port, patience) {
+        let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
+        let connect_error = match try_connect(host, port, timeout) {
             Ok(stream) => return Ok(stream),
             Err(connect_error) => connect_error,
         };
-        let news = told.as_ref() != Some(&connect_error);
-        if Instant::now() + wait >= deadline || !pause(wait, news.then_some(&connect_error)) {
+        let is_news = last_error.as_ref() != Some(&connect_error);
+        if Instant::now() + wait >= deadline || !pause(wait, is_news.then_some(&connect_error)) {
             return Err(connect_error);
         }
-        told = Some(connect_error);
+        last_error = Some(connect_error);
         wait = (wait * 2).min(Duration::from_millis(500));
     }
 }
@@ -231,7 +231,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn endpoints_are_understood() {
+    fn endpoints_are_parsed_or_refused() {
         for (text, host, port) in [
             ("", "localhost", None),
             ("node-a", "node-a", None),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_and_unknown_names_are_told_apart() {
+    fn refusal_and_unknown_names_are_last_error_apart() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind").local_addr().expect("address").port();
         let refused = try_connect("127.0.0.1", free, Duration::from_secs(1)).expect_err("nothing listens");
         assert!(matches!(refused, ConnectError::Refused { .. }), "{refused}");

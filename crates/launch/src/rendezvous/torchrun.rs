@@ -64,7 +64,7 @@ pub(crate) struct TorchrunNodes {
     nodes: BTreeMap<usize, NodeId>,
     /// How many of our own nodes were counted as done.
     ours_done: i64,
-    /// How many foreign nodes were reported as done.
+    /// How many nodes of torchrun were reported as done.
     theirs_done: i64,
     next_poll: Option<Instant>,
 }
@@ -81,7 +81,6 @@ impl TorchrunNodes {
         }
     }
 
-    /// Whether there is one.
     pub(crate) fn any(&self) -> bool {
         !self.nodes.is_empty()
     }
@@ -132,7 +131,7 @@ impl TorchrunNodes {
         events
     }
 
-    /// Tells the foreign nodes their ranks.
+    /// Tells the nodes of torchrun their ranks.
     pub(crate) fn assign(&mut self, members: &[RoundMember], world_size: usize, context: &mut Context<'_>) {
         for member in members.iter().filter(|member| self.nodes.values().any(|node| *node == member.node)) {
             let ranks = [member.first_rank, world_size, member.first_role_rank, member.role_world_size];
@@ -141,14 +140,14 @@ impl TorchrunNodes {
         }
     }
 
-    /// Counts one of our nodes as done, where foreign ones will look.
+    /// Counts one of our nodes as done, where those of torchrun will look.
     pub(crate) fn count_ours(&mut self, context: &mut Context<'_>) {
         if context.add(&self.key("agent/terminal_state/num_members"), 1).is_ok() {
             self.ours_done += 1;
         }
     }
 
-    /// Everyone is done: foreign nodes may leave.
+    /// Everyone is done: those of torchrun may leave.
     pub(crate) fn release(&self, context: &mut Context<'_>) {
         context.set(&self.key("agent/terminal_state/last_member"), b"<val_ignored>");
     }

@@ -75,13 +75,13 @@ mod tests {
     use super::{checksum, of_one_file};
 
     #[test]
-    fn the_checksum_is_the_usual_one() {
+    fn the_checksum_is_crc32() {
         // The value that every description of CRC-32 gives for these nine digits.
         assert_eq!(checksum(b"123456789"), 0xcbf4_3926);
     }
 
     #[test]
-    fn python_reads_it() {
+    fn python_imports_from_the_archive() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("archive");
         std::fs::write(&path, of_one_file("inside.py", b"print(6 * 7)\n")).expect("written");

@@ -98,8 +98,8 @@ impl Spares {
 
     /// When the next turn is due.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        let patience = self.preparing.as_ref().map(|preparing| preparing.since + IMPORT_TIMEOUT);
-        [self.due, patience].into_iter().flatten().min()
+        let import_deadline = self.preparing.as_ref().map(|preparing| preparing.since + IMPORT_TIMEOUT);
+        [self.due, import_deadline].into_iter().flatten().min()
     }
 
     /// Wakes the spare of a slot as a worker, if there is one.

@@ -60,7 +60,7 @@ mod tests {
     use super::{LoweredPriority, current};
 
     #[test]
-    fn looking_changes_nothing() {
+    fn finding_a_lowered_priority_leaves_the_priority_as_it_was() {
         let before = current().expect("every thread has a priority");
         if let Some(lowered_priority) = LoweredPriority::find() {
             assert_eq!(lowered_priority.own, before);

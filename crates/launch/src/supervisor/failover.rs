@@ -95,7 +95,7 @@ impl Supervisor<'_> {
     pub(super) fn handle_moved(&mut self, leader: HostPort) -> Option<RunEnd> {
         self.leadership.close_connection();
         let reason = format!("the job is led at {}:{} now", leader.host, leader.port);
-        self.console.note(Note::Progress(format!("{reason}; going there")));
+        self.console.note(Note::Progress(format!("{reason}; joining it there")));
         self.search(Loss::Silent, reason, Some(leader))
     }
 

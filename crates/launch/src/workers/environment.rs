@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_set_is_kept() {
+    fn variables_that_the_user_set_are_kept() {
         let given = variables(&job(), &[("OMP_NUM_THREADS", "4"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")]);
         let given = given.expect("valid");
         assert_eq!(given.get("OMP_NUM_THREADS"), None);

@@ -1,4 +1,4 @@
-//! One life of this node's workers: started together, ended together.
+//! This node's workers of one round, started together and ended together: torchelastic's worker group.
 
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -275,9 +275,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[derive(Default)]
-    struct Heard(String);
+    struct RecordingConsole(String);
 
-    impl Console for Heard {
+    impl Console for RecordingConsole {
         fn output(&mut self, _: Stream, bytes: &[u8]) {
             self.0.push_str(&String::from_utf8_lossy(bytes));
         }
@@ -334,10 +334,10 @@ mod tests {
     }
 
     /// Reads until so many lines have come.
-    fn hear(group: &mut WorkerGroup, console: &mut Heard, lines: usize) {
+    fn read_lines(group: &mut WorkerGroup, console: &mut RecordingConsole, lines: usize) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while console.0.lines().count() < lines {
-            assert!(Instant::now() < deadline, "heard only {}", console.0);
+            assert!(Instant::now() < deadline, "read only {}", console.0);
             (0..2).for_each(|local_rank| group.output.drain(local_rank, console));
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -354,15 +354,15 @@ mod tests {
             guardian: &mut Guardian::absent().expect("a pipe"),
             file_limit: FileLimit::current().expect("a limit"),
         };
-        let mut console = Heard::default();
+        let mut console = RecordingConsole::default();
         let started = WorkerGroup::start(&plan, start(), &logs, &mut source, &console).expect("begun");
         let (mut group, failure) = started;
         assert_eq!(failure, None);
-        hear(&mut group, &mut console, 2);
+        read_lines(&mut group, &mut console, 2);
         let before = group.alive_pids();
 
         group.replace(&plan, 1, &mut source, &mut console).expect("replaced");
-        hear(&mut group, &mut console, 3);
+        read_lines(&mut group, &mut console, 3);
         let after = group.alive_pids();
         assert_eq!(after[0], before[0], "the other one is untouched");
         assert_ne!(after[1], before[1]);

@@ -21,13 +21,13 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, execv, fork, setpgid};
 
 /// What the guardian is called, as its first argument and in process lists. A program that calls
-/// [`crate::supervisor::run`] must call [`stand_guard`] when it is started under this name.
+/// [`crate::supervisor::run`] must call [`run`] when it is started under this name.
 pub const NAME: &str = "ranks-guardian";
 
 /// The launcher's end of the pipe. Dropping it waits until the guardian has ended too.
 #[derive(Debug)]
 pub(crate) struct Guardian {
-    /// `None` if nobody stands guard.
+    /// `None` if there is no guardian.
     process: Option<Pid>,
     /// Non-blocking: a guardian that somebody stopped must not stop the job. `None` once closed.
     pipe: Option<File>,
@@ -70,10 +70,10 @@ impl Guardian {
 
     /// Nothing of this process group needs to be ended any more.
     pub(crate) fn ended(&mut self, group: Pid) {
-        self.tell(-group.as_raw());
+        self.send(-group.as_raw());
     }
 
-    fn tell(&mut self, record: i32) {
+    fn send(&mut self, record: i32) {
         // The guardian cannot be gone before us unless somebody killed it; the parent-death signal is left then.
         let _ = self.pipe.as_mut().map(|pipe| pipe.write_all(&record.to_ne_bytes()));
     }
@@ -98,7 +98,7 @@ fn become_guardian(reader: &OwnedFd, nowhere: &File) -> nix::Result<()> {
 }
 
 /// The guardian's whole life: reads until the launcher is gone, then ends what it left.
-pub fn stand_guard() {
+pub fn run() {
     // A failure here only means that the guardian can be killed by a signal, as any process can.
     let _ = SigSet::all().thread_block();
     let _ = nix::sys::prctl::set_name(c"ranks-guardian");

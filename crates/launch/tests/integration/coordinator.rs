@@ -13,7 +13,7 @@ use instep_launch::failure::{ExitStatus, Failure};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum};
 use instep_store::{Client, Server};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const TOKEN: u64 = 42;
 static NEXT_LAUNCHER: AtomicU64 = AtomicU64::new(100);
 
@@ -62,7 +62,7 @@ struct Launcher {
 impl Launcher {
     fn connect(server: &Server) -> Launcher {
         let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("connect");
-        stream.set_read_timeout(Some(PATIENCE)).expect("socket option");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("socket option");
         let lines = BufReader::new(stream.try_clone().expect("clone"));
         Launcher { stream, lines }
     }
@@ -153,7 +153,7 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
     assert_eq!((b.group_rank, b.first_rank, b.master_port), (1, 2, server.port()));
     assert!(a.secret.is_some() && a.secret == b.secret, "workers of all nodes know the same");
 
-    let mut worker = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("worker of round 0");
+    let mut worker = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("worker of round 0");
     worker.set("key", b"old").expect("set");
     assert_eq!(worker.get("key").expect("get"), b"old");
 
@@ -168,7 +168,7 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
     let (c, d) = (first.start(), second.start());
     assert_eq!((c.restarts, d.round), (1, 1));
     assert!(c.secret.is_some() && c.secret == d.secret && c.secret != a.secret, "a round has one of its own");
-    let mut worker = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("worker of round 1");
+    let mut worker = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("worker of round 1");
     assert_eq!(worker.try_get("key").expect("try_get"), None, "keys of the dead round are invisible");
 
     first.say(&ToCoordinator::Finished {});
@@ -219,7 +219,7 @@ fn nodes_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
-fn strangers_and_garbage_do_not_disturb_the_job() {
+fn unknown_clients_and_garbage_do_not_disturb_the_job() {
     let terms = terms(1, 0, false);
     let server = serve(&terms);
     for garbage in [&b"{\n"[..], b"{\"hello\": 7}\n", b"{\"finished\":{}}\n", b"{\"hello\":{}}\n{\"hello\":{}}\n"] {
@@ -232,9 +232,9 @@ fn strangers_and_garbage_do_not_disturb_the_job() {
 }
 
 #[test]
-fn torchruns_dynamic_rendezvous_is_turned_away() {
+fn torchruns_dynamic_rendezvous_is_refused() {
     let server = serve(&terms(2, 0, false));
-    let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
+    let mut foreign = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
     assert!(foreign.compare_set("torch.rendezvous.job", b"", b"x").is_err());
 }
 
@@ -244,7 +244,7 @@ fn a_static_job_is_shared_with_torchrun() {
     let server = serve(&terms);
     let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
     // What torchrun's node 1 does, key by key.
-    let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
+    let mut foreign = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
     let info = br#"{"role": "default", "rank": 1, "local_world_size": 3}"#;
     foreign.set("job/torchelastic/role_info/1", info).expect("set");
     assert_eq!(foreign.get("job/torchelastic/assigned_ranks/1").expect("ranks"), b"[2, 5, 2, 5]");
@@ -269,7 +269,7 @@ fn a_static_job_of_our_nodes_does_not_look_for_torchrun_after_its_start() {
     assert!(matches!(first.set_leader_hint(), Some(FromCoordinator::Stop { .. })));
     first.say(&ToCoordinator::Stopped {});
 
-    let mut foreign = Client::connect("127.0.0.1", server.port(), PATIENCE).expect("connect");
+    let mut foreign = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
     let info = br#"{"role": "default", "rank": 1, "local_world_size": 2}"#;
     foreign.set("job/torchelastic/role_info/1", info).expect("set");
     // Long enough to be noticed several times over, if anybody looked.
@@ -307,7 +307,7 @@ fn meet(nodes: usize) -> Duration {
 }
 
 #[test]
-fn a_hundred_launchers_meet() {
+fn a_hundred_launchers_join_one_job() {
     meet(100);
 }
 

@@ -65,7 +65,7 @@ fn a_given_port_is_taken_literally() {
 }
 
 #[test]
-fn several_nodes_meet_at_the_endpoint() {
+fn several_nodes_join_at_the_endpoint() {
     let plan = resolve(|request| {
         request.nnodes = "2".to_owned();
         request.rdzv_backend = "c10d".to_owned();

@@ -39,7 +39,7 @@ pub enum Stopping {
     Not,
     /// The script was asked to.
     Asked {
-        /// When patience ends.
+        /// When the grace period ends.
         deadline: Timestamp,
         /// For people.
         why: String,
@@ -93,12 +93,12 @@ impl Allocation {
     }
 
     /// Stops it in the gentlest way that works: a script that cannot hear yet is not asked.
-    pub fn stop(&mut self, manner: Manner, why: &str, patience: Duration, now: Timestamp) -> Measure {
+    pub fn stop(&mut self, manner: Manner, why: &str, grace_period: Duration, now: Timestamp) -> Measure {
         match (self.phase, &self.stopping, manner) {
             (Phase::Asked, ..) => Measure::Withdraw,
             (_, Stopping::Killing { .. }, _) | (_, Stopping::Asked { .. }, Manner::Gently) => Measure::Nothing,
             (Phase::Ready, Stopping::Not, Manner::Gently) => {
-                let deadline = after(now, patience);
+                let deadline = after(now, grace_period);
                 self.stopping = Stopping::Asked { deadline, why: why.to_owned() };
                 Measure::Preempt(deadline)
             }
@@ -120,7 +120,7 @@ impl Allocation {
 }
 
 /// A moment, and this long after it.
-pub fn after(moment: Timestamp, patience: Duration) -> Timestamp {
-    let microseconds = i64::try_from(patience.as_micros()).unwrap_or(i64::MAX);
+pub fn after(moment: Timestamp, grace_period: Duration) -> Timestamp {
+    let microseconds = i64::try_from(grace_period.as_micros()).unwrap_or(i64::MAX);
     Timestamp(moment.0.saturating_add(microseconds))
 }

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_restart_of_the_master_it_stands_where_it_stood() {
+    fn a_command_keeps_its_state_across_a_restart_of_the_master() {
         let waiting = command(None).restored(AllocationState::Queued, false, "", second(9));
         assert_eq!(waiting, Command { used: second(9), ..command(None) });
         let mut serving = command(Some(10)).restored(AllocationState::Running, true, "", second(100));
@@ -253,7 +253,7 @@ mod tests {
     proptest! {
         /// Whatever happens in whatever order: it is over at most once, and nothing follows after that.
         #[test]
-        fn it_ends_once(events in proptest::collection::vec(0..7u8, 0..40)) {
+        fn a_command_ends_once(events in proptest::collection::vec(0..7u8, 0..40)) {
             let mut one = command(Some(1));
             let mut ends = 0;
             for (moment, number) in events.into_iter().enumerate() {

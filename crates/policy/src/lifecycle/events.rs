@@ -152,7 +152,7 @@ pub enum Effect {
     /// Let the script of a run know that it is to stop in good order.
     Preempt {
         run: Run,
-        /// When the master's patience ends.
+        /// When the grace period ends.
         deadline: Timestamp,
         /// For people.
         why: String,

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_was_leaves_no_trace() {
+    fn an_invalid_trial_leaves_no_metric_on_its_rungs() {
         let mut bracket = bracket();
         bracket.made();
         bracket.decide(&mut RungHistory::default(), 0.5, 1);

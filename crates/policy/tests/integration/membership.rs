@@ -70,7 +70,7 @@ fn a_single_node_starts_at_once() {
 }
 
 #[test]
-fn the_host_is_first_and_the_others_follow_their_wishes() {
+fn the_host_gets_rank_0_and_the_others_their_requested_order() {
     let mut job = Membership::new(terms(4, 4, 0), SECOND);
     job.on(joined(1, "c", 2, 1), SECOND);
     job.on(joined(2, "b", 1, 2), SECOND);

@@ -26,7 +26,7 @@ fn collective(bytes: u64) -> Started<'static> {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn a_reader_sees_what_was_written() {
     let (_folder, recorder) = recorder();
     let group = recorder.group("tensor parallel", &[1, 3, 5]);
     group.connected(1, 3, 4);

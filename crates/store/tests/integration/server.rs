@@ -212,7 +212,7 @@ fn a_waiter_that_is_gone_is_forgotten() {
 }
 
 #[test]
-fn strangers_and_rule_breakers_are_closed_and_named() {
+fn unknown_clients_and_protocol_violators_are_disconnected_and_named() {
     let store = Store::start();
     let hello = |rest: &[u8]| [&HELLO[..], rest].concat();
     let cases: Vec<(Vec<u8>, &str)> = vec![

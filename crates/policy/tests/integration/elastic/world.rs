@@ -409,7 +409,7 @@ impl World {
         for (node, launcher) in guests {
             // A machine that cannot be reached says nothing, and no system tells of its end.
             let there = self.launchers.get(&launcher).map(|one| one.machine);
-            let where_it_was = there.or_else(|| self.place_of(id, launcher));
+            let where_it_was = there.or_else(|| self.machine_of(id, launcher));
             if !where_it_was.is_some_and(|other| self.connected(machine, other)) {
                 continue;
             }
@@ -467,22 +467,22 @@ impl World {
             let actions = leading.membership.on(event, now);
             self.perform(id, actions, random);
         }
-        self.scout(id, machine, random);
+        self.probe(id, machine, random);
     }
 
     /// Where a launcher that is gone was, as its coordinator knows.
-    fn place_of(&self, leader: LauncherId, launcher: LauncherId) -> Option<usize> {
+    fn machine_of(&self, leader: LauncherId, launcher: LauncherId) -> Option<usize> {
         self.launchers.get(&leader)?.leading.as_ref()?.addresses.get(&launcher)?.host.parse().ok()
     }
 
-    fn scout(&mut self, id: LauncherId, machine: usize, random: &mut Random) {
+    fn probe(&mut self, id: LauncherId, machine: usize, random: &mut Random) {
         let now = self.now;
         let Some(ours) = self.launchers[&id].claim() else { return };
         let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
-        if now < leading.next_scouting {
+        if now < leading.next_probe {
             return;
         }
-        leading.next_scouting = now + Duration::from_millis(500);
+        leading.next_probe = now + Duration::from_millis(500);
         let missing = if ours.running { Vec::new() } else { leading.membership.unaccounted() };
         let mut targets: Vec<(HostPort, Option<LauncherId>)> =
             missing.into_iter().filter_map(|one| Some((leading.addresses.get(&one)?.clone(), Some(one)))).collect();

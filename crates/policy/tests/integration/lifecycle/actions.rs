@@ -159,7 +159,7 @@ fn killing_one_of_two_trials_leaves_the_other() {
 }
 
 #[test]
-fn wishes_that_cannot_be_granted_are_refused_with_a_sentence() {
+fn requests_that_cannot_be_granted_are_refused_with_a_reason() {
     let mut life = Life::at("ready");
     assert_eq!(life.experiment.refusal(&Event::Pause), None);
     life.on(Event::Cancel);

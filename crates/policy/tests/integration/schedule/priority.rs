@@ -87,7 +87,7 @@ fn the_newest_of_the_least_important_goes_first_and_no_more_than_needed() {
 }
 
 #[test]
-fn whoever_does_not_stand_in_the_way_stays() {
+fn jobs_that_block_nobody_are_not_preempted() {
     let mut world = World::of(&[2, 4], true);
     world.runs("small", 60, "a1", 0..2);
     world.runs("large", 50, "a2", 0..4);

@@ -354,6 +354,13 @@ struct Line<'a> {
     timestamp: Timestamp,
 }
 
+/// `POST /trials/{id}/progress`
+#[derive(Serialize)]
+struct Progress {
+    progress: f64,
+    is_raw: bool,
+}
+
 /// What the thread owns.
 struct Sender {
     shared: Arc<Shared>,
@@ -521,8 +528,8 @@ impl Sender {
         let Some(progress) = state.progress.take() else { return };
         state.in_flight = 1;
         drop(state);
-        let body = json!({"progress": progress, "is_raw": true}).to_string();
-        self.deliver(&format!("{}/progress", self.path()), body.as_bytes());
+        let body = serde_json::to_vec(&Progress { progress, is_raw: true }).expect("numbers can be written as JSON");
+        self.deliver(&format!("{}/progress", self.path()), &body);
     }
 
     fn path(&self) -> String {

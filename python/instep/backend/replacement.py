@@ -53,10 +53,10 @@ def create(opts: CreationOptions, backends: Mapping[str, str], make_gloo: Callab
     if link is None or against is not None:
         if link is not None:
             link.close()
-        _tell(f"a group stays on gloo: {against}", first=opts.group_rank == 0)
+        _announce(f"a group stays on gloo: {against}", first=opts.group_rank == 0)
         return make_gloo()
     first = opts.group_rank == 0 and (not opts.global_ranks_in_group or opts.global_ranks_in_group[0] == 0)
-    _tell(f"groups that request gloo use instep ({VARIABLE}={NAME})", first=first and attempt == "0")
+    _announce(f"groups that request gloo use instep ({VARIABLE}={NAME})", first=first and attempt == "0")
     return Group(link, NAME) if set(backends.values()) == {NAME} else GroupBackend(link, NAME)
 
 
@@ -126,7 +126,7 @@ def _disagreement(opts: CreationOptions, peer: int) -> str:
     )
 
 
-def _tell(text: str, *, first: bool) -> None:
+def _announce(text: str, *, first: bool) -> None:
     if first and text not in _said:
         _said.add(text)
         say(text)

@@ -26,8 +26,8 @@ DEFAULT_PORT = 12360
 DEFAULT_TIMEOUT_S = 1800.0
 # After so many gathers and broadcasts, which need not wait for each other, the ranks meet and delete what they wrote.
 EXCHANGES_KEPT = 256
-# How long rank 0 serves after its own last word, for those who still have to read it.
-FAREWELL_S = 5.0
+# How long rank 0 serves after its own last exchange, for ranks that still have to read it.
+SHUTDOWN_GRACE_S = 5.0
 
 
 class _Store(Protocol):
@@ -98,10 +98,10 @@ class _OwnStore:
         self._client.delete(key)
 
     def close(self) -> None:
-        """Say goodbye; rank 0 stays until all have, or for a few seconds."""
+        """Disconnect; rank 0 serves until all ranks have, or for a few seconds."""
         try:
             gone = self._client.add("instep.core/gone", 1)
-            deadline = time.monotonic() + FAREWELL_S
+            deadline = time.monotonic() + SHUTDOWN_GRACE_S
             while self._server is not None and gone < self._size and time.monotonic() < deadline:
                 time.sleep(0.01)
                 gone = self._client.add("instep.core/gone", 0)

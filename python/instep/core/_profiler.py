@@ -51,7 +51,7 @@ class ProfilerContext:
         processors, gpus = Processors(), Gpus()
         gathered: list[dict[str, dict[str, float]]] = []
         while not self._stopping.wait(interval):
-            gathered.append({"cpu": processors.look(), "memory": memory(), "gpu": gpus.look()})
+            gathered.append({"cpu": processors.sample(), "memory": memory(), "gpu": gpus.sample()})
             if len(gathered) < samples:
                 continue
             try:
@@ -81,7 +81,7 @@ class Processors:
     def __init__(self) -> None:
         self._before = self._times()
 
-    def look(self) -> dict[str, float]:
+    def sample(self) -> dict[str, float]:
         """Give the share in percent."""
         now = self._times()
         if now is None or self._before is None:
@@ -131,7 +131,7 @@ class Gpus:
                         self._handles.append(handle)
                 self._library = library
 
-    def look(self) -> dict[str, float]:
+    def sample(self) -> dict[str, float]:
         """Give use in percent and memory in GiB of every GPU."""
         found: dict[str, float] = {}
         for index, handle in enumerate(self._handles):

@@ -63,9 +63,9 @@ class TrainContext:
             # A search judges by it: a trial that goes on has been judged by what it has reported.
             self._reporter.flush(JUDGED_S)
         if news:
-            self._tell()
+            self._print_news()
 
-    def _tell(self) -> None:
+    def _print_news(self) -> None:
         assert self._reporter is not None
         for sentence in self._reporter.news():
             logger.warning("%s", sentence)
@@ -76,7 +76,7 @@ class TrainContext:
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must be from 0 to 1, not {progress}")
         if self._reporter is not None and self._reporter.progress(progress):
-            self._tell()
+            self._print_news()
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
         """Tell the searcher why this trial of a cluster will end early; detached trials have no searcher to tell."""

@@ -236,11 +236,12 @@ mod tests {
                         break;
                     }
                     let status = if statuses.is_empty() { 200 } else { statuses.remove(0) };
-                    write!(stream.get_mut(), "HTTP/1.1 {status} x\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
                     let body: Value = serde_json::from_slice(&body).unwrap();
                     for record in body["logs"].as_array().unwrap().iter().filter(|_| status == 200) {
                         let _ = sender.send(record["log"].as_str().unwrap().to_owned());
                     }
+                    // Only now: the test counts what arrived once the last answer is there.
+                    write!(stream.get_mut(), "HTTP/1.1 {status} x\r\nContent-Length: 2\r\n\r\n{{}}").unwrap();
                 }
             }
         });

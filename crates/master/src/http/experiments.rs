@@ -41,24 +41,35 @@ async fn make(call: &Call, external_id: Option<String>) -> Result<Json<CreateExp
     let sources =
         Sources { name: format!("Experiment ({})", &job_id[..8]), seed: seconds(now()), ..Sources::default() };
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
-    let new = NewExperiment {
-        external_id,
-        config: config.to_json(),
-        original_config: text,
-        job_id,
-        project_id: request.project_id.filter(|id| id.0 != 0),
-        project_names: config.project_names().map(|(workspace, project)| (workspace.to_owned(), project.to_owned())),
-        owner: call.user()?.id,
-        searcher_name: config.searcher.name().to_owned(),
-        searcher_metric: config.searcher.metric,
-        smaller_is_better: config.searcher.smaller_is_better,
-        name: config.name,
-        description: config.description.unwrap_or_default(),
-        labels: config.labels,
-    };
+    let project = request.project_id;
+    let new = NewExperiment { external_id, ..new_experiment(call, &config, (text, job_id), project)? };
     let experiment = call.application.database.create_experiment(new, now()).await?;
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings: Vec::new() }))
+}
+
+/// An experiment of the caller's, as its configuration describes it.
+fn new_experiment(
+    call: &Call,
+    config: &ExperimentConfig,
+    (original_config, job_id): (String, String),
+    project: Option<ProjectId>,
+) -> Result<NewExperiment, Failure> {
+    Ok(NewExperiment {
+        external_id: None,
+        name: config.name.clone(),
+        description: config.description.clone().unwrap_or_default(),
+        labels: config.labels.clone(),
+        config: config.to_json(),
+        original_config,
+        job_id,
+        project_id: project.filter(|id| id.0 != 0),
+        project_names: config.project_names().map(|(workspace, project)| (workspace.to_owned(), project.to_owned())),
+        owner: call.user()?.id,
+        searcher_name: config.searcher.name().to_owned(),
+        searcher_metric: config.searcher.metric.clone(),
+        smaller_is_better: config.searcher.smaller_is_better,
+    })
 }
 
 /// Makes an experiment that the master runs.
@@ -93,21 +104,7 @@ async fn make_managed(
             packed.map_err(Failure::invalid)?
         }
     };
-    let new = NewExperiment {
-        external_id: None,
-        name: config.name.clone(),
-        description: config.description.clone().unwrap_or_default(),
-        labels: config.labels.clone(),
-        config: config.to_json(),
-        original_config: text,
-        job_id,
-        project_id: request.project_id.filter(|id| id.0 != 0),
-        project_names: config.project_names().map(|(workspace, project)| (workspace.to_owned(), project.to_owned())),
-        owner: call.user()?.id,
-        searcher_name: config.searcher.name().to_owned(),
-        searcher_metric: config.searcher.metric.clone(),
-        smaller_is_better: config.searcher.smaller_is_better,
-    };
+    let new = new_experiment(call, &config, (text, job_id), request.project_id)?;
     let warnings = launch_warnings(call, &config).await?;
     if request.validate_only == Some(true) {
         let experiment = super::zero::experiment();

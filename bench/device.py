@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-SIZES = [8, 4 << 10, 256 << 10, 1 << 20, 25 << 20, 100 << 20]
+SIZES = [8, 4 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 25 << 20, 100 << 20]
 CONTENDERS = {"device": ("instep", "1"), "host": ("instep", "0"), "gloo": ("gloo", "1")}
 
 

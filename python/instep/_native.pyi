@@ -135,8 +135,11 @@ class DeviceGroup:
     def submit(self, operations: Sequence[Operation], stream: int, timeout: float, keep: object) -> DeviceTicket:
         """Begin operations on device memory, behind what `stream` has been given."""
 
-    def run(self, operations: Sequence[Operation], stream: int, timeout: float) -> None:
-        """Do operations on device memory, behind what `stream` has been given, and have `stream` wait for their end."""
+    def run(self, operations: Sequence[Operation], stream: int, timeout: float) -> bool:
+        """Do operations on device memory, behind what `stream` has been given: whether they are done.
+
+        If not, `stream` waits for their end.
+        """
 
     def abort(self) -> None:
         """Fail everything under way, here and on the peers."""

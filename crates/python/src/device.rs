@@ -104,8 +104,15 @@ impl DeviceGroup {
         Ok(DeviceTicket { ticket, label: Arc::clone(&self.label) })
     }
 
-    /// Do operations on device memory, behind what `stream` has been given, and have `stream` wait for their end.
-    fn run(&self, py: Python<'_>, operations: Vec<PyRef<'_, Operation>>, stream: usize, timeout: f64) -> PyResult<()> {
+    /// Do operations on device memory, behind what `stream` has been given: whether they are done. If not, `stream` waits for
+    /// their end.
+    fn run(
+        &self,
+        py: Python<'_>,
+        operations: Vec<PyRef<'_, Operation>>,
+        stream: usize,
+        timeout: f64,
+    ) -> PyResult<bool> {
         let timeout = errors::duration(timeout)?;
         let operations = operations.iter().map(|operation| operation.get()).collect();
         let engine = self.engine(py)?;

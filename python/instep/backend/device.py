@@ -29,6 +29,7 @@ class Device:
     def __init__(self, native: DeviceGroup, signals: Link, device: torch.device) -> None:
         self.native = native
         self.device = device
+        self._index: int = device.index
         self._signals = signals
         self._stream = torch.cuda.ExternalStream(native.stream, device)
         # Where futures are completed, so that nobody's own stream has to wait.
@@ -38,24 +39,32 @@ class Device:
         self, operations: list[Operation], staging: DeviceStaging, outputs: list[torch.Tensor], seconds: float
     ) -> DeviceWork:
         """Have the operations done, one after the other."""
-        ticket = self.native.submit(operations, self._lent(staging), seconds, staging.keep)
+        self._lend(staging)
+        ticket = self.native.submit(operations, self._current(), seconds, staging.keep)
         return DeviceWork(ticket, outputs, self)
 
     def run(self, operations: list[Operation], staging: DeviceStaging, seconds: float) -> None:
         """Do the operations, one after the other, and put the current stream behind them."""
-        self.native.run(operations, self._lent(staging), seconds)
+        done = False
+        try:
+            done = self.native.run(operations, self._current(), seconds)
+        finally:
+            if not done:
+                self._lend(staging)
 
-    def _lent(self, staging: DeviceStaging) -> int:
-        """Let our stream have the memory of an operation; give the current stream, which that is behind."""
+    def _lend(self, staging: DeviceStaging) -> None:
+        """Let our stream have the memory of an operation that it is not done with."""
         for tensor in staging.keep:
             # Their memory is not given to others before our stream is done with it.
             tensor.record_stream(self._stream)
-        current: int = torch.cuda.current_stream(self.device).cuda_stream
-        return current
+
+    def _current(self) -> int:
+        """The current stream, which operations are behind."""
+        return torch._C._cuda_getCurrentRawStream(self._index)
 
     def order(self, ticket: DeviceTicket) -> None:
         """Put the current stream behind an operation."""
-        ticket.order(torch.cuda.current_stream(self.device).cuda_stream)
+        ticket.order(self._current())
 
     def aside(self) -> torch.cuda.StreamContext:
         """Be on a stream that nobody else uses."""
@@ -100,14 +109,14 @@ class DeviceStaging(Staging):
         """Memory that is read and then written."""
         tensor = settled(tensor)
         copy = self._contiguous(tensor)
-        if copy.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
+        if copy is not tensor:
             self._back.append((tensor, copy))
         return self._lend(copy)
 
     def write(self, tensor: torch.Tensor) -> Memory:
         """Memory that is only written."""
         self._check(tensor := settled(tensor))
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        if not _is_what_it_says(tensor):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             self._back.append((tensor, copy))
             tensor = copy
@@ -127,6 +136,8 @@ class DeviceStaging(Staging):
 
     def _contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         self._check(tensor)
+        if _is_what_it_says(tensor):
+            return tensor
         return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
     def _check(self, tensor: torch.Tensor) -> None:
@@ -135,6 +146,11 @@ class DeviceStaging(Staging):
             raise InvalidCall(
                 f"tensors of one call must be on one device, not on {self._device.device} and {tensor.device}"
             )
+
+
+def _is_what_it_says(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory holds its values, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 class DeviceWork(Work):

@@ -120,6 +120,7 @@ functions! {
     event_destroy = c"cuEventDestroy_v2"(EventHandle);
     event_record = c"cuEventRecord"(EventHandle, StreamHandle);
     event_synchronize = c"cuEventSynchronize"(EventHandle);
+    event_query = c"cuEventQuery"(EventHandle);
     memory_handle = c"cuIpcGetMemHandle"(*mut Handle, Address);
     memory_open = c"cuIpcOpenMemHandle_v2"(*mut Address, Handle, c_uint);
     memory_close = c"cuIpcCloseMemHandle"(Address);
@@ -491,6 +492,16 @@ pub(super) struct Event {
 }
 
 impl Event {
+    /// Whether the stream has come here; also if it was never told to.
+    pub(super) fn is_reached(&self) -> Result<bool, Trouble> {
+        let driver = self.gpu.driver;
+        // SAFETY: an event that lives.
+        match unsafe { (driver.functions.event_query)(self.handle) } {
+            NOT_READY => Ok(false),
+            status => driver.check("look at the GPU", status).map(|()| true),
+        }
+    }
+
     /// Waits on the host until the stream has come here.
     pub(super) fn synchronize(&self) -> Result<(), Trouble> {
         let driver = self.gpu.driver;

@@ -95,6 +95,11 @@ fn step(dtype: DataType, reduction: Reduction, fold: &str) -> String {
     }
 }
 
+/// Whether there are programs for a type.
+pub(super) fn has_programs(dtype: DataType) -> bool {
+    registers(dtype).is_some()
+}
+
 /// The program for a type and a reduction that go together.
 pub(super) fn program(dtype: DataType, reduction: Reduction) -> Option<String> {
     let Registers { fold, load, store, wrap } = registers(dtype)?;

@@ -3,7 +3,8 @@
 //! | module | what it is for |
 //! |---|---|
 //! | `shared` | ranks that share one GPU, which NCCL refuses: exchanged on the device |
-//! | `staged` | all others, and what is so small that GPUs take longer: through memory of the host, pinned |
+//! | `pinned` | all_reduce by ranks of one host, where GPUs take longer or are not shared: through pinned memory of the host that all share |
+//! | `staged` | everything else: through memory of the host that each rank pins for itself |
 //! | `layout` | an operation as what a rank lays out and takes: pure |
 //! | `flags` | what the GPU waits for: counters of all ranks, which the host can move too |
 //! | `watch` | lets streams pass that wait for a rank which is gone |
@@ -26,6 +27,7 @@ mod driver;
 mod flags;
 mod kernel;
 mod layout;
+mod pinned;
 mod shared;
 mod signal;
 mod staged;
@@ -40,9 +42,10 @@ use std::time::Duration;
 use driver::{Event, Gpu, Stream, Trouble, UUID_BYTES};
 use flags::Flags;
 use instep_recorder::Entry;
+use pinned::{Pinned, Reduce};
 use shared::{Arena, Prepared};
-use signal::all_of;
-use staged::{Stage, Until};
+use signal::{Turn, Until, agree, all_of, signal};
+use staged::Stage;
 use watch::{Alarm, Watch};
 
 use crate::call::Call;
@@ -58,6 +61,12 @@ use crate::{Error, Group};
 /// copies to and from the host do not wait for a slice. Measured on an H200, for 2, 4 and 8 ranks.
 const SMALL: usize = 512 << 10;
 
+/// Up to so many bytes, an all_reduce goes through memory of the host that the ranks share also where they share a GPU: the
+/// more ranks there are, the longer two kernels of each of them take, and the longer their copies. Measured on an H200.
+const MOST_PINNED: usize = 10 << 20;
+/// And where there are only two.
+const MOST_PINNED_OF_TWO: usize = 3 << 20;
+
 /// What a rank can do; what all can do is done.
 const NOTHING: u8 = 0;
 const STAGED: u8 = 1;
@@ -68,7 +77,7 @@ pub struct DeviceGroup {
     gpu: Arc<Gpu>,
     stream: usize,
     is_shared: bool,
-    diary: FlightRecorder,
+    recorder: FlightRecorder,
     /// Of this rank, and how many there are.
     place: (usize, usize),
     /// Held by whoever gives the group something to do, so that everything has an order.
@@ -171,10 +180,20 @@ impl DeviceGroup {
         let verdicts = all_of(&group, &[u8::from(shared.is_some())], timeout)?;
         let shared = shared.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
         let place = (rank, group.world_size());
-        let (number, is_shared, diary) = (stream.number(), shared.is_some(), home.recorder());
+        let (number, is_shared, recorder) = (stream.number(), shared.is_some(), home.recorder());
         let (own, alarm) = (Arc::clone(&group), shared.as_ref().map(|shared| shared.watch.alarm().clone()));
         let (jobs, queue) = channel();
-        let worker = Worker { gpu: Arc::clone(&gpu), group, stream, shared, stage, diary: diary.clone(), sequence: 0 };
+        let common = Common::NotTried;
+        let worker = Worker {
+            gpu: Arc::clone(&gpu),
+            group,
+            stream,
+            shared,
+            stage,
+            common,
+            recorder: recorder.clone(),
+            sequence: 0,
+        };
         let (worker, queued) = (Arc::new(Mutex::new(worker)), Arc::new(AtomicUsize::new(0)));
         let (works, counts) = (Arc::clone(&worker), Arc::clone(&queued));
         let thread = std::thread::Builder::new()
@@ -186,7 +205,7 @@ impl DeviceGroup {
             gpu,
             stream: number,
             is_shared,
-            diary,
+            recorder,
             place,
             jobs,
             queued,
@@ -205,7 +224,7 @@ impl DeviceGroup {
 
     /// Whether a reduction can be done on the GPU: all that the host can do.
     pub fn can_reduce(dtype: DataType, reduction: Reduction) -> bool {
-        reduction.check(dtype).is_ok() && kernel::program(dtype, reduction).is_some()
+        reduction.check(dtype).is_ok() && kernel::has_programs(dtype)
     }
 
     /// Whether the ranks share a GPU, and exchange on it what is not small.
@@ -232,28 +251,29 @@ impl DeviceGroup {
         self.queue(lock(&self.jobs).as_ref(), task)
     }
 
-    /// Does operations on device memory, behind what `stream` has been given so far, and has `stream` wait for their end.
-    /// Returns when the GPU has been given everything; small ones are done by then.
+    /// Does operations on device memory, behind what `stream` has been given so far: whether they are done, as small ones
+    /// are. If not, the GPU has been given everything, and `stream` waits for their end.
     ///
     /// # Safety
     /// As for [`DeviceGroup::submit`].
-    pub unsafe fn run(&self, operations: Vec<Operation>, stream: usize, timeout: Duration) -> Result<(), Error> {
+    pub unsafe fn run(&self, operations: Vec<Operation>, stream: usize, timeout: Duration) -> Result<bool, Error> {
         let mut task = self.task(operations, stream, timeout)?;
         let jobs = lock(&self.jobs);
         if self.queued.load(Ordering::Acquire) > 0 || jobs.is_none() {
             let ticket = self.queue(jobs.as_ref(), task)?;
             drop(jobs);
             ticket.ticket.join()?;
-            return ticket.order(stream);
+            return ticket.order(stream).map(|()| false);
         }
         // Nothing is queued, and nothing can be: no thread need be woken for this.
         let mut worker = lock(&self.worker);
         if worker.perform_all(&mut task, Until::HostKnows)? {
-            return Ok(());
+            return Ok(true);
         }
         let done = self.gpu.event()?;
         worker.stream.record(&done)?;
-        Ok(self.gpu.order(stream, &done)?)
+        self.gpu.order(stream, &done)?;
+        Ok(false)
     }
 
     fn task(&self, operations: Vec<Operation>, stream: usize, timeout: Duration) -> Result<Task, Error> {
@@ -270,7 +290,7 @@ impl DeviceGroup {
                 Some(ready)
             }
         };
-        let entries = calls.iter().filter_map(|call| self.diary.submitted(call)).collect();
+        let entries = calls.iter().filter_map(|call| self.recorder.submitted(call)).collect();
         Ok(Task { operations, entries, ready, timeout })
     }
 
@@ -319,6 +339,13 @@ struct Shared {
     watch: Watch,
 }
 
+/// Whether pinned memory is shared: found out by the first all_reduce that would go through it.
+enum Common {
+    NotTried,
+    Impossible,
+    Ready(Box<Pinned>),
+}
+
 /// What orders a group's operations.
 struct Worker {
     gpu: Arc<Gpu>,
@@ -326,7 +353,8 @@ struct Worker {
     stream: Arc<Stream>,
     shared: Option<Shared>,
     stage: Stage,
-    diary: FlightRecorder,
+    common: Common,
+    recorder: FlightRecorder,
     sequence: u64,
 }
 
@@ -337,7 +365,7 @@ impl Worker {
         let mut is_done = false;
         for (index, operation) in task.operations.iter().enumerate() {
             if result.is_ok() {
-                self.diary.started(task.entries.get_mut(index));
+                self.recorder.started(task.entries.get_mut(index));
                 // What comes before is done when the last one is.
                 let until = if index + 1 == task.operations.len() { until } else { Until::StreamKnows };
                 match self.perform(operation, task.timeout, until) {
@@ -345,7 +373,7 @@ impl Worker {
                     Err(error) => result = Err(error),
                 }
             }
-            self.diary.ended(task.entries.get(index), result.is_ok());
+            self.recorder.ended(task.entries.get(index), result.is_ok());
         }
         if result.is_err() {
             // Also when only our GPU is at fault: the others must not wait for us.
@@ -357,13 +385,41 @@ impl Worker {
 
     fn perform(&mut self, operation: &Operation, timeout: Duration, until: Until) -> Result<bool, Error> {
         let call = operation.check(self.group.rank().0, self.group.world_size())?;
-        let turn = signal::Turn { call, group: &self.group, sequence: self.sequence, timeout };
+        let world = self.group.world_size();
+        let turn = Turn { call, group: &self.group, sequence: self.sequence, timeout };
         self.sequence += 1;
+        if let Operation::AllReduce { input, output, dtype, reduction } = operation
+            && (1..=self.most_pinned()).contains(&input.bytes)
+        {
+            if matches!(self.common, Common::NotTried) {
+                // Only if all are at the same operation are all here.
+                agree(&turn, &signal(&turn, 1)?)?;
+                let pinned = Pinned::connect(&self.gpu, &self.stream, &self.group, self.stage.pins(), timeout)?;
+                self.common = pinned.map_or(Common::Impossible, |pinned| Common::Ready(Box::new(pinned)));
+            }
+            if let Common::Ready(pinned) = &mut self.common {
+                let (dtype, reduction) = (*dtype, *reduction);
+                return pinned.perform(
+                    Reduce { input: input.range(), output: output.range(), dtype, reduction },
+                    &turn,
+                    until,
+                );
+            }
+        }
         // Where parts may differ, all_to_all, not every rank would come to the same conclusion.
-        let small = (1..=SMALL * self.group.world_size()).contains(&operation.bytes_of_all(self.group.world_size()));
+        let small = (1..=SMALL * world).contains(&operation.bytes_of_all(world));
         match &mut self.shared {
             Some(shared) if !small => shared.arena.perform(operation, &turn).map(|()| false),
             _ => self.stage.perform(operation, &turn, until),
+        }
+    }
+
+    /// Up to how many bytes an all_reduce goes through pinned memory that the ranks share.
+    fn most_pinned(&self) -> usize {
+        match &self.shared {
+            Some(_) if self.group.world_size() <= 2 => MOST_PINNED_OF_TWO,
+            Some(_) => MOST_PINNED,
+            None => usize::MAX,
         }
     }
 }

@@ -15,6 +15,15 @@ pub(super) struct Turn<'a> {
     pub(super) timeout: Duration,
 }
 
+/// When an operation counts as done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The group's stream waits for its end.
+    StreamKnows,
+    /// The host has waited for its end, if it is so short that waiting on the GPU would take longer.
+    HostKnows,
+}
+
 /// What a rank calls and how many chunks its part takes.
 pub(super) type Signal = [u64; CALL_WORDS + 1];
 

@@ -1,4 +1,4 @@
-//! Ranks that do not share a GPU: tensors travel through memory of the host, where the group's own engine takes them on,
+//! Ranks that do not share a GPU, and what is small: tensors travel through memory of the host, where the group's own engine takes them on,
 //! to the other ranks of the host or to other hosts.
 //!
 //! That memory is pinned, so that the GPU copies by itself, and there are two pieces of it: while the host works on a
@@ -15,7 +15,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::driver::{Event, Gpu, Stream, Trouble};
 use super::layout::{ALIGNMENT, Range};
-use super::signal::{Turn, agree, signal};
+use super::signal::{Turn, Until, agree, signal};
 use crate::Error;
 use crate::operation::{Operation, Source, Target};
 
@@ -49,18 +49,14 @@ struct Chunk {
     takes: Vec<(*mut u8, Range)>,
 }
 
-/// When an operation counts as done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
-    /// The group's stream waits for its end.
-    StreamKnows,
-    /// The host has waited for its end, if it is so short that waiting on the GPU would take longer.
-    HostKnows,
-}
-
 impl Stage {
     pub(super) fn new(gpu: &Arc<Gpu>, stream: Arc<Stream>, pin: bool) -> Result<Stage, Trouble> {
         Ok(Stage { gpu: Arc::clone(gpu), stream, back: gpu.stream()?, pin, pieces: None })
+    }
+
+    /// Whether this rank's memory is to be pinned.
+    pub(super) fn pins(&self) -> bool {
+        self.pin
     }
 
     /// Does an operation: whether the host has waited for its end.

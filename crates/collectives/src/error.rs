@@ -12,26 +12,20 @@ use crate::rank::join_ranks;
 
 /// Why an operation, or the group, failed. Clones are cheap: every operation in flight gets the same reason.
 #[derive(Clone, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "most fields say what they are")]
 pub enum Error {
     /// This reduction is not defined for this type; nothing was sent.
     #[error("{0}")]
     Unsupported(UnsupportedReduction),
     /// The arguments contradict each other; nothing was sent.
     #[error("{what}")]
-    Invalid {
-        /// What does not fit what.
-        what: String,
-    },
+    Invalid { what: String },
     /// Two ranks called different operations at the same point; the group is aborted.
     #[error("rank {rank} called {call} but rank {other_rank} called {other}{}", position(call, *sequence))]
     Mismatch {
-        /// One side.
         rank: Rank,
-        /// What it called.
         call: Call,
-        /// The other side.
         other_rank: Rank,
-        /// What that one called.
         other: Call,
         /// Which operation of the group, counted from 0 since it was connected; of messages: which of the sender's.
         sequence: u64,
@@ -43,11 +37,8 @@ pub enum Error {
         waiting_for(call, missing)
     )]
     Timeout {
-        /// What was called.
         call: Call,
-        /// Which operation of the group.
         sequence: u64,
-        /// How long it was given.
         timeout: Duration,
         /// Who had not even started it; empty when all had. Of a message: who it was to come from or go to.
         missing: Vec<Rank>,
@@ -59,57 +50,29 @@ pub enum Error {
         "lost rank {rank} on {host} during {call} ({} {sequence}): {noticed}, noticed by rank {noticed_by}",
         unit(call)
     )]
-    PeerLost {
-        /// Who is gone.
-        rank: Rank,
-        /// Where it ran.
-        host: String,
-        /// What was going on.
-        call: Call,
-        /// Which operation of the group.
-        sequence: u64,
-        /// How that is known.
-        noticed: Noticed,
-        /// Who found out.
-        noticed_by: Rank,
-    },
+    PeerLost { rank: Rank, host: String, call: Call, sequence: u64, noticed: Noticed, noticed_by: Rank },
     /// Somebody called [`crate::Group::abort`].
     #[error("the group was aborted by rank {by}")]
-    Aborted {
-        /// Who.
-        by: Rank,
-    },
+    Aborted { by: Rank },
     /// The group has no peers: a reconfiguration failed and no other has succeeded since.
     #[error("the group is not connected")]
     NotConnected,
     /// [`crate::Ticket::wait`] was given less time than the operation took; it goes on.
     #[error("the operation is not finished after {waited:?}")]
-    Unfinished {
-        /// How long the caller waited.
-        waited: Duration,
-    },
+    Unfinished { waited: Duration },
     /// The ranks did not come together in time.
     #[error("could not connect the group within {timeout:?}: {what}")]
     Connect {
-        /// How long it was given.
         timeout: Duration,
         /// Who did not come, or what was received instead.
         what: String,
     },
     /// An address does not parse.
     #[error("not an address of a rank: {what}")]
-    Address {
-        /// What is wrong with it.
-        what: &'static str,
-    },
+    Address { what: &'static str },
     /// The system refused something that the group cannot do without.
     #[error("could not {what}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The answer.
-        source: Arc<io::Error>,
-    },
+    System { what: &'static str, source: Arc<io::Error> },
 }
 
 impl From<UnsupportedReduction> for Error {

@@ -1,16 +1,17 @@
-//! The collectives engine as Python classes: memory comes as addresses, what goes wrong as exceptions.
+//! The collectives as Python classes: memory comes as addresses, what goes wrong as exceptions.
 //!
 //! Nothing here knows torch. Callers give the address and the length of memory that they keep valid until the operation
 //! has ended; `submit` and its kin also hold on to an object until then, so that a caller who forgets cannot crash.
 //!
-//! Every wait happens with the interpreter released, and threads of the engine never take it: see [`crate::delivery`].
+//! Every wait happens with the interpreter released, and threads of the collectives never take it: see [`crate::delivery`].
 #![expect(unsafe_code, reason = "memory of tensors comes as addresses")]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    self as engine, Address, DataType, Error, Group, Options, Rank, Reduction, Secret, Source, Target, TransportChoice,
+    self as collectives, Address, DataType, Error, Group, Options, Rank, Reduction, Secret, Source, Target,
+    TransportChoice,
 };
 use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
 use pyo3::pybacked::PyBackedBytes;
@@ -69,14 +70,14 @@ pub(crate) fn reduction_names() -> [&'static str; Reduction::ALL.len()] {
 
 /// One collective operation, not yet begun.
 #[pyclass(frozen, module = "instep._native")]
-pub(crate) struct Operation(Mutex<engine::Operation>);
+pub(crate) struct Operation(Mutex<collectives::Operation>);
 
 impl Operation {
-    fn new(operation: engine::Operation) -> Operation {
+    fn new(operation: collectives::Operation) -> Operation {
         Operation(Mutex::new(operation))
     }
 
-    pub(crate) fn get(&self) -> engine::Operation {
+    pub(crate) fn get(&self) -> collectives::Operation {
         lock(&self.0).clone()
     }
 }
@@ -88,7 +89,7 @@ impl Operation {
     #[pyo3(signature = (address, length, dtype, reduce, factor=1.0))]
     fn all_reduce(address: usize, length: usize, dtype: usize, reduce: usize, factor: f64) -> PyResult<Operation> {
         let memory = (address, length);
-        Ok(Operation::new(engine::Operation::AllReduce {
+        Ok(Operation::new(collectives::Operation::AllReduce {
             input: read(memory),
             output: written(memory),
             dtype: data_type(dtype)?,
@@ -100,7 +101,7 @@ impl Operation {
     #[staticmethod]
     #[pyo3(signature = (memory, dtype, reduce, root, factor=1.0))]
     fn reduce(memory: Memory, dtype: usize, reduce: usize, root: usize, factor: f64) -> PyResult<Operation> {
-        Ok(Operation::new(engine::Operation::Reduce {
+        Ok(Operation::new(collectives::Operation::Reduce {
             input: read(memory),
             output: written(memory),
             dtype: data_type(dtype)?,
@@ -113,20 +114,20 @@ impl Operation {
     #[staticmethod]
     fn broadcast(memory: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
         let dtype = data_type(dtype)?;
-        Ok(Operation::new(engine::Operation::Broadcast { buffer: written(memory), dtype, root: Rank(root) }))
+        Ok(Operation::new(collectives::Operation::Broadcast { buffer: written(memory), dtype, root: Rank(root) }))
     }
 
     /// The outputs become the inputs of all ranks.
     #[staticmethod]
     fn all_gather(source: Memory, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
         let dtype = data_type(dtype)?;
-        Ok(Operation::new(engine::Operation::AllGather { input: read(source), outputs: targets(outputs), dtype }))
+        Ok(Operation::new(collectives::Operation::AllGather { input: read(source), outputs: targets(outputs), dtype }))
     }
 
     /// The root's outputs become the inputs of all ranks; elsewhere there are none.
     #[staticmethod]
     fn gather(source: Memory, outputs: Vec<Memory>, dtype: usize, root: usize) -> PyResult<Operation> {
-        Ok(Operation::new(engine::Operation::Gather {
+        Ok(Operation::new(collectives::Operation::Gather {
             input: read(source),
             outputs: targets(outputs),
             dtype: data_type(dtype)?,
@@ -137,7 +138,7 @@ impl Operation {
     /// The output becomes this rank's part of the root's inputs; elsewhere there are none.
     #[staticmethod]
     fn scatter(inputs: Vec<Memory>, output: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
-        Ok(Operation::new(engine::Operation::Scatter {
+        Ok(Operation::new(collectives::Operation::Scatter {
             inputs: sources(inputs),
             output: written(output),
             dtype: data_type(dtype)?,
@@ -155,7 +156,7 @@ impl Operation {
         reduce: usize,
         factor: f64,
     ) -> PyResult<Operation> {
-        Ok(Operation::new(engine::Operation::ReduceScatter {
+        Ok(Operation::new(collectives::Operation::ReduceScatter {
             inputs: sources(inputs),
             output: written(output),
             dtype: data_type(dtype)?,
@@ -167,26 +168,30 @@ impl Operation {
     #[staticmethod]
     fn all_to_all(inputs: Vec<Memory>, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
         let dtype = data_type(dtype)?;
-        Ok(Operation::new(engine::Operation::AllToAll { inputs: sources(inputs), outputs: targets(outputs), dtype }))
+        Ok(Operation::new(collectives::Operation::AllToAll {
+            inputs: sources(inputs),
+            outputs: targets(outputs),
+            dtype,
+        }))
     }
 
     /// Done when every rank has come.
     #[staticmethod]
     fn barrier() -> Operation {
-        Operation::new(engine::Operation::Barrier)
+        Operation::new(collectives::Operation::Barrier)
     }
 }
 
 /// An operation under way.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct Ticket {
-    ticket: engine::Ticket,
+    ticket: collectives::Ticket,
     /// What errors say about the group.
     label: Arc<str>,
 }
 
 impl Ticket {
-    pub(crate) fn new(ticket: engine::Ticket, label: Arc<str>) -> Ticket {
+    pub(crate) fn new(ticket: collectives::Ticket, label: Arc<str>) -> Ticket {
         Ticket { ticket, label }
     }
 }
@@ -255,7 +260,7 @@ pub(crate) struct CollectiveGroup {
 }
 
 enum GroupState {
-    Bound(Box<engine::Bound>),
+    Bound(Box<collectives::Bound>),
     Connected(Arc<Group>),
     /// After `shutdown`, or when connecting failed.
     Closed,
@@ -296,7 +301,7 @@ impl CollectiveGroup {
         py: Python<'_>,
         timeout: f64,
         keep: Py<PyAny>,
-        begin: impl FnOnce(&Group, Duration) -> Result<engine::Ticket, Error> + Send,
+        begin: impl FnOnce(&Group, Duration) -> Result<collectives::Ticket, Error> + Send,
     ) -> PyResult<Ticket> {
         let timeout = errors::duration(timeout)?;
         let group = self.connected(py)?;
@@ -439,7 +444,7 @@ impl CollectiveGroup {
         timeout: f64,
         keep: Py<PyAny>,
     ) -> PyResult<Ticket> {
-        let operations: Vec<engine::Operation> = operations.iter().map(|operation| operation.get()).collect();
+        let operations: Vec<collectives::Operation> = operations.iter().map(|operation| operation.get()).collect();
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_together(operations, timeout) })
     }

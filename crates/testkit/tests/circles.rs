@@ -216,7 +216,7 @@ impl Crate {
     fn home(&self, path: &[String]) -> Module {
         let (mut module, mut rest) = (Module::new(), path);
         while let Some(name) = rest.first() {
-            let child = [&module[..], &[name.clone()]].concat();
+            let child = [&module[..], std::slice::from_ref(name)].concat();
             if self.modules.contains_key(&child) {
                 (module, rest) = (child, &rest[1..]);
             } else if let Some(target) = self.exports.get(&(module.clone(), name.clone())) {

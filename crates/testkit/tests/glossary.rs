@@ -61,6 +61,7 @@ const GLOSSARIES: &[Glossary] = &[Glossary {
         ("tell", "broadcast_abort"),
         ("told", "sent"),
         ("trouble", "error"),
+        ("truth", "Bool"),
         ("verdict", "AbortReason"),
         ("verdicts", "reasons"),
         ("watch", "context or monitor"),

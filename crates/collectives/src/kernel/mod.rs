@@ -17,7 +17,7 @@ mod rule;
 use crate::dtype::{DataType, Reduction};
 pub(crate) use copy::{copy, copy_of};
 use fold::{BF16, F16, Rest, fold, fold_half};
-use rule::{And, Average, Max, Min, Or, Premultiplied, Product, Sum, Truth, Xor};
+use rule::{And, Average, Bool, Max, Min, Or, Premultiplied, Product, Sum, Xor};
 
 /// Reduces `inputs[0][..count]`, `inputs[1][..count]` … into `outputs[0][..count]`, `outputs[1][..count]` …, all the same.
 ///
@@ -95,9 +95,9 @@ pub(crate) unsafe fn reduce_of(
             DataType::I32 => integers!(i32),
             DataType::I64 => integers!(i64),
             DataType::Bool => match reduction {
-                Reduction::Sum | Reduction::Max | Reduction::BitOr => fold::<Truth, Or>(inputs, outputs, count, rest),
-                Reduction::Min | Reduction::BitAnd => fold::<Truth, And>(inputs, outputs, count, rest),
-                Reduction::BitXor => fold::<Truth, Xor>(inputs, outputs, count, rest),
+                Reduction::Sum | Reduction::Max | Reduction::BitOr => fold::<Bool, Or>(inputs, outputs, count, rest),
+                Reduction::Min | Reduction::BitAnd => fold::<Bool, And>(inputs, outputs, count, rest),
+                Reduction::BitXor => fold::<Bool, Xor>(inputs, outputs, count, rest),
                 Reduction::Average | Reduction::Product | Reduction::PremultipliedSum(_) => refused(dtype, reduction),
             },
             DataType::Bytes => refused(dtype, reduction),

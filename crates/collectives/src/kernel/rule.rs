@@ -84,24 +84,24 @@ integers!(i8, u8, i16, i32, i64);
 /// A byte that is zero or not.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Truth(u8);
+pub(super) struct Bool(u8);
 
-impl Bits for Truth {
+impl Bits for Bool {
     #[inline(always)]
     fn and(self, other: Self) -> Self {
-        Truth(self.0 & other.0)
+        Bool(self.0 & other.0)
     }
     #[inline(always)]
     fn or(self, other: Self) -> Self {
-        Truth(self.0 | other.0)
+        Bool(self.0 | other.0)
     }
     #[inline(always)]
     fn xor(self, other: Self) -> Self {
-        Truth(self.0 ^ other.0)
+        Bool(self.0 ^ other.0)
     }
     #[inline(always)]
     fn plain(self) -> Self {
-        Truth(u8::from(self.0 != 0))
+        Bool(u8::from(self.0 != 0))
     }
 }
 

@@ -96,8 +96,8 @@ fn naive(dtype: DataType, reduction: Reduction, inputs: &[Vec<u8>]) -> Vec<u8> {
         DataType::Bool => element_wise!(u8, |values, reduction| {
             let mut truths = values.iter().map(|value| *value != 0);
             u8::from(match reduction {
-                Reduction::Sum | Reduction::Max | Reduction::BitOr => truths.any(|truth| truth),
-                Reduction::Min | Reduction::BitAnd => truths.all(|truth| truth),
+                Reduction::Sum | Reduction::Max | Reduction::BitOr => truths.any(|boolean| boolean),
+                Reduction::Min | Reduction::BitAnd => truths.all(|boolean| boolean),
                 Reduction::BitXor => truths.fold(false, |a, b| a ^ b),
                 _ => unreachable!(),
             })

@@ -1,4 +1,4 @@
-//! The plans themselves.
+//! The schedule of each collective.
 
 use std::ops::Range;
 

@@ -1,21 +1,19 @@
-//! How ranks of several hosts are connected: pairs of them get a connection for every purpose they have.
-//!
-//! The higher rank of a pair calls the lower one, at all its endpoints in turn, a little after each other, and keeps
-//! calling. Whoever answers must know the caller's token; the first that does is taken, and told so. A rank is done when it
-//! has all its connections, and keeps nothing of a bootstrap that failed.
-use std::net::{SocketAddr, TcpListener, TcpStream};
+//! How ranks of several hosts are connected: the sockets around [`super::setup`].
+
+use std::collections::BTreeMap;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::handshake::{
-    HandshakeStatus, IncomingHandshake, MAX_UNIDENTIFIED, Membership, OutgoingHandshake, STAGGER, configure,
-};
+use super::connect::{configure, dial, has_connected, read_some};
+use super::handshake::Membership;
+use super::setup::{ConnectionId, Setup, SetupAction, SetupOutcome, WantedConnection};
 use super::wire::Purpose;
-use crate::rank::join_ranks;
-use crate::socket::poll_timeout;
-use crate::{Error, Rank};
+use crate::Error;
+use crate::socket::{poll_timeout, send_all};
+use crate::sync::until;
 
 /// How one rank gets its connections.
 pub(crate) struct TcpBootstrap<'a> {
@@ -30,20 +28,6 @@ pub(crate) struct TcpBootstrap<'a> {
 /// The connections that were wanted.
 pub(crate) struct Connections(Vec<(WantedConnection, Option<TcpStream>)>);
 
-/// One connection to a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WantedConnection {
-    pub(crate) peer: Rank,
-    pub(crate) purpose: Purpose,
-}
-
-impl WantedConnection {
-    /// One to every other rank.
-    pub(crate) fn to_all(rank: Rank, world: usize, purpose: Purpose) -> Vec<WantedConnection> {
-        rank.others(world).map(|peer| WantedConnection { peer, purpose }).collect()
-    }
-}
-
 impl Connections {
     /// Those for a purpose, in the order of ranks; none where none was wanted.
     pub(crate) fn take(&mut self, purpose: Purpose, world: usize) -> Vec<Option<TcpStream>> {
@@ -53,185 +37,112 @@ impl Connections {
         }
         taken
     }
-
-    fn slot(&mut self, wanted: WantedConnection) -> Option<&mut Option<TcpStream>> {
-        self.0.iter_mut().find(|(other, _)| *other == wanted).map(|(_, socket)| socket)
-    }
 }
 
-/// Where a connection is sought.
-struct EndpointDial {
-    wanted: WantedConnection,
-    endpoints: Vec<SocketAddr>,
-    next: usize,
-    next_at: Instant,
-}
-
-struct BootstrapState<'a> {
-    bootstrap: &'a TcpBootstrap<'a>,
-    found: Connections,
-    dials: Vec<EndpointDial>,
-    outgoing: Vec<(WantedConnection, OutgoingHandshake)>,
-    incoming: Vec<IncomingHandshake>,
-    /// Somebody hung up who was called as a member, or called without being one.
-    unauthenticated: bool,
+/// A socket, and whether its connection is there.
+struct Connection {
+    socket: TcpStream,
+    connected: bool,
 }
 
 impl TcpBootstrap<'_> {
     /// Connects with the other ranks, or says which are missing.
     pub(crate) fn run(&self) -> Result<Connections, Error> {
-        let mut dials = Vec::new();
-        for &wanted in self.wanted.iter().filter(|wanted| wanted.peer < self.membership.rank) {
-            let endpoints = self.membership.endpoints(wanted.peer, wanted.purpose)?;
-            dials.push(EndpointDial { wanted, endpoints, next: 0, next_at: Instant::now() });
-        }
-        let found = Connections(self.wanted.iter().map(|wanted| (*wanted, None)).collect());
-        let mut state = BootstrapState {
-            bootstrap: self,
-            found,
-            dials,
-            outgoing: Vec::new(),
-            incoming: Vec::new(),
-            unauthenticated: false,
-        };
+        let mut setup = Setup::new(self.membership, self.wanted, Instant::now(), self.deadline)?;
+        let mut sockets: BTreeMap<ConnectionId, Connection> = BTreeMap::new();
         loop {
-            let missing = state.missing();
-            if missing.is_empty() {
-                let found = state.found;
-                for socket in found.0.iter().filter_map(|(_, socket)| socket.as_ref()) {
-                    configure(socket).map_err(|error| Error::system("tune a connection", error))?;
+            match setup.outcome(Instant::now()) {
+                SetupOutcome::Waiting => {}
+                SetupOutcome::Failed(what) => return Err(Error::Connect { timeout: self.timeout, what }),
+                SetupOutcome::Connected(ids) => return self.handed_over(&ids, sockets),
+            }
+            setup.tick(Instant::now());
+            perform(&mut setup, &mut sockets);
+            self.sleep(&setup, &sockets);
+            while let Ok((socket, _)) = self.listener.accept() {
+                if let Some(id) = setup.accepted(Instant::now()) {
+                    sockets.insert(id, Connection { socket, connected: true });
                 }
-                return Ok(found);
             }
-            if Instant::now() >= self.deadline {
-                let by_rail = self.wanted.iter().any(|wanted| wanted.purpose == Purpose::Rail);
-                let hint = if state.unauthenticated {
-                    "\nhint: ranks refused each other's connections: is INSTEP_SECRET the same on all?"
-                } else if by_rail {
-                    "\nhint: a rank that waits for others on its host does not arrive either; their errors name the missing ranks"
-                } else {
-                    ""
-                };
-                return Err(self.failed(format!("rank {} did not arrive{hint}", join_ranks(&missing))));
+            let ids: Vec<ConnectionId> = sockets.keys().copied().collect();
+            for id in ids {
+                progress(&mut setup, &mut sockets, id);
             }
-            state.dial_due();
-            state.sleep();
-            state.accept();
-            state.progress_incoming();
-            state.progress_outgoing()?;
         }
     }
 
-    fn failed(&self, what: impl Into<String>) -> Error {
-        Error::Connect { timeout: self.timeout, what: what.into() }
+    fn handed_over(
+        &self,
+        ids: &[ConnectionId],
+        mut sockets: BTreeMap<ConnectionId, Connection>,
+    ) -> Result<Connections, Error> {
+        let found = ids.iter().map(|id| sockets.remove(id).map(|connection| connection.socket));
+        let connections = Connections(self.wanted.iter().copied().zip(found).collect());
+        for socket in connections.0.iter().filter_map(|(_, socket)| socket.as_ref()) {
+            configure(socket).map_err(|error| Error::system("tune a connection", error))?;
+        }
+        Ok(connections)
+    }
+
+    fn sleep(&self, setup: &Setup<'_>, sockets: &BTreeMap<ConnectionId, Connection>) {
+        let mut handles = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+        for (id, Connection { socket, connected }) in sockets {
+            if !connected {
+                handles.push(PollFd::new(socket.as_fd(), PollFlags::POLLOUT));
+            } else if setup.wanted_bytes(*id) > 0 {
+                handles.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
+            }
+        }
+        // An error of poll is a signal, or no memory: look again.
+        let _ = poll(&mut handles, poll_timeout(until(setup.wakeup())));
     }
 }
 
-impl BootstrapState<'_> {
-    /// Ranks to which a connection is missing.
-    fn missing(&self) -> Vec<Rank> {
-        let open = self.found.0.iter().filter(|(_, socket)| socket.is_none());
-        let mut missing: Vec<Rank> = open.map(|(wanted, _)| wanted.peer).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        missing
-    }
-
-    /// Calls the next endpoint of every connection that is still sought.
-    fn dial_due(&mut self) {
-        let now = Instant::now();
-        for dial in self.dials.iter_mut().filter(|dial| dial.next_at <= now) {
-            dial.next_at = now + STAGGER;
-            let endpoint = dial.endpoints[dial.next % dial.endpoints.len()];
-            dial.next += 1;
-            let calls = |(wanted, call): &(WantedConnection, OutgoingHandshake)| {
-                *wanted == dial.wanted && call.endpoint == endpoint
-            };
-            if self.outgoing.iter().any(calls) {
-                continue;
-            }
-            if let Ok(call) = OutgoingHandshake::dial(endpoint) {
-                self.outgoing.push((dial.wanted, call));
-            }
-        }
-    }
-
-    fn sleep(&self) {
-        let mut handles = vec![PollFd::new(self.bootstrap.listener.as_fd(), PollFlags::POLLIN)];
-        handles.extend(self.outgoing.iter().map(|(_, call)| call.handle()));
-        handles.extend(self.incoming.iter().map(IncomingHandshake::handle));
-        let now = Instant::now();
-        let mut until = self.bootstrap.deadline;
-        until = self.dials.iter().map(|dial| dial.next_at).fold(until, Instant::min);
-        until = self.incoming.iter().filter_map(IncomingHandshake::hello_deadline).fold(until, Instant::min);
-        // An error of poll is a signal, or no memory: look again.
-        let _ = poll(&mut handles, poll_timeout(until.saturating_duration_since(now)));
-    }
-
-    fn accept(&mut self) {
-        while let Ok((socket, _)) = self.bootstrap.listener.accept() {
-            if self.incoming.len() < 2 * self.bootstrap.wanted.len() + MAX_UNIDENTIFIED {
-                self.incoming.push(IncomingHandshake::new(socket));
-            }
-        }
-    }
-
-    fn progress_incoming(&mut self) {
-        let (membership, wanted) = (self.bootstrap.membership, self.bootstrap.wanted);
-        // The higher rank calls.
-        let expects = |peer: Rank, purpose: Purpose| {
-            peer > membership.rank && wanted.contains(&WantedConnection { peer, purpose })
-        };
-        let (found, unauthenticated) = (&mut self.found, &mut self.unauthenticated);
-        self.incoming.retain_mut(|caller| match caller.advance(membership, expects, None) {
-            HandshakeStatus::Waiting => true,
-            HandshakeStatus::Done => {
-                if let Some((peer, purpose)) = caller.identified
-                    && let Ok(socket) = caller.socket()
-                    && let Some(slot) = found.slot(WantedConnection { peer, purpose })
-                {
-                    *slot = Some(socket);
+/// Does what the machine wants; what cannot be done is the end of a connection.
+fn perform(setup: &mut Setup<'_>, sockets: &mut BTreeMap<ConnectionId, Connection>) {
+    while let Some(action) = setup.next_action() {
+        match action {
+            SetupAction::Dial { id, endpoint } => match dial(endpoint) {
+                Ok(socket) => drop(sockets.insert(id, Connection { socket, connected: false })),
+                Err(_) => setup.closed(id),
+            },
+            // A new connection has room for so little.
+            SetupAction::Send { id, bytes } => {
+                if !sockets.get(&id).is_some_and(|connection| send_all(&connection.socket, &bytes, Instant::now())) {
+                    sockets.remove(&id);
+                    setup.closed(id);
                 }
-                false
             }
-            HandshakeStatus::Closed | HandshakeStatus::Unreachable(_) | HandshakeStatus::Refused(_) => {
-                *unauthenticated |= caller.unauthenticated;
-                false
-            }
-        });
-    }
-
-    fn progress_outgoing(&mut self) -> Result<(), Error> {
-        let membership = self.bootstrap.membership;
-        let (found, unauthenticated, mut refusal) = (&mut self.found, &mut self.unauthenticated, None);
-        self.outgoing.retain_mut(|(wanted, call)| match call.advance(membership, wanted.peer, wanted.purpose) {
-            HandshakeStatus::Waiting => true,
-            HandshakeStatus::Unreachable(_) => false,
-            HandshakeStatus::Closed => {
-                *unauthenticated = true;
-                false
-            }
-            HandshakeStatus::Refused(text) => {
-                refusal = Some(text);
-                false
-            }
-            HandshakeStatus::Done => {
-                if let Some(slot) = found.slot(*wanted)
-                    && slot.is_none()
-                {
-                    *slot = call.confirm();
-                }
-                false
-            }
-        });
-        if let Some(text) = refusal {
-            return Err(self.bootstrap.failed(text));
+            SetupAction::Close { id } => drop(sockets.remove(&id)),
         }
-        let open =
-            |wanted: WantedConnection| self.found.0.iter().any(|(other, socket)| *other == wanted && socket.is_none());
-        // Other endpoints of the same rank need not answer any more.
-        self.dials.retain(|dial| open(dial.wanted));
-        self.outgoing.retain(|(wanted, _)| open(*wanted));
-        Ok(())
+    }
+}
+
+/// Passes on what has happened to one connection.
+fn progress(setup: &mut Setup<'_>, sockets: &mut BTreeMap<ConnectionId, Connection>, id: ConnectionId) {
+    if let Some(connection) = sockets.get_mut(&id).filter(|connection| !connection.connected) {
+        match has_connected(&connection.socket) {
+            Ok(false) => return,
+            Ok(true) => {
+                connection.connected = true;
+                setup.connected(id);
+            }
+            Err(_) => {
+                sockets.remove(&id);
+                setup.closed(id);
+            }
+        }
+        perform(setup, sockets);
+    }
+    while let (wanted @ 1.., Some(connection)) = (setup.wanted_bytes(id), sockets.get(&id)) {
+        match read_some(&connection.socket, wanted) {
+            Ok(Some(bytes)) => setup.received(id, &bytes),
+            Ok(None) => return,
+            Err(_) => {
+                sockets.remove(&id);
+                setup.closed(id);
+            }
+        }
+        perform(setup, sockets);
     }
 }

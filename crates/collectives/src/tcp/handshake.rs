@@ -2,19 +2,15 @@
 //!
 //! The caller says who it is and whom it believes to call; the called answers with what only it can know; the caller says
 //! that this connection is the one it takes, of those it may have opened at several endpoints. See [`super::wire`].
-#![expect(unsafe_code, reason = "reads sockets")]
+//!
+//! Pure: bytes in, bytes out. The sockets are in [`super::connect`].
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-
-use nix::poll::{PollFd, PollFlags};
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::secret::{self, Secret};
 use super::wire::{self, ANSWER_BYTES, CONFIRMATION, HELLO_BYTES, Hello, Purpose};
-use crate::socket::{receive, send_all};
 use crate::{Address, Error, Rank};
 
 /// Between two calls of the same rank at its endpoints.
@@ -23,10 +19,6 @@ pub(crate) const STAGGER: Duration = Duration::from_millis(250);
 pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(2);
 /// Callers that are listened to, besides two of each rank.
 pub(crate) const MAX_UNIDENTIFIED: usize = 64;
-/// A host that does not answer is lost after this, where `heartbeat` does not find out before.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVE_PROBES: u32 = 5;
 
 /// Who belongs to a generation of a group, as one of its ranks knows it.
 #[derive(Clone, Copy)]
@@ -70,7 +62,7 @@ impl Membership<'_> {
         secret::sealed(self.secret, self.addresses[rank.0].token)
     }
 
-    fn hello(&self, called: Rank, purpose: Purpose) -> Hello {
+    pub(super) fn hello(&self, called: Rank, purpose: Purpose) -> Hello {
         Hello {
             token: self.token(called),
             generation: self.generation,
@@ -95,120 +87,61 @@ pub(crate) enum HandshakeStatus {
     Refused(String),
 }
 
-/// Bytes that come in until there are enough.
-struct ReadBuffer {
-    bytes: Vec<u8>,
-    done: usize,
+/// The caller's side, from its hello on.
+pub(crate) struct CallerHandshake {
+    own: [u8; 16],
+    called: [u8; 16],
+    answer: Vec<u8>,
+    /// Of the answer, as far as it is known.
+    length: usize,
 }
 
-impl ReadBuffer {
-    fn new(length: usize) -> ReadBuffer {
-        ReadBuffer { bytes: vec![0; length], done: 0 }
+impl CallerHandshake {
+    pub(crate) fn new(membership: Membership<'_>, peer: Rank) -> CallerHandshake {
+        let [own, called] = [membership.rank, peer].map(|rank| membership.token(rank));
+        CallerHandshake { own, called, answer: Vec::new(), length: ANSWER_BYTES }
     }
 
-    /// Whether all is there.
-    fn read(&mut self, socket: &TcpStream) -> io::Result<bool> {
-        while self.done < self.bytes.len() {
-            let rest = &mut self.bytes[self.done..];
-            // SAFETY: the slice is writable for its length.
-            match unsafe { receive(socket, rest.as_mut_ptr(), rest.len()) } {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => self.done += read,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
-            }
+    /// How many bytes come next.
+    pub(crate) fn wanted(&self) -> usize {
+        self.length - self.answer.len()
+    }
+
+    /// Takes bytes of the other side, no more than wanted.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> HandshakeStatus {
+        self.answer.extend_from_slice(bytes);
+        if self.wanted() > 0 {
+            return HandshakeStatus::Waiting;
         }
-        Ok(true)
-    }
-}
-
-/// A call of this rank.
-pub(crate) struct OutgoingHandshake {
-    socket: TcpStream,
-    pub(crate) endpoint: SocketAddr,
-    /// Nothing until the connection is there and the hello is out.
-    answer: Option<ReadBuffer>,
-}
-
-impl OutgoingHandshake {
-    /// Starts to connect, and goes on without waiting.
-    pub(crate) fn dial(endpoint: SocketAddr) -> io::Result<OutgoingHandshake> {
-        let socket = Socket::new(Domain::for_address(endpoint), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_nonblocking(true)?;
-        match socket.connect(&endpoint.into()) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-            _ => Ok(OutgoingHandshake { socket: socket.into(), endpoint, answer: None }),
+        let (start, text) = self.answer.split_at(ANSWER_BYTES);
+        if !text.is_empty() {
+            return HandshakeStatus::Refused(String::from_utf8_lossy(text).into_owned());
         }
-    }
-
-    /// Somebody is at that endpoint and has not answered yet.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.answer.is_some()
-    }
-
-    /// What to wait for.
-    pub(crate) fn handle(&self) -> PollFd<'_> {
-        let events = if self.answer.is_some() { PollFlags::POLLIN } else { PollFlags::POLLOUT };
-        PollFd::new(self.socket.as_fd(), events)
-    }
-
-    pub(crate) fn advance(&mut self, membership: Membership<'_>, peer: Rank, purpose: Purpose) -> HandshakeStatus {
-        if self.answer.is_none() {
-            match self.socket.take_error() {
-                Ok(None) => {}
-                Ok(Some(error)) | Err(error) => return HandshakeStatus::Unreachable(error.kind()),
+        let start: &[u8; ANSWER_BYTES] = start.try_into().expect("that many were gathered");
+        match (wire::answer_length(start, self.own), wire::answer_length(start, self.called)) {
+            (Some(0), _) => HandshakeStatus::Done,
+            (_, Some(length @ 1..)) => {
+                self.length += length;
+                HandshakeStatus::Waiting
             }
-            if self.socket.peer_addr().is_err() {
-                return HandshakeStatus::Waiting;
-            }
-            let hello = membership.hello(peer, purpose).to_bytes();
-            if !send_all(&self.socket, &hello, Instant::now()) {
-                return HandshakeStatus::Closed;
-            }
-            self.answer = Some(ReadBuffer::new(ANSWER_BYTES));
+            _ => HandshakeStatus::Closed,
         }
-        let Some(answer) = &mut self.answer else { return HandshakeStatus::Waiting };
-        loop {
-            match answer.read(&self.socket) {
-                Ok(true) => {}
-                Ok(false) => return HandshakeStatus::Waiting,
-                Err(_) => return HandshakeStatus::Closed,
-            }
-            if answer.bytes.len() > ANSWER_BYTES {
-                return HandshakeStatus::Refused(String::from_utf8_lossy(&answer.bytes[ANSWER_BYTES..]).into_owned());
-            }
-            let start: &[u8; ANSWER_BYTES] = answer.bytes[..].try_into().expect("that many were gathered");
-            let [own, called] = [membership.rank, peer].map(|rank| membership.token(rank));
-            match (wire::answer_length(start, own), wire::answer_length(start, called)) {
-                (Some(0), _) => return HandshakeStatus::Done,
-                (_, Some(length @ 1..)) => answer.bytes.resize(ANSWER_BYTES + length, 0),
-                _ => return HandshakeStatus::Closed,
-            }
-        }
-    }
-
-    /// Takes this connection, which was answered; nothing if it is gone.
-    pub(crate) fn confirm(&self) -> Option<TcpStream> {
-        let sent = send_all(&self.socket, &CONFIRMATION, Instant::now());
-        self.socket.try_clone().ok().filter(|_| sent)
     }
 }
 
-/// A call to this rank.
-pub(crate) struct IncomingHandshake {
-    socket: TcpStream,
+/// The called side, from the accepted connection on.
+pub(crate) struct CalledHandshake {
     since: Instant,
-    hello: ReadBuffer,
+    received: Vec<u8>,
     /// It has said hello as a member would, with another token.
-    pub(crate) unauthenticated: bool,
+    unauthenticated: bool,
     /// Who it is, once it has said so; then its confirmation is awaited.
-    pub(crate) identified: Option<(Rank, Purpose)>,
+    identified: Option<(Rank, Purpose)>,
 }
 
-impl IncomingHandshake {
-    pub(crate) fn new(socket: TcpStream) -> IncomingHandshake {
-        let hello = ReadBuffer::new(HELLO_BYTES);
-        IncomingHandshake { socket, since: Instant::now(), hello, unauthenticated: false, identified: None }
+impl CalledHandshake {
+    pub(crate) fn new(now: Instant) -> CalledHandshake {
+        CalledHandshake { since: now, received: Vec::new(), unauthenticated: false, identified: None }
     }
 
     /// When a caller that says nothing is given up.
@@ -216,95 +149,94 @@ impl IncomingHandshake {
         self.identified.is_none().then(|| self.since + HELLO_DEADLINE)
     }
 
-    /// What to wait for.
-    pub(crate) fn handle(&self) -> PollFd<'_> {
-        PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)
+    pub(crate) fn identified(&self) -> Option<(Rank, Purpose)> {
+        self.identified
     }
 
-    /// The connection, once the caller takes it.
-    pub(crate) fn socket(&self) -> io::Result<TcpStream> {
-        self.socket.try_clone()
+    pub(crate) fn is_unauthenticated(&self) -> bool {
+        self.unauthenticated
     }
 
+    /// How many bytes come next.
+    pub(crate) fn wanted(&self) -> usize {
+        let length = if self.identified.is_some() { CONFIRMATION.len() } else { HELLO_BYTES };
+        length - self.received.len()
+    }
+
+    /// Takes bytes of the caller, no more than wanted; gives what to answer, which may be nothing.
+    ///
     /// `expects` knows who may call what for; others are let go, and call again if they are early. Who is let in where
     /// `closing` says why not is told that.
-    pub(crate) fn advance(
+    pub(crate) fn feed(
         &mut self,
+        bytes: &[u8],
         membership: Membership<'_>,
         expects: impl Fn(Rank, Purpose) -> bool,
         closing: Option<&str>,
-    ) -> HandshakeStatus {
-        loop {
-            match self.hello.read(&self.socket) {
-                Ok(true) => {}
-                Ok(false) if self.hello_deadline().is_some_and(|until| Instant::now() >= until) => {
-                    return HandshakeStatus::Closed;
-                }
-                Ok(false) => return HandshakeStatus::Waiting,
-                Err(_) => return HandshakeStatus::Closed,
-            }
-            if self.identified.is_some() {
-                return if self.hello.bytes == CONFIRMATION { HandshakeStatus::Done } else { HandshakeStatus::Closed };
-            }
-            let bytes: &[u8; HELLO_BYTES] = self.hello.bytes[..].try_into().expect("that many were gathered");
-            let hello = Hello::from_bytes(bytes);
-            self.unauthenticated =
-                hello.is_some_and(|hello| !secret::same(&hello.token, &membership.token(membership.rank)));
-            match hello.and_then(|hello| self.admit(membership, hello, &expects, closing)) {
-                Some(identified) => self.identified = Some(identified),
-                None => return HandshakeStatus::Closed,
-            }
-            self.hello = ReadBuffer::new(CONFIRMATION.len());
+    ) -> (HandshakeStatus, Vec<u8>) {
+        self.received.extend_from_slice(bytes);
+        if self.wanted() > 0 {
+            return (HandshakeStatus::Waiting, Vec::new());
         }
-    }
-
-    /// Who calls, if it is a member; strangers are refused without a word.
-    fn admit(
-        &self,
-        membership: Membership<'_>,
-        hello: Hello,
-        expects: impl Fn(Rank, Purpose) -> bool,
-        closing: Option<&str>,
-    ) -> Option<(Rank, Purpose)> {
-        let peer = Rank(hello.rank as usize);
-        let own = membership.hello(membership.rank, hello.purpose);
-        if !secret::same(&hello.token, &own.token) || peer.0 >= membership.addresses.len() {
-            return None;
+        let received = std::mem::take(&mut self.received);
+        if self.identified.is_some() {
+            let confirmed = received == CONFIRMATION;
+            return (if confirmed { HandshakeStatus::Done } else { HandshakeStatus::Closed }, Vec::new());
         }
-        let reply = |text: &str| {
-            // A new connection has room for so little. Who is refused may be no member: its token is not known here.
-            let token = if text.is_empty() { membership.token(peer) } else { own.token };
-            send_all(&self.socket, &wire::answer(token, text), Instant::now())
+        let bytes: &[u8; HELLO_BYTES] = received[..].try_into().expect("that many were gathered");
+        let Some(hello) = Hello::from_bytes(bytes) else { return (HandshakeStatus::Closed, Vec::new()) };
+        self.unauthenticated = !secret::same(&hello.token, &membership.token(membership.rank));
+        let reply = match admit(membership, hello, expects, closing) {
+            Admission::Welcome(reply) => {
+                self.identified = Some((Rank(hello.rank as usize), hello.purpose));
+                return (HandshakeStatus::Waiting, reply);
+            }
+            Admission::Refused(reply) => reply,
+            Admission::Stranger => Vec::new(),
         };
-        if hello.generation > own.generation {
-            // It is ahead: it calls again when this rank may have followed.
-            return None;
-        }
-        if hello.generation < own.generation {
-            reply(&format!(
-                "rank {} is at generation {}, rank {peer} at {}",
-                membership.rank, own.generation, hello.generation
-            ));
-            return None;
-        }
-        if hello.world != own.world {
-            reply(&format!("rank {} expects {} ranks, rank {peer} {}", membership.rank, own.world, hello.world));
-            return None;
-        }
-        if !expects(peer, hello.purpose) {
-            // For a later bootstrap of the same generation: it calls again.
-            return None;
-        }
-        reply(closing.unwrap_or_default()).then_some((peer, hello.purpose)).filter(|_| closing.is_none())
+        (HandshakeStatus::Closed, reply)
     }
 }
 
-/// Sends at once what is written, and notices when the other host does not answer any more.
-pub(crate) fn configure(socket: &TcpStream) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    let keepalive =
-        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
-    // No limit for what is not acknowledged: the kernel would count the time in which the other side does not read.
-    socket.set_tcp_keepalive(&keepalive)
+/// What a caller gets.
+enum Admission {
+    Welcome(Vec<u8>),
+    Refused(Vec<u8>),
+    /// Nothing: it is no member, or calls again by itself.
+    Stranger,
+}
+
+/// Who is let in; strangers are refused without a word.
+fn admit(
+    membership: Membership<'_>,
+    hello: Hello,
+    expects: impl Fn(Rank, Purpose) -> bool,
+    closing: Option<&str>,
+) -> Admission {
+    let peer = Rank(hello.rank as usize);
+    let own = membership.hello(membership.rank, hello.purpose);
+    if !secret::same(&hello.token, &own.token) || peer.0 >= membership.addresses.len() {
+        return Admission::Stranger;
+    }
+    // Who is refused may be no member: its token is not known here.
+    let refused = |text: &str| Admission::Refused(wire::answer(own.token, text));
+    if hello.generation > own.generation {
+        // It is ahead: it calls again when this rank may have followed.
+        return Admission::Stranger;
+    }
+    if hello.generation < own.generation {
+        let (ours, theirs) = (own.generation, hello.generation);
+        return refused(&format!("rank {} is at generation {ours}, rank {peer} at {theirs}", membership.rank));
+    }
+    if hello.world != own.world {
+        return refused(&format!("rank {} expects {} ranks, rank {peer} {}", membership.rank, own.world, hello.world));
+    }
+    if !expects(peer, hello.purpose) {
+        // For a later bootstrap of the same generation: it calls again.
+        return Admission::Stranger;
+    }
+    match closing {
+        Some(text) => refused(text),
+        None => Admission::Welcome(wire::answer(membership.token(peer), "")),
+    }
 }

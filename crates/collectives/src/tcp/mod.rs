@@ -5,7 +5,9 @@
 //! | `network` | where a rank can be reached |
 //! | `secret` | what only the ranks of a job know |
 //! | `handshake` | two ranks recognise each other on a new connection |
-//! | `bootstrap` | pairs of ranks get their connections |
+//! | `setup` | which connections are opened, when, and who is late: pure |
+//! | `connect` | sockets for handshakes |
+//! | `bootstrap` | sockets for a set-up: pairs of ranks get their connections |
 //! | `wire` | handshakes and messages, as bytes |
 //! | `buffers` | the memory of an operation, and its [schedule](crate::schedule) |
 //! | `exchange` | executes a schedule |
@@ -22,6 +24,7 @@
 
 pub(crate) mod bootstrap;
 mod buffers;
+pub(crate) mod connect;
 mod context;
 mod exchange;
 pub(crate) mod handshake;
@@ -30,6 +33,7 @@ mod messages;
 pub(crate) mod network;
 mod peer;
 pub(crate) mod secret;
+pub(crate) mod setup;
 pub(crate) mod wire;
 
 use std::net::{Shutdown, TcpStream};

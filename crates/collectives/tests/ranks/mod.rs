@@ -150,15 +150,15 @@ fn input(dtype: DataType, rank: usize, count: usize) -> Vec<u8> {
 
 /// What the values of all ranks become, by the book.
 fn reduced(dtype: DataType, reduction: Reduction, world: usize, count: usize, offset: usize) -> Vec<u8> {
-    let truth = dtype == DataType::Bool;
+    let boolean = dtype == DataType::Bool;
     let one = |at: usize| -> Vec<u8> {
         let values: Vec<i64> = (0..world)
             .map(|rank| value(rank, at + offset))
-            .map(|value| if truth { value % 2 } else { value })
+            .map(|value| if boolean { value % 2 } else { value })
             .collect();
         let sum: i64 = values.iter().sum();
         let whole = match reduction {
-            Reduction::Sum if truth => i64::from(sum > 0),
+            Reduction::Sum if boolean => i64::from(sum > 0),
             Reduction::Sum => sum,
             Reduction::Average if [DataType::F64, DataType::Complex128].contains(&dtype) => {
                 let average = sum as f64 / world as f64;

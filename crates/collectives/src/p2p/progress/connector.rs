@@ -18,9 +18,8 @@ use crate::p2p::link::Link;
 use crate::p2p::wire::Purpose;
 use crate::socket::{linger, poll_timeout, send_all};
 use crate::sync::lock;
-use crate::tcp::handshake::{
-    HandshakeStatus, IncomingHandshake, MAX_UNIDENTIFIED, Membership, OutgoingHandshake, STAGGER, configure,
-};
+use crate::tcp::connect::{IncomingHandshake, OutgoingHandshake, configure};
+use crate::tcp::handshake::{HandshakeStatus, MAX_UNIDENTIFIED, Membership, STAGGER};
 use crate::{Noticed, Rank};
 
 /// A rank that goes may have told others why, and they this one: so long that is waited for.
@@ -96,7 +95,7 @@ impl ProgressThread {
 
     /// Whether a peer has called, and may have sent something that was not read.
     pub(super) fn has_caller(&self, peer: Rank) -> bool {
-        self.callers.iter().any(|caller| caller.identified.is_some_and(|(identified, _)| identified == peer))
+        self.callers.iter().any(|caller| caller.identified().is_some_and(|(identified, _)| identified == peer))
     }
 
     /// When somebody is to be called, or given up, if nothing happens before.
@@ -205,7 +204,7 @@ fn advance_callers(
     callers.retain_mut(|caller| match caller.advance(membership, &expects, closing) {
         HandshakeStatus::Waiting => true,
         HandshakeStatus::Done => {
-            if let (Some((peer, _)), Ok(socket)) = (caller.identified, caller.socket()) {
+            if let (Some((peer, _)), Ok(socket)) = (caller.identified(), caller.socket()) {
                 let_in(socket, peer);
             }
             false

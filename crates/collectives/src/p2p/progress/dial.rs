@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::Rank;
 use crate::p2p::wire::Purpose;
-use crate::tcp::handshake::{HandshakeStatus, Membership, OutgoingHandshake, STAGGER};
+use crate::tcp::connect::OutgoingHandshake;
+use crate::tcp::handshake::{HandshakeStatus, Membership, STAGGER};
 
 /// Between two calls of a rank that hung up: it is there, and does not know of this generation yet.
 const EARLY_RETRY: Duration = Duration::from_millis(20);

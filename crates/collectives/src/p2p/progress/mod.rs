@@ -25,7 +25,7 @@ use crate::p2p::request::{P2pShared, RequestKind};
 use crate::p2p::wire::Frame;
 use crate::socket::poll_timeout;
 use crate::sync::lock;
-use crate::tcp::handshake::IncomingHandshake;
+use crate::tcp::connect::IncomingHandshake;
 use crate::ticket::{Output, Ticket};
 use crate::{Error, Noticed, Rank};
 use dial::PeerDial;
@@ -311,7 +311,7 @@ impl ProgressThread {
         poll_timeout(wait)
     }
 
-    /// Verdicts of others, deadlines, callers who say nothing, peers to call again.
+    /// Aborts by others, deadlines, callers who say nothing, peers to call again.
     fn check_timers(&mut self) -> Result<(), ProgressEnd> {
         if !self.requests.is_empty() {
             self.check_abort()?;

@@ -17,7 +17,7 @@ use crate::rank::LocalRank;
 // whose memory the caller of `ShmTransport::run` vouches for. Slots hold `step_bytes`: a step or `world` compartments fit,
 // and the counters keep writers and readers of a slot apart (rules 1 to 5 of the arena).
 
-/// The flow of every operation but all_to_all.
+/// The pipeline of every operation but all_to_all.
 pub(super) fn pipeline<'f>(operation: &Operation, view: &View<'_>, small: bool) -> Pipeline<'f> {
     match operation {
         Operation::AllReduce { input, output, dtype, reduction } => {

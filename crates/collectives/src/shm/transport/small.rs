@@ -1,7 +1,7 @@
 //! all_reduce of small buffers: one exchange of flags, after which everybody reduces everything.
 //!
 //! What training does most often beside gradients: a loss, a norm, a flag. A few bytes travel in the cache line of the
-//! counter that announces them; up to the limit of the plan they lie in the slot. Nothing is allocated.
+//! counter that announces them; up to the limit for small buffers they lie in the slot. Nothing is allocated.
 
 use std::ptr;
 

@@ -51,7 +51,7 @@ enum Command {
     Up(master::UpArguments),
     /// Stop the master that `instep up` started
     Down(master::DownArguments),
-    /// Lend this machine's slots to a master; or list, enable and disable agents
+    /// Lend this machine's slots to a master; or list, enable, disable agents
     #[command(visible_alias = "a")]
     Agent(Box<agent::AgentArguments>),
     /// Prefix every output line of a program with [rank=N], for launchers such as mpirun

@@ -51,7 +51,7 @@ impl Output<'_> {
 
     fn print(&self, trial: TrialId, text: &str) {
         let text = if self.named { prefixed(trial, text, self.colours) } else { text.to_owned() };
-        lock(&self.console).output(Stream::Out, text.as_bytes());
+        lock(self.console).output(Stream::Out, text.as_bytes());
     }
 
     /// Prints the log of one trial.
@@ -120,7 +120,7 @@ pub(super) fn follow(
                 let (active, failed) = (&active, &failed);
                 scope.spawn(move || {
                     if let Err(error) = output.print_all(client, trial, arguments) {
-                        *lock(&failed) = Some(error);
+                        *lock(failed) = Some(error);
                     }
                     active.fetch_sub(1, Ordering::AcqRel);
                 });

@@ -248,15 +248,14 @@ impl Allocations {
 
     /// Removes those that have ended; `true` if there were any.
     pub(super) fn reap(&mut self) -> bool {
-        let ended: Vec<Allocation> =
-            self.live.extract_if(.., |_, allocation| allocation.ended_at.is_some()).map(|(_, ended)| ended).collect();
-        let any = !ended.is_empty();
-        for allocation in ended {
+        let is_ended = |allocation: &&Allocation| allocation.ended_at.is_some();
+        let ended: Vec<String> = self.live.values().filter(is_ended).map(|ended| ended.id.clone()).collect();
+        for allocation in ended.iter().filter_map(|id| self.live.remove(id)) {
             if let Some(placed) = &allocation.placed {
                 self.ports.take_back(&placed.ports);
             }
             allocation.close();
         }
-        any
+        !ended.is_empty()
     }
 }

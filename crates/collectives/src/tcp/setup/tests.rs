@@ -201,7 +201,7 @@ fn a_late_rank_is_named_in_the_failure() {
     let outcomes = network.run();
     assert!(outcomes[2].is_none() && network.now >= start + TIMEOUT);
     for rank in [0, 1, 3] {
-        assert_eq!(failure(&outcomes[rank]), "rank 2 did not come");
+        assert_eq!(failure(&outcomes[rank]), "rank 2 did not arrive");
     }
 }
 
@@ -227,7 +227,7 @@ fn a_rank_of_an_earlier_generation_is_refused_with_the_reason() {
     };
     let outcomes = Network::new((0..2).map(setup).collect(), start, 5).run();
     assert_eq!(failure(&outcomes[1]), "rank 0 is at generation 3, rank 1 at 2");
-    assert_eq!(failure(&outcomes[0]), "rank 1 did not come");
+    assert_eq!(failure(&outcomes[0]), "rank 1 did not arrive");
 }
 
 #[test]

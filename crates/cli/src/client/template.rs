@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
             let workspace_id = workspace.map(|found| found.id);
             let request = TemplateRequest { name: Some(name.clone()), config: Some(config), workspace_id };
             let _: TemplateResponse = client.post(&api(&["templates", &name]), &request)?;
-            say(&format!("made template {name}"));
+            say(&format!("created template {name}"));
             Ok(())
         }
         Verb::Set { name, file } => {

@@ -1,4 +1,4 @@
-//! What the master has logged of if_ended, for whoever asks for it: the last few thousand lines, in memory and nowhere else.
+//! The last few thousand lines of the master's own log, in memory only.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -32,7 +32,7 @@ pub(crate) struct Application {
     /// What the master says for all experiments, as a configuration.
     pub defaults: Value,
     pub telemetry: Telemetry,
-    /// What was logged of if_ended.
+    /// What was logged recently.
     pub journal: Journal,
     pub notices: Arc<Notices>,
 }

@@ -253,8 +253,8 @@ fn shares_on_two_machines_meet_and_fail_together_and_the_next_run_counts() {
         .spawn(async move { cluster.rendezvous(asked.allocation, asked.resources).await });
     two.started(&master, &second.share);
     assert!(!early.is_finished());
-    let if_ended = second.share.clone();
-    let second_info = master.wait(master.cluster().rendezvous(if_ended.allocation, if_ended.resources)).unwrap();
+    let late = second.share.clone();
+    let second_info = master.wait(master.cluster().rendezvous(late.allocation, late.resources)).unwrap();
     let first_info = master.wait(early).unwrap().unwrap();
     assert_eq!(first_info.addresses, second_info.addresses);
     assert_eq!((first_info.slots.as_slice(), first_info.rank + second_info.rank), ([2, 2].as_slice(), 1));
@@ -439,8 +439,8 @@ fn who_has_met_the_others_is_not_waited_for_after_a_restart() {
         let runtime = master.runtime.as_ref().unwrap();
         runtime.spawn(async move { cluster.rendezvous(share.allocation, share.resources).await })
     };
-    let (early, if_ended) = (rendezvous(&master, &first.share), rendezvous(&master, &second.share));
-    assert!(master.wait(early).unwrap().is_ok() && master.wait(if_ended).unwrap().is_ok());
+    let (early, late) = (rendezvous(&master, &first.share), rendezvous(&master, &second.share));
+    assert!(master.wait(early).unwrap().is_ok() && master.wait(late).unwrap().is_ok());
     master.restart();
     // The answer to one of them was lost with the master.
     let again = rendezvous(&master, &second.share);

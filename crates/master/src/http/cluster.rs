@@ -96,7 +96,7 @@ pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> 
     }))
 }
 
-/// What the master has logged of if_ended, if wanted as it comes.
+/// What the master has logged recently, if wanted as it comes.
 pub(crate) async fn logs(call: Call) -> Result<Reply, Failure> {
     let follow = call.query.value("follow")?.unwrap_or(false);
     let limit: i64 = call.query.value("limit")?.unwrap_or(0);

@@ -19,7 +19,7 @@ use crate::cluster::TrialReport;
 pub(super) enum IfEnded {
     /// It is granted already.
     Accept,
-    /// It comes too if_ended.
+    /// It comes too late.
     Refuse,
 }
 

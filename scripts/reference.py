@@ -80,7 +80,7 @@ COMMANDS = {
     "job": "",
     "job update": "",
     "task": "",
-    "command": "Runs single programs on slots: [running experiments on your machines](../guides/cluster.md#single-programs).",
+    "command": "Runs single programs on slots: [the guide](../guides/cluster.md#single-programs).",
     "command run": "",
     "tensorboard": "",
     "tensorboard start": "",

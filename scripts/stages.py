@@ -90,6 +90,8 @@ class Check:
             fail("interrupted", status=128 + signal.SIGINT)
         finally:
             self._stop()
+        if failed:
+            sys.stdout.write("".join(failed.lines))
         self._table(time.monotonic() - began)
         if failed:
             cause = f"`{shlex.join(failed.stage.command)}` ended with status {failed.status}, see above"

@@ -440,6 +440,7 @@ INTERRUPTED = """
 import os, signal, threading
 from instep.store import Client, Server
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 server = Server()
 client = Client("127.0.0.1", server.port)
 threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

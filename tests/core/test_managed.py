@@ -126,7 +126,11 @@ def test_broken_files_are_named(run: Runner, python: Path, tmp_path: Path) -> No
     script = "import instep; instep.get_cluster_info()"
     environment = task(tmp_path, "http://127.0.0.1:1")
     path = tmp_path / "run" / "info" / "rendezvous.json"
-    for text, expected in (("{", "cannot be read"), ("[]", "no JSON object"), ('{"container_rank": 4}', "which of")):
+    for text, expected in (
+        ("{", "cannot be read"),
+        ("[]", "no JSON object"),
+        ('{"container_rank": 4}', "which machine"),
+    ):
         path.write_text(text)
         failed = run(python, "-c", script, env=environment).expect(1)
         assert str(path) in failed.stderr and expected in failed.stderr

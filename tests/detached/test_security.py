@@ -129,7 +129,7 @@ def test_connections_are_encrypted_for_the_stock_client_too(
     assert run(*command, env={**environment, "DET_MASTER_CERT_FILE": None}).status != 0
 
     wrong = run(instep, "master", "--port", "0", "--db", database, "--tls-cert", certificate)
-    assert "belong together" in wrong.expect(1).stderr
+    assert "give both --tls-cert and --tls-key" in wrong.expect(1).stderr
     (tmp_path / "empty.pem").write_text("")
     files = ("--tls-cert", tmp_path / "empty.pem", "--tls-key", tmp_path / "master.key.pem")
     wrong = run(instep, "master", "--port", "0", "--db", tmp_path / "other.db", *files).expect(1)

@@ -107,7 +107,7 @@ def test_commands_wait_in_the_queue_with_their_priorities(
     assert "exit code 5" in ours("command run 'exit 5'", 1).stderr
     assert "resource: unknown key" in ours("command run --config resource.slots=1 true", 1).stderr
     lost = ours("command run nosuchprogram x", 1)
-    assert "is not there" in lost.stdout and "exit code 127" in lost.stderr
+    assert "was not found" in lost.stdout and "exit code 127" in lost.stderr
     with pytest.raises(Failed, match="command 'nothing' not found"):
         cluster.api("GET", "/api/v1/commands/nothing")
 

@@ -63,7 +63,7 @@ def test_interrupted_and_resumed(run: Runner, instep: Path, python: Path, cluste
         step: 2 * step for step in range(10, 101, 10)
     }
     said = ours(run, instep, cluster, "experiment", "cancel", "1")
-    assert said.stdout == "experiment 1 has already ended (completed)\n"
+    assert said.stderr == "experiment 1 has already ended (completed)\n"
 
 
 def test_search_is_followed_to_its_end(

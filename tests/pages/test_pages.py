@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from detached.conftest import Client, Master
 from pages.conftest import HOSTILE, Window, add_trial, record
+
+
+def box_of(page: Page, shape: Locator) -> FloatRect:
+    """Give where something is, which a chart that is drawn anew is not for a moment."""
+    deadline = time.monotonic() + 10
+    while (box := shape.bounding_box()) is None:
+        assert time.monotonic() < deadline, "it is not shown"
+        page.wait_for_timeout(50)
+    return box
 
 
 def chart(page: Page, metric: str) -> Locator:
@@ -90,7 +100,7 @@ def test_long_series_are_thinned_out_and_zooming_brings_the_points_back(window: 
     figure = chart(page, "training.loss")
     expect(figure).to_have_attribute("data-total", "2500")
     assert 500 <= int(figure.get_attribute("data-points")) <= 1000
-    box = figure.locator(".u-over").bounding_box()
+    box = box_of(page, figure.locator(".u-over"))
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + box["width"] * 0.4, middle)
     page.mouse.down()

@@ -156,7 +156,7 @@ def _channels() -> int | None:
     """How many threads the user wants to share the work of a large operation."""
     channels, given = _number("INSTEP_LANES"), os.environ.get("INSTEP_LANES")
     if given and (channels is None or channels > MAX_CHANNELS):
-        raise InvalidCall(f"INSTEP_LANES is {given!r}\nhint: a number of threads, 1 to {MAX_CHANNELS}")
+        raise InvalidCall(f"INSTEP_LANES is {given!r}\nhint: use a number of threads, 1 to {MAX_CHANNELS}")
     return channels
 
 

@@ -1,4 +1,5 @@
 //! A master for tests: answers tasks over HTTP and speaks with agents over a websocket, on one port.
+#![expect(clippy::unwrap_used, reason = "a part of tests")]
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
 //! A server that answers requests from a script.
+#![expect(clippy::unwrap_used, reason = "a part of tests")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

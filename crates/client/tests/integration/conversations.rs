@@ -1,5 +1,4 @@
 //! The client against a server that answers from a script: what is repeated, what is not, and what errors say.
-#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
 use std::net::TcpListener;
 use std::time::Duration;

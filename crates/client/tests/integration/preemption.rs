@@ -1,5 +1,4 @@
 //! Waiting for the word to make room, against a server that answers from a script.
-#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
 use std::sync::Arc;
 use std::thread;

@@ -5,7 +5,7 @@
 //! colours and progress bars. Passing through is what keeps lines of different ranks whole, lets `--fold` compare them,
 //! and lets a failure report show the last lines a worker wrote.
 //!
-//! A line is shown when it is complete, or [`SHOW_AFTER`] after its first byte: prompts and progress bars have no end.
+//! A line is shown when it is complete, or `SHOW_AFTER` after its first byte: prompts and progress bars have no end.
 
 pub mod fold;
 pub mod logs;

@@ -67,7 +67,8 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// What these bytes complete, if it is more than beats. After anything but [`HeartbeatMessage::LateReport`] the rest means nothing.
+    /// What these bytes complete, if it is more than beats. After anything but [`HeartbeatMessage::Late`] the rest means
+    /// nothing.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<HeartbeatMessage> {
         let mut decoded = Vec::new();
         for byte in bytes {

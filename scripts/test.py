@@ -133,13 +133,9 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
         return [made[0], Stage("pytest", [*pytest, *arguments], hint, alone=True, show_totals=True)]
     # Most of a test's time is waiting: for processes to start, for time-outs, for a network that is cut.
     workers = str((os.cpu_count() or 1) + 1)
-    suites = ["-n", workers, "--dist", "loadfile", "-m", "not soak and not alone"]
+    suites = ["-n", workers, "--dist", "loadfile"]
     needs = frozenset(stage.name for stage in made)
-    return [
-        *made,
-        Stage("pytest", [*pytest, *suites], hint, needs=needs, alone=True, show_totals=True),
-        Stage("pytest alone", [*pytest, "-m", "alone and not soak"], hint, needs=needs, alone=True, show_totals=True),
-    ]
+    return [*made, Stage("pytest", [*pytest, *suites], hint, needs=needs, alone=True, show_totals=True)]
 
 
 def stages_of(command: str, arguments: list[str]) -> list[Stage]:

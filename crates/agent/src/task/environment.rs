@@ -191,7 +191,7 @@ mod tests {
         let all = built(&order, &[]);
         assert!(all["DET_EXPERIMENT_CONFIG"].contains(r#""container_path":"/data/c""#));
         order.start.environment.insert("DET_EXPERIMENT_CONFIG".into(), "{".into());
-        assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("no JSON"));
+        assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("not JSON"));
     }
 
     #[test]

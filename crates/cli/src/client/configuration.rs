@@ -105,7 +105,7 @@ mod tests {
         });
         assert_eq!(found, expected);
         for (setting, why) in
-            [("a", "no `=`"), ("name.b=1", "is not a map"), (".a=1", "empty part"), ("a={", "the value")]
+            [("a", "missing `=`"), ("name.b=1", "is not a map"), (".a=1", "empty part"), ("a={", "the value")]
         {
             let error = with(json!({"name": "x"}), &[setting.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(why), "{setting}: {error}");

@@ -196,7 +196,7 @@ mod tests {
             (judge_open_files(None, None), Verdict::Warning, "unknown"),
             (judge_shared_memory(Ok(roomy)), Verdict::Ok, "8.0 GiB, 7.0 GiB free"),
             (judge_shared_memory(Ok(docker)), Verdict::Warning, "64 MiB"),
-            (judge_shared_memory(denied()), Verdict::Warning, "cannot be written"),
+            (judge_shared_memory(denied()), Verdict::Warning, "not writable"),
             (judge_worker_stacks(Some("1"), Some(true)), Verdict::Ok, "ptrace_scope 1"),
             (judge_worker_stacks(Some("2"), Some(false)), Verdict::Warning, "ptrace_scope 2"),
             (judge_worker_stacks(None, None), Verdict::Ok, "not tried"),
@@ -213,7 +213,7 @@ mod tests {
             (judge_host_name("node1", None), Verdict::Warning, "no answer"),
             (judge_temporary_folder(Path::new("/tmp"), Ok(roomy)), Verdict::Ok, "/tmp: 7.0 GiB free"),
             (judge_temporary_folder(Path::new("/tmp"), Ok(docker)), Verdict::Warning, "64 MiB"),
-            (judge_temporary_folder(Path::new("/tmp"), denied()), Verdict::Problem, "cannot be written"),
+            (judge_temporary_folder(Path::new("/tmp"), denied()), Verdict::Problem, "not writable"),
         ];
         for (check, verdict, finding) in cases {
             assert_eq!(check.verdict, verdict, "{check:?}");

@@ -301,7 +301,7 @@ fn a_task_that_hears_nothing_ends_by_itself() {
     state.note_contact().unwrap();
     child.wait().unwrap();
     let exit = share.exit();
-    assert!(matches!(&exit, Some(Exit::Lost { why }) if why.contains("heard")), "{exit:?}");
+    assert!(matches!(&exit, Some(Exit::Lost { why }) if why.contains("no contact")), "{exit:?}");
     assert!(pids.iter().all(|pid| !alive(*pid)));
 }
 

@@ -194,7 +194,7 @@ def test_options_named_in_the_reference_exist(instep: Path) -> None:
     commands += ("bench collectives",)
     helps = [help_of(instep, *command.split()) for command in commands]
     options = {option for text in helps for option in re.findall(r"--[a-z][a-z-]+", text)}
-    options |= {"--version", "--release"}  # of instep itself, of cargo
+    options |= {"--version", "--release", "--example"}  # of instep itself, of cargo
     for page in PAGES:
         if page.parent.name == "guides" or page.name == "contributing.md":
             continue  # they name options of docker, of pytest and of the example scripts too

@@ -385,11 +385,24 @@ def test_strangers_are_turned_away_at_once(instep_port: int, sent: bytes) -> Non
 def test_half_a_request_is_no_request(port: int, store: TCPStore) -> None:
     request = b"\x01" + string(b"/k") + string(b"value")
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        for byte in HELLO + request[:-1]:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # In one piece: torch's server closes a connection whose hello it has to read twice for.
+        connection.sendall(HELLO)
+        for byte in request[:-1]:
             connection.sendall(bytes([byte]))
         assert store.check(["k"]) is False
         connection.sendall(request[-1:])
         assert store.get("k") == b"value"
+
+
+def test_the_hello_may_come_in_parts(instep_port: int) -> None:
+    with socket.create_connection(("127.0.0.1", instep_port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in HELLO + b"\x0d\x97\x45\0\0":
+            connection.sendall(bytes([byte]))
+            time.sleep(0.001)
+        connection.settimeout(30)
+        assert connection.recv(4) == b"\x97\x45\0\0"
 
 
 def test_our_client_speaks_with_both_servers_and_sees_torchs_keys(port: int, store: TCPStore) -> None:

@@ -36,16 +36,17 @@ lint: ## formatting, clippy, docs, ruff, mypy
 unit: ## Rust tests, house rules included (ARGS go to cargo)
 	@$(PYTHON) scripts/test.py unit $(ARGS)
 
-e2e: ## build, then tests/e2e and tests/compat with real torch (ARGS go to pytest)
+e2e: ## build, then the tests of tests/ with real torch (ARGS go to pytest)
 	@$(PYTHON) scripts/test.py e2e $(ARGS)
 
-sim: ## simulations under a virtual clock; SEED=... replays one
+sim: ## simulations of the decisions under a virtual clock; SEED=... replays one
 	@$(PYTHON) scripts/test.py sim $(ARGS)
 
 golden: build ## record torchrun's behaviour again, for tests/compat to compare with
 	@.venv/bin/python tests/compat/record.py $(ARGS)
 
-bench: build ## run bench/*.py against the stock tools; prints JSON
+bench: ## run bench/*.py of the optimised build against the stock tools; prints JSON
+	@$(PYTHON) scripts/build.py release
 	@$(PYTHON) scripts/bench.py $(ARGS)
 
 soak: ## long and repeated tests, and a minute of fuzzing (SUITE=ordinary: one suite)

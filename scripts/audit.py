@@ -97,7 +97,7 @@ def check_wheel(wheel: Path) -> list[Needs]:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        fail("which wheel?", hint="python3 scripts/audit.py dist/*.whl", status=2)
+        fail("no wheel given", hint="python3 scripts/audit.py dist/*.whl", status=2)
     for argument in sys.argv[1:]:
         for needed in check_wheel(Path(argument)):
             print(f"{needed.name}: glibc {'.'.join(map(str, needed.glibc))}, loads {', '.join(needed.libraries)}")

@@ -2,6 +2,7 @@
 
     python3 scripts/build.py             target/quick/instep, build/quick/*.whl, .venv   (`make build`)
     python3 scripts/build.py wheel       target/release/instep, dist/*.whl               (`make wheel`)
+    python3 scripts/build.py release     the same, and installed in .venv, for benchmarks
     python3 scripts/build.py venv        .venv with torch and the test tools, without instep
     python3 scripts/build.py pages       web/dist, the pages that the binary embeds
     python3 scripts/build.py check-pages the same, then their types and tests
@@ -374,7 +375,7 @@ def install_wheel(bin_folder: Path, wheel: Path) -> None:
     stamp.write_text(wanted)
 
 
-def build_all(bin_folder: Path) -> None:
+def build_all(bin_folder: Path, kind: Kind) -> None:
     """Build the wheel while `.venv` is being filled, then join the two."""
     errors: list[Exception] = []
 
@@ -387,7 +388,7 @@ def build_all(bin_folder: Path) -> None:
     side = threading.Thread(target=environment, name="environment", daemon=True)
     side.start()
     try:
-        wheel = build_wheel(bin_folder, QUICK)
+        wheel = build_wheel(bin_folder, kind)
     finally:
         side.join(timeout=0.5)
         if side.is_alive():
@@ -401,7 +402,9 @@ def fail_if_any(errors: list[Exception]) -> None:
     """End the script when filling `.venv` went wrong."""
     if errors:
         fail(
-            "cannot fill .venv", cause=str(errors[0]), hint="check that PyPI can be reached, then run the command again"
+            "cannot install packages into .venv",
+            cause=str(errors[0]),
+            hint="check that PyPI can be reached, then run the command again",
         )
 
 
@@ -448,10 +451,13 @@ def main(arguments: list[str]) -> None:
         bin_folder = tools()
         match command:
             case "build":
-                build_all(bin_folder)
+                build_all(bin_folder, QUICK)
                 made = "target/quick/instep, build/quick, .venv"
             case "wheel":
                 made = str(build_wheel(bin_folder, PORTABLE).relative_to(ROOT))
+            case "release":
+                build_all(bin_folder, PORTABLE)
+                made = "target/release/instep, dist, .venv"
             case "pages":
                 pages.build(bin_folder, step, uv_environment())
                 made = "web/dist"
@@ -482,7 +488,7 @@ def main(arguments: list[str]) -> None:
             case _:
                 fail(
                     f"there is no build command `{command}`",
-                    hint="one of: build, wheel, pages, check-pages, venv, determined, frameworks, lock",
+                    hint="one of: build, wheel, release, pages, check-pages, venv, determined, frameworks, lock",
                     status=2,
                 )
     step("ready", f"{made} ({time.monotonic() - started:.1f} s)")

@@ -224,7 +224,7 @@ class Terminal:
         deadline = time.monotonic() + DEADLINE_S
         while not condition(self.text):
             if time.monotonic() > deadline:
-                fail("the picture's moment never came", cause=repr(self.text[-2000:]))
+                fail("timed out waiting for the expected output", cause=repr(self.text[-2000:]))
             if not select.select([self._ours], [], [], 0.05)[0]:
                 continue
             try:

@@ -1,7 +1,7 @@
 """Writes docs/reference/cli.md from what `instep COMMAND --help` prints.
 
     python3 scripts/reference.py              write it
-    python3 scripts/reference.py --check      only say whether it is fresh: exit status 1 if not
+    python3 scripts/reference.py --check      only say whether it is up to date: exit status 1 if not
 
 The binary is target/quick/instep, as `make build` leaves it; `--instep PATH` names another. The help of `instep demo`
 comes from the wheel in .venv, the same target's other product.
@@ -158,9 +158,9 @@ def main() -> None:
     fresh = page(options.instep.absolute())
     name = PAGE.relative_to(ROOT)
     if PAGE.is_file() and PAGE.read_text() == fresh:
-        say(f"{name} is fresh")
+        say(f"{name} is up to date")
     elif options.check:
-        fail(f"{name} is not what the binary says", hint="run `python3 scripts/reference.py` and commit the page")
+        fail(f"{name} is out of date", hint="run `python3 scripts/reference.py` and commit the page")
     else:
         PAGE.write_text(fresh)
         say(f"wrote {name}")

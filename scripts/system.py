@@ -75,5 +75,5 @@ def install(packages: list[str]) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PURPOSES:
-        fail("which purpose?", hint=f"python3 scripts/system.py {'|'.join(PURPOSES)}", status=2)
+        fail("no purpose given", hint=f"python3 scripts/system.py {'|'.join(PURPOSES)}", status=2)
     require(sys.argv[1])

@@ -46,7 +46,7 @@ def python_stages() -> list[Stage]:
         Stage(
             "ruff check",
             [venv("ruff"), "check", *PYTHON_SOURCES],
-            "`make fmt` repairs what can be repaired by itself",
+            "`make fmt` fixes what can be fixed automatically",
             needs=needs,
         ),
         Stage(
@@ -96,7 +96,7 @@ def unit_stages(arguments: list[str]) -> list[Stage]:
     hint = "run one test again: make unit ARGS='-p CRATE NAME'"
     tests = Stage(
         "rust tests",
-        [*cargo_test(), *arguments],
+        cargo_test(arguments),
         hint,
         needs=frozenset({"pages", "clippy"}),
         uses=CARGO,
@@ -106,17 +106,25 @@ def unit_stages(arguments: list[str]) -> list[Stage]:
     return [tests] if arguments else [tests, Stage("doc tests", examples, hint, uses=CARGO)]
 
 
-def cargo_test() -> list[str]:
-    """Give the command for Rust tests: nextest where it is installed, else cargo's own."""
-    if shutil.which("cargo-nextest"):
-        nextest = ["cargo", "nextest", "run", "--config-file", "scripts/nextest.toml", "--no-tests", "pass"]
-        return [*nextest, "--cargo-profile", "quick", "--workspace"]
-    return ["cargo", "test", *QUICK, "--workspace", "--lib", "--bins", "--tests"]
+def cargo_test(arguments: list[str]) -> list[str]:
+    """Give the command for Rust tests: nextest where it is installed, else cargo's own.
+
+    `-p CRATE` chooses among the tests of the whole workspace: compiled alone, a crate's dependencies have other
+    features and would be compiled once more.
+    """
+    if not shutil.which("cargo-nextest"):
+        everything = [] if "-p" in arguments else ["--workspace"]
+        return ["cargo", "test", *QUICK, *everything, "--lib", "--bins", "--tests", *arguments]
+    nextest = ["cargo", "nextest", "run", "--config-file", "scripts/nextest.toml", "--no-tests", "pass"]
+    if "-p" in arguments[:-1]:
+        at = arguments.index("-p")
+        arguments = [*arguments[:at], "-E", f"package({arguments[at + 1]})", *arguments[at + 2 :]]
+    return [*nextest, "--cargo-profile", "quick", "--workspace", *arguments]
 
 
 def simulation_stages(arguments: list[str]) -> list[Stage]:
-    """List the simulations: Rust tests with `simulation` in their name, which read SEED from the environment."""
-    command = [*cargo_test(), *arguments, "simulation"]
+    """List the simulations: the tests of the decisions, which read SEED from the environment."""
+    command = cargo_test(["-p", "instep-policy", *arguments])
     return [Stage("simulations", command, "replay with SEED=<seed above> make sim", show_totals=True)]
 
 

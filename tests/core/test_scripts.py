@@ -79,7 +79,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("launcher", ["instep", "torch"])
 def test_torch_distributed_with_sharded_checkpoints(
     run: Runner,

@@ -111,7 +111,7 @@ def port(wanted: int) -> str:
     raise AssertionError("no port is free")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("launcher", ["instep", "torch"])
 def test_torch_distributed_with_sharded_checkpoints(
     run: Runner, instep: Path, determined: Path, settings: dict[str, str], api: Client, launcher: str, ranks: int

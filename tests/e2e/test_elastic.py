@@ -272,8 +272,9 @@ EPOCHS = 40
 class Training:
     """The tutorial's training in an elastic job, an epoch at a time, and what happens to it."""
 
-    def __init__(self, job: Job, folder: Path, wait_until: WaitUntil) -> None:
+    def __init__(self, job: Job, folder: Path, wait_until: WaitUntil, options: str) -> None:
         self.job = job
+        self._options = options
         self.launchers: dict[int, Running] = {}
         self.costs: list[tuple[str, float]] = []
         self._scripts = shutil.copytree(ROOT / "examples" / "ddp", folder / "ddp", ignore=shutil.ignore_patterns("__*"))
@@ -292,8 +293,7 @@ class Training:
     def launch(self, *numbers: int) -> None:
         for number in numbers:
             script = (self._scripts / "elastic_training.py", str(EPOCHS), self._folder)
-            options = "--max-restarts 1 --preload torch"
-            self.launchers[number] = self.job.launch(self.job.nodes[number], "2:3", *script, options=options)
+            self.launchers[number] = self.job.launch(self.job.nodes[number], "2:3", *script, options=self._options)
 
     def progress(self) -> list[dict[str, float]]:
         path = self._folder / "progress"
@@ -318,7 +318,7 @@ class Training:
             wanted = [line for line in lines if (line["pid"] == last) == same]
             return bool(wanted) and wanted[-1]["world"] == world
 
-        self._wait_until(trained, 60, lambda: f"{what}: {self.progress()}\n{self.stderr()}")
+        self._wait_until(trained, 90, lambda: f"{what}: {self.progress()}\n{self.stderr()}")
         self.costs.append((what, self.progress()[-1]["time"] - since))
 
     def kill_worker(self, rank: int) -> None:
@@ -337,7 +337,8 @@ class Training:
         return float((self._folder / "loss").read_text())
 
 
-# Every fault is followed by a round with torch imported anew, which takes 15 s of a processor.
+# Every fault is followed by a round in which each rank imports torch anew: 8 s of a processor. The soak form has all of
+# the faults, and spares that have it imported.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "all"])
 def test_training_survives_everything_and_ends_with_the_same_loss(
@@ -350,11 +351,12 @@ def test_training_survives_everything_and_ends_with_the_same_loss(
         for folder in folders:
             folder.mkdir()
         job = Job(network, instep, python, run, tmp_path)
-        undisturbed = Training(job, folders[0], wait_until)
-        undisturbed.launch(0, 1, 2)
+        options = "--max-restarts 1 --preload torch" if everything else "--max-restarts 1"
+        undisturbed = Training(job, folders[0], wait_until, options)
+        undisturbed.launch(0, 1)
         expected = undisturbed.finish()
 
-        training = Training(job, folders[1], wait_until)
+        training = Training(job, folders[1], wait_until, options)
         with training.survives("start", 3):
             training.launch(0, 1, 2)
         if everything:

@@ -82,7 +82,7 @@ def test_single_gpu(folder: Path, python: Path, run: Runner) -> None:
     assert float(final_loss(shown)) < 0.1
 
 
-@pytest.mark.parametrize("backend", ["gloo", "instep"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.soak), "instep"])
 def test_multi_gpu_spawns_its_own_ranks_even_when_its_port_is_taken(
     folder: Path, python: Path, run: Runner, backend: str
 ) -> None:
@@ -153,7 +153,7 @@ def test_snapshot_of_a_finished_training_is_named_when_there_is_nothing_left_to_
     assert "Nothing to train: snapshot.pt is from a finished run of 50 epochs.\nRemove snapshot.pt to train" in shown
 
 
-@pytest.mark.parametrize("backend", ["gloo", "instep"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.soak), "instep"])
 def test_two_nodes_number_their_ranks_through_and_save_once(
     folder: Path, instep: Path, venv: dict[str, str | None], run: Runner, backend: str
 ) -> None:

@@ -120,7 +120,7 @@ def test_stock_launcher_with_ddp(
     check(cluster, 1)
 
 
-@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+@pytest.mark.parametrize("family", [pytest.param("ipv4", marks=pytest.mark.soak), "ipv6"])
 def test_our_launcher_with_our_backend(
     enter: Network,
     run: Runner,

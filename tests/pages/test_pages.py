@@ -109,7 +109,7 @@ def test_long_series_are_thinned_out_and_zooming_brings_the_points_back(window: 
     page.mouse.up()
     # A tenth of the steps: all of them are sent.
     expect(figure).to_have_attribute("data-points", re.compile(r"^2[3-7]\d$"))
-    page.get_by_role("button", name="Whole range").click()
+    page.get_by_role("button", name="Reset zoom").click()
     expect(figure).to_have_attribute("data-points", re.compile(r"^(1000|9\d\d)$"))
     page.get_by_label("Log scale").check()
     page.get_by_label("Smoothing").fill("0.9")
@@ -210,7 +210,7 @@ def test_a_cluster_without_machines_says_how_to_get_one(window: Window, master: 
     page.route("**/api/v1/agents*", lambda route: route.fulfill(json={"agents": []}))
     page.route("**/api/v1/resource-pools*", lambda route: route.fulfill(json={"resourcePools": [POOL]}))
     page.goto("/det/cluster")
-    expect(page.get_by_role("heading", name="No machine lends its slots")).to_be_visible()
+    expect(page.get_by_role("heading", name="No agents connected")).to_be_visible()
     expect(page.locator("pre")).to_have_text(f"instep agent --master {master.address}")
 
 
@@ -247,7 +247,7 @@ def test_the_queue_says_why_something_waits(window: Window) -> None:
     expect(rows.nth(1).get_by_test_id("reason")).to_have_text(reason)
     expect(rows.nth(1).get_by_role("link")).to_have_attribute("href", "/det/experiments/2")
     page.route("**/api/v1/job-queues-v2*", lambda route: route.fulfill(json={"jobs": []}))
-    expect(page.get_by_role("heading", name="Nothing waits and nothing runs")).to_be_visible()
+    expect(page.get_by_role("heading", name="The queue is empty")).to_be_visible()
 
 
 def test_checkpoints_show_their_files_and_sizes(window: Window, api: Client) -> None:
@@ -283,11 +283,11 @@ def test_logs_are_filtered_and_followed(window: Window, api: Client) -> None:
     expect(texts).to_have_text(["something broke"])
     page.get_by_label("Level").select_option("")
     page.get_by_label("Rank").select_option("")
-    page.get_by_label("Find in lines").fill(r"loss is \d\.\d")
-    expect(page.get_by_role("heading", name="No line fits")).to_be_visible()
+    page.get_by_label("Search logs").fill(r"loss is \d\.\d")
+    expect(page.get_by_role("heading", name="No matching lines")).to_be_visible()
     page.get_by_label("Regular expression").check()
     expect(texts).to_have_text(["loss is 3.5"])
-    page.get_by_label("Find in lines").fill("(")
+    page.get_by_label("Search logs").fill("(")
     expect(page.get_by_role("alert")).to_contain_text("searchText")
 
 
@@ -327,7 +327,7 @@ def test_signing_in_and_out(window: Window, master: Master) -> None:
     page.get_by_label("User").fill("determined")
     page.get_by_label("Password").fill("wrong")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("do not belong together")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong user name or password")
     page.get_by_label("Password").fill("secret enough")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("user")).to_have_text("determined")
@@ -348,7 +348,7 @@ def test_a_missing_experiment_and_a_missing_master_are_said_clearly(
     page.goto("/")
     expect(page.locator("td.name > a")).to_have_text("here")
     master.kill()
-    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_role("alert")).to_contain_text("is not responding")
 
 
 def test_everything_can_be_done_with_the_keyboard(window: Window, api: Client) -> None:

@@ -186,7 +186,7 @@ async function ask(path: string, options: RequestInit): Promise<Response> {
     response = await fetch(path, { ...options, headers, credentials: "omit" });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new Failure(0, "the master does not answer");
+    throw new Failure(0, "the master is not responding");
   }
   if (!response.ok) throw new Failure(response.status, await reason(response));
   return response;

@@ -3,8 +3,7 @@
 //! Pure data. All of it is a function of what the ranks agree on (world size, length, element size, slot size), so every
 //! rank cuts alike without a word.
 //!
-//! The order of summation is fixed: element by element in the order of ranks, wherever
-//! the cuts fall. That is what the design calls `canonical`, a function of world size and length alone. Cuts and thresholds
+//! The order of summation is fixed: element by element in the order of ranks, wherever the cuts fall. Cuts and thresholds
 //! may therefore be tuned without changing a bit of any result.
 
 use std::ops::Range;

@@ -8,11 +8,13 @@ use instep_client::Client;
 use serde_json::{Value, json};
 
 use super::dialog::say;
+use super::interrupt::SayOnInterrupt;
 use super::logs::{self, LogArguments};
 use super::options::Common;
 use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
 use super::{context, session};
+use crate::report::Hinted;
 
 /// The verbs of commands, for [`task_verbs`].
 struct Commands;
@@ -114,6 +116,10 @@ pub(crate) fn run(arguments: CommandArguments) -> anyhow::Result<()> {
 }
 
 fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::Result<()> {
+    if let Some(option) = arguments.words.first().filter(|word| word.starts_with('-')) {
+        let hint = "options come before the program: `instep command run --context . python3 work.py`";
+        return Err(Hinted::new(format!("`instep command run` has no option `{option}`"), hint).into());
+    }
     let mut config = task_verbs::read_config(arguments.file.as_deref(), &arguments.config)?;
     if !arguments.words.is_empty() {
         config["entrypoint"] = json!(arguments.words);
@@ -133,6 +139,8 @@ fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::R
         return Ok(());
     }
     say(&format!("command {task}"));
+    let again = format!("command {task} keeps running\nhint: follow it again with `instep command logs -f {task}`");
+    let _interrupt = SayOnInterrupt::new(format!("{again}, stop it with `instep command kill {task}`"));
     logs::print(client, &api(&["tasks", &task, "logs"]), &LogArguments::following(), common.json)?;
     task_verbs::outcome::<Commands>(&task_verbs::get::<Commands>(client, &task)?.command)
 }

@@ -14,6 +14,7 @@ use instep_client::sync::{lock, wait_timeout_while};
 use instep_launch::Console;
 
 use super::dialog::say;
+use super::interrupt::SayOnInterrupt;
 use super::logs::LogArguments;
 use super::trial_logs::{self, Output};
 use super::{lookup, outcome, shown, table};
@@ -24,6 +25,8 @@ const DRAW_AGAIN: Duration = Duration::from_secs(2);
 
 /// Follows the logs of all trials and waits until the experiment is over; an error if it did not complete.
 pub(super) fn to_the_end(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
+    let again = format!("experiment {id} keeps running\nhint: follow it again with `instep experiment logs -f {id}`");
+    let _interrupt = SayOnInterrupt::new(format!("{again}, stop it with `instep experiment kill {id}`"));
     let console = Mutex::new(TerminalConsole::new(true));
     let over = Finished::default();
     let outcome = thread::scope(|scope| {

@@ -6,6 +6,7 @@
 //! - [`session`] knows which master is meant, who speaks, and where tokens are kept; [`password`] asks for passwords.
 //! - [`table`] and [`shown`] decide how things look; [`dialog`] is what is said to people beside.
 //! - [`lookup`] finds what a name, a number or nothing at all means; [`requests`] are those that many verbs make.
+//! - [`interrupt`] is what Ctrl-C says while something is followed.
 //! - [`task_verbs`] is what commands and TensorBoards share.
 //! - The other modules are the verbs, one for each kind of thing.
 
@@ -20,6 +21,7 @@ mod dialog;
 mod experiment;
 mod export;
 mod follow;
+mod interrupt;
 mod job;
 mod logs;
 mod lookup;

@@ -1,6 +1,6 @@
 //! Experiments that the master runs: creating, forking and continuing them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use instep_api::experiments::{CreateExperimentRequest, CreateExperimentResponse, Experiment};
@@ -85,6 +85,9 @@ pub(super) fn create(client: &Client, common: &Common, arguments: CreateArgument
         say(&format!("left out: {each}"));
     }
     announce(&packed);
+    if let Some(script) = missing_script(&configuration::parse(&config).unwrap_or_default(), &packed) {
+        say(&format!("warning: {}", not_sent(&script, arguments.folder.as_deref())));
+    }
     let mut request = CreateExperimentRequest {
         config: Some(config.clone()),
         activate: Some(!arguments.settings.paused),
@@ -117,6 +120,31 @@ fn announce(packed: &Packed) {
     if !packed.files.is_empty() {
         let size = shown::size(i64::try_from(packed.bytes).unwrap_or(i64::MAX));
         say(&format!("sending {} files and folders, {size}", packed.files.len()));
+    }
+}
+
+/// The script that an entrypoint runs, if nothing that is sent can be it. A start-up hook may make files, and absolute
+/// paths and mounts are the machine's own.
+fn missing_script(config: &Value, packed: &Packed) -> Option<String> {
+    let words: Vec<&str> = match &config["entrypoint"] {
+        Value::String(line) => line.split_whitespace().collect(),
+        Value::Array(words) => words.iter().filter_map(Value::as_str).collect(),
+        _ => return None,
+    };
+    let is_script = |word: &&&str| word.ends_with(".py") || word.ends_with(".sh");
+    let script = words.iter().find(is_script).map(|word| word.trim_start_matches("./"))?;
+    let elsewhere = script.starts_with(['/', '$', '~', '-', '.']) || !config["bind_mounts"].is_null();
+    let sent = |name: &str| packed.files.iter().any(|file| file.path.as_deref() == Some(name));
+    (!elsewhere && !sent(script) && !sent("startup-hook.sh")).then(|| script.to_owned())
+}
+
+fn not_sent(script: &str, folder: Option<&Path>) -> String {
+    match folder {
+        Some(folder) => format!("{} has no {script}, which the entrypoint runs", folder.display()),
+        None => format!(
+            "no code is sent, and the entrypoint runs {script}\n\
+             hint: name the folder of the code after the configuration: instep experiment create CONFIG ."
+        ),
     }
 }
 
@@ -188,4 +216,38 @@ fn finish(
         ]);
     }
     if follow { follow::to_the_end(client, experiment.id) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use instep_api::experiments::ModelFile;
+
+    use super::*;
+
+    #[test]
+    fn a_script_that_is_not_sent_is_noticed() {
+        let file = |name: &str| ModelFile { path: Some(name.to_owned()), ..ModelFile::default() };
+        let packed = Packed { files: vec![file("train.py"), file("a/b.py")], ..Packed::default() };
+        let missing = |entrypoint: Value| missing_script(&json!({"entrypoint": entrypoint}), &packed);
+        assert_eq!(missing(json!("python3 trian.py --lr 1")), Some("trian.py".to_owned()));
+        assert_eq!(
+            missing(json!(["python3", "-m", "determined.launch.torch_distributed", "x.py"])),
+            Some("x.py".into())
+        );
+        for fine in [
+            json!("python3 train.py"),
+            json!("python3 ./train.py other.py"),
+            json!("bash -c true"),
+            json!("python3 a/b.py"),
+            json!("/opt/x.py"),
+            json!("python3 $HOME/x.py"),
+            json!("model_def:Trial"),
+            json!(null),
+        ] {
+            assert_eq!(missing(fine.clone()), None, "{fine}");
+        }
+        let hooked = Packed { files: vec![file("startup-hook.sh")], ..Packed::default() };
+        assert_eq!(missing_script(&json!({"entrypoint": "x.py"}), &hooked), None);
+        assert!(not_sent("x.py", None).contains("hint:"));
+    }
 }

@@ -1,8 +1,7 @@
 //! Reduces the values of all ranks into one result, in one pass over memory.
 //!
 //! The order is part of the contract: element by element, a left fold from rank 0 upwards. It depends on nothing but the
-//! number of inputs, so any cut of a buffer, any processor and any host gives the same bits (`canonical` in the design;
-//! inside a host there is no faster `layout` order). No multiply-add is ever fused.
+//! number of inputs, so any cut of a buffer, any processor and any host gives the same bits. No multiply-add is ever fused.
 //!
 //! The loops are plain Rust over blocks that stay in registers, compiled twice: for the baseline processor and
 //! for AVX2 + F16C, chosen at run time. (Wider vectors gain nothing: memory is the limit.) Pointers need no alignment,

@@ -14,7 +14,8 @@ const LINE_BYTES: usize = 64;
 /// The shortest message that a lack of scratch memory leads to.
 const SHORTEST: usize = 4 << 10;
 
-const NEVER: Range<usize> = 0..0;
+/// No earlier step has to be done first.
+const NOTHING_BEFORE: Range<usize> = 0..0;
 
 /// What this member does for a task that all of them have.
 pub(crate) fn schedule(collective: &Collective, world: usize, rank: usize, sizes: &Thresholds) -> Schedule {
@@ -84,7 +85,7 @@ impl Builder {
     /// The result of this member's own values, where nothing travels.
     fn keep_own(&mut self, bytes: usize) {
         let from = Span { buffer: Buffer::Input(self.rank), start: 0, bytes };
-        self.add(Primitive::Copy { from, into: Span { buffer: Buffer::Output(self.rank), ..from } }, NEVER);
+        self.add(Primitive::Copy { from, into: Span { buffer: Buffer::Output(self.rank), ..from } }, NOTHING_BEFORE);
     }
 
     /// So many bytes from each member to each other, out of its input for that one into the output for this one.
@@ -100,10 +101,10 @@ impl Builder {
                 };
                 let [out, into] = pair(peer);
                 if round < out.steps() {
-                    self.add(Primitive::Send { to: peer, span: span(Buffer::Input(peer), out) }, NEVER);
+                    self.add(Primitive::Send { to: peer, span: span(Buffer::Input(peer), out) }, NOTHING_BEFORE);
                 }
                 if round < into.steps() {
-                    self.add(Primitive::Receive { from: peer, span: span(Buffer::Output(peer), into) }, NEVER);
+                    self.add(Primitive::Receive { from: peer, span: span(Buffer::Output(peer), into) }, NOTHING_BEFORE);
                 }
             }
         }
@@ -117,18 +118,18 @@ impl Builder {
     /// From the root to the next member, and so on, piece by piece.
     fn chain(&mut self, bytes: usize, root: usize) {
         self.exchange_empty();
-        let buffer = (self.rank + self.world - root) % self.world;
+        let relative = (self.rank + self.world - root) % self.world;
         let (before, next) = ((self.rank + self.world - 1) % self.world, (self.rank + 1) % self.world);
         let cut = Cut::new(bytes, 1, self.sizes.message);
         for round in 0..cut.steps() {
             let range = cut.range(round);
             let span = Span { buffer: Buffer::Output(root), start: range.start, bytes: range.len() };
-            let mut after = NEVER;
-            if buffer > 0 {
-                let step = self.add(Primitive::Receive { from: before, span }, NEVER);
+            let mut after = NOTHING_BEFORE;
+            if relative > 0 {
+                let step = self.add(Primitive::Receive { from: before, span }, NOTHING_BEFORE);
                 after = step..step + 1;
             }
-            if buffer + 1 < self.world {
+            if relative + 1 < self.world {
                 self.add(Primitive::Send { to: next, span }, after);
             }
         }
@@ -141,12 +142,15 @@ impl Builder {
         let first = self.next();
         for peer in self.peers() {
             let bytes = if wanted(peer) { bytes } else { 0 };
-            self.add(Primitive::Send { to: peer, span: Span { buffer: Buffer::Input(0), start: 0, bytes } }, NEVER);
+            self.add(
+                Primitive::Send { to: peer, span: Span { buffer: Buffer::Input(0), start: 0, bytes } },
+                NOTHING_BEFORE,
+            );
         }
         for peer in self.peers() {
             let (start, bytes) = if wanted(self.rank) { (peer * stride, bytes) } else { (0, 0) };
             let span = Span { buffer: Buffer::Scratch, start, bytes };
-            self.add(Primitive::Receive { from: peer, span }, NEVER);
+            self.add(Primitive::Receive { from: peer, span }, NOTHING_BEFORE);
         }
         if wanted(self.rank) {
             let own = Span { buffer: Buffer::Input(0), start: 0, bytes };
@@ -167,7 +171,7 @@ impl Builder {
     /// Receives the values of all others for a round into its slot, and reduces them there.
     fn take_and_fold(&mut self, round: usize, stride: usize, own: Span, into: Span, folds: &mut Vec<usize>) {
         let slot = round % SLOTS * stride * self.world;
-        let free = round.checked_sub(SLOTS).map_or(NEVER, |earlier| folds[earlier]..folds[earlier] + 1);
+        let free = round.checked_sub(SLOTS).map_or(NOTHING_BEFORE, |earlier| folds[earlier]..folds[earlier] + 1);
         let first = self.next();
         for peer in self.peers() {
             let span = Span { buffer: Buffer::Scratch, start: slot + peer * stride, bytes: own.bytes };
@@ -200,7 +204,7 @@ impl Builder {
                 for peer in self.peers() {
                     let span = piece(round, peer, Buffer::Input(0));
                     if round == 0 || span.bytes > 0 {
-                        self.add(Primitive::Send { to: peer, span }, NEVER);
+                        self.add(Primitive::Send { to: peer, span }, NOTHING_BEFORE);
                     }
                 }
                 let own = piece(round, rank, Buffer::Input(0));
@@ -217,7 +221,7 @@ impl Builder {
             for peer in self.peers().filter(|_| wanted(rank)) {
                 let span = piece(round, peer, Buffer::Output(0));
                 if span.bytes > 0 {
-                    self.add(Primitive::Receive { from: peer, span }, NEVER);
+                    self.add(Primitive::Receive { from: peer, span }, NOTHING_BEFORE);
                 }
             }
         }
@@ -240,7 +244,7 @@ impl Builder {
             let range = cut.range(round);
             let part = |buffer: Buffer| Span { buffer, start: range.start * element, bytes: range.len() * element };
             for peer in self.peers() {
-                self.add(Primitive::Send { to: peer, span: part(Buffer::Input(peer)) }, NEVER);
+                self.add(Primitive::Send { to: peer, span: part(Buffer::Input(peer)) }, NOTHING_BEFORE);
             }
             let own = part(Buffer::Input(self.rank));
             self.take_and_fold(round, stride, own, part(Buffer::Output(0)), &mut folds);

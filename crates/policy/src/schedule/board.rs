@@ -140,19 +140,19 @@ impl Board {
     /// holders as possible have to go.
     pub fn promise(&mut self, machine: usize, count: usize, now: Option<&Board>) -> Grant {
         let Machine { first, count: all, .. } = self.machines[machine];
-        let mut slots_held: Vec<usize> = (first as usize..(first + all) as usize)
+        let mut chosen: Vec<usize> = (first as usize..(first + all) as usize)
             .filter(|slot_index| self.occupants[*slot_index] == Occupant::Free)
             .collect();
         if let Some(now) = now {
-            slots_held.sort_by_key(|slot_index| now.occupants[*slot_index] != Occupant::Free);
+            chosen.sort_by_key(|slot_index| now.occupants[*slot_index] != Occupant::Free);
         }
-        slots_held.truncate(count);
-        slots_held.sort_unstable();
-        for slot_index in &slots_held {
+        chosen.truncate(count);
+        chosen.sort_unstable();
+        for slot_index in &chosen {
             self.occupants[*slot_index] = Occupant::Promised;
         }
-        self.machines[machine].free -= slots_held.len();
-        let slots = slots_held.iter().map(|slot_index| self.names.slots[*slot_index]).collect();
+        self.machines[machine].free -= chosen.len();
+        let slots = chosen.iter().map(|slot_index| self.names.slots[*slot_index]).collect();
         Grant { agent: self.names.agents[machine].clone(), slots }
     }
 

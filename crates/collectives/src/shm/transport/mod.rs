@@ -327,6 +327,8 @@ impl ShmTransport {
         Ok(())
     }
 
+    /// Runs a collective step by step through the slots of the arena. What a step copies in, reduces and copies out is
+    /// in the [`Pipeline`]'s functions: for an all_reduce, those of `by_segments` in `operations.rs`.
     fn run_pipeline(
         &mut self,
         mut pipeline: Pipeline<'_>,

@@ -14,9 +14,10 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from namespaces import Network, Node
 
@@ -133,7 +134,7 @@ def kill_node(job: Running) -> None:
     left = job.left_behind()
     job.send_signal(signal.SIGKILL)
     for process in left:
-        if process.is_running():
+        with suppress(psutil.NoSuchProcess):
             process.kill()
 
 

@@ -150,10 +150,7 @@ def cluster(
     made = Cluster(run, instep, determined, master, tmp_path, wait_until)
     yield made
     for agent in made.agents.values():
-        left = agent.left_behind()
         agent.kill_tree()
-        for process in left:
-            process.kill()
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
     python3 scripts/soak.py [SUITE] [PYTEST ARGS]    (`make soak SUITE=ordinary`); without a suite all of them
 
 A suite is a folder of tests/ with tests marked `soak`, or one of: models (of shared memory, in every order of
-accesses), simulations, collectives (every combination), fuzz. SOAK_ROUNDS (1) says how often the tests run,
-SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000) how many fresh schedules every simulation
-takes.
+accesses), simulations, collectives (every combination), deny (the dependencies, with cargo-deny), fuzz. SOAK_ROUNDS (1)
+says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000) how many
+fresh schedules every simulation takes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import system
 from project import CACHE, ROOT, VENV_PYTHON, cargo_environment, fail, run, say
 
 FUZZ_VERSION = "0.13.2"
+DENY_VERSION = "0.20.2"
 NO_TESTS_COLLECTED = 5
 # What is built before the tests of a folder, where `make build` is not enough.
 NEEDED = {
@@ -101,7 +102,7 @@ def fuzz() -> None:
     if not targets:
         say("fuzz: no targets in fuzz/fuzz_targets")
         return
-    tool = cargo_fuzz()
+    tool = installed("cargo-fuzz", FUZZ_VERSION)
     # cargo-fuzz asks for nightly's sanitizer flags; the stable compiler accepts them when told to.
     environment = {**cargo_environment(), "RUSTC_BOOTSTRAP": "1"}
     for target in targets:
@@ -114,18 +115,28 @@ def fuzz() -> None:
         )
 
 
-def cargo_fuzz() -> str:
-    """Find cargo-fuzz, or compile it once per machine."""
-    if found := shutil.which("cargo-fuzz"):
+def deny() -> None:
+    """Check the dependencies with cargo-deny, for known vulnerabilities too where their list can be had."""
+    tool = installed("cargo-deny", DENY_VERSION)
+    run([tool, "check", "licenses", "bans", "sources"], what="check the dependencies", hint="deny.toml has the rules")
+    if subprocess.run([tool, "fetch", "db"], cwd=ROOT, check=False).returncode != 0:
+        say("the list of vulnerabilities cannot be had here; not checked")
+        return
+    run([tool, "check", "--disable-fetch", "advisories"], what="check for known vulnerabilities")
+
+
+def installed(tool: str, version: str) -> str:
+    """Find one of cargo's tools, or compile it once per machine."""
+    if found := shutil.which(tool):
         return found
-    folder = CACHE / f"cargo-fuzz-{FUZZ_VERSION}"
-    if not (folder / "bin" / "cargo-fuzz").is_file():
-        say("installing cargo-fuzz (once per machine)")
+    folder = CACHE / f"{tool}-{version}"
+    if not (folder / "bin" / tool).is_file():
+        say(f"installing {tool} (once per machine)")
         run(
-            ["cargo", "install", "--quiet", "--locked", "--root", folder, "--version", FUZZ_VERSION, "cargo-fuzz"],
-            what="install cargo-fuzz",
+            ["cargo", "install", "--quiet", "--locked", "--root", folder, "--version", version, tool],
+            what=f"install {tool}",
         )
-    return str(folder / "bin" / "cargo-fuzz")
+    return str(folder / "bin" / tool)
 
 
 def main(arguments: list[str]) -> None:
@@ -144,7 +155,7 @@ def main(arguments: list[str]) -> None:
 
 
 # What runs without pytest.
-OTHERS = {"models": models, "simulations": simulations, "collectives": every_combination, "fuzz": fuzz}
+OTHERS = {"models": models, "simulations": simulations, "collectives": every_combination, "deny": deny, "fuzz": fuzz}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -64,11 +64,10 @@ def rust_stages() -> list[Stage]:
     return [
         Stage("cargo fmt", ["cargo", "fmt", "--all", "--check"], "`make fmt` formats it", uses=CARGO),
         Stage(
-            "cargo lock",
-            ["cargo", "metadata", "--locked", "--format-version", "1", "--quiet"],
-            "commit Cargo.lock together with the Cargo.toml that changed",
+            "dependencies",
+            [sys.executable, "scripts/dependencies.py"],
+            "deny.toml has the rules",
             uses=CARGO,
-            quiet=True,
         ),
         Stage(
             "clippy",

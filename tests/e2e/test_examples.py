@@ -39,7 +39,7 @@ def undisturbed(instep: Path, python: Path, tmp_path_factory: pytest.TempPathFac
     folder = shutil.copytree(ROOT / "examples" / "ddp", tmp_path_factory.mktemp("undisturbed") / "ddp")
     runner = Runner()
     try:
-        words = shlex.split("run --standalone --nproc_per_node=4 multigpu_torchrun.py 50 10")
+        words = shlex.split("run --standalone --nproc_per_node=2 multigpu_torchrun.py 50 10")
         environment = {"VIRTUAL_ENV": str(python.parent.parent), "PYTHON_EXEC": None, "PYTHONPATH": None}
         return runner(instep, *words, cwd=folder, env=environment).expect(0), folder
     finally:
@@ -98,7 +98,7 @@ def test_multi_gpu_spawns_its_own_ranks_even_when_its_port_is_taken(
 
 def test_launcher_command_of_the_tutorial_word_for_word(undisturbed: tuple[Result, Path]) -> None:
     shown, folder = undisturbed
-    assert sorted(rank_lines(shown.stdout)) == [(rank, epoch, 32, 16) for rank in range(4) for epoch in range(EPOCHS)]
+    assert sorted(rank_lines(shown.stdout)) == [(rank, epoch, 32, 32) for rank in range(2) for epoch in range(EPOCHS)]
     saved = re.findall(r"^Epoch (\d+) \| Training snapshot saved at snapshot\.pt$", shown.stdout, re.MULTILINE)
     assert saved == ["0", "10", "20", "30", "40", "49"]
     assert (folder / "snapshot.pt").is_file()
@@ -113,10 +113,10 @@ def test_killed_rank_resumes_and_reaches_the_same_loss(
     run: Runner,
     wait_until: WaitUntil,
 ) -> None:
-    words = shlex.split("run --standalone --nproc_per_node=4 --max_restarts=3 multigpu_torchrun.py 50 10")
+    words = shlex.split("run --standalone --nproc_per_node=2 --max_restarts=3 multigpu_torchrun.py 50 10")
     job = run.start(instep, *words, cwd=folder, env=venv)
-    wait_until(lambda: "[GPU2] Epoch 13 " in job.stdout, 90, lambda: f"epoch 13 of\n{job.stdout}\n{job.stderr}")
-    worker(job, rank=2).send_signal(signal.SIGKILL)
+    wait_until(lambda: "[GPU1] Epoch 13 " in job.stdout, 90, lambda: f"epoch 13 of\n{job.stdout}\n{job.stderr}")
+    worker(job, rank=1).send_signal(signal.SIGKILL)
     shown = job.wait(150).expect(0)
     before, loading, after = shown.stdout.partition("Loading snapshot from snapshot.pt\n")
     assert loading, shown
@@ -127,7 +127,7 @@ def test_killed_rank_resumes_and_reaches_the_same_loss(
     assert len(resumed) == 1, shown
     assert resumed[0] in (11, 21, 31, 41), shown
     assert max(epoch for _, epoch, _, _ in rank_lines(before)) >= resumed[0] - 1
-    assert sorted(rank_lines(after)) == [(r, epoch, 32, 16) for r in range(4) for epoch in range(resumed[0], EPOCHS)]
+    assert sorted(rank_lines(after)) == [(r, epoch, 32, 32) for r in range(2) for epoch in range(resumed[0], EPOCHS)]
     assert final_loss(shown.stdout) == final_loss(undisturbed[0].stdout)
 
 

@@ -74,6 +74,14 @@ class _Member(Operations):
         """How many ranks there are."""
         return self._link.size
 
+    def getRank(self) -> int:  # C++ asks by this name, and would else know the group only as it was made
+        """This rank's number in the group."""
+        return self._link.rank
+
+    def getSize(self) -> int:  # DDP's average divides by it
+        """How many ranks there are."""
+        return self._link.size
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long operations may take from now on."""
         self._link.seconds = timeout.total_seconds()

@@ -1,37 +1,45 @@
 //! Where agent and task meet: the folder of an agent's state, and in it one folder for each share.
 //!
 //! ```text
-//! STATE/            0711: tasks of other users must find their own folder
-//!   agent.lock      held by the agent
-//!   heard           when the master was last heard, in milliseconds since the machine started
-//!   shares/ID/      0700, of the user that the task runs as
-//!     order.json    0600, what to run
-//!     lock          shared by all processes that look after the share: while it is held, something of it may run
-//!     claim         made by the one process that runs the share
-//!     pid           of the task
-//!     stop.json     that it is to end
-//!     exit.json     how it ended; nothing of it runs any more
-//!     spool         output on its way to the master
-//!     run/ tmp/     what the task sees as /run/determined and /tmp
+//! STATE/                0711: tasks of other users must find their own folder
+//!   agent.lock          held by the agent
+//!   heard               when the master was last heard, in milliseconds since the machine started
+//!   shares/ID/          0711, of the agent's user
+//!     share.json        which share it is, and its devices
+//!     order.json        0600, what to run; removed as soon as the guardian has read it, for it holds a token
+//!     lock              shared by all processes that look after the share: while it is held, something of it may run
+//!     claim             made by the one process that runs the share
+//!     pid               of the guardian
+//!     stop.json         that it is to end
+//!     exit.json         how it ended, written by the guardian or the agent
+//!     complaints.log    what guardian and supervisor wrote to stderr
+//!     task/             0700, of the user that the task runs as: run/ and tmp/, which it sees as /run/determined and /tmp
 //! ```
+//!
+//! What decides lies outside of `task/`, where a task of another user can change nothing. A task of the agent's own user
+//! can, so nothing here is believed further than it has to be: links are not followed, lengths are bounded, and
+//! `exit.json` says how a share has ended, never that it has.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use instep_api::link::Exit;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::order::{StopOrder, TaskOrder};
+use crate::order::{ShareRecord, StopOrder, TaskOrder};
 
 /// Characters of an identifier that becomes the name of a folder.
 const LONGEST_NAME: usize = 100;
+/// Bytes of a file that is read: an order holds an experiment's configuration, and a message of the master 16 MiB.
+const LONGEST_FILE: u64 = 64 << 20;
 
 /// The folder of an agent.
 #[derive(Debug, Clone)]
@@ -44,8 +52,8 @@ impl StateFolder {
     }
 
     /// The folder that a share's folder lies in.
-    pub fn of_share(share: &Path) -> Option<StateFolder> {
-        share.parent().and_then(Path::parent).map(StateFolder::at)
+    pub fn of_share(share: &ShareFolder) -> Option<StateFolder> {
+        share.path().parent().and_then(Path::parent).map(StateFolder::at)
     }
 
     /// Makes what is missing.
@@ -53,7 +61,8 @@ impl StateFolder {
         for folder in [self.0.clone(), self.shares()] {
             DirBuilder::new().recursive(true).mode(0o711).create(&folder)?;
         }
-        Ok(())
+        // Also where the umask takes it away.
+        fs::set_permissions(self.shares(), fs::Permissions::from_mode(0o711))
     }
 
     /// Where it is.
@@ -105,6 +114,27 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= LONGEST_NAME && !text.starts_with('.') && text.bytes().all(harmless)
 }
 
+/// The part of a share's folder that belongs to its task.
+#[derive(Debug, Clone)]
+pub struct TaskFolder(PathBuf);
+
+impl TaskFolder {
+    /// The folder at a path; nothing is made.
+    pub fn at(path: impl Into<PathBuf>) -> TaskFolder {
+        TaskFolder(path.into())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A file or folder in it.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
 /// The folder of a share.
 #[derive(Debug, Clone)]
 pub struct ShareFolder(PathBuf);
@@ -121,13 +151,18 @@ impl ShareFolder {
     }
 
     /// A file or folder in it.
-    pub fn join(&self, name: &str) -> PathBuf {
+    fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Whether there is such a share.
-    pub fn exists(&self) -> bool {
-        self.0.is_dir()
+    /// The part that belongs to the task.
+    pub fn task(&self) -> TaskFolder {
+        TaskFolder(self.join("task"))
+    }
+
+    /// For what guardian and supervisor have to complain of.
+    pub fn complaints(&self) -> io::Result<File> {
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.join("complaints.log"))
     }
 
     /// Makes the folder with its order, completely or not at all.
@@ -138,14 +173,26 @@ impl ShareFolder {
             fs::remove_dir_all(&new)?;
         }
         DirBuilder::new().mode(0o700).create(&new)?;
+        DirBuilder::new().mode(0o700).create(new.join("task"))?;
+        write_json(&new.join("share.json"), &ShareRecord::of(order))?;
         write_json(&new.join("order.json"), order)?;
-        File::create(new.join("lock"))?;
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(new.join("lock"))?;
+        // Not by the mode of its creation, from which the umask takes away.
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o711))?;
         fs::rename(&new, &self.0)
     }
 
-    /// What to run.
-    pub fn order(&self) -> io::Result<TaskOrder> {
-        read_json(&self.join("order.json"))
+    /// Which share it is.
+    pub fn record(&self) -> io::Result<ShareRecord> {
+        read_json(&self.join("share.json"))
+    }
+
+    /// What to run. It can be asked for once: the order holds a token, and is removed.
+    pub fn take_order(&self) -> io::Result<TaskOrder> {
+        let path = self.join("order.json");
+        let order = read_json(&path)?;
+        fs::remove_file(&path)?;
+        Ok(order)
     }
 
     /// Takes the step from ordered to running, which one process may take: `false` if another has.
@@ -176,7 +223,7 @@ impl ShareFolder {
 
     /// The process id of the task; to be believed only while the share is looked after.
     pub fn pid(&self) -> Option<i32> {
-        fs::read_to_string(self.join("pid")).ok()?.trim().parse().ok()
+        String::from_utf8(read_bounded(&self.join("pid"), LONGEST_FILE).ok()?).ok()?.trim().parse().ok()
     }
 
     /// Says that it is to end.
@@ -189,15 +236,12 @@ impl ShareFolder {
         read_json(&self.join("stop.json")).ok()
     }
 
-    /// Says how it ended. The first word stays.
+    /// Says how it ended. Whoever calls this knows: what may have been there is replaced.
     pub fn write_exit(&self, exit: &Exit) -> io::Result<()> {
-        if self.exit().is_some() {
-            return Ok(());
-        }
         write_json(&self.join("exit.json"), exit)
     }
 
-    /// How it ended, if it has.
+    /// How it ended; to be believed only while nobody looks after the share.
     pub fn exit(&self) -> Option<Exit> {
         read_json(&self.join("exit.json")).ok()
     }
@@ -211,12 +255,15 @@ impl ShareFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        make_removable(&old);
+        if !geteuid().is_root() {
+            make_removable(&old);
+        }
         fs::remove_dir_all(&old)
     }
 }
 
-/// Gives back the right to write to folders that a task has taken it from.
+/// Gives back the right to write to folders that a task has taken it from. Root needs no such right, and must not change
+/// the rights of what a path of somebody else's leads to.
 fn make_removable(folder: &Path) {
     let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o700));
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -227,7 +274,23 @@ fn make_removable(folder: &Path) {
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    serde_json::from_slice(&fs::read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    let bytes = read_bounded(path, LONGEST_FILE)?;
+    serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Reads a file that others may have put there: no link, no pipe that keeps us waiting, no more than so many bytes.
+pub fn read_bounded(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(longest + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > longest {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {longest} bytes")));
+    }
+    Ok(bytes)
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
@@ -237,7 +300,9 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
 /// Puts a file in its place at once and for good: readers see the old one or the whole new one, also after a crash.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension(format!("new{}", std::process::id()));
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    // One that a process of the same id left, or a link that somebody else put there.
+    let _ = fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(&new, path)
@@ -257,14 +322,14 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_claimed_once_and_ends_once() {
+    fn a_share_is_claimed_once_and_its_last_word_counts() {
         let folder = tempfile::tempdir().unwrap();
         let share = ShareFolder::at(folder.path());
         assert!(share.claim().unwrap());
         assert!(!share.claim().unwrap());
-        share.write_exit(&Exit::Killed).unwrap();
         share.write_exit(&Exit::code(0)).unwrap();
-        assert_eq!(share.exit(), Some(Exit::Killed));
+        share.write_exit(&Exit::Killed).unwrap();
+        assert_eq!(share.exit(), Some(Exit::Killed), "what a task put there is replaced");
     }
 
     #[test]
@@ -293,11 +358,43 @@ mod tests {
     }
 
     #[test]
+    fn an_order_is_read_once_and_the_share_is_known_without_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = ShareFolder::at(folder.path().join("a"));
+        let order = crate::task::testing::order();
+        share.create(&order).unwrap();
+        assert_eq!(share.take_order().unwrap(), order);
+        assert_eq!(share.take_order().unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(share.record().unwrap(), ShareRecord::of(&order));
+        for entry in fs::read_dir(share.path()).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+            assert!(!fs::read_to_string(entry.path()).unwrap().contains(&order.start.token), "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_through_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = ShareFolder::at(folder.path().join("a"));
+        share.create(&crate::task::testing::order()).unwrap();
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "7").unwrap();
+        let new = format!("new{}", std::process::id());
+        for name in ["exit.json", &format!("exit.{new}"), "stop.json", &format!("stop.{new}"), "pid"] {
+            std::os::unix::fs::symlink(&victim, share.join(name)).unwrap();
+        }
+        assert_eq!(share.pid(), None);
+        share.write_exit(&Exit::Killed).unwrap();
+        share.write_stop(&StopOrder { grace_seconds: 0, why: String::new(), lost: false }).unwrap();
+        assert_eq!(share.exit(), Some(Exit::Killed));
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "7");
+    }
+
+    #[test]
     fn a_folder_that_a_task_has_closed_is_removed_all_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let share = ShareFolder::at(folder.path().join("a"));
-        fs::create_dir_all(share.join("run/closed/deep")).unwrap();
-        fs::set_permissions(share.join("run/closed"), fs::Permissions::from_mode(0o500)).unwrap();
+        fs::create_dir_all(share.task().join("run/closed/deep")).unwrap();
+        fs::set_permissions(share.task().join("run/closed"), fs::Permissions::from_mode(0o500)).unwrap();
         share.remove().unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         share.remove().unwrap();

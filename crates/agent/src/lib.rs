@@ -15,9 +15,12 @@
 //!
 //! 1. A share is started at most once, whoever is killed when: its folder appears complete or not at all, and only one
 //!    process ever takes the step from ordered to running ([`folder::ShareFolder::claim`]).
-//! 2. `exit.json` is written once, after the last process of the share has ended.
+//! 2. A share has ended when its guardian and its supervisor have, whatever a file says; then `exit.json` says how, and
+//!    nothing of it runs any more.
 //! 3. However a task ends, so does everything that it started.
-//! 4. A task that has heard nothing of the master for the reconnect window ends by itself.
+//! 4. On an agent of root a task of another user can neither read nor write what agent and guardian say to each other.
+//! 5. The agent's thread never waits for a task.
+//! 6. A task that has heard nothing of the master for the reconnect window ends by itself.
 
 pub mod agent;
 pub mod folder;

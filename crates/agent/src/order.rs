@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use instep_api::link::{Device, Exit, Start};
+use instep_api::link::{Device, Exit, Share, Start};
 use serde::{Deserialize, Serialize};
 
 /// Everything that a task needs. It holds the allocation's token, so only its owner may read it.
@@ -12,6 +12,21 @@ pub struct TaskOrder {
     pub start: Start,
     /// Where it runs.
     pub machine: Machine,
+}
+
+/// What an agent has to know of a share that an earlier agent started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct ShareRecord {
+    pub share: Share,
+    pub devices: Vec<u32>,
+}
+
+impl ShareRecord {
+    /// What is kept of an order when the order itself is gone.
+    pub fn of(order: &TaskOrder) -> ShareRecord {
+        ShareRecord { share: order.start.share.clone(), devices: order.start.devices.clone() }
+    }
 }
 
 /// A machine, as its tasks need to know it.

@@ -1,15 +1,18 @@
 //! `instep task`: with a folder what an agent starts for each share, see `instep_agent::task`; with a verb what people ask
 //! about tasks.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use clap::Args;
 use instep_agent::folder::ShareFolder;
-use instep_agent::task::{guardian, supervisor};
+use instep_agent::task::supervisor::Outcome;
+use instep_agent::task::{guardian, relay, supervisor};
 
 use crate::client::{self, Common};
+use crate::console;
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -39,9 +42,17 @@ pub(crate) fn run(arguments: &TaskArguments) -> anyhow::Result<ExitCode> {
     let path = std::path::absolute(folder)?;
     let folder = ShareFolder::at(&path);
     if let Some(guardian) = arguments.supervise_for {
-        let code = supervisor::run(&folder, arguments.plain, guardian)
+        let pipe = std::io::stdin().as_fd().try_clone_to_owned()?;
+        let outcome = supervisor::run(&folder, pipe.into(), arguments.plain, guardian)
             .with_context(|| format!("cannot supervise {}", path.display()))?;
-        return Ok(ExitCode::from(code));
+        return Ok(match outcome {
+            Outcome::Ended(exit) => {
+                console::print(&relay::exit_line(exit)?);
+                ExitCode::SUCCESS
+            }
+            Outcome::NeedsPlainView => ExitCode::from(supervisor::NEEDS_PLAIN_VIEW),
+            Outcome::Abandoned => ExitCode::FAILURE,
+        });
     }
     let again = |plain: bool| {
         let mut command = Command::new(std::env::current_exe()?);

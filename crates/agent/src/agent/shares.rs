@@ -3,15 +3,19 @@
 //! Everything is idempotent by share: an order that is heard twice, or after a restart of either side, changes nothing.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use instep_api::link::{Exit, Report, Share, ShareState, Start};
+use nix::unistd::geteuid;
 
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{Machine, StopOrder, TaskOrder};
 use crate::task::tree;
+
+/// How long the end of what a dead task left is waited for; a process may be stuck in the kernel.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A share that the agent knows.
 struct Known {
@@ -20,6 +24,8 @@ struct Known {
     devices: Vec<u32>,
     /// The task, if this agent started it.
     child: Option<Child>,
+    /// Since when nobody looks after it, and what it left is being ended.
+    unattended: Option<Instant>,
     exit: Option<Exit>,
     told_started: bool,
     told_exit: bool,
@@ -44,12 +50,13 @@ impl Shares {
             }
             let Some(folder) = state.share(&name) else { continue };
             // A folder that cannot be read is nobody's share any more; it is left for people to look at.
-            let Ok(order) = folder.order() else { continue };
+            let Ok(record) = folder.record() else { continue };
             let found = Known {
-                share: order.start.share,
-                devices: order.start.devices,
+                share: record.share,
+                devices: record.devices,
                 folder,
                 child: None,
+                unattended: None,
                 exit: None,
                 told_started: false,
                 told_exit: false,
@@ -127,7 +134,7 @@ impl Shares {
             return refused(format!("the agent cannot write to {}: {error}", folder.path().display()));
         }
         // It outlives the agent, so it must not hold what the agent writes to; what it complains of is kept beside it.
-        let complaints = File::create(folder.path().join("complaints.log")).map_or_else(|_| Stdio::null(), Stdio::from);
+        let complaints = folder.complaints().map_or_else(|_| Stdio::null(), Stdio::from);
         let started = Command::new(&machine.binary)
             .arg("task")
             .arg(folder.path())
@@ -140,6 +147,7 @@ impl Shares {
             share: share.clone(),
             devices: ids,
             child: None,
+            unattended: None,
             exit: None,
             told_started: false,
             told_exit: false,
@@ -186,35 +194,34 @@ impl Shares {
     /// Removes a share that has ended.
     pub fn forget(&mut self, share: &Share) {
         let ended = self.known.get(&share.resources).is_some_and(|known| known.exit.is_some());
-        if ended && let Some(mut known) = self.known.remove(&share.resources) {
-            if let Some(child) = &mut known.child {
-                // It has written its exit and is about to end.
-                let _ = child.wait();
-            }
+        if ended && let Some(known) = self.known.remove(&share.resources) {
             // What is left is removed when the next agent starts.
             let _ = known.folder.remove();
         }
     }
 }
 
-/// Whether a share has ended, and how.
+/// Whether a share has ended, and how. Its end is the end of the processes that look after it; a file, which the task may
+/// have written, only says how.
 fn look_at(name: &str, known: &mut Known) -> Option<Exit> {
     let child_runs = known.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
-    if let Some(exit) = known.folder.exit() {
-        return Some(exit);
-    }
     if child_runs || known.folder.is_looked_after() {
         return None;
     }
-    // Looked at again: it may have ended between the two looks.
-    if let Some(exit) = known.folder.exit() {
-        return Some(exit);
+    let since = *known.unattended.get_or_insert_with(Instant::now);
+    let exit = known.folder.exit();
+    // A guardian of root has seen to the end of everything, and none but root can have written its word.
+    let complete = exit.is_some() && geteuid().is_root();
+    if !complete && tree::kill_marked(name) > 0 && since.elapsed() < PATIENCE {
+        return None;
+    }
+    if exit.is_some() {
+        return exit;
     }
     let why = match known.folder.claim() {
         Ok(true) => "the agent ended before the task was started",
         _ => "the task and its supervisor were killed",
     };
-    tree::end_marked(name);
     let exit = known.folder.stop().map_or_else(|| Exit::Lost { why: why.to_owned() }, |stop| stop.exit());
     let _ = known.folder.write_exit(&exit);
     Some(exit)

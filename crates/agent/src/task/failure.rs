@@ -1,13 +1,10 @@
 //! Why a task failed, from the summary that our launcher leaves, and where people find its logs.
 
-use std::fs::OpenOptions;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use nix::fcntl::OFlag;
 use serde_json::Value;
 
+use crate::folder::read_bounded;
 use crate::order::TaskOrder;
 
 /// Tells the launcher where to write its summary.
@@ -21,13 +18,8 @@ const LONGEST_SENTENCE: usize = 400;
 
 /// What a launcher says went wrong: the rank that caused it, and its exception.
 pub fn read(summary: &Path) -> Option<String> {
-    // The task may have put anything there: a pipe must not keep us waiting.
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(summary).ok()?;
-    file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
-    sentence(&serde_json::from_slice(&bytes).ok()?)
+    // The task may have put anything there.
+    sentence(&serde_json::from_slice(&read_bounded(summary, LONGEST).ok()?).ok()?)
 }
 
 fn sentence(summary: &Value) -> Option<String> {

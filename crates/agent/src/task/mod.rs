@@ -10,8 +10,9 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | [`guardian`] | the outer process |
+//! | [`guardian`] | the outer process: it alone reads what the agent wants and says how the share ended |
 //! | [`supervisor`] | the inner one: the steps of a share in their order |
+//! | [`relay`] | what the two say to each other |
 //! | [`view`] | a `/run/determined` and a `/tmp` of its own |
 //! | [`preparation`], [`context`], [`information`], [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
@@ -31,11 +32,12 @@ pub mod master;
 pub mod output;
 pub mod preparation;
 pub mod privileges;
+pub mod relay;
 pub mod service;
 pub mod spool;
 pub mod storage;
 pub mod supervisor;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod tree;
 pub mod view;

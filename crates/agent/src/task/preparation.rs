@@ -13,23 +13,28 @@ use serde_json::Value;
 use super::environment::Variables;
 use super::view::View;
 use super::{context, information, master, privileges, storage};
-use crate::folder::ShareFolder;
+use crate::folder::{TaskFolder, read_bounded};
 use crate::order::TaskOrder;
+
+/// Bytes of what a hook leaves: an environment is no longer than a few megabytes.
+const LONGEST_LEFT: u64 = 16 << 20;
 
 /// Something to say in the task's log.
 pub type Sentence = (LogLevel, String);
 
 /// Makes the folders that a task finds, in the share's folder and new.
-pub fn folders(share: &ShareFolder) -> io::Result<()> {
-    for name in ["run/info", "run/train/model", "run/train/logs", "run/workdir", "run/config", "run/programs", "tmp"] {
-        fs::create_dir_all(share.join(name))?;
+pub fn folders(share: &TaskFolder) -> io::Result<()> {
+    let in_run = ["info", "train/model", "train/logs", "workdir", "config", "programs", "instep"];
+    for name in in_run {
+        fs::create_dir_all(share.join("run").join(name))?;
     }
+    fs::create_dir_all(share.join("tmp"))?;
     // Programs in the task may run as others; a folder for everybody's temporary files is open to all.
     fs::set_permissions(share.join("tmp"), fs::Permissions::from_mode(0o1777))
 }
 
 /// Puts `instep` and, if the interpreter has no such neighbour, `python3` where the task finds them.
-pub fn programs(share: &ShareFolder, order: &TaskOrder) -> io::Result<()> {
+pub fn programs(share: &TaskFolder, order: &TaskOrder) -> io::Result<()> {
     let folder = share.join("run/programs");
     symlink(&order.machine.binary, folder.join("instep"))?;
     let python = &order.machine.python;
@@ -44,7 +49,7 @@ pub fn programs(share: &ShareFolder, order: &TaskOrder) -> io::Result<()> {
 }
 
 /// The paths that must stay reachable in a private `/tmp`.
-pub fn needed_paths(share: &ShareFolder, order: &TaskOrder, inherited: &Variables) -> Vec<PathBuf> {
+pub fn needed_paths(share: &TaskFolder, order: &TaskOrder, inherited: &Variables) -> Vec<PathBuf> {
     let machine = &order.machine;
     let mut paths = vec![share.path().to_owned(), machine.python.clone(), machine.binary.clone()];
     paths.extend(machine.certificates.clone());
@@ -144,16 +149,16 @@ pub fn hook(view: &View) -> Option<PathBuf> {
     Some(view.run.join("workdir/startup-hook.sh")).filter(|path| path.is_file())
 }
 
-/// What the hook leaves to the entrypoint: variables and the folder it ended in.
-pub fn after_hook(share: &Path) -> Option<(Variables, PathBuf)> {
+/// What the hook leaves in a folder to the entrypoint: variables and the folder it ended in.
+pub fn after_hook(left: &Path) -> Option<(Variables, PathBuf)> {
     use std::os::unix::ffi::OsStringExt;
-    let bytes = fs::read(share.join("hook.environment")).ok()?;
+    let bytes = read_bounded(&left.join("hook.environment"), LONGEST_LEFT).ok()?;
     let entries = bytes.split(|byte| *byte == 0).filter_map(|entry| {
         let at = entry.iter().position(|byte| *byte == b'=')?;
         let text = |bytes: &[u8]| std::ffi::OsString::from_vec(bytes.to_vec());
         Some((text(&entry[..at]), text(&entry[at + 1..])))
     });
-    let folder = fs::read(share.join("hook.folder")).ok()?;
+    let folder = read_bounded(&left.join("hook.folder"), LONGEST_LEFT).ok()?;
     let folder = folder.strip_suffix(b"\n").unwrap_or(&folder).to_vec();
     Some((entries.collect(), PathBuf::from(std::ffi::OsString::from_vec(folder))))
 }

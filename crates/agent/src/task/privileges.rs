@@ -7,40 +7,64 @@ use std::os::unix::fs::lchown;
 use std::path::Path;
 
 use instep_api::link::RunAs;
-use nix::unistd::{Gid, Uid, User, geteuid, initgroups, setgid, setgroups, setuid};
+use nix::unistd::{Gid, Uid, User, geteuid, getgrouplist, setgid, setgroups, setuid};
 
 /// The user to become, if there is one and we may.
 pub fn other_user(run_as: Option<&RunAs>) -> Option<&RunAs> {
     run_as.filter(|wanted| geteuid().is_root() && wanted.uid != 0)
 }
 
-/// Gives a folder and what is in it to a user.
-pub fn give(folder: &Path, to: &RunAs) -> io::Result<()> {
-    lchown(folder, Some(to.uid), Some(to.gid))?;
-    if fs::symlink_metadata(folder)?.is_dir() {
-        for entry in fs::read_dir(folder)? {
-            give(&entry?.path(), to)?;
+/// A user with everything that the machine knows of it. It is found before a task's folders are mounted: the task must
+/// have no say in its groups, nor in the libraries that look them up.
+#[derive(Debug)]
+pub struct Account {
+    uid: Uid,
+    gid: Gid,
+    groups: Vec<Gid>,
+    known: Option<User>,
+}
+
+impl Account {
+    /// Looks a user up. One that the machine does not know has no name, no home and no other groups.
+    pub fn find(user: &RunAs) -> io::Result<Account> {
+        let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+        let known = User::from_uid(uid)?;
+        let groups = match &known {
+            Some(known) => getgrouplist(&CString::new(known.name.as_str())?, gid)?,
+            None => vec![gid],
+        };
+        Ok(Account { uid, gid, groups, known })
+    }
+
+    /// Becomes the user, for good.
+    pub fn become_it(&self) -> io::Result<()> {
+        setgroups(&self.groups)?;
+        setgid(self.gid)?;
+        setuid(self.uid)?;
+        Ok(())
+    }
+
+    /// The variables that name the user.
+    pub fn variables(&self) -> Vec<(OsString, OsString)> {
+        let named = match &self.known {
+            Some(user) => vec![
+                ("HOME", user.dir.clone().into_os_string()),
+                ("USER", user.name.clone().into()),
+                ("LOGNAME", user.name.clone().into()),
+            ],
+            None => vec![("HOME", "/".into()), ("USER", self.uid.to_string().into())],
+        };
+        named.into_iter().map(|(name, value)| (name.into(), value)).collect()
+    }
+
+    /// Gives a folder and what is in it to the user.
+    pub fn give(&self, folder: &Path) -> io::Result<()> {
+        lchown(folder, Some(self.uid.as_raw()), Some(self.gid.as_raw()))?;
+        if fs::symlink_metadata(folder)?.is_dir() {
+            for entry in fs::read_dir(folder)? {
+                self.give(&entry?.path())?;
+            }
         }
+        Ok(())
     }
-    Ok(())
-}
-
-/// Becomes a user, for good.
-pub fn become_user(user: &RunAs) -> io::Result<()> {
-    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
-    match User::from_uid(uid)? {
-        Some(known) => initgroups(&CString::new(known.name)?, gid)?,
-        None => setgroups(&[gid])?,
-    }
-    setgid(gid)?;
-    setuid(uid)?;
-    Ok(())
-}
-
-/// The variables that name a user.
-pub fn variables(user: &RunAs) -> io::Result<Vec<(&'static str, OsString)>> {
-    let Some(known) = User::from_uid(Uid::from_raw(user.uid))? else {
-        return Ok(vec![("HOME", "/".into()), ("USER", user.uid.to_string().into())]);
-    };
-    Ok(vec![("HOME", known.dir.into()), ("USER", known.name.clone().into()), ("LOGNAME", known.name.into())])
 }

@@ -1,11 +1,11 @@
 //! The inner process of a task: the steps of a share in their order, each of which a stop may interrupt.
 //!
-//! One thread waits on everything: signals, output, the file that says stop, the silence of the master. Steps that may
+//! One thread waits on everything: signals, output, the guardian's word to stop. Steps that may
 //! take long (a download, the wait for other machines) run on a thread each that is left behind on a stop: the process
 //! ends soon after.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -23,26 +23,28 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, getppid};
+use nix::unistd::{AccessFlags, Pid, access, geteuid, getppid};
 
 use super::entrypoint::{Nodes, launcher_defaults, program};
 use super::environment::{Variables, find_program, variables};
 use super::master::{self, Rendezvous};
 use super::output::Output;
+use super::privileges::Account;
+use super::relay::Orders;
 use super::service::Watch;
 use super::view::{self, View, ViewError, Wanted};
 use super::{failure, information, interface, preparation, privileges, tree};
-use crate::folder::{ShareFolder, StateFolder};
+use crate::folder::{ShareFolder, TaskFolder};
 use crate::order::{StopOrder, TaskOrder};
 
 /// Ends with this code where no mount namespace can be had, before anything was done.
-pub const NEEDS_PLAIN_VIEW: i32 = 75;
+pub const NEEDS_PLAIN_VIEW: u8 = 75;
 
 /// Milliseconds between two looks at what comes as a file.
 const POLL_INTERVAL: u8 = 200;
 /// The same while a short step is under way.
 const POLL_INTERVAL_BUSY: u8 = 10;
-/// Between SIGTERM and SIGKILL where nobody says: a machine that is shut down, a master that was lost.
+/// Between SIGTERM and SIGKILL where nobody says: a machine that is shut down.
 const GRACE_SECONDS: u32 = 5;
 /// How long the last output may take to reach the master.
 const DELIVERY: Duration = Duration::from_secs(60);
@@ -59,43 +61,59 @@ enum Ended {
     Because(i32, String),
 }
 
-/// Runs a share that the guardian has claimed. Gives the code to end with.
-pub fn run(folder: &ShareFolder, plain: bool, guardian: i32) -> io::Result<u8> {
-    let order = folder.order()?;
+/// What became of a supervisor.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The share has ended.
+    Ended(Exit),
+    /// No mount namespace can be had: it must be started again, for a plain view.
+    NeedsPlainView,
+    /// The guardian is gone, and nothing was begun.
+    Abandoned,
+}
+
+/// Runs a share that the guardian has claimed; `pipe` is where the guardian sends the order.
+pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::Result<Outcome> {
+    let (order, orders) = Orders::receive(pipe)?;
     let _looking_after = folder.look_after()?;
-    let inherited = inherited(&order)?;
-    let view = match build_view(folder, &order, &inherited, plain) {
-        Ok(view) => view,
-        Err(ViewError::NoNamespace(_)) => return Ok(NEEDS_PLAIN_VIEW as u8),
-        Err(ViewError::Impossible(why)) => return fail_early(folder, &order, why),
-    };
-    if let Some(user) = privileges::other_user(order.start.run_as.as_ref()) {
-        privileges::become_user(user)?;
+    // What is known of users is asked before the task has a say in what is seen at /etc.
+    let account = privileges::other_user(order.start.run_as.as_ref()).map(Account::find).transpose()?;
+    let mut inherited: Variables = std::env::vars_os().collect();
+    inherited.extend(account.iter().flat_map(Account::variables));
+    let task = folder.task();
+    let view = build_view(&task, &order, &inherited, account.as_ref(), plain);
+    if matches!(view, Err(ViewError::NoNamespace(_))) {
+        return Ok(Outcome::NeedsPlainView);
     }
+    if let Some(account) = &account {
+        account.become_it()?;
+    }
+    // Else other tasks of the same user could read the token in our memory, and the pipes.
+    prctl::set_dumpable(false)?;
     prctl::set_child_subreaper(true)?;
     prctl::set_pdeathsig(Signal::SIGTERM)?;
     if getppid().as_raw() != guardian {
-        return Ok(1);
+        return Ok(Outcome::Abandoned);
     }
-    let mut supervisor = Supervisor::start(folder.clone(), order, view)?;
-    let ended = supervisor.steps(inherited).err().unwrap_or(Ended::Code(0));
-    supervisor.finish(ended)?;
-    Ok(0)
+    match view.and_then(|view| reachable(&view).map(|()| view)) {
+        Ok(view) => {
+            let mut supervisor = Supervisor::start(orders, order, view)?;
+            let ended = supervisor.steps(inherited).err().unwrap_or(Ended::Code(0));
+            Ok(Outcome::Ended(supervisor.finish(ended)))
+        }
+        Err(error) => Ok(Outcome::Ended(fail_early(&task, &order, error.to_string()))),
+    }
 }
 
-/// The agent's environment, with the names of the user that the task runs as.
-fn inherited(order: &TaskOrder) -> io::Result<Variables> {
-    let mut all: Variables = std::env::vars_os().collect();
-    if let Some(user) = privileges::other_user(order.start.run_as.as_ref()) {
-        all.extend(privileges::variables(user)?.into_iter().map(|(name, value)| (name.into(), value)));
-    }
-    Ok(all)
-}
-
-fn build_view(folder: &ShareFolder, order: &TaskOrder, inherited: &Variables, plain: bool) -> Result<View, ViewError> {
+fn build_view(
+    folder: &TaskFolder,
+    order: &TaskOrder,
+    inherited: &Variables,
+    account: Option<&Account>,
+    plain: bool,
+) -> Result<View, ViewError> {
     let needed = preparation::needed_paths(folder, order, inherited);
-    let other_user = privileges::other_user(order.start.run_as.as_ref()).is_some();
-    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, other_user };
+    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, other_user: account.is_some() };
     let failed = |error: io::Error| {
         ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
     };
@@ -104,27 +122,35 @@ fn build_view(folder: &ShareFolder, order: &TaskOrder, inherited: &Variables, pl
         let _ = fs::remove_dir_all(folder.join(name));
     }
     preparation::folders(folder).and_then(|()| preparation::programs(folder, order)).map_err(failed)?;
-    if let Some(user) = privileges::other_user(order.start.run_as.as_ref()) {
+    if let Some(account) = account {
         // Before anything is mounted below it: only what is the share's own changes hands.
-        privileges::give(folder.path(), user).map_err(failed)?;
+        account.give(folder.path()).map_err(failed)?;
     }
     if plain { view::plain(folder, &wanted) } else { view::isolated(folder, &wanted) }
 }
 
-/// Ends a share before it has a log of its own to write to, with one line in it.
-fn fail_early(folder: &ShareFolder, order: &TaskOrder, why: String) -> io::Result<u8> {
-    if let Ok(client) = master::connect(order) {
-        let output = Output::start(order, &folder.join("run/train/logs"), &folder.join("spool"), client)?;
+/// Whether the task's user gets to its own folder, without a mount namespace by the path of the agent's state.
+fn reachable(view: &View) -> Result<(), ViewError> {
+    access(&view.run, AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
+        let what = format!("user {} cannot use the task's folder {}: {errno}", geteuid(), view.run.display());
+        let hint = "start the agent with a --state-folder that all users can reach, such as one in /var/lib";
+        ViewError::Impossible(format!("{what}\nhint: {hint}"))
+    })
+}
+
+/// Ends a share that has no view, with a line in its log. What cannot be said there is said to the agent all the same.
+fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Exit {
+    let (pipes, spool) = (folder.join("run/train/logs"), folder.join("run/instep/spool"));
+    let output = master::connect(order).map_err(io::Error::other);
+    if let Ok(output) = output.and_then(|client| Output::start(order, &pipes, &spool, client)) {
         output.say(LogLevel::Error, &why);
         output.close(DELIVERY);
     }
-    folder.write_exit(&Exit::Failed { why })?;
-    Ok(0)
+    Exit::Failed { why }
 }
 
 struct Supervisor {
-    folder: ShareFolder,
-    state: Option<StateFolder>,
+    orders: Orders,
     order: TaskOrder,
     view: View,
     output: Output,
@@ -136,14 +162,13 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn start(folder: ShareFolder, order: TaskOrder, view: View) -> io::Result<Supervisor> {
+    fn start(orders: Orders, order: TaskOrder, view: View) -> io::Result<Supervisor> {
         let handled: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
         handled.thread_block()?;
         let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let client = master::connect(&order).map_err(io::Error::other)?;
-        let output = Output::start(&order, &folder.join("run/train/logs"), &folder.join("spool"), client)?;
-        let state = StateFolder::of_share(folder.path());
-        Ok(Supervisor { folder, state, order, view, output, signals, stop: None, ended: BTreeMap::new() })
+        let output = Output::start(&order, &view.run.join("train/logs"), &view.own().join("spool"), client)?;
+        Ok(Supervisor { orders, order, view, output, signals, stop: None, ended: BTreeMap::new() })
     }
 
     /// From the context to the end of the entrypoint.
@@ -187,9 +212,9 @@ impl Supervisor {
             r#"set -e; source "$1"; set +e; pwd > "$2/hook.folder"; exec env -0 > "$2/hook.environment""#;
         let place = self.view.run.join("workdir");
         let mut command = Command::new("bash");
-        command.args(["-c", SCRIPT, "bash"]).arg(hook).arg(self.folder.path());
+        command.args(["-c", SCRIPT, "bash"]).arg(hook).arg(self.view.own());
         let code = self.run_program(command, all, &place)?;
-        match preparation::after_hook(self.folder.path()).filter(|_| code == 0) {
+        match preparation::after_hook(&self.view.own()).filter(|_| code == 0) {
             Some(left) => Ok(left),
             None => {
                 self.output.say(LogLevel::Error, &format!("startup-hook.sh ended with code {code}"));
@@ -341,6 +366,7 @@ impl Supervisor {
     fn poll(&mut self, milliseconds: u8) {
         let readers = self.output.readers();
         let mut waiting = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        waiting.extend(self.orders.as_fd().map(|pipe| PollFd::new(pipe, PollFlags::POLLIN)));
         waiting.extend(readers.into_iter().map(|reader| PollFd::new(reader, PollFlags::POLLIN)));
         // An interruption is as good as a time-out.
         let _ = poll(&mut waiting, PollTimeout::from(milliseconds));
@@ -348,7 +374,9 @@ impl Supervisor {
         self.output.take();
         self.read_signals();
         self.reap();
-        self.look_for_stop();
+        if let Some(stop) = self.orders.take() {
+            self.stop = Some(stop);
+        }
     }
 
     fn read_signals(&mut self) {
@@ -376,21 +404,8 @@ impl Supervisor {
         }
     }
 
-    fn look_for_stop(&mut self) {
-        if let Some(stop) = self.folder.stop() {
-            self.stop = Some(stop);
-            return;
-        }
-        let window = Duration::from_secs(self.order.machine.window_seconds.into());
-        let silence = self.state.as_ref().and_then(StateFolder::silence);
-        if self.stop.is_none() && silence.is_some_and(|silence| silence > window) {
-            let why = format!("no contact with the master for {} s", window.as_secs());
-            self.stop = Some(StopOrder { grace_seconds: GRACE_SECONDS, why, lost: true });
-        }
-    }
-
-    /// Ends what is left, delivers the output, and says how it ended.
-    fn finish(mut self, ended: Ended) -> io::Result<()> {
+    /// Ends what is left, delivers the output, and gives how it ended.
+    fn finish(mut self, ended: Ended) -> Exit {
         let stuck = tree::end_descendants();
         self.output.finish();
         if !stuck.is_empty() {
@@ -409,7 +424,7 @@ impl Supervisor {
             Ended::Because(code, why) => Exit::Code { code, why: Some(why) },
         };
         self.output.close(DELIVERY);
-        self.folder.write_exit(&exit)
+        exit
     }
 }
 

@@ -21,27 +21,29 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Kills all descendants of this process, and reaps them. Gives those that do not end.
 pub fn end_descendants() -> Vec<i32> {
     let own = std::process::id().cast_signed();
-    end(|| descendants(own))
-}
-
-/// Kills every process that carries the mark of a share. Gives those that do not end.
-pub fn end_marked(resources: &str) -> Vec<i32> {
-    end(|| marked(resources))
-}
-
-fn end(find: impl Fn() -> Vec<i32>) -> Vec<i32> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         reap();
-        let found = find();
+        let found = descendants(own);
         if found.is_empty() || Instant::now() > deadline {
             return found;
         }
-        for process in found {
-            // One that has ended meanwhile is what is wanted.
-            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
-        }
+        kill_all(&found);
         std::thread::sleep(PAUSE);
+    }
+}
+
+/// Kills every process that carries the mark of a share, and does not wait. Gives how many there were.
+pub fn kill_marked(resources: &str) -> usize {
+    let found = marked(resources);
+    kill_all(&found);
+    found.len()
+}
+
+fn kill_all(processes: &[i32]) {
+    for process in processes {
+        // One that has ended meanwhile is what is wanted.
+        let _ = kill(Pid::from_raw(*process), Signal::SIGKILL);
     }
 }
 

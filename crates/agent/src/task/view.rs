@@ -24,7 +24,7 @@ use nix::sys::prctl;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
-use crate::folder::ShareFolder;
+use crate::folder::TaskFolder;
 
 /// Where Determined's package looks.
 const RUN: &str = "/run/determined";
@@ -46,6 +46,13 @@ pub struct View {
     pub programs: PathBuf,
     /// To be imported from first; only without a mount namespace.
     pub shim: Option<PathBuf>,
+}
+
+impl View {
+    /// Where the supervisor keeps what it needs as the task's user: output on its way, what a hook leaves.
+    pub fn own(&self) -> PathBuf {
+        self.run.join("instep")
+    }
 }
 
 /// Why there is no view.
@@ -72,7 +79,7 @@ pub struct Wanted<'a> {
 
 /// Makes the view by a mount namespace. The process must have no other thread; after a failure it must end, for it may
 /// see half of each.
-pub fn isolated(share: &ShareFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
+pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
     separate(wanted.other_user).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
     let unavailable = ViewError::NoNamespace;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
@@ -102,7 +109,7 @@ pub fn isolated(share: &ShareFolder, wanted: &Wanted<'_>) -> Result<View, ViewEr
 }
 
 /// The view without a namespace.
-pub fn plain(share: &ShareFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
+pub fn plain(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
     for mount in wanted.mounts {
         let path = task_path(mount);
         let host = Path::new(&mount.host_path);
@@ -144,7 +151,7 @@ fn map_user(user: Uid, group: Gid) -> io::Result<()> {
 }
 
 /// Sees to it that `/run/determined` can be mounted upon.
-fn provide_mount_point(share: &ShareFolder) -> io::Result<()> {
+fn provide_mount_point(share: &TaskFolder) -> io::Result<()> {
     if Path::new(RUN).is_dir() || fs::create_dir(RUN).is_ok() {
         return Ok(());
     }
@@ -216,7 +223,7 @@ fn task_path(mount: &Mount) -> PathBuf {
 }
 
 /// The place in the share's own folders that the task sees at a path.
-fn in_share(share: &ShareFolder, path: &Path) -> Option<PathBuf> {
+fn in_share(share: &TaskFolder, path: &Path) -> Option<PathBuf> {
     let inner = |fixed: &str, own: &str| path.strip_prefix(fixed).ok().map(|rest| share.join(own).join(rest));
     let found = inner(RUN, "run").or_else(|| inner(TMP, "tmp"))?;
     found.components().all(|part| !matches!(part, Component::ParentDir)).then_some(found)
@@ -239,7 +246,7 @@ mod tests {
 
     #[test]
     fn places_in_the_share_are_found_and_never_outside() {
-        let share = ShareFolder::at("/s");
+        let share = TaskFolder::at("/s");
         assert_eq!(in_share(&share, Path::new("/run/determined/workdir/d")), Some("/s/run/workdir/d".into()));
         assert_eq!(in_share(&share, Path::new("/tmp/x")), Some("/s/tmp/x".into()));
         assert_eq!(in_share(&share, Path::new("/data")), None);

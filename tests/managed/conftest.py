@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class Cluster:
         """Start an agent, or start it again, and wait until its slots are lent; `master` is another way to it."""
         words = ["--master", master or self.master.address, "--name", name, "--slots", str(slots)]
         words += ["--python", str(python or self._interpreter), "--state-folder", str(self._folder / name), *options]
+        # The folders of these tests are root's where root runs them; else all tasks run as the user who does.
+        words += ["--default-user", "root"] if os.geteuid() == 0 else ["--shared-uid"]
         environment = {"HOME": str(self._folder), "DET_DEBUG_CONFIG_PATH": str(self._folder / "client")}
         process = self._run.start(self._instep, "agent", *words, env=environment)
         self.agents[name] = process

@@ -6,6 +6,7 @@
 //! | [`task`] | `instep task`: prepares and supervises one allocation's share, and outlives its agent |
 //! | [`order`] | what an agent writes down for a task |
 //! | [`folder`] | where agent and task meet: files, and locks that say who lives |
+//! | [`inheritance`] | which variables of the agent its tasks get |
 //! | [`lines`] | how output becomes records of the log |
 //!
 //! Agent and task share no memory and no pipe: everything between them is a file in the share's folder, so either may
@@ -24,6 +25,7 @@
 
 pub mod agent;
 pub mod folder;
+pub mod inheritance;
 pub mod lines;
 pub mod order;
 pub mod task;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use instep_api::link::{Device, Exit, Share, Start};
+use instep_api::link::{Device, Exit, RunAs, Share, Start};
 use serde::{Deserialize, Serialize};
 
 /// Everything that a task needs. It holds the allocation's token, so only its owner may read it.
@@ -50,6 +50,19 @@ pub struct Machine {
     pub binary: PathBuf,
     /// How long a task runs on without news of the master.
     pub window_seconds: u32,
+    /// As whom tasks of users without a Unix user run, where the agent may choose.
+    pub default_user: RunAs,
+    /// What tasks of other users may have mounted.
+    pub allowed_mounts: Vec<AllowedMount>,
+}
+
+/// A folder of the machine that tasks may have mounted, with everything below it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct AllowedMount {
+    /// Without links.
+    pub path: PathBuf,
+    pub writable: bool,
 }
 
 /// That a share is to end.

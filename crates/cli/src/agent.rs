@@ -1,17 +1,25 @@
 //! `instep agent`: lends this machine's slots to a master.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use instep_agent::agent::{self, AgentError, Host, Options};
-use instep_api::link::{Device, DeviceKind};
+use instep_agent::order::AllowedMount;
+use instep_api::link::{Device, DeviceKind, RunAs};
 use instep_client::Address;
 use instep_launch::machine::{interpreter, nvidia};
+use nix::unistd::User;
 
 use crate::client::{self, Common};
 use crate::console;
 use crate::report::{Hinted, chain};
+
+/// The number of the user without rights.
+const NOBODY: u32 = 65534;
 
 /// What `instep agent` takes besides the master's address.
 #[derive(Debug, Clone, Default, Args)]
@@ -41,9 +49,27 @@ pub(crate) struct LendArguments {
     /// Folder for state that outlives the agent [default: instep/agents/NAME in your data folder]
     #[arg(long, value_name = "FOLDER", env = "INSTEP_AGENT_STATE", hide_env = true)]
     pub(crate) state_folder: Option<PathBuf>,
-    /// Agent token [default: $INSTEP_AGENT_TOKEN, else the session of `instep login`]
+    /// File with the agent token, read once at the start; /dev/stdin works too [default: the session of `instep login`]
+    #[arg(long, value_name = "FILE", env = "INSTEP_AGENT_TOKEN_FILE", hide_env = true)]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Agent token [default: $INSTEP_AGENT_TOKEN]; other users may see it in `ps` for a moment, so prefer --token-file
     #[arg(long, value_name = "TOKEN", env = "INSTEP_AGENT_TOKEN", hide_env_values = true, hide_env = true)]
     pub(crate) token: Option<String>,
+    /// Let tasks inherit this variable of the agent besides the usual ones; NAME* for all that begin so; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pass_environment: Vec<String>,
+    /// With root: Unix user for tasks of accounts that have none; a name, UID or UID:GID
+    #[arg(long, value_name = "USER", default_value = "nobody")]
+    pub(crate) default_user: String,
+    /// With root: folder that users may mount with `bind_mounts`, read-only without `:rw`; may be repeated
+    #[arg(long, value_name = "PATH[:rw]")]
+    pub(crate) allow_mount: Vec<String>,
+    /// Without root: run tasks of all users as this Unix user, where they can read each other's files and tokens
+    #[arg(long)]
+    pub(crate) shared_uid: bool,
+    /// Without root: the only user whose tasks to run [default: the first who gets a task here]
+    #[arg(long, value_name = "NAME", conflicts_with = "shared_uid")]
+    pub(crate) serve_user: Option<String>,
     /// Stop the tasks too when the agent gets SIGTERM
     #[arg(long)]
     pub(crate) stop_tasks: bool,
@@ -66,8 +92,39 @@ pub(crate) struct AgentArguments {
 pub(crate) fn run(arguments: &AgentArguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
         Some(verb) => client::agents(&arguments.common, verb),
-        None => lend(&arguments.common, &arguments.lend),
+        None => {
+            hide_token()?;
+            lend(&arguments.common, &arguments.lend)
+        }
     }
+}
+
+/// Becomes the same program again with the token of its command line in the environment: everybody on the machine sees
+/// command lines, and nobody else sees an agent's environment.
+fn hide_token() -> anyhow::Result<()> {
+    let (words, token) = without_token(std::env::args_os());
+    let Some(token) = token else { return Ok(()) };
+    let mut words = words.into_iter();
+    let mut again = std::process::Command::new(std::env::current_exe()?);
+    again.arg0(words.next().unwrap_or_default()).args(words).env("INSTEP_AGENT_TOKEN", token);
+    // It comes back only with an error.
+    Err(again.exec()).context("cannot start instep again without the token in its command line")
+}
+
+/// A command line without its `--token`, and the token.
+fn without_token(words: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Option<OsString>) {
+    let (mut kept, mut token) = (Vec::new(), None);
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        if word == "--token" {
+            token = words.next();
+        } else if let Some(value) = word.to_str().and_then(|word| word.strip_prefix("--token=")) {
+            token = Some(value.into());
+        } else {
+            kept.push(word);
+        }
+    }
+    (kept, token)
 }
 
 /// Lends slots until the end.
@@ -78,10 +135,62 @@ pub(crate) fn lend(common: &Common, arguments: &LendArguments) -> anyhow::Result
     }
     let (master, certificates) = client::master(common)?;
     let options = options(master, certificates, arguments)?;
-    let token = arguments.token.clone().filter(|token| !token.is_empty());
+    let token = match &arguments.token_file {
+        Some(path) => Some(token_in(path)?),
+        None => arguments.token.clone().filter(|token| !token.is_empty()),
+    };
     let mut host = Terminal { token, common: common.clone() };
     agent::run(&options, &mut host).map_err(explained)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The token in a file. It is read once: tasks of an agent without root run as its user, who may want to delete the file.
+fn token_in(path: &Path) -> anyhow::Result<String> {
+    let hint = "write the token there that `instep agent token create NAME` prints, and nothing else";
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Hinted::new(format!("cannot read the token in {}: {error}", path.display()), hint))?;
+    let token = text.trim();
+    if token.is_empty() || token.contains(char::is_whitespace) {
+        return Err(Hinted::new(format!("{} does not hold one token", path.display()), hint).into());
+    }
+    Ok(token.to_owned())
+}
+
+/// The user that `--default-user` names. It matters for root alone.
+fn default_user(text: &str) -> anyhow::Result<RunAs> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(RunAs { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() });
+    }
+    let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+    let (uid, gid) = (user.parse::<u32>().ok(), group.map(str::parse::<u32>).transpose().ok());
+    let found = match uid {
+        Some(uid) => User::from_uid(uid.into())?.map(|user| (user.uid, user.gid)).or(Some((uid.into(), uid.into()))),
+        None => User::from_name(user)?.map(|user| (user.uid, user.gid)),
+    };
+    // Systems without this name know the number all the same.
+    let found = found.or((text == "nobody").then_some((NOBODY.into(), NOBODY.into())));
+    let (Some((uid, own)), Some(group)) = (found, gid) else {
+        let hint = "name a user of this machine, or give numbers as UID or UID:GID";
+        return Err(Hinted::new(format!("--default-user: there is no user `{text}`"), hint).into());
+    };
+    Ok(RunAs { uid: uid.as_raw(), gid: group.unwrap_or(own.as_raw()) })
+}
+
+/// What `--allow-mount` allows, without links.
+fn allowed_mount(text: &str) -> anyhow::Result<AllowedMount> {
+    let (path, writable) = match text.strip_suffix(":rw") {
+        Some(path) => (path, true),
+        None => (text.strip_suffix(":ro").unwrap_or(text), false),
+    };
+    let path = Path::new(path);
+    if !path.is_absolute() {
+        let hint = "give the whole path, such as /data, or /data:rw to let tasks write there";
+        return Err(Hinted::new(format!("--allow-mount: {} is not absolute", path.display()), hint).into());
+    }
+    let real = path.canonicalize().map_err(|error| {
+        Hinted::new(format!("--allow-mount: {}: {error}", path.display()), "create it before the agent starts")
+    })?;
+    Ok(AllowedMount { path: real, writable })
 }
 
 fn explained(error: AgentError) -> anyhow::Error {
@@ -107,6 +216,11 @@ fn options(master: Address, certificates: Option<PathBuf>, arguments: &LendArgum
         python: python.path,
         binary,
         stop_tasks: arguments.stop_tasks,
+        pass_environment: arguments.pass_environment.clone(),
+        default_user: default_user(&arguments.default_user)?,
+        allowed_mounts: arguments.allow_mount.iter().map(|text| allowed_mount(text)).collect::<Result<_, _>>()?,
+        shared_uid: arguments.shared_uid,
+        serve_user: arguments.serve_user.clone(),
         name,
     })
 }
@@ -163,5 +277,46 @@ impl Host for Terminal {
 
     fn say(&mut self, what: &str) {
         console::print_error(&format!("{what}\n"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_taken_out_of_the_command_line() {
+        let cases: [(&[&str], &[&str], Option<&str>); 3] = [
+            (&["instep", "agent", "--token", "t", "--slots", "1"], &["instep", "agent", "--slots", "1"], Some("t")),
+            (&["instep", "agent", "--token=t"], &["instep", "agent"], Some("t")),
+            (&["instep", "agent", "--token-file", "f"], &["instep", "agent", "--token-file", "f"], None),
+        ];
+        for (words, kept, token) in cases {
+            let found = without_token(words.iter().map(OsString::from));
+            assert_eq!(found, (kept.iter().map(OsString::from).collect(), token.map(OsString::from)));
+        }
+    }
+
+    #[test]
+    fn mounts_are_allowed_for_reading_unless_said_otherwise() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap();
+        let text = path.to_str().unwrap();
+        for (suffix, writable) in [("", false), (":ro", false), (":rw", true)] {
+            let allowed = allowed_mount(&format!("{text}{suffix}")).unwrap();
+            assert_eq!(allowed, AllowedMount { path: path.clone(), writable });
+        }
+        assert!(allowed_mount("data").is_err() && allowed_mount("/no/such/folder").is_err());
+    }
+
+    #[test]
+    fn a_token_file_holds_one_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        assert!(token_in(&path).is_err());
+        for (text, fine) in [("abc\n", true), ("", false), ("a b", false)] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(token_in(&path).is_ok(), fine, "{text:?}");
+        }
     }
 }

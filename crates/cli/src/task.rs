@@ -8,8 +8,8 @@ use std::process::{Command, ExitCode};
 use anyhow::Context;
 use clap::Args;
 use instep_agent::folder::ShareFolder;
-use instep_agent::task::supervisor::Outcome;
-use instep_agent::task::{guardian, relay, supervisor};
+use instep_agent::task::startup::{self, Outcome};
+use instep_agent::task::{guardian, relay};
 
 use crate::client::{self, Common};
 use crate::console;
@@ -43,14 +43,14 @@ pub(crate) fn run(arguments: &TaskArguments) -> anyhow::Result<ExitCode> {
     let folder = ShareFolder::at(&path);
     if let Some(guardian) = arguments.supervise_for {
         let pipe = std::io::stdin().as_fd().try_clone_to_owned()?;
-        let outcome = supervisor::run(&folder, pipe.into(), arguments.plain, guardian)
+        let outcome = startup::run(&folder, pipe.into(), arguments.plain, guardian)
             .with_context(|| format!("cannot supervise {}", path.display()))?;
         return Ok(match outcome {
             Outcome::Ended(exit) => {
                 console::print(&relay::exit_line(exit)?);
                 ExitCode::SUCCESS
             }
-            Outcome::NeedsPlainView => ExitCode::from(supervisor::NEEDS_PLAIN_VIEW),
+            Outcome::NeedsPlainView => ExitCode::from(startup::NEEDS_PLAIN_VIEW),
             Outcome::Abandoned => ExitCode::FAILURE,
         });
     }

@@ -7,9 +7,11 @@
 //! |---|---|
 //! | [`link`] | the websocket |
 //! | [`shares`] | what runs here and what has ended |
+//! | [`tenant`] | whose tasks an agent without root takes |
 
 pub mod link;
 pub mod shares;
+pub mod tenant;
 
 use std::fmt;
 use std::io::Read;
@@ -17,16 +19,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, VERSION, Welcome};
+use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
 use instep_client::{Address, Backoff};
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::folder::StateFolder;
-use crate::order::Machine;
+use crate::inheritance;
+use crate::order::{AllowedMount, Machine};
 use link::{Link, LinkError};
 use shares::Shares;
+use tenant::Tenant;
 
 /// The signal upon which an agent goes and leaves its tasks to the next one, whatever `stop_tasks` says.
 pub const HAND_OVER: Signal = Signal::SIGUSR1;
@@ -68,6 +73,16 @@ pub struct Options {
     pub binary: PathBuf,
     /// Whether SIGTERM ends the tasks too.
     pub stop_tasks: bool,
+    /// Variables that tasks inherit besides the usual ones; `*` stands for any end of a name.
+    pub pass_environment: Vec<String>,
+    /// As whom tasks of users without a Unix user run, if we are root.
+    pub default_user: RunAs,
+    /// What tasks of other users may have mounted, if we are root.
+    pub allowed_mounts: Vec<AllowedMount>,
+    /// Tasks of all users run as our user, if we are not root: they trust each other.
+    pub shared_uid: bool,
+    /// The only user served, if we are not root; the first one to get a task if there is none.
+    pub serve_user: Option<String>,
 }
 
 /// What an agent needs from whoever starts it while it runs.
@@ -117,7 +132,11 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     let failed = |source| AgentError::Folder { path: options.state.clone(), source };
     state.prepare().map_err(failed)?;
     let lock = lock(&state, &options.devices)?;
-    let shares = Shares::find(state.clone()).map_err(failed)?;
+    // Our memory and our environment hold a token, and tasks may run as our user.
+    prctl::set_dumpable(false).map_err(std::io::Error::from)?;
+    let environment = inheritance::inherited(std::env::vars_os(), &options.pass_environment);
+    let tenant = Tenant::new(&state, options.shared_uid, options.serve_user.as_deref());
+    let shares = Shares::find(state.clone(), environment, tenant).map_err(failed)?;
     let signals = block_signals()?;
     let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, leaving: None };
     if agent.shares.running() > 0 {
@@ -451,6 +470,8 @@ impl Agent<'_> {
             python: self.options.python.clone(),
             binary: self.options.binary.clone(),
             window_seconds: welcome.window_seconds,
+            default_user: self.options.default_user.clone(),
+            allowed_mounts: self.options.allowed_mounts.clone(),
         }
     }
 

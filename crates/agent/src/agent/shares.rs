@@ -3,6 +3,7 @@
 //! Everything is idempotent by share: an order that is heard twice, or after a restart of either side, changes nothing.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use instep_api::link::{Exit, Report, Share, ShareState, Start};
 use nix::unistd::geteuid;
 
+use super::tenant::Tenant;
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{Machine, StopOrder, TaskOrder};
 use crate::task::tree;
@@ -34,12 +36,15 @@ struct Known {
 /// All of them, by the identifier of their resources.
 pub struct Shares {
     state: StateFolder,
+    /// What tasks inherit.
+    environment: Vec<(OsString, OsString)>,
+    tenant: Tenant,
     known: BTreeMap<String, Known>,
 }
 
 impl Shares {
     /// Finds what an earlier agent left.
-    pub fn find(state: StateFolder) -> io::Result<Shares> {
+    pub fn find(state: StateFolder, environment: Vec<(OsString, OsString)>, tenant: Tenant) -> io::Result<Shares> {
         let mut known = BTreeMap::new();
         for entry in std::fs::read_dir(state.shares())?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -63,7 +68,7 @@ impl Shares {
             };
             known.insert(name, found);
         }
-        let mut shares = Shares { state, known };
+        let mut shares = Shares { state, environment, tenant, known };
         shares.poll();
         Ok(shares)
     }
@@ -128,6 +133,10 @@ impl Shares {
         let Some(devices) = start.devices.iter().map(device).collect::<Option<Vec<_>>>() else {
             return refused(format!("agent {} does not have all of the slots {:?}", machine.agent, start.devices));
         };
+        let owner = start.environment.get("DET_USER").map_or("", String::as_str);
+        if let Err(why) = self.tenant.admit(&machine.agent, owner) {
+            return refused(why);
+        }
         let ids = start.devices.clone();
         let order = TaskOrder { start, machine: Machine { devices, ..machine.clone() } };
         if let Err(error) = folder.create(&order) {
@@ -138,6 +147,8 @@ impl Shares {
         let started = Command::new(&machine.binary)
             .arg("task")
             .arg(folder.path())
+            .env_clear()
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

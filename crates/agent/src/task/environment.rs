@@ -1,4 +1,4 @@
-//! The variables of a task: the agent's own, the master's, this machine's, the user's, each over those before.
+//! The variables of a task: those it inherits from the agent, the master's, this machine's, the user's, each over those before.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::storage;
 use super::view::View;
+use crate::inheritance::is_kept_back;
 use crate::order::TaskOrder;
 
 /// Names and values.
@@ -17,23 +18,10 @@ pub type Variables = BTreeMap<OsString, OsString>;
 /// Marks every process of a share, so that they can be found whatever becomes of their parents.
 pub const MARK: &str = "INSTEP_SHARE";
 
-/// What a task must not take from the agent: the agent's own secrets and settings, another task's, a service manager's.
-const KEPT_BACK: [&str; 10] = [
-    "DET_",
-    "INSTEP_AGENT",
-    "INSTEP_MASTER",
-    "INSTEP_USER",
-    "INSTEP_PASSWORD",
-    "PET_",
-    "LISTEN_",
-    "NOTIFY_SOCKET",
-    "INVOCATION_ID",
-    "JOURNAL_STREAM",
-];
-
-/// Builds them. `inherited` is the environment of the agent; `Err` says what is wrong with the order.
+/// Builds them. `inherited` is what the agent passed on of its environment; `Err` says what is wrong with the order.
 pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result<Variables, String> {
-    let mut all: Variables = inherited.into_iter().filter(|(name, _)| !is_kept_back(name)).collect();
+    let inherited: Variables = inherited.into_iter().filter(|(name, _)| !is_kept_back(name)).collect();
+    let mut all = inherited.clone();
     let own_path = all.get(OsStr::new("PATH")).cloned();
     for (name, value) in &order.start.environment {
         set(&mut all, name, value);
@@ -57,8 +45,9 @@ pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result
         match entry.split_once('=') {
             Some((name, value)) if !name.is_empty() => set(&mut all, name, value),
             Some(_) => return Err(format!("`{entry}` in environment_variables has no name")),
-            // A name alone takes the agent's own value.
-            None => all.extend(std::env::var_os(entry).map(|value| (entry.into(), value))),
+            // A name alone takes the agent's own value, if tasks inherit it.
+            None => all
+                .extend(inherited.get_key_value(OsStr::new(entry)).map(|(name, value)| (name.clone(), value.clone()))),
         }
     }
     Ok(all)
@@ -66,10 +55,6 @@ pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result
 
 fn set(all: &mut Variables, name: impl Into<OsString>, value: impl Into<OsString>) {
     all.insert(name.into(), value.into());
-}
-
-fn is_kept_back(name: &OsStr) -> bool {
-    KEPT_BACK.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
 }
 
 fn rewritten(config: &str) -> Result<String, String> {
@@ -163,7 +148,8 @@ mod tests {
         let mut order = order();
         order.start.environment.insert("DET_TRIAL_ID".into(), "9".into());
         order.start.environment.insert("A".into(), "master".into());
-        order.start.user_environment = vec!["A=user".into(), "B=1=2".into(), "A=last".into(), "NEVER_SET".into()];
+        order.start.user_environment =
+            ["A=user", "B=1=2", "A=last", "NEVER_SET", "INSTEP_AGENT_TOKEN", "PATH"].map(str::to_owned).to_vec();
         let all = built(
             &order,
             &[("A", "agent"), ("INSTEP_AGENT_TOKEN", "s"), ("DET_USER", "x"), ("KEPT", "1"), ("PATH", "/bin")],
@@ -176,6 +162,9 @@ mod tests {
         assert_eq!(all["DET_TRIAL_ID"], "9");
         assert_eq!(all["DET_SLOT_IDS"], "[0,1]");
         assert_eq!(all["CUDA_VISIBLE_DEVICES"], "GPU-a,GPU-b");
+        assert_eq!(all["PATH"], "/bin", "a name alone takes the agent's own");
+        order.start.user_environment.pop();
+        let all = built(&order, &[("PATH", "/bin")]);
         assert_eq!(all["PATH"], "/opt/python/bin:/share/programs:/bin");
         assert_eq!((&*all["DET_MASTER_HOST"], &*all["DET_MASTER_PORT"]), ("10.0.0.1", "8080"));
         assert_eq!(all["DET_RUN_DIR"], "/run/determined");

@@ -16,7 +16,7 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Pid, setsid};
 
-use super::supervisor::NEEDS_PLAIN_VIEW;
+use super::startup::NEEDS_PLAIN_VIEW;
 use super::{relay, tree};
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{StopOrder, TaskOrder};

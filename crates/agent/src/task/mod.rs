@@ -11,9 +11,9 @@
 //! | module | part |
 //! |---|---|
 //! | [`guardian`] | the outer process: it alone reads what the agent wants and says how the share ended |
-//! | [`supervisor`] | the inner one: the steps of a share in their order |
+//! | [`startup`], [`supervisor`] | the inner one: its rights, then the steps of a share in their order |
 //! | [`relay`] | what the two say to each other |
-//! | [`view`] | a `/run/determined` and a `/tmp` of its own |
+//! | [`view`], [`mounts`] | a `/run/determined` and a `/tmp` of its own; folders of the machine elsewhere |
 //! | [`preparation`], [`context`], [`information`], [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
 //! | [`output`], [`spool`] | where its output goes |
@@ -29,12 +29,14 @@ pub mod guardian;
 pub mod information;
 pub mod interface;
 pub mod master;
+pub mod mounts;
 pub mod output;
 pub mod preparation;
 pub mod privileges;
 pub mod relay;
 pub mod service;
 pub mod spool;
+pub mod startup;
 pub mod storage;
 pub mod supervisor;
 #[cfg(test)]

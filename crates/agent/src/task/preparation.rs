@@ -11,8 +11,9 @@ use instep_client::Client;
 use serde_json::Value;
 
 use super::environment::Variables;
+use super::privileges::Account;
 use super::view::View;
-use super::{context, information, master, privileges, storage};
+use super::{context, information, master, storage};
 use crate::folder::{TaskFolder, read_bounded};
 use crate::order::TaskOrder;
 
@@ -49,13 +50,18 @@ pub fn programs(share: &TaskFolder, order: &TaskOrder) -> io::Result<()> {
 }
 
 /// The paths that must stay reachable in a private `/tmp`.
-pub fn needed_paths(share: &TaskFolder, order: &TaskOrder, inherited: &Variables) -> Vec<PathBuf> {
+pub fn needed_paths(
+    share: &TaskFolder,
+    order: &TaskOrder,
+    inherited: &Variables,
+    account: Option<&Account>,
+) -> Vec<PathBuf> {
     let machine = &order.machine;
     let mut paths = vec![share.path().to_owned(), machine.python.clone(), machine.binary.clone()];
     paths.extend(machine.certificates.clone());
     paths.extend(order.start.mounts.iter().map(|mount| PathBuf::from(&mount.host_path)));
     for path in order.start.paths.iter().map(PathBuf::from) {
-        provide_storage(&path, order);
+        provide_storage(&path, account);
         paths.push(path);
     }
     let config = order.start.environment.get("DET_EXPERIMENT_CONFIG");
@@ -64,7 +70,7 @@ pub fn needed_paths(share: &TaskFolder, order: &TaskOrder, inherited: &Variables
         // A wrong one is reported when the variables are built.
         let _ = storage::without_containers(&mut config);
         if let Some(folder) = storage::folder(&config) {
-            provide_storage(&folder, order);
+            provide_storage(&folder, account);
             paths.push(folder);
         }
     }
@@ -78,15 +84,14 @@ pub fn needed_paths(share: &TaskFolder, order: &TaskOrder, inherited: &Variables
     paths
 }
 
-/// Makes the storage of checkpoints while the machine's own `/tmp` is still seen: in a private one it would be lost. One
-/// that root makes for others is open to all users, as `/tmp` is. What fails here is reported when it is tried out.
-fn provide_storage(folder: &Path, order: &TaskOrder) {
-    if folder.exists() || fs::create_dir_all(folder).is_err() {
-        return;
-    }
-    if privileges::other_user(order.start.run_as.as_ref()).is_some() {
-        let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o1777));
-    }
+/// Makes the storage of checkpoints while the machine's own `/tmp` is still seen: in a private one it would be lost. It is
+/// made with the rights of the task's user, who named it. What fails here is reported when it is tried out.
+fn provide_storage(folder: &Path, account: Option<&Account>) {
+    let make = || if folder.exists() { Ok(()) } else { fs::create_dir_all(folder) };
+    let _ = match account {
+        Some(account) => account.acting(make).and_then(|made| made),
+        None => make(),
+    };
 }
 
 /// Fetches the context and writes the information files. `Err` is why the task cannot run.

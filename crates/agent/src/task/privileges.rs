@@ -1,4 +1,5 @@
-//! As whom a task runs: the user that the master names, where the agent may choose; else the agent's own.
+//! As whom a task runs: on an agent of root the Unix user of its owner, or the one that the administrator chose for owners
+//! without one; else the agent's own.
 
 use std::ffi::{CString, OsString};
 use std::fs;
@@ -7,11 +8,16 @@ use std::os::unix::fs::lchown;
 use std::path::Path;
 
 use instep_api::link::RunAs;
-use nix::unistd::{Gid, Uid, User, geteuid, getgrouplist, setgid, setgroups, setuid};
+use nix::unistd::{
+    Gid, Uid, User, getegid, geteuid, getgrouplist, getgroups, setegid, seteuid, setgid, setgroups, setuid,
+};
 
-/// The user to become, if there is one and we may.
-pub fn other_user(run_as: Option<&RunAs>) -> Option<&RunAs> {
-    run_as.filter(|wanted| geteuid().is_root() && wanted.uid != 0)
+use crate::order::TaskOrder;
+
+/// The user to become, if it is not ours. Only an administrator makes it root, by an account or by `--default-user`.
+pub fn other_user(order: &TaskOrder) -> Option<&RunAs> {
+    let user = order.start.run_as.as_ref().unwrap_or(&order.machine.default_user);
+    (geteuid().is_root() && user.uid != 0).then_some(user)
 }
 
 /// A user with everything that the machine knows of it. It is found before a task's folders are mounted: the task must
@@ -42,6 +48,19 @@ impl Account {
         setgid(self.gid)?;
         setuid(self.uid)?;
         Ok(())
+    }
+
+    /// Does something with the rights of the user, and takes ours back. The process must have no other thread.
+    pub fn acting<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
+        let (groups, gid, uid) = (getgroups()?, getegid(), geteuid());
+        setgroups(&self.groups)?;
+        setegid(self.gid)?;
+        seteuid(self.uid)?;
+        let done = work();
+        seteuid(uid)?;
+        setegid(gid)?;
+        setgroups(&groups)?;
+        Ok(done)
     }
 
     /// The variables that name the user.

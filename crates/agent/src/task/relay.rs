@@ -94,12 +94,11 @@ impl Orders {
 
     /// The last stop that has come since the last call.
     pub fn take(&mut self) -> Option<StopOrder> {
-        if let Some(pipe) = &mut self.pipe {
-            match read_once(pipe, &mut self.buffer) {
-                // The guardian is gone, and we are about to be told by a signal.
-                Ok(0) => self.pipe = None,
-                Ok(_) | Err(_) => {}
-            }
+        if let Some(pipe) = &mut self.pipe
+            && matches!(read_once(pipe, &mut self.buffer), Ok(0))
+        {
+            // The guardian is gone, and we are about to be told by a signal.
+            self.pipe = None;
         }
         let end = self.buffer.iter().rposition(|byte| *byte == b'\n')?;
         let lines: Vec<u8> = self.buffer.drain(..=end).collect();

@@ -5,7 +5,6 @@
 //! ends soon after.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -23,22 +22,17 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{AccessFlags, Pid, access, geteuid, getppid};
+use nix::unistd::{Pid, getppid};
 
 use super::entrypoint::{Nodes, launcher_defaults, program};
 use super::environment::{Variables, find_program, variables};
 use super::master::{self, Rendezvous};
 use super::output::Output;
-use super::privileges::Account;
 use super::relay::Orders;
 use super::service::Watch;
-use super::view::{self, View, ViewError, Wanted};
-use super::{failure, information, interface, preparation, privileges, tree};
-use crate::folder::{ShareFolder, TaskFolder};
+use super::view::View;
+use super::{failure, information, interface, preparation, tree};
 use crate::order::{StopOrder, TaskOrder};
-
-/// Ends with this code where no mount namespace can be had, before anything was done.
-pub const NEEDS_PLAIN_VIEW: u8 = 75;
 
 /// Milliseconds between two looks at what comes as a file.
 const POLL_INTERVAL: u8 = 200;
@@ -47,7 +41,7 @@ const POLL_INTERVAL_BUSY: u8 = 10;
 /// Between SIGTERM and SIGKILL where nobody says: a machine that is shut down.
 const GRACE_SECONDS: u32 = 5;
 /// How long the last output may take to reach the master.
-const DELIVERY: Duration = Duration::from_secs(60);
+pub(super) const DELIVERY: Duration = Duration::from_secs(60);
 
 /// Why a step was not finished.
 enum Ended {
@@ -61,92 +55,11 @@ enum Ended {
     Because(i32, String),
 }
 
-/// What became of a supervisor.
-#[derive(Debug)]
-pub enum Outcome {
-    /// The share has ended.
-    Ended(Exit),
-    /// No mount namespace can be had: it must be started again, for a plain view.
-    NeedsPlainView,
-    /// The guardian is gone, and nothing was begun.
-    Abandoned,
-}
-
-/// Runs a share that the guardian has claimed; `pipe` is where the guardian sends the order.
-pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::Result<Outcome> {
-    let (order, orders) = Orders::receive(pipe)?;
-    let _looking_after = folder.look_after()?;
-    // What is known of users is asked before the task has a say in what is seen at /etc.
-    let account = privileges::other_user(order.start.run_as.as_ref()).map(Account::find).transpose()?;
-    let mut inherited: Variables = std::env::vars_os().collect();
-    inherited.extend(account.iter().flat_map(Account::variables));
-    let task = folder.task();
-    let view = build_view(&task, &order, &inherited, account.as_ref(), plain);
-    if matches!(view, Err(ViewError::NoNamespace(_))) {
-        return Ok(Outcome::NeedsPlainView);
-    }
-    if let Some(account) = &account {
-        account.become_it()?;
-    }
-    // Else other tasks of the same user could read the token in our memory, and the pipes.
-    prctl::set_dumpable(false)?;
-    prctl::set_child_subreaper(true)?;
-    prctl::set_pdeathsig(Signal::SIGTERM)?;
-    if getppid().as_raw() != guardian {
-        return Ok(Outcome::Abandoned);
-    }
-    match view.and_then(|view| reachable(&view).map(|()| view)) {
-        Ok(view) => {
-            let mut supervisor = Supervisor::start(orders, order, view)?;
-            let ended = supervisor.steps(inherited).err().unwrap_or(Ended::Code(0));
-            Ok(Outcome::Ended(supervisor.finish(ended)))
-        }
-        Err(error) => Ok(Outcome::Ended(fail_early(&task, &order, error.to_string()))),
-    }
-}
-
-fn build_view(
-    folder: &TaskFolder,
-    order: &TaskOrder,
-    inherited: &Variables,
-    account: Option<&Account>,
-    plain: bool,
-) -> Result<View, ViewError> {
-    let needed = preparation::needed_paths(folder, order, inherited);
-    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, other_user: account.is_some() };
-    let failed = |error: io::Error| {
-        ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
-    };
-    for name in ["run", "tmp"] {
-        // A first try may have left something.
-        let _ = fs::remove_dir_all(folder.join(name));
-    }
-    preparation::folders(folder).and_then(|()| preparation::programs(folder, order)).map_err(failed)?;
-    if let Some(account) = account {
-        // Before anything is mounted below it: only what is the share's own changes hands.
-        account.give(folder.path()).map_err(failed)?;
-    }
-    if plain { view::plain(folder, &wanted) } else { view::isolated(folder, &wanted) }
-}
-
-/// Whether the task's user gets to its own folder, without a mount namespace by the path of the agent's state.
-fn reachable(view: &View) -> Result<(), ViewError> {
-    access(&view.run, AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
-        let what = format!("user {} cannot use the task's folder {}: {errno}", geteuid(), view.run.display());
-        let hint = "start the agent with a --state-folder that all users can reach, such as one in /var/lib";
-        ViewError::Impossible(format!("{what}\nhint: {hint}"))
-    })
-}
-
-/// Ends a share that has no view, with a line in its log. What cannot be said there is said to the agent all the same.
-fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Exit {
-    let (pipes, spool) = (folder.join("run/train/logs"), folder.join("run/instep/spool"));
-    let output = master::connect(order).map_err(io::Error::other);
-    if let Ok(output) = output.and_then(|client| Output::start(order, &pipes, &spool, client)) {
-        output.say(LogLevel::Error, &why);
-        output.close(DELIVERY);
-    }
-    Exit::Failed { why }
+/// Runs a share to its end, as the user who is to run it.
+pub(super) fn supervise(orders: Orders, order: TaskOrder, view: View, inherited: Variables) -> io::Result<Exit> {
+    let mut supervisor = Supervisor::start(orders, order, view)?;
+    let ended = supervisor.steps(inherited).err().unwrap_or(Ended::Code(0));
+    Ok(supervisor.finish(ended))
 }
 
 struct Supervisor {

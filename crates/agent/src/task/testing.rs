@@ -1,6 +1,6 @@
 //! An order and a view for tests.
 
-use instep_api::link::{Device, DeviceKind, Entrypoint, Share, Start};
+use instep_api::link::{Device, DeviceKind, Entrypoint, RunAs, Share, Start};
 use instep_api::wire::Timestamp;
 
 use super::view::View;
@@ -39,6 +39,8 @@ pub fn order() -> TaskOrder {
             python: "/opt/python/bin/python3".into(),
             binary: "/opt/instep".into(),
             window_seconds: 25,
+            default_user: RunAs { uid: 65534, gid: 65534 },
+            allowed_mounts: Vec::new(),
         },
     }
 }

@@ -21,9 +21,9 @@ use instep_api::link::Mount;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
-use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
+use super::mounts::{self, Rules, mount_one};
 use crate::folder::TaskFolder;
 
 /// Where Determined's package looks.
@@ -73,14 +73,14 @@ pub struct Wanted<'a> {
     pub needed: &'a [PathBuf],
     /// Folders that the task sees elsewhere.
     pub mounts: &'a [Mount],
-    /// Whether another user is to run the task, which rules out a user namespace of ours.
-    pub other_user: bool,
+    /// For whom. Another user than ours rules out a user namespace of ours.
+    pub rules: Rules<'a>,
 }
 
 /// Makes the view by a mount namespace. The process must have no other thread; after a failure it must end, for it may
 /// see half of each.
 pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
-    separate(wanted.other_user).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
+    separate(wanted.rules.account.is_some()).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
     let unavailable = ViewError::NoNamespace;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(|errno| unavailable(errno.into()))?;
@@ -90,9 +90,10 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
     }
     let hosts: Vec<(&Mount, PathBuf)> = wanted.mounts.iter().map(|mount| (mount, task_path(mount))).collect();
     // Those of the machine's folders that are about to be hidden must be found before.
+    let own = share.path().canonicalize().map_err(unavailable)?;
     for (mount, path) in &hosts {
         if let Some(inner) = in_share(share, path) {
-            mount_one(mount, &inner)?;
+            mount_one(mount, &inner, Some(&own), wanted.rules)?;
         }
     }
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
@@ -103,7 +104,7 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
             let what = format!("bind_mounts: {} does not exist on this machine", path.display());
             return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
         }
-        mount_one(mount, path)?;
+        mount_one(mount, path, None, wanted.rules)?;
     }
     Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
 }
@@ -185,36 +186,11 @@ fn bind(from: &Path, to: &Path) -> io::Result<()> {
         make_parent(to)?;
         if from.is_dir() { fs::create_dir(to)? } else { fs::File::create(to).map(drop)? }
     }
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
-    Ok(())
+    mounts::bind(from, to)
 }
 
 fn make_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)
-}
-
-fn mount_one(wanted: &Mount, to: &Path) -> Result<(), ViewError> {
-    let from = Path::new(&wanted.host_path);
-    let bound = if from.is_absolute() { bind(from, to) } else { Err(io::Error::other("it is not absolute")) };
-    bound
-        .and_then(|()| if wanted.read_only { forbid_writing(to) } else { Ok(()) })
-        .map_err(|error| ViewError::Impossible(format!("bind_mounts: host_path {}: {error}", wanted.host_path)))
-}
-
-fn forbid_writing(path: &Path) -> io::Result<()> {
-    // What the mount already forbids must be forbidden again, or the kernel refuses.
-    let flags = statvfs(path)?.flags();
-    let mut again = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-    let pairs = [
-        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
-        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
-        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
-        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
-    ];
-    pairs.iter().filter(|(flag, _)| flags.contains(*flag)).for_each(|(_, same)| again |= *same);
-    mount(None::<&str>, path, None::<&str>, again, None::<&str>)?;
-    Ok(())
 }
 
 /// Where a mount is seen; relative paths lie in the working directory.
@@ -226,7 +202,7 @@ fn task_path(mount: &Mount) -> PathBuf {
 fn in_share(share: &TaskFolder, path: &Path) -> Option<PathBuf> {
     let inner = |fixed: &str, own: &str| path.strip_prefix(fixed).ok().map(|rest| share.join(own).join(rest));
     let found = inner(RUN, "run").or_else(|| inner(TMP, "tmp"))?;
-    found.components().all(|part| !matches!(part, Component::ParentDir)).then_some(found)
+    mounts::stays_inside(&found).then_some(found)
 }
 
 #[cfg(test)]

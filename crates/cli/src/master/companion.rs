@@ -3,6 +3,7 @@
 //! It is a process of its own, `instep agent`, with its state beside the database, where it is found again.
 
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -72,6 +73,7 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, 
     let lent = started.lends.map(|lent| lent.to_string()).unwrap_or_default();
     let line = format!("agent: offers {lent} of this machine{instead} (log: {})\n", log.display());
     console::print(line.as_bytes());
+    note(address).into_iter().for_each(console::print_error);
     Ok(())
 }
 
@@ -95,10 +97,42 @@ fn command(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result
     command.args(["agent", "--stop-tasks", "--master", &reachable(address), "--state-folder"]);
     command.arg(state_folder(database));
     command.args(slots.map(|slots| format!("--slots={slots}")));
+    command.args(rights(address, nix::unistd::geteuid().is_root()).unwrap_or_default());
     if let Some(certificate) = own_certificate(database, address) {
         command.env("INSTEP_MASTER_CERT_FILE", certificate);
     }
     Ok(command)
+}
+
+/// What an agent beside a master that serves this machine alone may do: the cluster is one person's, so all its users are
+/// that person, and tasks get that person's environment. `None` for a master that others reach.
+fn rights(address: &str, root: bool) -> Option<Vec<&'static str>> {
+    if !is_loopback(address) {
+        return None;
+    }
+    let mut words = vec!["--pass-environment=*"];
+    words.push(if root { "--default-user=root" } else { "--shared-uid" });
+    Some(words)
+}
+
+fn is_loopback(address: &str) -> bool {
+    let authority = address.split_once("://").map_or(address, |(_, rest)| rest).split('/').next().unwrap_or_default();
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// What people should know of an agent beside a master that others reach.
+fn note(address: &str) -> Option<&'static str> {
+    if is_loopback(address) {
+        return None;
+    }
+    Some(if nix::unistd::geteuid().is_root() {
+        "note: other machines reach this master, so tasks of accounts without a Unix user run as nobody\n\
+         hint: link accounts to Unix users, or start the agent yourself: `instep up --slots 0`, then `instep agent`\n"
+    } else {
+        "note: other machines reach this master, so the agent runs tasks of one account only, the first that has some\n\
+         hint: to choose it, start the agent yourself: `instep up --slots 0`, then `instep agent --serve-user NAME`\n"
+    })
 }
 
 /// The certificate that a master made for itself, and that nobody else vouches for; unless somebody said what to trust.
@@ -148,6 +182,7 @@ impl CompanionAgent {
         if slots == Some(0) {
             return Ok(None);
         }
+        note(address).into_iter().for_each(console::print_error);
         // Ctrl-C is for the master, which then ends this one.
         let child = command(database, address, slots)?.stdin(Stdio::null()).process_group(0).spawn()?;
         Ok(Some(CompanionAgent(child)))
@@ -171,5 +206,16 @@ mod tests {
         assert_eq!(reachable("http://0.0.0.0:8080"), "http://127.0.0.1:8080");
         assert_eq!(reachable("https://[::]:1"), "https://[::1]:1");
         assert_eq!(reachable("http://10.0.0.1:8080"), "http://10.0.0.1:8080");
+    }
+
+    #[test]
+    fn only_a_cluster_of_one_person_runs_tasks_with_that_persons_rights() {
+        for address in ["http://127.0.0.1:8080", "https://[::1]:1", "http://localhost:80/x", "http://127.9.0.1:1"] {
+            assert_eq!(rights(address, true), Some(vec!["--pass-environment=*", "--default-user=root"]), "{address}");
+            assert_eq!(rights(address, false), Some(vec!["--pass-environment=*", "--shared-uid"]), "{address}");
+        }
+        for address in ["http://0.0.0.0:8080", "http://[::]:8080", "http://10.0.0.1:1", "http://127.0.0.1.evil:1", ""] {
+            assert_eq!(rights(address, true), None, "{address}");
+        }
     }
 }

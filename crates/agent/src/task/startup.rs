@@ -1,0 +1,112 @@
+//! How the inner process of a task begins: it receives its order, makes the task's view of the machine with the rights of the
+//! agent, and gives them up for those of the task's user.
+
+use std::fs::{self, File};
+use std::io;
+
+use instep_api::link::Exit;
+use instep_api::states::LogLevel;
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::unistd::{AccessFlags, access, geteuid, getppid};
+
+use super::environment::Variables;
+use super::mounts::Rules;
+use super::output::Output;
+use super::privileges::Account;
+use super::relay::Orders;
+use super::supervisor::{self, DELIVERY};
+use super::view::{self, View, ViewError, Wanted};
+use super::{master, preparation, privileges};
+use crate::folder::{ShareFolder, TaskFolder};
+use crate::order::TaskOrder;
+
+/// Ends with this code where no mount namespace can be had, before anything was done.
+pub const NEEDS_PLAIN_VIEW: u8 = 75;
+
+/// What became of a supervisor.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The share has ended.
+    Ended(Exit),
+    /// No mount namespace can be had: it must be started again, for a plain view.
+    NeedsPlainView,
+    /// The guardian is gone, and nothing was begun.
+    Abandoned,
+}
+
+/// Runs a share that the guardian has claimed; `pipe` is where the guardian sends the order.
+pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::Result<Outcome> {
+    let (order, orders) = Orders::receive(pipe)?;
+    let _looking_after = folder.look_after()?;
+    // No program that the task starts gets more rights than the task has.
+    prctl::set_no_new_privs()?;
+    // What is known of users is asked before the task has a say in what is seen at /etc.
+    let account = privileges::other_user(&order).map(Account::find).transpose()?;
+    let mut inherited: Variables = std::env::vars_os().collect();
+    inherited.extend(account.iter().flat_map(Account::variables));
+    let task = folder.task();
+    let view = build_view(&task, &order, &inherited, account.as_ref(), plain);
+    if matches!(view, Err(ViewError::NoNamespace(_))) {
+        return Ok(Outcome::NeedsPlainView);
+    }
+    if let Some(account) = &account {
+        account.become_it()?;
+    }
+    // Else other tasks of the same user could read the token in our memory, and the pipes.
+    prctl::set_dumpable(false)?;
+    prctl::set_child_subreaper(true)?;
+    prctl::set_pdeathsig(Signal::SIGTERM)?;
+    if getppid().as_raw() != guardian {
+        return Ok(Outcome::Abandoned);
+    }
+    match view.and_then(|view| reachable(&view).map(|()| view)) {
+        Ok(view) => Ok(Outcome::Ended(supervisor::supervise(orders, order, view, inherited)?)),
+        Err(error) => Ok(Outcome::Ended(fail_early(&task, &order, error.to_string()))),
+    }
+}
+
+fn build_view(
+    folder: &TaskFolder,
+    order: &TaskOrder,
+    inherited: &Variables,
+    account: Option<&Account>,
+    plain: bool,
+) -> Result<View, ViewError> {
+    let needed = preparation::needed_paths(folder, order, inherited, account);
+    let rules = Rules { account, allowed: &order.machine.allowed_mounts };
+    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, rules };
+    let failed = |error: io::Error| {
+        ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
+    };
+    for name in ["run", "tmp"] {
+        // A first try may have left something.
+        let _ = fs::remove_dir_all(folder.join(name));
+    }
+    preparation::folders(folder).and_then(|()| preparation::programs(folder, order)).map_err(failed)?;
+    if let Some(account) = account {
+        // Before anything is mounted below it: only what is the share's own changes hands.
+        account.give(folder.path()).map_err(failed)?;
+    }
+    if plain { view::plain(folder, &wanted) } else { view::isolated(folder, &wanted) }
+}
+
+/// Whether the task's user gets to its own folder, without a mount namespace by the path of the agent's state.
+fn reachable(view: &View) -> Result<(), ViewError> {
+    access(&view.run, AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
+        let what = format!("user {} cannot use the task's folder {}: {errno}", geteuid(), view.run.display());
+        let hint = "start the agent with a --state-folder that all users can reach, such as one in /var/lib";
+        ViewError::Impossible(format!("{what}\nhint: {hint}"))
+    })
+}
+
+/// Ends a share that has no view, with a line in its log. What cannot be said there is said to the agent all the same.
+fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Exit {
+    let (pipes, spool) = (folder.join("run/train/logs"), folder.join("run/instep/spool"));
+    let output = master::connect(order).map_err(io::Error::other);
+    if let Ok(output) = output.and_then(|client| Output::start(order, &pipes, &spool, client)) {
+        output.say(LogLevel::Error, &why);
+        output.close(DELIVERY);
+    }
+    Exit::Failed { why }
+}

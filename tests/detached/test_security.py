@@ -135,3 +135,45 @@ def test_connections_are_encrypted_for_the_stock_client_too(
     wrong = run(instep, "master", "--port", "0", "--db", tmp_path / "other.db", *files).expect(1)
     assert "empty.pem for encryption" in wrong.stderr
     assert "hint: " in wrong.stderr
+
+
+def test_users_change_only_what_is_their_own(master: Master) -> None:
+    admin, owner = master.client.login("admin"), master.client.login()
+    admin("POST", "/api/v1/users", {"user": {"username": "eve", "active": True}, "password": "x", "isHashed": False})
+    eve = master.client.login("eve", "x")
+    config = {"config": "{name: a, searcher: {name: single, metric: x}}", "unmanaged": True}
+    number = owner("POST", "/api/v1/experiments", config)["experiment"]["id"]
+    trial = owner("POST", "/api/v1/trials", {"experimentId": number, "unmanaged": True})["trial"]
+    name = "11111111-2222-4333-8444-555555555555"
+    checkpoint = {"uuid": name, "taskId": trial["taskId"], "resources": {"a": "1"}, "metadata": {"steps_completed": 1}}
+    owner("POST", "/api/v1/checkpoints", checkpoint)
+    nothing_kept = {"saveExperimentBest": 0, "saveTrialBest": 0, "saveTrialLatest": 0}
+    own = eve("POST", "/api/v1/experiments", config)["experiment"]["id"]
+    own_task = eve("POST", "/api/v1/trials", {"experimentId": own, "unmanaged": True})["trial"]["taskId"]
+    attempts: list[tuple[str, str, object]] = [
+        ("PATCH", f"/api/v1/experiments/{number}", {"checkpointStorage": nothing_kept}),
+        ("PATCH", f"/api/v1/experiments/{number}", {"name": "eve's"}),
+        ("PATCH", "/api/v1/checkpoints", {"checkpoints": [{"uuid": name, "resources": {"resources": {}}}]}),
+        # Under a UUID that is somebody else's it would take that checkpoint's place.
+        ("POST", "/api/v1/checkpoints", {**checkpoint, "taskId": own_task}),
+        ("POST", f"/api/v1/trials/{trial['id']}/metrics", {"group": "training", "metrics": {}}),
+        ("POST", "/task-logs", [{"task_id": trial["taskId"], "log": "forged"}]),
+        ("POST", f"/api/v1/experiments/{number}/move", {"destinationProjectId": 1}),
+        ("POST", f"/api/v1/experiments/{number}/kill", {}),
+    ]
+    for method, path, body in attempts:
+        with pytest.raises(Failed) as refused:
+            eve(method, path, body)
+        assert refused.value.status == 403, (method, path)
+        assert "only its owner and administrators" in str(refused.value)
+    together = eve("POST", "/api/v1/projects/1/experiments/archive", {"experimentIds": [number, own]})["results"]
+    assert ["only its owner" in result["error"] for result in together] == [True, False]
+    found = owner("GET", f"/api/v1/checkpoints/{name}")["checkpoint"]
+    assert (found["state"], found["taskId"]) == ("STATE_COMPLETED", trial["taskId"])
+    admin("PATCH", f"/api/v1/experiments/{number}", {"name": "the administrator's"})
+
+
+def test_lines_of_output_need_a_token(master: Master) -> None:
+    with pytest.raises(Failed) as refused:
+        master.client("POST", "/task-logs", [{"task_id": "1.x", "log": "forged"}])
+    assert refused.value.status == 401

@@ -204,8 +204,8 @@ def test_checkpoints(api: Client) -> None:
 
 
 def log(api: Client, *records: dict[str, object]) -> None:
-    """Send log lines as detached scripts do: a bare list, without a token."""
-    Client(api.address)("POST", "/task-logs", list(records))
+    """Send log lines as detached scripts do: a bare list."""
+    api("POST", "/task-logs", list(records))
 
 
 def test_logs_are_filtered_and_keep_their_order_and_bytes(api: Client) -> None:

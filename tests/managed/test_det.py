@@ -59,8 +59,11 @@ def test_agents_and_slots(cluster: Cluster, det: Commands, ours: Callable[..., R
     assert "Trial 1 (Experiment 1)" in ours("task list").stdout
     [tasks] = det("task list")
     assert "Trial 1 (Experiment 1)" in tasks
+    # Agents and slots are the administrators'.
+    [refused] = det.outcomes(f"agent disable {busy['id']}")
+    assert refused.status != 0 and "not an administrator" in refused.output
     # What runs on an agent that is drained goes on; on one that is disabled it moves elsewhere, and that is no failure.
-    det(f"agent disable --drain {busy['id']}")
+    ours(f"agent disable --drain {busy['id']}")
     assert cluster.experiment(number)["state"] == "STATE_RUNNING"
     assert "draining" in ours("agent list").stdout
     ours(f"agent disable {busy['id']}")
@@ -74,7 +77,7 @@ def test_agents_and_slots(cluster: Cluster, det: Commands, ours: Callable[..., R
     [trial] = cluster.trials(number)
     assert trial["restarts"] == 0
     ours(f"agent enable {busy['id']}")
-    det(f"slot disable {busy['id']} 0")
+    ours(f"slot disable {busy['id']} 0")
     found = cluster.api("GET", f"/api/v1/agents/{busy['id']}/slots/0")["slot"]
     assert found["enabled"] is False
     ours(f"slot enable {busy['id']} 0")

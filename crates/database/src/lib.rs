@@ -29,6 +29,7 @@ mod managed;
 mod metrics;
 mod migrations;
 mod models;
+mod ownership;
 mod queue;
 mod rows;
 mod sessions;
@@ -62,6 +63,8 @@ pub use managed::{
 pub use metrics::chunk;
 pub use metrics::downsample;
 pub use metrics::history::Part as HistoryPart;
+pub use ownership::{Ownership, Subject};
+pub use sessions::{Session, SessionTask};
 pub use snapshots::{Snapshot, StoredState};
 pub use trials::NewTrial;
 pub use users::{Account, NewAccount, UserChange};

@@ -1,13 +1,52 @@
 //! Sessions: which token speaks for whom, and until when. Tokens are known by their hashes only.
 
-use instep_api::identifiers::UserId;
+use instep_api::identifiers::{ExperimentId, TrialId, UserId};
 use instep_api::users::User;
 use instep_api::wire::Timestamp;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Row, params};
 
 use crate::Database;
 use crate::error::Result;
+use crate::rows::{column, time};
 use crate::users::user_of;
+
+/// What a token stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Session {
+    /// For whom it speaks.
+    pub user: User,
+    /// Since when.
+    pub opened_at: Timestamp,
+    /// The task that was given it; `None` if its user logged in for it.
+    pub task: Option<SessionTask>,
+}
+
+/// The task whose token it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionTask {
+    /// With which the token ends.
+    pub allocation: String,
+    /// Of the allocation.
+    pub task: String,
+    /// If it is a trial's.
+    pub trial: Option<TrialId>,
+    /// Of the trial.
+    pub experiment: Option<ExperimentId>,
+}
+
+fn session_of(row: &Row<'_>) -> rusqlite::Result<Session> {
+    let allocation: Option<String> = column(row, "of_allocation")?;
+    let task = match allocation {
+        None => None,
+        Some(allocation) => Some(SessionTask {
+            task: column::<Option<String>>(row, "of_task")?.unwrap_or_default(),
+            trial: column::<Option<i64>>(row, "of_trial")?.map(TrialId),
+            experiment: column::<Option<i64>>(row, "of_experiment")?.map(ExperimentId),
+            allocation,
+        }),
+    };
+    Ok(Session { user: user_of(row)?, opened_at: time(row, "opened_at")?, task })
+}
 
 impl Database {
     /// Remembers a session, and that its user was here. Forgets sessions that are over.
@@ -31,14 +70,18 @@ impl Database {
             .await
     }
 
-    /// The active user whom a token speaks for, if it is valid now.
-    pub async fn session_user(&self, token_hash: String, now: Timestamp) -> Result<Option<User>> {
+    /// What a token lets its bearer do, if it is valid now and its user is active.
+    pub async fn session(&self, token_hash: String, now: Timestamp) -> Result<Option<Session>> {
         self.engine
             .read(move |connection| {
-                let sql = "SELECT users.* FROM sessions JOIN users ON users.id = sessions.user_id \
+                let sql = "SELECT users.*, sessions.created_at AS opened_at, sessions.allocation_id AS of_allocation, \
+                           allocations.task_id AS of_task, allocations.trial_id AS of_trial, \
+                           allocations.experiment_id AS of_experiment \
+                           FROM sessions JOIN users ON users.id = sessions.user_id \
+                           LEFT JOIN allocations ON allocations.id = sessions.allocation_id \
                            WHERE token_hash = ? AND expires_at > ? AND users.active";
                 let mut statement = connection.prepare_cached(sql)?;
-                Ok(statement.query_row(params![token_hash, now.0], user_of).optional()?)
+                Ok(statement.query_row(params![token_hash, now.0], session_of).optional()?)
             })
             .await
     }

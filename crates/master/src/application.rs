@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use instep_api::users::User;
-use instep_database::Database;
+use instep_database::{Database, Session};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -67,13 +66,13 @@ impl Application {
         })
     }
 
-    /// Whom a token speaks for, if it is valid.
-    pub(crate) async fn user_of_token(&self, token: &str) -> instep_database::Result<Option<User>> {
+    /// What a token stands for, if it is valid.
+    pub(crate) async fn session_of_token(&self, token: &str) -> instep_database::Result<Option<Session>> {
         let hash = token_hash(token);
-        if let Some(user) = self.notices.remembered(&hash) {
-            return Ok(Some(user));
+        if let Some(session) = self.notices.remembered(&hash) {
+            return Ok(Some(session));
         }
-        let found = self.database.session_user(hash.clone(), now()).await?;
+        let found = self.database.session(hash.clone(), now()).await?;
         self.notices.remember(hash, found.as_ref());
         Ok(found)
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use instep_api::users::User;
+use instep_database::Session;
 use tokio::sync::{Notify, watch};
 
 use crate::sync::lock;
@@ -16,7 +16,7 @@ const REMEMBERED: usize = 10_000;
 
 /// Shared by whoever has to know.
 pub(crate) struct Notices {
-    sessions: Mutex<HashMap<String, (User, Instant)>>,
+    sessions: Mutex<HashMap<String, (Session, Instant)>>,
     log_arrivals: watch::Sender<u64>,
     deletions: Notify,
 }
@@ -28,21 +28,21 @@ impl Default for Notices {
 }
 
 impl Notices {
-    /// Whom the token of a hash speaks for, if that was looked up a moment ago.
-    pub(crate) fn remembered(&self, hash: &str) -> Option<User> {
+    /// What the token of a hash stands for, if that was looked up a moment ago.
+    pub(crate) fn remembered(&self, hash: &str) -> Option<Session> {
         let sessions = self.sessions();
-        sessions.get(hash).filter(|(_, when)| when.elapsed() < BELIEVED).map(|(user, _)| user.clone())
+        sessions.get(hash).filter(|(_, when)| when.elapsed() < BELIEVED).map(|(session, _)| session.clone())
     }
 
-    /// Remembers whom a token speaks for, or that it speaks for nobody.
-    pub(crate) fn remember(&self, hash: String, user: Option<&User>) {
+    /// Remembers what a token stands for, or that it stands for nothing.
+    pub(crate) fn remember(&self, hash: String, session: Option<&Session>) {
         let mut sessions = self.sessions();
-        match user {
-            Some(user) => {
+        match session {
+            Some(session) => {
                 if sessions.len() >= REMEMBERED {
                     sessions.clear();
                 }
-                sessions.insert(hash, (user.clone(), Instant::now()));
+                sessions.insert(hash, (session.clone(), Instant::now()));
             }
             None => {
                 sessions.remove(&hash);
@@ -55,7 +55,7 @@ impl Notices {
         self.sessions().clear();
     }
 
-    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, (User, Instant)>> {
+    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Session, Instant)>> {
         lock(&self.sessions)
     }
 

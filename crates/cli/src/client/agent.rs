@@ -101,7 +101,10 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
 
 /// Does what a verb says.
 pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
-    let client = session::connect(common)?;
+    let client = match verb {
+        AgentVerb::List | AgentVerb::Token(_) => session::connect(common)?,
+        AgentVerb::Enable(_) | AgentVerb::Disable { .. } => session::changing_machines(common)?,
+    };
     match verb {
         AgentVerb::List => list(&client, common),
         AgentVerb::Token(verb) => tokens(&client, common, verb),

@@ -68,6 +68,11 @@ pub(super) fn administrator_token(common: &Common) -> anyhow::Result<String> {
     client.token().ok_or_else(|| anyhow::anyhow!("the master gave no token"))
 }
 
+/// A client that may change agents and their slots.
+pub(super) fn changing_machines(common: &Common) -> anyhow::Result<Client> {
+    administrator(common, "changing agents and slots needs", "`instep login USER` as an administrator")
+}
+
 /// A client in an administrator's session: the one that is kept, else of `admin`, who has no password at first. If there
 /// is none, the error begins with what needs it.
 pub(super) fn administrator(common: &Common, needed: &str, hint: &'static str) -> anyhow::Result<Client> {

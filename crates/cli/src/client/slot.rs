@@ -34,7 +34,10 @@ enum Verb {
 
 pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {
     let common = arguments.common;
-    let client = session::connect(&common)?;
+    let client = match &arguments.verb {
+        Verb::List => session::connect(&common)?,
+        Verb::Enable { .. } | Verb::Disable { .. } => session::changing_machines(&common)?,
+    };
     match arguments.verb {
         Verb::List => list(&client, &common),
         Verb::Enable { agent, slot } => change(&client, &agent, &slot, "enable", "enabled"),

@@ -117,7 +117,7 @@ fn active_ones_are_shown_by_what_runs_and_tokens_end_with_their_allocation() {
         }
         let session = TaskSession { token_hash: "hash".into(), user: UserId(1), allocation: format!("{id}.request.1") };
         database.decide(Decision { sessions: vec![session], ..Decision::default() }, NOW).await.unwrap();
-        let speaks = async || database.session_user("hash".into(), Timestamp(i64::MAX - 1)).await.unwrap().is_some();
+        let speaks = async || database.session("hash".into(), Timestamp(i64::MAX - 1)).await.unwrap().is_some();
         assert!(speaks().await);
         let change = instep_database::UserChange { password_hash: Some(None), ..Default::default() };
         database.change_user(UserId(1), change, NOW).await.unwrap();

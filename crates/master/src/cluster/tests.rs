@@ -216,7 +216,7 @@ fn a_trial_waits_runs_and_completes() {
     assert_eq!(start.environment["DET_TRIAL_RUN_ID"], "1");
     assert_eq!(master.state(id), State::Starting);
     let hash = token_hash(&start.token);
-    let token_works = || master.wait(master.database().session_user(hash.clone(), now())).unwrap().is_some();
+    let token_works = || master.wait(master.database().session(hash.clone(), now())).unwrap().is_some();
     assert!(token_works());
     agent.started(&master, &start.share);
     assert_eq!(master.state(id), State::Running);

@@ -3,14 +3,13 @@
 use instep_api::bulk::{BulkRequest, BulkResponse, BulkResult};
 use instep_api::identifiers::{ExperimentId, ProjectId};
 use instep_api::pages::{Order, Slice};
-use instep_database::{ExperimentFilter, ExperimentSort};
+use instep_database::{ExperimentFilter, ExperimentSort, Subject};
 use instep_policy::lifecycle::Event;
 
 use super::call::Call;
 use super::control::{IfEnded, send_event};
 use super::failure::Failure;
 use super::reply::Json;
-use crate::application::Application;
 use crate::clock::now;
 
 /// What is wanted of each.
@@ -21,7 +20,9 @@ enum BulkAction {
 }
 
 impl BulkAction {
-    async fn grant(&self, application: &Application, id: ExperimentId) -> Result<(), Failure> {
+    async fn grant(&self, call: &Call, id: ExperimentId) -> Result<(), Failure> {
+        call.may_change(Subject::Experiment(id)).await?;
+        let application = &call.application;
         match self {
             BulkAction::Control(event, if_ended) => send_event(application, id, event.clone(), *if_ended).await,
             BulkAction::Archive(archived) => Ok(application.database.archive_experiment(id, *archived, now()).await?),
@@ -35,7 +36,7 @@ impl BulkAction {
 async fn each(call: &Call, request: BulkRequest, wish: BulkAction) -> Result<Json<BulkResponse>, Failure> {
     let mut results = Vec::new();
     for id in meant(call, request).await? {
-        let error = wish.grant(&call.application, id).await.err().map(|failure| failure.message).unwrap_or_default();
+        let error = wish.grant(call, id).await.err().map(|failure| failure.message).unwrap_or_default();
         results.push(BulkResult { id, error });
     }
     Ok(Json(BulkResponse { results }))

@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, Uri};
 use instep_api::pages::{Order, Slice};
 use instep_api::users::User;
 use instep_api::wire::{Timestamp, camel_case};
+use instep_database::SessionTask;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
@@ -25,6 +26,10 @@ pub(crate) struct Call {
     pub peer: Peer,
     /// Whose token it carries.
     pub user: Option<User>,
+    /// The task whose token it is.
+    pub task: Option<SessionTask>,
+    /// When the token's session was opened.
+    pub opened_at: Option<Timestamp>,
     /// The token itself.
     pub token: Option<String>,
     /// The variable parts of the path, decoded, in their order.

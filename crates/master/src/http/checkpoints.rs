@@ -10,7 +10,7 @@ use instep_api::identifiers::{CheckpointUuid, NotAUuid};
 use instep_api::pages::Order;
 use instep_api::states::CheckpointState;
 use instep_api::wire::Whole;
-use instep_database::NewCheckpoint;
+use instep_database::{NewCheckpoint, Subject};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -47,6 +47,9 @@ pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
         metadata,
         resources: request.resources.unwrap_or_default(),
     };
+    call.may_change(Subject::Task(new.task_id.clone())).await?;
+    // Another report under a known UUID replaces the first.
+    call.may_change(Subject::Checkpoint(new.uuid.to_string())).await?;
     call.application.database.report_checkpoint(new).await?;
     Ok(Json(Nothing {}))
 }
@@ -66,11 +69,14 @@ pub(crate) async fn set_metadata(call: Call) -> Result<Json<CheckpointResponse>,
 
 pub(crate) async fn shrink(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: PatchCheckpointsRequest = call.json()?;
+    let mut patches = Vec::new();
     for patch in request.checkpoints.unwrap_or_default() {
         let uuid = parse_uuid(patch.uuid)?.to_string();
-        if let Some(left) = patch.resources {
-            call.application.database.shrink_checkpoint(uuid, left.resources.unwrap_or_default()).await?;
-        }
+        call.may_change(Subject::Checkpoint(uuid.clone())).await?;
+        patches.extend(patch.resources.map(|left| (uuid, left.resources.unwrap_or_default())));
+    }
+    for (uuid, left) in patches {
+        call.application.database.shrink_checkpoint(uuid, left).await?;
     }
     Ok(Json(Nothing {}))
 }

@@ -4,6 +4,7 @@ use instep_api::config::{ExperimentConfig, Sources, merge, parse_text};
 use instep_api::error::Code;
 use instep_api::experiments::CreateExperimentResponse;
 use instep_api::identifiers::ExperimentId;
+use instep_database::Subject;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -24,6 +25,7 @@ pub(crate) struct ContinueRequest {
 pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {
     let request: ContinueRequest = call.json()?;
     let id = request.id.ok_or_else(|| Failure::invalid("id is missing"))?;
+    call.may_change(Subject::Experiment(id)).await?;
     let database = &call.application.database;
     let experiment = database.experiment(id, now()).await?;
     let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));

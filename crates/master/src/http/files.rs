@@ -10,15 +10,14 @@ use instep_api::checkpoints::{Checkpoint, DeleteCheckpointsRequest, RemoveFilesR
 use instep_api::error::Code;
 use instep_api::states::CheckpointState;
 use instep_api::wire::Long;
+use instep_database::Subject;
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Download, Json, Nothing, Reply};
-use super::workspaces::must_own;
 use crate::archive::{Format, pack};
-use crate::clock::now;
 use crate::deletions::carry_out;
 use crate::storage::{CheckpointFolder, Entry, Kind, folder_of};
 
@@ -128,11 +127,8 @@ async fn owned(call: &Call, uuids: Option<Vec<String>>) -> Result<Vec<(Checkpoin
     }
     let mut found = Vec::new();
     for uuid in uuids {
-        let (checkpoint, storage) = call.application.database.checkpoint_storage(uuid).await?;
-        if let Some(experiment) = checkpoint.training.experiment_id {
-            must_own(call, call.application.database.experiment(experiment, now()).await?.user_id, "checkpoint")?;
-        }
-        found.push((checkpoint, storage));
+        call.may_change(Subject::Checkpoint(uuid.clone())).await?;
+        found.push(call.application.database.checkpoint_storage(uuid).await?);
     }
     Ok(found)
 }

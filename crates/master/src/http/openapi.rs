@@ -121,7 +121,8 @@ fn operation(route: &Route) -> Value {
     let security = match route.access {
         Access::Open => json!([]),
         Access::LocalOrUser => json!([{}, token]),
-        Access::User | Access::Administrator | Access::Agent => json!([token]),
+        Access::Read | Access::Make | Access::Change(_) | Access::Login => json!([token]),
+        Access::Administrator | Access::Agent => json!([token]),
     };
     let mut operation = json!({
         "operationId": operation_id(route),

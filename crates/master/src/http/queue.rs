@@ -7,6 +7,7 @@ use instep_api::jobs::{
     TaskResponse, TaskSummariesResponse, UpdateJobsRequest,
 };
 use instep_api::pages::{Order, Pagination};
+use instep_database::Subject;
 use instep_policy::schedule::Side;
 use serde_json::{Map, Value, json};
 
@@ -49,6 +50,9 @@ pub(crate) async fn stats(call: Call) -> Result<Json<JobStatsResponse>, Failure>
 
 pub(crate) async fn update(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: UpdateJobsRequest = call.json()?;
+    for update in &request.updates {
+        call.may_change(Subject::Job(update.job_id.clone())).await?;
+    }
     for update in request.updates {
         change_job(&call, update).await?;
     }

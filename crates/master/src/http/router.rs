@@ -14,6 +14,7 @@ use instep_api::error::Code;
 use super::call::{Call, Query};
 use super::failure::Failure;
 use super::guard::{admit, check_origin, token_of};
+use super::ownership;
 use super::reply::Reply;
 use super::request_id;
 use super::routes::{Kind, Route, routes};
@@ -92,7 +93,9 @@ async fn handle(
     let (mut head, body) = request.into_parts();
     check_origin(&head.headers, &application.allowed_hosts)?;
     let token = token_of(&head.headers);
-    let user = admit(&application, route.access, token.as_deref(), peer).await?;
+    let session = admit(&application, route.access, token.as_deref(), peer).await?;
+    let opened_at = session.as_ref().map(|session| session.opened_at);
+    let (user, task) = session.map_or((None, None), |session| (Some(session.user), session.task));
     let body = to_bytes(body, route.body_limit).await.map_err(|error| {
         let too_large =
             std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit"));
@@ -110,8 +113,23 @@ async fn handle(
     let accept = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let (headers, uri) = (head.headers, head.uri);
     let route_of_call = Arc::clone(&route);
-    let call =
-        Call { application, route: route_of_call, peer, user, token, path, query, accept, headers, uri, body, upgrade };
+    let call = Call {
+        application,
+        route: route_of_call,
+        peer,
+        user,
+        task,
+        opened_at,
+        token,
+        path,
+        query,
+        accept,
+        headers,
+        uri,
+        body,
+        upgrade,
+    };
+    ownership::check(&call).await?;
     (route.handler)(call).await
 }
 

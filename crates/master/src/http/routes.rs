@@ -33,7 +33,11 @@ use serde_json::Value;
 use super::call::Call;
 use super::continuing::ContinueRequest;
 use super::failure::Failure;
-use super::guard::Access::{self, Administrator, Agent, LocalOrUser, Open, User};
+use super::guard::Access::{self, Administrator, Agent, Change, LocalOrUser, Login, Make, Open, Read};
+use super::guard::Thing::{
+    Allocation, Checkpoint, Experiment, ExternalExperiment, InBody, Model, ModelVersion, Project, Template, Trial,
+    User, Workspace,
+};
 use super::preview::PreviewRequest;
 use super::reply::{Answer, Reply};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
@@ -195,9 +199,9 @@ pub(crate) fn routes() -> Vec<Route> {
         route(Get, "/det/experiments/{id}", Open, pages::experiment).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/assets/{name}", Open, pages::asset).answers(Kind::Other("*/*")),
         route(Post, "/api/v1/auth/login", Open, authentication::login).takes::<LoginRequest>(),
-        route(Post, "/api/v1/auth/logout", User, authentication::logout),
-        route(Get, "/api/v1/auth/user", User, authentication::me),
-        route(Get, "/api/v1/me", User, authentication::me),
+        route(Post, "/api/v1/auth/logout", Login, authentication::logout),
+        route(Get, "/api/v1/auth/user", Read, authentication::me),
+        route(Get, "/api/v1/me", Read, authentication::me),
     ];
     routes.extend(user_routes());
     routes.extend(workspace_routes());
@@ -220,30 +224,30 @@ fn managed_routes() -> Vec<Route> {
         route(Get, "/api/v1/agents/tokens", Administrator, agents_link::tokens),
         route(Post, "/api/v1/agents/tokens", Administrator, agents_link::create_token).takes::<AgentTokenRequest>(),
         route(Delete, "/api/v1/agents/tokens/{name}", Administrator, agents_link::delete_token),
-        route(Post, "/api/v1/experiments/{id}/activate", User, control::activate),
-        route(Post, "/api/v1/experiments/{id}/pause", User, control::pause),
-        route(Post, "/api/v1/experiments/{id}/cancel", User, control::cancel),
-        route(Post, "/api/v1/experiments/{id}/kill", User, control::kill),
-        route(Get, "/api/v1/experiments/{id}/model_def", User, control::model_definition),
-        route(Get, "/experiments/{id}/model_def", User, control::model_definition_file)
+        route(Post, "/api/v1/experiments/{id}/activate", Change(Experiment), control::activate),
+        route(Post, "/api/v1/experiments/{id}/pause", Change(Experiment), control::pause),
+        route(Post, "/api/v1/experiments/{id}/cancel", Change(Experiment), control::cancel),
+        route(Post, "/api/v1/experiments/{id}/kill", Change(Experiment), control::kill),
+        route(Get, "/api/v1/experiments/{id}/model_def", Read, control::model_definition),
+        route(Get, "/experiments/{id}/model_def", Read, control::model_definition_file)
             .answers(Kind::Other("application/gzip")),
-        route(Post, "/api/v1/trials/{id}/kill", User, control::kill_trial),
-        route(Post, "/api/v1/trials/{id}/early_exit", User, tasks::early_exit).takes::<EarlyExitRequest>(),
-        route(Get, "/api/v1/tasks/{id}/context_directory", User, tasks::context),
-        route(Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", User, tasks::rendezvous)
+        route(Post, "/api/v1/trials/{id}/kill", Change(Trial), control::kill_trial),
+        route(Post, "/api/v1/trials/{id}/early_exit", Change(Trial), tasks::early_exit).takes::<EarlyExitRequest>(),
+        route(Get, "/api/v1/tasks/{id}/context_directory", Read, tasks::context),
+        route(Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", Change(Allocation), tasks::rendezvous)
             .waits_up_to(MEETING),
-        route(Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", User, tasks::daemon),
-        route(Get, "/api/v1/allocations/{id}/signals/preemption", User, tasks::preemption)
+        route(Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", Change(Allocation), tasks::daemon),
+        route(Get, "/api/v1/allocations/{id}/signals/preemption", Read, tasks::preemption)
             .asks(&["timeoutSeconds"])
             .waits_up_to(LONG_POLL),
-        route(Post, "/api/v1/allocations/{id}/signals/ack_preemption", User, tasks::acknowledge),
-        route(Post, "/api/v1/allocations/{id}/signals/pending_preemption", User, tasks::pending),
-        route(Post, "/api/v1/allocations/{id}/acceleratorData", User, tasks::noted),
-        route(Post, "/api/v1/allocations/{id}/proxy_address", User, tasks::noted),
-        route(Post, "/api/v1/allocations/{id}/notify_container_running", User, tasks::noted),
-        route(Post, "/api/v1/allocations/{id}/ready", User, tasks::ready),
-        route(Post, "/api/v1/allocations/{id}/waiting", User, tasks::waiting),
-        route(Post, "/api/v1/allocations/{id}/all_gather", User, tasks::all_gather)
+        route(Post, "/api/v1/allocations/{id}/signals/ack_preemption", Change(Allocation), tasks::acknowledge),
+        route(Post, "/api/v1/allocations/{id}/signals/pending_preemption", Change(Allocation), tasks::pending),
+        route(Post, "/api/v1/allocations/{id}/acceleratorData", Change(Allocation), tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/proxy_address", Change(Allocation), tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/notify_container_running", Change(Allocation), tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/ready", Change(Allocation), tasks::ready),
+        route(Post, "/api/v1/allocations/{id}/waiting", Change(Allocation), tasks::waiting),
+        route(Post, "/api/v1/allocations/{id}/all_gather", Change(Allocation), tasks::all_gather)
             .takes::<AllGatherRequest>()
             .waits_up_to(MEETING),
     ]
@@ -254,36 +258,36 @@ fn cluster_routes() -> Vec<Route> {
     const LISTED: &[&str] = &["limit", "offset"];
     const JOBS: &[&str] = &["resourcePool", "states", "orderBy", "limit", "offset"];
     vec![
-        route(Get, "/api/v1/agents", User, agents::list).asks(LISTED),
-        route(Get, "/api/v1/agents/{agent}", User, agents::get),
-        route(Post, "/api/v1/agents/{agent}/enable", User, agents::enable),
-        route(Post, "/api/v1/agents/{agent}/disable", User, agents::disable).takes::<DisableRequest>(),
-        route(Get, "/api/v1/agents/{agent}/slots", User, agents::slots),
-        route(Get, "/api/v1/agents/{agent}/slots/{slot}", User, agents::slot),
-        route(Post, "/api/v1/agents/{agent}/slots/{slot}/enable", User, agents::enable_slot),
-        route(Post, "/api/v1/agents/{agent}/slots/{slot}/disable", User, agents::disable_slot)
+        route(Get, "/api/v1/agents", Read, agents::list).asks(LISTED),
+        route(Get, "/api/v1/agents/{agent}", Read, agents::get),
+        route(Post, "/api/v1/agents/{agent}/enable", Administrator, agents::enable),
+        route(Post, "/api/v1/agents/{agent}/disable", Administrator, agents::disable).takes::<DisableRequest>(),
+        route(Get, "/api/v1/agents/{agent}/slots", Read, agents::slots),
+        route(Get, "/api/v1/agents/{agent}/slots/{slot}", Read, agents::slot),
+        route(Post, "/api/v1/agents/{agent}/slots/{slot}/enable", Administrator, agents::enable_slot),
+        route(Post, "/api/v1/agents/{agent}/slots/{slot}/disable", Administrator, agents::disable_slot)
             .takes::<DisableRequest>(),
         route(Get, "/api/v1/master/config", Administrator, cluster::config),
         route(Get, "/api/v1/master/logs", Administrator, cluster::logs)
             .asks(&["offset", "limit", "follow"])
             .answers(Kind::Lines),
-        route(Get, "/api/v1/resource-pools", User, agents::pools).asks(LISTED),
-        route(Get, "/api/v1/job-queues", User, queue::jobs).asks(JOBS),
-        route(Get, "/api/v1/job-queues-v2", User, queue::jobs_v2).asks(JOBS),
-        route(Get, "/api/v1/job-queues/stats", User, queue::stats).asks(&["resourcePools"]),
-        route(Post, "/api/v1/job-queues", User, queue::update).takes::<UpdateJobsRequest>(),
-        route(Get, "/api/v1/tasks", User, queue::tasks),
-        route(Get, "/api/v1/tasks/{id}", User, queue::task),
-        route(Get, "/tasks", User, queue::plain_tasks),
-        route(Post, "/api/v1/preview-hp-search", User, preview::preview).takes::<PreviewRequest>(),
-        route(Get, "/api/v1/templates", User, templates::list).asks(&["name", "workspaceIds", "limit", "offset"]),
-        route(Get, "/api/v1/templates/{name}", User, templates::get),
-        route(Post, "/api/v1/templates/{name}", User, templates::create).takes::<TemplateRequest>(),
-        route(Put, "/api/v1/templates/{name}", User, templates::put).takes::<TemplateRequest>(),
-        route(Patch, "/api/v1/templates/{name}", User, templates::change_config).takes::<Value>(),
-        route(Delete, "/api/v1/templates/{name}", User, templates::delete),
-        route(Post, "/api/v1/experiments/continue", User, continuing::carry_on).takes::<ContinueRequest>(),
-        route(Get, "/experiments/{id}/preview_gc", User, retention::preview).asks(&[
+        route(Get, "/api/v1/resource-pools", Read, agents::pools).asks(LISTED),
+        route(Get, "/api/v1/job-queues", Read, queue::jobs).asks(JOBS),
+        route(Get, "/api/v1/job-queues-v2", Read, queue::jobs_v2).asks(JOBS),
+        route(Get, "/api/v1/job-queues/stats", Read, queue::stats).asks(&["resourcePools"]),
+        route(Post, "/api/v1/job-queues", Change(InBody), queue::update).takes::<UpdateJobsRequest>(),
+        route(Get, "/api/v1/tasks", Read, queue::tasks),
+        route(Get, "/api/v1/tasks/{id}", Read, queue::task),
+        route(Get, "/tasks", Read, queue::plain_tasks),
+        route(Post, "/api/v1/preview-hp-search", Read, preview::preview).takes::<PreviewRequest>(),
+        route(Get, "/api/v1/templates", Read, templates::list).asks(&["name", "workspaceIds", "limit", "offset"]),
+        route(Get, "/api/v1/templates/{name}", Read, templates::get),
+        route(Post, "/api/v1/templates/{name}", Change(Template), templates::create).takes::<TemplateRequest>(),
+        route(Put, "/api/v1/templates/{name}", Change(Template), templates::put).takes::<TemplateRequest>(),
+        route(Patch, "/api/v1/templates/{name}", Change(Template), templates::change_config).takes::<Value>(),
+        route(Delete, "/api/v1/templates/{name}", Change(Template), templates::delete),
+        route(Post, "/api/v1/experiments/continue", Change(InBody), continuing::carry_on).takes::<ContinueRequest>(),
+        route(Get, "/experiments/{id}/preview_gc", Read, retention::preview).asks(&[
             "saveExperimentBest",
             "saveTrialBest",
             "saveTrialLatest",
@@ -294,48 +298,51 @@ fn cluster_routes() -> Vec<Route> {
 /// One wish for many experiments.
 fn bulk_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/projects/{id}/experiments/activate", User, bulk::activate).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/pause", User, bulk::pause).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/cancel", User, bulk::cancel).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/kill", User, bulk::kill).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/archive", User, bulk::set_archived).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/unarchive", User, bulk::set_archived).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/move", User, bulk::relocate).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/activate", Change(InBody), bulk::activate)
+            .takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/pause", Change(InBody), bulk::pause).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/cancel", Change(InBody), bulk::cancel).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/kill", Change(InBody), bulk::kill).takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/archive", Change(InBody), bulk::set_archived)
+            .takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/unarchive", Change(InBody), bulk::set_archived)
+            .takes::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/move", Change(InBody), bulk::relocate).takes::<BulkRequest>(),
     ]
 }
 
 fn user_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/users", User, users::list).asks(&["active", "admin", "name", "limit", "offset"]),
+        route(Get, "/api/v1/users", Read, users::list).asks(&["active", "admin", "name", "limit", "offset"]),
         route(Post, "/api/v1/users", Administrator, users::create).takes::<PostUserRequest>(),
-        route(Get, "/api/v1/users/{id}", User, users::get),
-        route(Get, "/api/v1/users/{name}/by-username", User, users::get_by_name),
-        route(Patch, "/api/v1/users/{id}", User, users::change).takes::<PatchUserRequest>(),
+        route(Get, "/api/v1/users/{id}", Read, users::get),
+        route(Get, "/api/v1/users/{name}/by-username", Read, users::get_by_name),
+        route(Patch, "/api/v1/users/{id}", Change(User), users::change).takes::<PatchUserRequest>(),
     ]
 }
 
 fn workspace_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/workspaces", User, workspaces::list).asks(OWNED),
-        route(Post, "/api/v1/workspaces", User, workspaces::create).takes::<WorkspaceRequest>(),
-        route(Get, "/api/v1/workspaces/{id}", User, workspaces::get),
-        route(Patch, "/api/v1/workspaces/{id}", User, workspaces::change).takes::<WorkspaceRequest>(),
-        route(Delete, "/api/v1/workspaces/{id}", User, workspaces::delete),
-        route(Post, "/api/v1/workspaces/{id}/archive", User, workspaces::set_archived),
-        route(Post, "/api/v1/workspaces/{id}/unarchive", User, workspaces::set_archived),
-        route(Get, "/api/v1/workspaces/{id}/projects", User, workspaces::list_projects).asks(OWNED),
-        route(Post, "/api/v1/workspaces/{id}/projects", User, workspaces::create_project).takes::<ProjectRequest>(),
-        route(Get, "/api/v1/projects/{id}", User, workspaces::get_project),
-        route(Patch, "/api/v1/projects/{id}", User, workspaces::change_project).takes::<ProjectRequest>(),
-        route(Delete, "/api/v1/projects/{id}", User, workspaces::delete_project),
-        route(Post, "/api/v1/projects/{id}/archive", User, workspaces::set_project_archived),
-        route(Post, "/api/v1/projects/{id}/unarchive", User, workspaces::set_project_archived),
+        route(Get, "/api/v1/workspaces", Read, workspaces::list).asks(OWNED),
+        route(Post, "/api/v1/workspaces", Make, workspaces::create).takes::<WorkspaceRequest>(),
+        route(Get, "/api/v1/workspaces/{id}", Read, workspaces::get),
+        route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change).takes::<WorkspaceRequest>(),
+        route(Delete, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::delete),
+        route(Post, "/api/v1/workspaces/{id}/archive", Change(Workspace), workspaces::set_archived),
+        route(Post, "/api/v1/workspaces/{id}/unarchive", Change(Workspace), workspaces::set_archived),
+        route(Get, "/api/v1/workspaces/{id}/projects", Read, workspaces::list_projects).asks(OWNED),
+        route(Post, "/api/v1/workspaces/{id}/projects", Make, workspaces::create_project).takes::<ProjectRequest>(),
+        route(Get, "/api/v1/projects/{id}", Read, workspaces::get_project),
+        route(Patch, "/api/v1/projects/{id}", Change(Project), workspaces::change_project).takes::<ProjectRequest>(),
+        route(Delete, "/api/v1/projects/{id}", Change(Project), workspaces::delete_project),
+        route(Post, "/api/v1/projects/{id}/archive", Change(Project), workspaces::set_project_archived),
+        route(Post, "/api/v1/projects/{id}/unarchive", Change(Project), workspaces::set_project_archived),
     ]
 }
 
 fn experiment_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/experiments", User, experiments::list).asks(&[
+        route(Get, "/api/v1/experiments", Read, experiments::list).asks(&[
             "archived",
             "users",
             "userIds",
@@ -349,27 +356,29 @@ fn experiment_routes() -> Vec<Route> {
             "limit",
             "offset",
         ]),
-        route(Post, "/api/v1/experiments", User, experiments::create)
+        route(Post, "/api/v1/experiments", Make, experiments::create)
             .takes::<CreateExperimentRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Put, "/api/v1/experiments/by-external-id/{*external}", User, experiments::put)
+        route(Put, "/api/v1/experiments/by-external-id/{*external}", Change(ExternalExperiment), experiments::put)
             .takes::<CreateExperimentRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Get, "/api/v1/experiments/{id}", User, experiments::get),
-        route(Patch, "/api/v1/experiments/{id}", User, experiments::change).takes::<PatchExperimentRequest>(),
-        route(Delete, "/api/v1/experiments/{id}", User, experiments::delete),
-        route(Post, "/api/v1/experiments/{id}/archive", User, experiments::set_archived),
-        route(Post, "/api/v1/experiments/{id}/unarchive", User, experiments::set_archived),
-        route(Post, "/api/v1/experiments/{id}/move", User, experiments::relocate).takes::<MoveExperimentRequest>(),
-        route(Put, "/api/v1/experiments/{id}/labels/{label}", User, experiments::add_label),
-        route(Delete, "/api/v1/experiments/{id}/labels/{label}", User, experiments::remove_label),
-        route(Get, "/api/v1/experiments/{id}/trials", User, trials::list)
+        route(Get, "/api/v1/experiments/{id}", Read, experiments::get),
+        route(Patch, "/api/v1/experiments/{id}", Change(Experiment), experiments::change)
+            .takes::<PatchExperimentRequest>(),
+        route(Delete, "/api/v1/experiments/{id}", Change(Experiment), experiments::delete),
+        route(Post, "/api/v1/experiments/{id}/archive", Change(Experiment), experiments::set_archived),
+        route(Post, "/api/v1/experiments/{id}/unarchive", Change(Experiment), experiments::set_archived),
+        route(Post, "/api/v1/experiments/{id}/move", Change(Experiment), experiments::relocate)
+            .takes::<MoveExperimentRequest>(),
+        route(Put, "/api/v1/experiments/{id}/labels/{label}", Change(Experiment), experiments::add_label),
+        route(Delete, "/api/v1/experiments/{id}/labels/{label}", Change(Experiment), experiments::remove_label),
+        route(Get, "/api/v1/experiments/{id}/trials", Read, trials::list)
             .asks(&["states", "orderBy", "limit", "offset"]),
-        route(Get, "/api/v1/experiments/{id}/checkpoints", User, checkpoints::of_experiment).asks(CHECKPOINTS),
+        route(Get, "/api/v1/experiments/{id}/checkpoints", Read, checkpoints::of_experiment).asks(CHECKPOINTS),
         route(
             Get,
             "/api/v1/experiments/{id}/searcher/best_searcher_validation_metric",
-            User,
+            Read,
             experiments::best_validation,
         ),
     ]
@@ -377,10 +386,10 @@ fn experiment_routes() -> Vec<Route> {
 
 fn trial_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/trials", User, trials::create).takes::<CreateTrialRequest>(),
-        route(Put, "/api/v1/trials", User, trials::put).takes::<PutTrialRequest>(),
-        route(Get, "/api/v1/trials/by-external-id/{*external}", User, trials::get_by_external_id),
-        route(Get, "/api/v1/trials/time-series", User, metrics::compare).asks(&[
+        route(Post, "/api/v1/trials", Change(InBody), trials::create).takes::<CreateTrialRequest>(),
+        route(Put, "/api/v1/trials", Change(InBody), trials::put).takes::<PutTrialRequest>(),
+        route(Get, "/api/v1/trials/by-external-id/{*external}", Read, trials::get_by_external_id),
+        route(Get, "/api/v1/trials/time-series", Read, metrics::compare).asks(&[
             "trialIds",
             "metricIds",
             "metricNames",
@@ -389,93 +398,93 @@ fn trial_routes() -> Vec<Route> {
             "endBatches",
             "maxDatapoints",
         ]),
-        route(Get, "/api/v1/trials/metrics/{kind}", User, metrics::stream)
+        route(Get, "/api/v1/trials/metrics/{kind}", Read, metrics::stream)
             .asks(&["group", "trialIds"])
             .answers(Kind::Lines),
-        route(Get, "/api/v1/trials/{id}", User, trials::get),
-        route(Patch, "/api/v1/trials/{id}", User, trials::change).takes::<PatchTrialRequest>(),
-        route(Post, "/api/v1/trials/{id}/start", User, trials::start).takes::<StartTrialRequest>(),
-        route(Post, "/api/v1/trials/{id}/metrics", User, metrics::report).takes::<ReportMetricsRequest>(),
-        route(Post, "/api/v1/trials/{id}/reports", User, metrics::report_batch)
+        route(Get, "/api/v1/trials/{id}", Read, trials::get),
+        route(Patch, "/api/v1/trials/{id}", Change(Trial), trials::change).takes::<PatchTrialRequest>(),
+        route(Post, "/api/v1/trials/{id}/start", Change(Trial), trials::start).takes::<StartTrialRequest>(),
+        route(Post, "/api/v1/trials/{id}/metrics", Change(Trial), metrics::report).takes::<ReportMetricsRequest>(),
+        route(Post, "/api/v1/trials/{id}/reports", Change(Trial), metrics::report_batch)
             .takes::<ReportBatchRequest>()
             .body_up_to(LOGS_LIMIT),
-        route(Post, "/api/v1/trials/{id}/progress", User, trials::progress).takes::<ProgressRequest>(),
-        route(Post, "/api/v1/trials/{id}/runner/metadata", User, trials::runner_metadata)
+        route(Post, "/api/v1/trials/{id}/progress", Change(Trial), trials::progress).takes::<ProgressRequest>(),
+        route(Post, "/api/v1/trials/{id}/runner/metadata", Change(Trial), trials::runner_metadata)
             .takes::<RunnerMetadataRequest>(),
-        route(Get, "/api/v1/trials/{id}/workloads", User, metrics::workloads).asks(&[
+        route(Get, "/api/v1/trials/{id}/workloads", Read, metrics::workloads).asks(&[
             "includeBatchMetrics",
             "orderBy",
             "limit",
             "offset",
         ]),
-        route(Get, "/api/v1/trials/{id}/checkpoints", User, checkpoints::of_trial).asks(CHECKPOINTS),
-        route(Get, "/api/v1/trials/{id}/logs", User, logs::of_trial).asks(LOGS).answers(Kind::Lines),
-        route(Get, "/api/v1/trials/{id}/logs/fields", User, logs::fields_of_trial).answers(Kind::Lines),
-        route(Post, "/api/v1/runs/start", User, trials::start_run).takes::<StartRunRequest>(),
-        route(Get, "/api/v1/runs/{id}/metadata", User, trials::metadata),
-        route(Post, "/api/v1/runs/{id}/metadata", User, trials::set_metadata).takes::<RunMetadata>(),
+        route(Get, "/api/v1/trials/{id}/checkpoints", Read, checkpoints::of_trial).asks(CHECKPOINTS),
+        route(Get, "/api/v1/trials/{id}/logs", Read, logs::of_trial).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/trials/{id}/logs/fields", Read, logs::fields_of_trial).answers(Kind::Lines),
+        route(Post, "/api/v1/runs/start", Change(InBody), trials::start_run).takes::<StartRunRequest>(),
+        route(Get, "/api/v1/runs/{id}/metadata", Read, trials::metadata),
+        route(Post, "/api/v1/runs/{id}/metadata", Change(Trial), trials::set_metadata).takes::<RunMetadata>(),
     ]
 }
 
 fn checkpoint_and_log_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/checkpoints", User, checkpoints::report).takes::<ReportCheckpointRequest>(),
-        route(Patch, "/api/v1/checkpoints", User, checkpoints::shrink).takes::<PatchCheckpointsRequest>(),
-        route(Delete, "/api/v1/checkpoints", User, files::delete).takes::<DeleteCheckpointsRequest>(),
-        route(Post, "/api/v1/checkpoints/rm", User, files::remove).takes::<RemoveFilesRequest>(),
-        route(Get, "/api/v1/checkpoints/{uuid}", User, checkpoints::get),
-        route(Post, "/api/v1/checkpoints/{uuid}/metadata", User, checkpoints::set_metadata)
+        route(Post, "/api/v1/checkpoints", Change(InBody), checkpoints::report).takes::<ReportCheckpointRequest>(),
+        route(Patch, "/api/v1/checkpoints", Change(InBody), checkpoints::shrink).takes::<PatchCheckpointsRequest>(),
+        route(Delete, "/api/v1/checkpoints", Change(InBody), files::delete).takes::<DeleteCheckpointsRequest>(),
+        route(Post, "/api/v1/checkpoints/rm", Change(InBody), files::remove).takes::<RemoveFilesRequest>(),
+        route(Get, "/api/v1/checkpoints/{uuid}", Read, checkpoints::get),
+        route(Post, "/api/v1/checkpoints/{uuid}/metadata", Change(Checkpoint), checkpoints::set_metadata)
             .takes::<PostCheckpointMetadataRequest>(),
-        route(Post, "/task-logs", LocalOrUser, logs::append).takes::<Vec<LogRecord>>().body_up_to(LOGS_LIMIT),
-        route(Post, "/api/v1/task/logs", User, logs::append_wrapped)
+        route(Post, "/task-logs", Change(InBody), logs::append).takes::<Vec<LogRecord>>().body_up_to(LOGS_LIMIT),
+        route(Post, "/api/v1/task/logs", Change(InBody), logs::append_wrapped)
             .takes::<PostTaskLogsRequest>()
             .body_up_to(LOGS_LIMIT),
-        route(Get, "/api/v1/tasks/{id}/logs", User, logs::of_task).asks(LOGS).answers(Kind::Lines),
-        route(Get, "/api/v1/tasks/{id}/logs/fields", User, logs::fields_of_task).answers(Kind::Lines),
+        route(Get, "/api/v1/tasks/{id}/logs", Read, logs::of_task).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/tasks/{id}/logs/fields", Read, logs::fields_of_task).answers(Kind::Lines),
     ]
 }
 
 fn model_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/models", User, models::list).asks(MODELS),
-        route(Post, "/api/v1/models", User, models::create).takes::<ModelRequest>(),
-        route(Get, "/api/v1/model/labels", User, models::labels).asks(&["workspaceId"]),
-        route(Get, "/api/v1/models/{name}", User, models::get),
-        route(Patch, "/api/v1/models/{name}", User, models::change).takes::<ModelRequest>(),
-        route(Delete, "/api/v1/models/{name}", User, models::delete),
-        route(Post, "/api/v1/models/{name}/archive", User, models::set_archived),
-        route(Post, "/api/v1/models/{name}/unarchive", User, models::set_archived),
-        route(Post, "/api/v1/models/{name}/move", User, models::relocate).takes::<MoveModelRequest>(),
-        route(Get, "/api/v1/models/{name}/versions", User, models::versions)
+        route(Get, "/api/v1/models", Read, models::list).asks(MODELS),
+        route(Post, "/api/v1/models", Make, models::create).takes::<ModelRequest>(),
+        route(Get, "/api/v1/model/labels", Read, models::labels).asks(&["workspaceId"]),
+        route(Get, "/api/v1/models/{name}", Read, models::get),
+        route(Patch, "/api/v1/models/{name}", Change(Model), models::change).takes::<ModelRequest>(),
+        route(Delete, "/api/v1/models/{name}", Change(Model), models::delete),
+        route(Post, "/api/v1/models/{name}/archive", Change(Model), models::set_archived),
+        route(Post, "/api/v1/models/{name}/unarchive", Change(Model), models::set_archived),
+        route(Post, "/api/v1/models/{name}/move", Change(Model), models::relocate).takes::<MoveModelRequest>(),
+        route(Get, "/api/v1/models/{name}/versions", Read, models::versions)
             .asks(&["sortBy", "orderBy", "limit", "offset"]),
-        route(Post, "/api/v1/models/{name}/versions", User, models::register).takes::<ModelVersionRequest>(),
-        route(Get, "/api/v1/models/{name}/versions/{version}", User, models::version),
-        route(Patch, "/api/v1/models/{name}/versions/{version}", User, models::change_version)
+        route(Post, "/api/v1/models/{name}/versions", Make, models::register).takes::<ModelVersionRequest>(),
+        route(Get, "/api/v1/models/{name}/versions/{version}", Read, models::version),
+        route(Patch, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::change_version)
             .takes::<ModelVersionRequest>(),
-        route(Delete, "/api/v1/models/{name}/versions/{version}", User, models::delete_version),
+        route(Delete, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::delete_version),
     ]
 }
 
 /// Files to be saved, for people with a browser or curl, and for the command line.
 fn download_routes() -> Vec<Route> {
     vec![
-        route(Get, "/checkpoints/{uuid}", User, files::download).answers(Kind::Other("application/x-tar")),
-        route(Get, "/trials/{id}/logs.txt", User, logs::text_of_trial)
+        route(Get, "/checkpoints/{uuid}", Read, files::download).answers(Kind::Other("application/x-tar")),
+        route(Get, "/trials/{id}/logs.txt", Read, logs::text_of_trial)
             .asks(LOGS)
             .answers(Kind::Other("text/plain; charset=utf-8")),
-        route(Get, "/tasks/{id}/logs.txt", User, logs::text_of_task)
+        route(Get, "/tasks/{id}/logs.txt", Read, logs::text_of_task)
             .asks(LOGS)
             .answers(Kind::Other("text/plain; charset=utf-8")),
-        route(Get, "/trials/{id}/metrics.csv", User, export::trial_csv)
+        route(Get, "/trials/{id}/metrics.csv", Read, export::trial_csv)
             .asks(&["group"])
             .answers(Kind::Other("text/csv")),
-        route(Get, "/trials/{id}/metrics.jsonl", User, export::trial_lines)
+        route(Get, "/trials/{id}/metrics.jsonl", Read, export::trial_lines)
             .asks(&["group"])
             .answers(Kind::Other("application/jsonl")),
-        route(Get, "/experiments/{id}/metrics.csv", User, export::experiment_csv)
+        route(Get, "/experiments/{id}/metrics.csv", Read, export::experiment_csv)
             .asks(&["group"])
             .answers(Kind::Other("text/csv")),
-        route(Get, "/experiments/{id}/metrics.jsonl", User, export::experiment_lines)
+        route(Get, "/experiments/{id}/metrics.jsonl", Read, export::experiment_lines)
             .asks(&["group"])
             .answers(Kind::Other("application/jsonl")),
     ]

@@ -1,224 +1,41 @@
-//! Who may ask for what: every route × {no token, a wrong one, an expired one, another user's, an administrator's}.
+//! Who may ask for what: every route of the table × every kind of token, against a real server.
 //!
-//! [`RULES`] says what is meant, the table of routes what is done; a route without a rule fails the test.
+//! What is expected follows from the table's [`Access`]: a route that is served is in the table, so none is missing.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use instep_api::identifiers::UserId;
+use instep_api::identifiers::{ExperimentId, TrialId, UserId};
+use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
-use instep_database::{Database, Opening};
+use instep_database::{AllocationRow, Database, Decision, NewAccount, Opening, TaskSession};
+use serde_json::{Value, json};
 
+use super::guard::{Access, Thing};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::router::router;
-use super::routes::routes;
+use super::routes::{Route, routes};
 use crate::application::{Application, ApplicationOptions};
 use crate::clock::now;
 use crate::listener::Connections;
 use crate::passwords::token_hash;
 use crate::peer::Peer;
 
-/// Who may ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rule {
-    /// Everybody, also without a token: what is there to find or to log in to the master, and pages without content.
-    Anybody,
-    /// The same, on this machine only.
-    Here,
-    /// Every user, about everybody's things: as in Determined, all users see and use all experiments.
-    Users,
-    /// Whose it is, and administrators.
-    Owner,
-    /// Administrators.
-    Administrator,
-}
-
-use Rule::{Administrator, Anybody, Here, Owner, Users};
-
-/// What is meant. Things with number 1 belong to the first user, who is an administrator.
-const RULES: &[(Method, &str, Rule)] = &[
-    (Get, "/health", Anybody),
-    (Get, "/metrics", Here),
-    (Get, "/api/openapi.json", Anybody),
-    (Get, "/info", Anybody),
-    (Get, "/api/v1/master", Anybody),
-    (Get, "/", Anybody),
-    (Get, "/det/cluster", Anybody),
-    (Get, "/det/queue", Anybody),
-    (Get, "/det/experiments/{id}", Anybody),
-    (Get, "/assets/{name}", Anybody),
-    (Post, "/api/v1/auth/login", Anybody),
-    (Post, "/api/v1/auth/logout", Users),
-    (Get, "/api/v1/auth/user", Users),
-    (Get, "/api/v1/me", Users),
-    (Get, "/api/v1/users", Users),
-    (Post, "/api/v1/users", Administrator),
-    (Get, "/api/v1/users/{id}", Users),
-    (Get, "/api/v1/users/{name}/by-username", Users),
-    (Patch, "/api/v1/users/{id}", Owner),
-    (Get, "/api/v1/workspaces", Users),
-    (Post, "/api/v1/workspaces", Users),
-    (Get, "/api/v1/workspaces/{id}", Users),
-    (Patch, "/api/v1/workspaces/{id}", Owner),
-    (Delete, "/api/v1/workspaces/{id}", Owner),
-    (Post, "/api/v1/workspaces/{id}/archive", Owner),
-    (Post, "/api/v1/workspaces/{id}/unarchive", Owner),
-    (Get, "/api/v1/workspaces/{id}/projects", Users),
-    (Post, "/api/v1/workspaces/{id}/projects", Users),
-    (Get, "/api/v1/projects/{id}", Users),
-    (Patch, "/api/v1/projects/{id}", Owner),
-    (Delete, "/api/v1/projects/{id}", Owner),
-    (Post, "/api/v1/projects/{id}/archive", Owner),
-    (Post, "/api/v1/projects/{id}/unarchive", Owner),
-    (Get, "/api/v1/experiments", Users),
-    (Post, "/api/v1/experiments", Users),
-    (Put, "/api/v1/experiments/by-external-id/{*external}", Users),
-    (Get, "/api/v1/experiments/{id}", Users),
-    (Patch, "/api/v1/experiments/{id}", Users),
-    (Delete, "/api/v1/experiments/{id}", Owner),
-    (Post, "/api/v1/experiments/{id}/archive", Users),
-    (Post, "/api/v1/experiments/{id}/unarchive", Users),
-    (Post, "/api/v1/experiments/{id}/move", Users),
-    (Put, "/api/v1/experiments/{id}/labels/{label}", Users),
-    (Delete, "/api/v1/experiments/{id}/labels/{label}", Users),
-    (Get, "/api/v1/experiments/{id}/trials", Users),
-    (Get, "/api/v1/experiments/{id}/checkpoints", Users),
-    (Get, "/api/v1/experiments/{id}/searcher/best_searcher_validation_metric", Users),
-    (Post, "/api/v1/trials", Users),
-    (Put, "/api/v1/trials", Users),
-    (Get, "/api/v1/trials/by-external-id/{*external}", Users),
-    (Get, "/api/v1/trials/time-series", Users),
-    (Get, "/api/v1/trials/metrics/{kind}", Users),
-    (Get, "/api/v1/trials/{id}", Users),
-    (Patch, "/api/v1/trials/{id}", Users),
-    (Post, "/api/v1/trials/{id}/start", Users),
-    (Post, "/api/v1/trials/{id}/metrics", Users),
-    (Post, "/api/v1/trials/{id}/reports", Users),
-    (Post, "/api/v1/trials/{id}/progress", Users),
-    (Post, "/api/v1/trials/{id}/runner/metadata", Users),
-    (Get, "/api/v1/trials/{id}/workloads", Users),
-    (Get, "/api/v1/trials/{id}/checkpoints", Users),
-    (Get, "/api/v1/trials/{id}/logs", Users),
-    (Get, "/api/v1/trials/{id}/logs/fields", Users),
-    (Post, "/api/v1/runs/start", Users),
-    (Get, "/api/v1/runs/{id}/metadata", Users),
-    (Post, "/api/v1/runs/{id}/metadata", Users),
-    (Post, "/api/v1/checkpoints", Users),
-    (Patch, "/api/v1/checkpoints", Users),
-    (Delete, "/api/v1/checkpoints", Users),
-    (Post, "/api/v1/checkpoints/rm", Users),
-    (Get, "/api/v1/checkpoints/{uuid}", Users),
-    (Post, "/api/v1/checkpoints/{uuid}/metadata", Users),
-    (Post, "/task-logs", Here),
-    (Post, "/api/v1/task/logs", Users),
-    (Get, "/api/v1/tasks/{id}/logs", Users),
-    (Get, "/api/v1/tasks/{id}/logs/fields", Users),
-    (Get, "/api/v1/models", Users),
-    (Post, "/api/v1/models", Users),
-    (Get, "/api/v1/model/labels", Users),
-    (Get, "/api/v1/models/{name}", Users),
-    (Patch, "/api/v1/models/{name}", Owner),
-    (Delete, "/api/v1/models/{name}", Owner),
-    (Post, "/api/v1/models/{name}/archive", Owner),
-    (Post, "/api/v1/models/{name}/unarchive", Owner),
-    (Post, "/api/v1/models/{name}/move", Owner),
-    (Get, "/api/v1/models/{name}/versions", Users),
-    (Post, "/api/v1/models/{name}/versions", Users),
-    (Get, "/api/v1/models/{name}/versions/{version}", Users),
-    (Patch, "/api/v1/models/{name}/versions/{version}", Owner),
-    (Delete, "/api/v1/models/{name}/versions/{version}", Owner),
-    (Get, "/checkpoints/{uuid}", Users),
-    (Get, "/trials/{id}/logs.txt", Users),
-    (Get, "/tasks/{id}/logs.txt", Users),
-    (Get, "/trials/{id}/metrics.csv", Users),
-    (Get, "/trials/{id}/metrics.jsonl", Users),
-    (Get, "/experiments/{id}/metrics.csv", Users),
-    (Get, "/experiments/{id}/metrics.jsonl", Users),
-    (Get, instep_api::link::PATH, Administrator),
-    (Get, "/api/v1/agents/tokens", Administrator),
-    (Post, "/api/v1/agents/tokens", Administrator),
-    (Delete, "/api/v1/agents/tokens/{name}", Administrator),
-    (Post, "/api/v1/experiments/{id}/activate", Users),
-    (Post, "/api/v1/experiments/{id}/pause", Users),
-    (Post, "/api/v1/experiments/{id}/cancel", Users),
-    (Post, "/api/v1/experiments/{id}/kill", Users),
-    (Get, "/api/v1/experiments/{id}/model_def", Users),
-    (Get, "/experiments/{id}/model_def", Users),
-    (Post, "/api/v1/trials/{id}/kill", Users),
-    (Post, "/api/v1/trials/{id}/early_exit", Users),
-    (Get, "/api/v1/tasks/{id}/context_directory", Users),
-    (Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", Users),
-    (Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", Users),
-    (Get, "/api/v1/allocations/{id}/signals/preemption", Users),
-    (Post, "/api/v1/allocations/{id}/signals/ack_preemption", Users),
-    (Post, "/api/v1/allocations/{id}/signals/pending_preemption", Users),
-    (Post, "/api/v1/allocations/{id}/acceleratorData", Users),
-    (Post, "/api/v1/allocations/{id}/proxy_address", Users),
-    (Post, "/api/v1/allocations/{id}/notify_container_running", Users),
-    (Post, "/api/v1/allocations/{id}/ready", Users),
-    (Post, "/api/v1/allocations/{id}/waiting", Users),
-    (Post, "/api/v1/allocations/{id}/all_gather", Users),
-    (Get, "/api/v1/agents", Users),
-    (Get, "/api/v1/agents/{agent}", Users),
-    (Post, "/api/v1/agents/{agent}/enable", Users),
-    (Post, "/api/v1/agents/{agent}/disable", Users),
-    (Get, "/api/v1/agents/{agent}/slots", Users),
-    (Get, "/api/v1/agents/{agent}/slots/{slot}", Users),
-    (Post, "/api/v1/agents/{agent}/slots/{slot}/enable", Users),
-    (Post, "/api/v1/agents/{agent}/slots/{slot}/disable", Users),
-    (Get, "/api/v1/master/config", Administrator),
-    (Get, "/api/v1/master/logs", Administrator),
-    (Get, "/api/v1/resource-pools", Users),
-    (Get, "/api/v1/job-queues", Users),
-    (Get, "/api/v1/job-queues-v2", Users),
-    (Get, "/api/v1/job-queues/stats", Users),
-    (Post, "/api/v1/job-queues", Users),
-    (Get, "/api/v1/tasks", Users),
-    (Get, "/api/v1/tasks/{id}", Users),
-    (Get, "/tasks", Users),
-    (Post, "/api/v1/preview-hp-search", Users),
-    (Get, "/api/v1/templates", Users),
-    (Get, "/api/v1/templates/{name}", Users),
-    (Post, "/api/v1/templates/{name}", Users),
-    (Put, "/api/v1/templates/{name}", Owner),
-    (Patch, "/api/v1/templates/{name}", Owner),
-    (Delete, "/api/v1/templates/{name}", Owner),
-    (Post, "/api/v1/experiments/continue", Users),
-    (Get, "/experiments/{id}/preview_gc", Users),
-    (Post, "/api/v1/projects/{id}/experiments/activate", Users),
-    (Post, "/api/v1/projects/{id}/experiments/pause", Users),
-    (Post, "/api/v1/projects/{id}/experiments/cancel", Users),
-    (Post, "/api/v1/projects/{id}/experiments/kill", Users),
-    (Post, "/api/v1/projects/{id}/experiments/archive", Users),
-    (Post, "/api/v1/projects/{id}/experiments/unarchive", Users),
-    (Post, "/api/v1/projects/{id}/experiments/move", Users),
-    (Post, "/api/v1/commands", Users),
-    (Get, "/api/v1/commands", Users),
-    (Get, "/api/v1/commands/{id}", Users),
-    (Post, "/api/v1/commands/{id}/kill", Users),
-    (Post, "/api/v1/commands/{id}/set_priority", Users),
-    (Post, "/api/v1/tensorboards", Users),
-    (Get, "/api/v1/tensorboards", Users),
-    (Get, "/api/v1/tensorboards/{id}", Users),
-    (Post, "/api/v1/tensorboards/{id}/kill", Users),
-    (Post, "/api/v1/tensorboards/{id}/set_priority", Users),
-    (Get, "/proxy/{id}/", Users),
-    (Get, "/proxy/{id}/{*rest}", Users),
-    (Post, "/proxy/{id}/{*rest}", Users),
-    (Get, "/det/interactive/{id}/{*rest}", Anybody),
-];
-
-/// Where things are moved to: whoever may not move them is refused before anybody looks whether they can.
-const MOVE: &str = r#"{"destinationProjectId": 1, "destinationWorkspaceId": 1}"#;
 const UNAUTHENTICATED: u16 = 401;
 const FORBIDDEN: u16 = 403;
+const UUID: &str = "11111111-2222-4333-8444-555555555555";
+/// Users of the database: two are there from the start.
+const ADMINISTRATOR: UserId = UserId(1);
+const OWNER: UserId = UserId(2);
+const OTHER: UserId = UserId(3);
 
-/// A server on a database of its own, with a token for each of the two first users and one that has expired.
+/// A server on a database of its own, with a token of each kind, each named after whose it is.
 struct Served {
     address: SocketAddr,
-    _runtime: tokio::runtime::Runtime,
+    database: Database,
+    runtime: tokio::runtime::Runtime,
     _folder: tempfile::TempDir,
 }
 
@@ -228,19 +45,38 @@ fn serve() -> Served {
     let database = Database::open(&folder.path().join("a.db"), &opening).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let address = runtime.block_on(async {
+        let other = NewAccount {
+            username: "other".into(),
+            display_name: String::new(),
+            admin: false,
+            active: true,
+            remote: false,
+            password_hash: None,
+            agent_user_group: None,
+        };
+        assert_eq!(database.create_user(other, now()).await.unwrap().id, OTHER);
         let later = Timestamp(now().0 + 3_600_000_000);
-        for (token, user, expiry) in [("admin", 1, later), ("user", 2, later), ("expired", 1, Timestamp(1))] {
-            database.open_session(token_hash(token), UserId(user), Timestamp(0), expiry).await.unwrap();
+        for (token, user, expiry) in [
+            ("administrator", ADMINISTRATOR, later),
+            ("owner", OWNER, later),
+            ("other", OTHER, later),
+            ("leaving", OTHER, later),
+            ("revoked", OWNER, later),
+            ("expired", OWNER, Timestamp(1)),
+        ] {
+            database.open_session(token_hash(token), user, Timestamp(0), expiry).await.unwrap();
         }
+        database.close_session(token_hash("revoked")).await.unwrap();
+        database.create_agent_token(token_hash("agent"), "machine".into(), ADMINISTRATOR, now()).await.unwrap();
         let told = ApplicationOptions { session: Duration::from_secs(60), ..ApplicationOptions::default() };
-        let application = Arc::new(Application::start(database, told).await.unwrap());
+        let application = Arc::new(Application::start(database.clone(), told).await.unwrap());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = router(&application).into_make_service_with_connect_info::<Peer>();
         tokio::spawn(async move { axum::serve(Connections::of(listener, None).unwrap(), service).await });
         address
     });
-    Served { address, _runtime: runtime, _folder: folder }
+    Served { address, database, runtime, _folder: folder }
 }
 
 /// Asks, and gives the whole answer.
@@ -259,87 +95,220 @@ fn ask(served: &Served, method: Method, path: &str, header: &str, body: &str) ->
     (status.unwrap_or_else(|| panic!("no status: {answer:?}")), answer)
 }
 
-/// A path of the table with things of the first user in it.
-fn filled(path: &str) -> String {
-    let path = path
-        .replace("{*external}", "x/y")
-        .replace("{*rest}", "x/y")
-        .replace("{id}", "1")
-        .replace("{kind}", "trial_metrics");
-    path.replace("{version}", "1").replace(['{', '}'], "")
-}
-
 fn bearer(token: &str) -> String {
     format!("Authorization: Bearer {token}\r\n")
 }
 
-/// An experiment of the first user with a trial, and a model, so that there is something to refuse.
-fn fill(served: &Served) {
-    let make = |path: &str, body: &str| {
-        let (status, answer) = ask(served, Post, path, &bearer("admin"), body);
-        assert!(status < 300, "{answer}");
-        answer
+/// Things of the owner, so that there is something to refuse; how paths and bodies name them.
+struct Things {
+    task: String,
+    command: String,
+    job: String,
+}
+
+/// Gives the body of a success.
+fn make(served: &Served, path: &str, body: &Value) -> Value {
+    let (status, answer) = ask(served, Post, path, &bearer("owner"), &body.to_string());
+    assert!(status < 300, "{path}: {answer}");
+    serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap()
+}
+
+/// Lets a task of a trial of the owner's have a token.
+fn give_token(served: &Served, token: &str, number: i64, task: &str, user: UserId) {
+    let id = format!("{task}.1");
+    let session = TaskSession { token_hash: token_hash(token), user, allocation: id.clone() };
+    let allocation = AllocationRow {
+        id,
+        task_id: task.to_owned(),
+        trial: Some(TrialId(number)),
+        experiment: Some(ExperimentId(number)),
+        run: 1,
+        state: AllocationState::Running,
+        ready: true,
+        pool: "default".into(),
+        slots: 1,
+        shares: json!([]),
+        ports: json!({}),
+        signals: json!({}),
+        exit: None,
+        reason: String::new(),
+        queued_at: now(),
+        started_at: Some(now()),
+        ended_at: None,
     };
-    let config = r#"{"config": "{name: a, searcher: {name: single, metric: x}}", "unmanaged": true}"#;
-    make("/api/v1/experiments", config);
-    let trial = make("/api/v1/trials", r#"{"experimentId": 1, "unmanaged": true}"#);
-    let task = trial.split(r#""taskId":""#).nth(1).and_then(|rest| rest.split('"').next()).unwrap();
-    let uuid = "11111111-2222-4333-8444-555555555555";
-    let metadata = r#"{"steps_completed": 1}"#;
-    let checkpoint = format!(
-        r#"{{"uuid": "{uuid}", "taskId": "{task}", "state": "STATE_COMPLETED", "resources": {{}}, "metadata": {metadata}}}"#
-    );
-    make("/api/v1/checkpoints", &checkpoint);
-    make("/api/v1/templates/name", r#"{"config": {"max_restarts": 1}}"#);
-    make("/api/v1/models", r#"{"name": "name"}"#);
-    make("/api/v1/models/name/versions", &format!(r#"{{"checkpointUuid": "{uuid}"}}"#));
+    let decision = Decision { allocations: vec![allocation], sessions: vec![session], ..Decision::default() };
+    served.runtime.block_on(served.database.decide(decision, now())).unwrap();
+}
+
+fn fill(served: &Served) -> Things {
+    let mut tasks = Vec::new();
+    for number in [1, 2] {
+        let config = json!({"config": "{name: a, searcher: {name: single, metric: x}}", "unmanaged": true}).to_string();
+        let path = format!("/api/v1/experiments/by-external-id/{}", if number == 1 { "x/y" } else { "z" });
+        assert_eq!(ask(served, Put, &path, &bearer("owner"), &config).0, 200);
+        let trial = make(served, "/api/v1/trials", &json!({"experimentId": number, "unmanaged": true}));
+        tasks.push(trial["trial"]["taskId"].as_str().unwrap().to_owned());
+    }
+    give_token(served, "own task", 1, &tasks[0], OWNER);
+    give_token(served, "other task", 2, &tasks[1], OWNER);
+    let checkpoint = json!({"uuid": UUID, "taskId": tasks[0], "state": "STATE_COMPLETED", "resources": {},
+        "metadata": {"steps_completed": 1}});
+    make(served, "/api/v1/checkpoints", &checkpoint);
+    make(served, "/api/v1/templates/name", &json!({"config": {"max_restarts": 1}}));
+    make(served, "/api/v1/models", &json!({"name": "name"}));
+    make(served, "/api/v1/models/name/versions", &json!({"checkpointUuid": UUID}));
+    make(served, "/api/v1/workspaces", &json!({"name": "mine"}));
+    make(served, "/api/v1/workspaces/2/projects", &json!({"name": "mine"}));
+    let command = make(served, "/api/v1/commands", &json!({"config": {"entrypoint": ["true"]}}));
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let (command, job) = (text(&command["command"]["id"]), text(&command["command"]["jobId"]));
+    Things { task: tasks.swap_remove(0), command, job }
+}
+
+/// A path of the table that names things of the owner.
+fn filled(path: &str, things: &Things) -> String {
+    let id = match path.split('/').find(|part| !matches!(*part, "" | "api" | "v1" | "det")) {
+        Some("allocations") => format!("{}.1", things.task),
+        Some("commands" | "tensorboards" | "proxy") => things.command.clone(),
+        Some("tasks") => things.task.clone(),
+        Some("workspaces" | "projects" | "users") => "2".to_owned(),
+        _ => "1".to_owned(),
+    };
+    path.replace("{*external}", "x/y")
+        .replace("{*rest}", "x/y")
+        .replace("{id}", &id)
+        .replace("{uuid}", UUID)
+        .replace("{kind}", "trial_metrics")
+        .replace("{version}", "1")
+        .replace("{slot}", "0")
+        .replace(['{', '}'], "")
+}
+
+/// A body that names things of the owner, for routes whose paths do not.
+fn body(route: &Route, things: &Things) -> Option<Value> {
+    let path = route.path.strip_prefix("/api/v1").unwrap_or(route.path);
+    let line = json!({"task_id": things.task, "log": "x"});
+    Some(match (route.method, path) {
+        (_, path) if path.starts_with("/projects/{id}/experiments/") => {
+            json!({"experimentIds": [1], "destinationProjectId": 1})
+        }
+        (Post, "/experiments/continue") => json!({"id": 1}),
+        (Post, "/trials") => json!({"experimentId": 1, "unmanaged": true}),
+        (Put, "/trials") => {
+            json!({"externalTrialId": "x", "createTrialRequest": {"experimentId": 1, "unmanaged": true}})
+        }
+        (Post, "/runs/start") => json!({"runId": 1}),
+        (Post, "/checkpoints") => json!({"uuid": UUID, "taskId": things.task, "metadata": {"steps_completed": 1}}),
+        (Patch, "/checkpoints") => json!({"checkpoints": [{"uuid": UUID, "resources": {"resources": {}}}]}),
+        (Delete, "/checkpoints") => json!({"checkpointUuids": [UUID]}),
+        (Post, "/checkpoints/rm") => json!({"checkpointUuids": [UUID], "checkpointGlobs": ["x"]}),
+        (Post, "/task-logs") => json!([line]),
+        (Post, "/task/logs") => json!({"logs": [line]}),
+        (Post, "/job-queues") => json!({"updates": [{"jobId": things.job, "priority": 1}]}),
+        _ => return None,
+    })
+}
+
+/// What a token of somebody who is known may expect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Refused,
+    Allowed,
+}
+
+use Answer::{Allowed, Refused};
+
+fn expected(route: &Route, token: &str) -> Answer {
+    let is_task = token.ends_with("task");
+    let allowed = match (route.access, token) {
+        (Access::Open | Access::LocalOrUser | Access::Read | Access::Make, _) => true,
+        (Access::Login, _) => !is_task,
+        (Access::Administrator | Access::Agent, token) => token == "administrator",
+        (Access::Change(_), "owner" | "administrator") => true,
+        (Access::Change(_), "other") => false,
+        (Access::Change(thing), "own task") => match thing {
+            Thing::Experiment | Thing::ExternalExperiment | Thing::Trial => true,
+            Thing::Allocation | Thing::Checkpoint => true,
+            // The owner's models are where their tasks leave what they made.
+            Thing::Model | Thing::ModelVersion => true,
+            // A command's place in the queue is not the trial's.
+            Thing::InBody => route.path != "/api/v1/job-queues",
+            Thing::Command | Thing::Workspace | Thing::Project | Thing::Template | Thing::User => false,
+        },
+        (Access::Change(thing), "other task") => matches!(thing, Thing::Model | Thing::ModelVersion),
+        (access, token) => panic!("what does {access:?} mean for {token}?"),
+    };
+    if allowed { Allowed } else { Refused }
+}
+
+/// Asks with somebody's token; a refusal of one of many is one, too.
+fn outcome(served: &Served, route: &Route, things: &Things, token: &str) -> Answer {
+    let body = body(route, things).map(|body| body.to_string()).unwrap_or_default();
+    let (status, answer) = ask(served, route.method, &filled(route.path, things), &bearer(token), &body);
+    let what = format!("{} {} for {token}: {answer}", route.method.name(), route.path);
+    assert!(status != UNAUTHENTICATED && status < 500 || route.path.starts_with("/proxy"), "{what}");
+    let in_part = answer.contains(r#""error":"only its owner"#) || answer.contains(r#""error":"the token of task"#);
+    if status == FORBIDDEN || in_part { Refused } else { Allowed }
 }
 
 #[test]
-fn every_route_has_a_rule_and_no_rule_is_left_over() {
-    let key = |method: Method, path: &str| format!("{} {path}", method.name());
-    let mut served: Vec<String> = routes().iter().map(|route| key(route.method, route.path)).collect();
-    let mut meant: Vec<String> = RULES.iter().map(|(method, path, _)| key(*method, path)).collect();
-    served.sort();
-    meant.sort();
-    let count = served.len();
-    served.dedup();
-    assert_eq!(served.len(), count, "a route is there twice");
-    let missing: Vec<&String> = served.iter().filter(|route| !meant.contains(route)).collect();
-    assert!(missing.is_empty(), "who may ask for these? say so in RULES: {missing:#?}");
-    assert_eq!(meant, served, "rules of routes that are not served");
+fn every_change_says_whose_the_thing_is() {
+    for route in routes() {
+        let what = format!("{} {}", route.method.name(), route.path);
+        let is_change = route.method != Get;
+        let harmless = ["/api/v1/auth/login", "/api/v1/preview-hp-search", "/proxy/{id}/{*rest}"];
+        match route.access {
+            Access::Open | Access::Read | Access::LocalOrUser if is_change => {
+                assert!(harmless.contains(&route.path), "{what} changes something: who may?");
+            }
+            Access::Make => assert!(is_change && !route.path.ends_with('}'), "{what} makes nothing"),
+            _ => {}
+        }
+        let of_machines = is_change && (route.path.contains("/agents/") || route.path == "/api/v1/users");
+        assert!(!of_machines || route.access == Access::Administrator, "{what} is for administrators");
+    }
 }
 
 #[test]
-fn every_route_answers_as_its_rule_says() {
+fn every_route_answers_each_kind_of_token_as_the_table_says() {
     let served = serve();
-    fill(&served);
-    let forged = ["".to_owned(), bearer("wrong"), bearer("expired"), "Cookie: auth=no\r\n".to_owned(), bearer("")];
-    for (method, path, rule) in RULES {
-        let (what, path) = (format!("{} {path}", method.name()), filled(path));
-        let body = if path.ends_with("/move") { MOVE } else { "" };
-        let status = |header: &str| ask(&served, *method, &path, header, body).0;
-        for header in &forged {
-            let open = matches!(rule, Anybody | Here);
-            assert_eq!(status(header) == UNAUTHENTICATED, !open, "{what} with {header:?}");
+    let things = fill(&served);
+    // The owner's things last as long as they are needed.
+    let mut table = routes();
+    table.sort_by_key(|route| route.method == Delete);
+    let strangers = ["", "wrong", "revoked", "expired", "agent"];
+    for route in &table {
+        let what = format!("{} {}", route.method.name(), route.path);
+        let path = filled(route.path, &things);
+        assert!(
+            route.access != Access::Change(Thing::InBody) || body(route, &things).is_some(),
+            "{what}: which body names something of the owner's?"
+        );
+        for token in strangers {
+            let found = ask(&served, route.method, &path, &bearer(token), "").0;
+            let open = matches!(route.access, Access::Open | Access::LocalOrUser)
+                || (route.access == Access::Agent && token == "agent");
+            assert_eq!(found == UNAUTHENTICATED, !open, "{what} with {token:?}: {found}");
+        }
+        for header in ["", "Cookie: auth=no\r\n"] {
+            let found = ask(&served, route.method, &path, header, "").0;
+            let open = matches!(route.access, Access::Open | Access::LocalOrUser);
+            assert_eq!(found == UNAUTHENTICATED, !open, "{what} with {header:?}: {found}");
         }
         for header in ["Origin: http://evil.example\r\n", "Host: evil.example\r\n", "Origin: null\r\n"] {
-            let header = format!("{}{header}", bearer("admin"));
-            assert_eq!(status(&header), FORBIDDEN, "{what} with {header:?}");
-        }
-        // Whoever logs out has no token for the others any more.
-        if path != "/api/v1/auth/logout" {
-            let refused = matches!(rule, Owner | Administrator);
-            let found = status(&bearer("user"));
-            assert_eq!(found == FORBIDDEN, refused, "{what} for another user: {found}");
-            assert!(found != UNAUTHENTICATED && found < 500, "{what} for another user: {found}");
+            let header = format!("{}{header}", bearer("administrator"));
+            assert_eq!(ask(&served, route.method, &path, &header, "").0, FORBIDDEN, "{what} with {header:?}");
         }
     }
-    for (method, path, _) in RULES.iter().filter(|(_, path, _)| !path.ends_with("/logout")) {
-        let (found, answer) = ask(&served, *method, &filled(path), &bearer("admin"), "");
-        assert!(found != FORBIDDEN && found != UNAUTHENTICATED, "{} {path} for an administrator", method.name());
-        assert!(found < 500, "{} {path}: {answer}", method.name());
+    // Those who are refused everything of the owner's come first.
+    for token in ["other", "other task", "own task", "owner", "administrator"] {
+        for route in table.iter().filter(|route| route.path != "/api/v1/auth/logout") {
+            let found = outcome(&served, route, &things, token);
+            assert_eq!(found, expected(route, token), "{} {} for {token}", route.method.name(), route.path);
+        }
     }
+    let logout = |token: &str| ask(&served, Post, "/api/v1/auth/logout", &bearer(token), "").0;
+    assert_eq!([logout("own task"), logout("leaving"), logout("leaving")], [FORBIDDEN, 200, UNAUTHENTICATED]);
 }
 
 #[test]
@@ -360,4 +329,24 @@ fn requests_have_names_in_answers_and_errors() {
         let (_, answer) = ask(&served, Get, path, "X-Request-Id: mine-8\r\n", "");
         assert!(answer.contains("x-request-id: mine-8") && answer.contains(r#""requestId":"mine-8""#), "{answer}");
     }
+}
+
+#[test]
+fn a_password_is_changed_after_a_recent_login_and_never_by_a_task() {
+    let served = serve();
+    let things = fill(&served);
+    assert!(things.task.starts_with("1."));
+    let change = |token: &str| ask(&served, Patch, "/api/v1/users/2", &bearer(token), r#"{"password": "secret"}"#).0;
+    assert_eq!(change("own task"), FORBIDDEN);
+    // Who has no password yet cannot give it; with that the sessions end.
+    assert_eq!(change("owner"), 200);
+    let later = Timestamp(now().0 + 3_600_000_000);
+    let open = |token: &str, opened: Timestamp| {
+        served.runtime.block_on(served.database.open_session(token_hash(token), OWNER, opened, later)).unwrap();
+    };
+    open("old", Timestamp(now().0 - 7_200_000_000));
+    assert_eq!(change("old"), FORBIDDEN);
+    open("new", now());
+    assert_eq!(change("new"), 200);
+    assert_eq!(change("administrator"), 200);
 }

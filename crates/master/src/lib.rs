@@ -23,6 +23,7 @@
 
 mod application;
 mod archive;
+mod attempts;
 mod clock;
 mod cluster;
 mod config;

@@ -1,11 +1,14 @@
 //! Logging in and out.
 
+use std::time::{Duration, Instant};
+
 use instep_api::error::Code;
 use instep_api::users::{LoginRequest, LoginResponse, UserResponse};
 use instep_api::wire::Timestamp;
 
 use super::call::Call;
 use super::failure::Failure;
+use super::hashing::work;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
 use crate::passwords::{matches, token_hash};
@@ -25,11 +28,15 @@ pub(crate) async fn login(call: Call) -> Result<Json<LoginResponse>, Failure> {
         stored => {
             // Somebody who does not exist takes as long as a wrong password.
             let stored = stored.unwrap_or_else(|| call.application.decoy_hash.clone());
-            let checking = tokio::task::spawn_blocking(move || matches(&password, is_hashed, &stored));
-            let right = checking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
-            if !right {
+            let address = call.peer.remote.ip();
+            if let Some(wait) = call.application.attempts.wait(&username, address, Instant::now()) {
+                return Err(too_many(&username, wait));
+            }
+            if !work(move || matches(&password, is_hashed, &stored)).await? {
+                call.application.attempts.failed(&username, address, Instant::now());
                 return Err(Failure::unauthenticated());
             }
+            call.application.attempts.succeeded(&username, address);
         }
     }
     let user = account.map(|account| account.user).ok_or_else(Failure::unauthenticated)?;
@@ -42,6 +49,15 @@ pub(crate) async fn login(call: Call) -> Result<Json<LoginResponse>, Failure> {
     let expiry = Timestamp(time.0.saturating_add(lasting));
     call.application.database.open_session(token_hash(&token), user.id, time, expiry).await?;
     Ok(Json(LoginResponse { token, user }))
+}
+
+fn too_many(username: &str, wait: Duration) -> Failure {
+    let seconds = wait.as_secs() + 1;
+    let what = format!(
+        "too many wrong passwords for user '{username}' from this address\nhint: try again in {seconds} s, or let an \
+         administrator set a new password"
+    );
+    Failure::new(Code::ResourceExhausted, what)
 }
 
 /// Users without a password exist from the start; they may log in with none, from a process of the master's own user on

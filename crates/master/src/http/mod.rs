@@ -23,6 +23,7 @@ mod export;
 mod failure;
 mod files;
 mod guard;
+mod hashing;
 mod logs;
 mod metrics;
 mod models;

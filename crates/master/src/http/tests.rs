@@ -350,3 +350,25 @@ fn a_password_is_changed_after_a_recent_login_and_never_by_a_task() {
     assert_eq!(change("new"), 200);
     assert_eq!(change("administrator"), 200);
 }
+
+#[test]
+fn wrong_passwords_are_slowed_down() {
+    let served = serve();
+    let password = r#"{"password": "secret"}"#;
+    assert_eq!(ask(&served, Patch, "/api/v1/users/2", &bearer("administrator"), password).0, 200);
+    let login = |user: &str, password: &str| {
+        let body = json!({"username": user, "password": password}).to_string();
+        ask(&served, Post, "/api/v1/auth/login", "", &body)
+    };
+    // A right one takes the wrong ones before it back.
+    assert_eq!([login("determined", "a").0, login("determined", "secret").0], [UNAUTHENTICATED, 200]);
+    for _ in 0..5 {
+        assert_eq!(login("determined", "guess").0, UNAUTHENTICATED);
+        assert_eq!(login("nobody", "guess").0, UNAUTHENTICATED);
+    }
+    // Of users who do not exist nobody learns it from this either.
+    for user in ["determined", "nobody"] {
+        let (status, answer) = login(user, "secret");
+        assert!(status == 429 && answer.contains("hint: try again in"), "{answer}");
+    }
+}

@@ -1,12 +1,12 @@
 //! Users: listing, making, changing.
 
-use instep_api::error::Code;
 use instep_api::identifiers::UserId;
 use instep_api::users::{PatchUserRequest, PostUserRequest, UserResponse, UsersResponse};
 use instep_database::{NewAccount, UserChange};
 
 use super::call::Call;
 use super::failure::Failure;
+use super::hashing::work;
 use super::reply::Json;
 use crate::clock::now;
 use crate::passwords::to_store;
@@ -121,6 +121,5 @@ fn checked_name(name: &str) -> Result<String, Failure> {
 }
 
 async fn stored(password: String, is_hashed: bool) -> Result<Option<String>, Failure> {
-    let hashing = tokio::task::spawn_blocking(move || to_store(&password, is_hashed));
-    hashing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))
+    work(move || to_store(&password, is_hashed)).await
 }

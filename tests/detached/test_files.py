@@ -183,6 +183,29 @@ def test_deletions_survive_a_crash(
     wait_until(lambda: not (tmp_path / "storage" / uuid).exists(), 20, "the files to be gone")
 
 
+def test_folders_that_the_administrator_did_not_list_are_left_alone(
+    master: Master, api: Client, wait_until: Callable[..., None], tmp_path: Path
+) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    master.stop()
+    master.start(wait_until, "--storage-root", str(allowed))
+    inside = save(api, make_trial(api, storage=allowed / "mine"), allowed / "mine", 1, FILES)
+    assert unpacked(api.raw("GET", f"/checkpoints/{inside}")[2])["state"] == "weights"
+    outside = save(api, make_trial(api, storage=other), other, 1, FILES)
+    asked = [
+        ("GET", f"/checkpoints/{outside}", None),
+        ("DELETE", "/api/v1/checkpoints", {"checkpointUuids": [outside]}),
+        ("POST", "/api/v1/checkpoints/rm", {"checkpointUuids": [outside], "checkpointGlobs": ["**"]}),
+    ]
+    for method, path, body in asked:
+        status, message = refused(api, method, path, body)
+        assert (status, f"start it with --storage-root {other}" in message) == (400, True), message
+    assert api("GET", f"/api/v1/checkpoints/{outside}")["checkpoint"]["state"] == "STATE_COMPLETED"
+    assert (other / outside / "state").read_text() == "weights"
+    api("DELETE", "/api/v1/checkpoints", {"checkpointUuids": [inside]})
+    assert not (allowed / "mine" / inside).exists()
+
+
 def test_metrics_and_logs_are_exported(api: Client) -> None:
     made = make_trial(api)
     report(api, made, 1, loss=0.5, note='a "b", c')

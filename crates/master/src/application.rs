@@ -14,6 +14,7 @@ use crate::journal::Journal;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
 use crate::random;
+use crate::storage::StorageRoots;
 use crate::telemetry::Telemetry;
 
 /// The master's state: everything that lasts is in the database.
@@ -31,6 +32,8 @@ pub(crate) struct Application {
     pub session: Duration,
     /// What the master says for all experiments, as a configuration.
     pub defaults: Value,
+    /// Where checkpoints are read and deleted.
+    pub storage: StorageRoots,
     pub telemetry: Telemetry,
     /// What was logged recently.
     pub journal: Journal,
@@ -45,6 +48,7 @@ pub(crate) struct ApplicationOptions {
     pub allowed_hosts: Vec<String>,
     pub session: Duration,
     pub defaults: Value,
+    pub storage: StorageRoots,
     pub cluster: ClusterOptions,
     pub journal: Journal,
 }
@@ -62,6 +66,7 @@ impl Application {
             allowed_hosts: told.allowed_hosts,
             decoy_hash,
             session: told.session,
+            storage: told.storage,
             defaults: told.defaults,
             telemetry: Telemetry::new(),
             journal: told.journal,

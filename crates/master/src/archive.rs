@@ -95,6 +95,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::storage::StorageRoots;
 
     #[test]
     fn the_first_type_that_is_known_is_sent() {
@@ -118,7 +119,9 @@ mod tests {
         let long = format!("sub/{}", "n".repeat(200));
         std::fs::create_dir_all(storage.path().join(uuid).join("sub")).unwrap();
         std::fs::write(storage.path().join(uuid).join(&long), "content").unwrap();
-        let folder = CheckpointFolder::open(storage.path(), uuid).unwrap().unwrap();
+        let config = serde_json::json!({"type": "directory", "container_path": storage.path()});
+        let all = StorageRoots::default().find(&config).unwrap();
+        let folder = CheckpointFolder::open(&all, uuid).unwrap().unwrap();
         let mut entries = folder.entries().unwrap();
         let mut bytes = Vec::new();
         pack(&folder, &entries, Format::Gzip, &mut bytes).unwrap();

@@ -8,7 +8,7 @@ use instep_database::Deletion;
 use tokio::sync::Mutex;
 
 use crate::application::Application;
-use crate::storage::{Unreachable, folder_of, remove};
+use crate::storage::{StorageRoots, Unreachable, remove};
 
 /// One at a time: two would only be in each other's way.
 static AT_WORK: Mutex<()> = Mutex::const_new(());
@@ -28,7 +28,8 @@ pub(crate) async fn carry_out(application: &Arc<Application>) -> instep_database
         let mut problems = Vec::new();
         for deletion in application.database.deletions().await? {
             let (id, uuid) = (deletion.id, deletion.uuid.clone());
-            let outcome = tokio::task::spawn_blocking(move || delete(&deletion)).await;
+            let storage = application.storage.clone();
+            let outcome = tokio::task::spawn_blocking(move || delete(&storage, &deletion)).await;
             match outcome.unwrap_or_else(|error| Err(error.to_string())) {
                 Ok(()) => application.database.deletion_done(id).await?,
                 Err(why) => problems.push(Problem { uuid, why }),
@@ -40,13 +41,17 @@ pub(crate) async fn carry_out(application: &Arc<Application>) -> instep_database
     work.await.unwrap_or(Err(instep_database::Error::Closed))
 }
 
-fn delete(deletion: &Deletion) -> Result<(), String> {
-    let folder = match folder_of(&deletion.storage) {
-        Ok(folder) => folder,
+fn delete(roots: &StorageRoots, deletion: &Deletion) -> Result<(), String> {
+    let storage = match roots.find(&deletion.storage) {
+        Ok(storage) => storage,
         // The files are where this master cannot reach: they stay, and trying again would not help.
         Err(Unreachable::Kind(_) | Unreachable::Missing | Unreachable::Path(_)) => return Ok(()),
+        Err(why @ Unreachable::Outside(_)) => {
+            tracing::warn!(checkpoint = deletion.uuid, "a checkpoint's files stay: {why}");
+            return Ok(());
+        }
     };
     let paths: Option<Vec<PathBuf>> = deletion.paths.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
-    remove(&folder, &deletion.uuid, paths.as_deref())
-        .map_err(|error| format!("{}: {error}", folder.join(&deletion.uuid).display()))
+    remove(&storage, &deletion.uuid, paths.as_deref())
+        .map_err(|error| format!("{}: {error}", storage.path().join(&deletion.uuid).display()))
 }

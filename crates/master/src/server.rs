@@ -21,6 +21,7 @@ use crate::listener::Connections;
 use crate::peer::Peer;
 use crate::presence::Presence;
 use crate::random;
+use crate::storage::StorageRoots;
 
 /// How long requests may take to finish once the master is told to end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -42,6 +43,8 @@ pub struct Options {
     pub encryption: Option<Encryption>,
     /// Where checkpoints go of experiments that do not say: a folder.
     pub checkpoints: PathBuf,
+    /// The folders in which the master reads and deletes checkpoints; none says: the default ones.
+    pub storage_roots: Vec<PathBuf>,
     /// How the cluster is run.
     pub cluster: ClusterOptions,
     /// Where to find what is logged.
@@ -150,6 +153,11 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         allowed_hosts,
         session: options.session,
         defaults: defaults(options),
+        storage: StorageRoots::of(
+            &options.storage_roots,
+            &options.checkpoints,
+            address.ip().to_canonical().is_loopback(),
+        ),
         cluster: options.cluster.clone(),
         journal: options.journal.clone(),
     };

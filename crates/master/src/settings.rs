@@ -57,6 +57,7 @@ pub const KEYS: &[Key] = &[
     key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
     key("checkpoints", "checkpoints", "INSTEP_MASTER_CHECKPOINTS", "", Kind::Path),
+    key("storage_roots", "storage-root", "INSTEP_MASTER_STORAGE_ROOTS", "", Kind::Words),
     key("agent_reconnect_wait", "agent-reconnect-wait", "INSTEP_MASTER_AGENT_RECONNECT_WAIT", "25", Kind::Seconds),
     key(
         "scheduler.type",
@@ -212,6 +213,7 @@ impl Settings {
             session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
             encryption: self.encryption()?,
             checkpoints: self.checkpoints(database),
+            storage_roots: self.values["storage_roots"].0.iter().map(|root| absolute(root.into())).collect(),
             cluster: self.cluster(),
             journal: Journal::default(),
         })
@@ -221,9 +223,7 @@ impl Settings {
     fn checkpoints(&self, database: &str) -> PathBuf {
         let said = PathBuf::from(self.text("checkpoints"));
         let beside = || PathBuf::from(database).with_file_name("checkpoints");
-        let folder = if said.as_os_str().is_empty() { beside() } else { said };
-        // It is handed on to other programs, which are elsewhere.
-        std::path::absolute(&folder).unwrap_or(folder)
+        absolute(if said.as_os_str().is_empty() { beside() } else { said })
     }
 
     fn cluster(&self) -> ClusterOptions {
@@ -265,6 +265,11 @@ impl Settings {
     fn text(&self, name: &str) -> &str {
         self.values[name].0.first().map_or("", String::as_str)
     }
+}
+
+/// A folder as other programs, which are elsewhere, can be told it.
+fn absolute(folder: PathBuf) -> PathBuf {
+    std::path::absolute(&folder).unwrap_or(folder)
 }
 
 /// The words of a list, or the value itself.

@@ -32,6 +32,60 @@ pub(crate) enum Unreachable {
     Kind(String),
     #[error("checkpoint_storage.{0} must be an absolute path without `..`")]
     Path(&'static str),
+    #[error(
+        "the master may not use the folder {}\nhint: let its administrator start it with --storage-root {}",
+        .0.display(), .0.display()
+    )]
+    Outside(PathBuf),
+}
+
+/// The folders in which the master reads and deletes checkpoints. Configurations are users', and the master's rights are
+/// not theirs: elsewhere a folder that happens to be named like a checkpoint could be anybody's.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StorageRoots(Option<Vec<PathBuf>>);
+
+impl StorageRoots {
+    /// What was said; by default the folder of checkpoints. A master that serves its own machine alone is one person's,
+    /// who may use every folder that it may.
+    pub(crate) fn of(said: &[PathBuf], checkpoints: &Path, on_loopback: bool) -> StorageRoots {
+        match said {
+            [] if on_loopback => StorageRoots(None),
+            [] => StorageRoots(Some(vec![checkpoints.to_owned()])),
+            said => StorageRoots(Some(said.to_vec())),
+        }
+    }
+
+    /// The storage of a configuration, if the master may use it.
+    pub(crate) fn find(&self, config: &Value) -> Result<Storage, Unreachable> {
+        let folder = folder_of(config)?;
+        let Some(roots) = &self.0 else { return Ok(Storage { root: folder, below: PathBuf::new() }) };
+        let found = roots.iter().find_map(|root| Some((root, folder.strip_prefix(root).ok()?)));
+        match found {
+            Some((root, below)) => Ok(Storage { root: root.clone(), below: below.to_owned() }),
+            None => Err(Unreachable::Outside(folder)),
+        }
+    }
+}
+
+/// A folder of checkpoints: one that is trusted, and the way from there, on which no link is followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Storage {
+    root: PathBuf,
+    below: PathBuf,
+}
+
+impl Storage {
+    /// Where it is.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.root.join(&self.below)
+    }
+
+    fn open(&self) -> nix::Result<OwnedFd> {
+        let root = open(&self.root, FOLDER, Mode::empty())?;
+        self.below
+            .iter()
+            .try_fold(root, |folder, name| openat(&folder, name, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()))
+    }
 }
 
 /// The folder of a storage configuration.
@@ -81,9 +135,9 @@ const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_C
 
 impl CheckpointFolder {
     /// Opens a checkpoint's folder; `None` if there is none.
-    pub(crate) fn open(storage: &Path, uuid: &str) -> io::Result<Option<CheckpointFolder>> {
-        let opened = open(storage, FOLDER, Mode::empty())
-            .and_then(|storage| openat(&storage, uuid, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()));
+    pub(crate) fn open(storage: &Storage, uuid: &str) -> io::Result<Option<CheckpointFolder>> {
+        let opened =
+            storage.open().and_then(|storage| openat(&storage, uuid, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()));
         match opened {
             Ok(folder) => Ok(Some(CheckpointFolder(folder))),
             Err(Errno::ENOENT) => Ok(None),
@@ -140,7 +194,7 @@ impl CheckpointFolder {
 }
 
 /// Removes files of a checkpoint, or all of it; folders that become empty go too. Doing it again changes nothing.
-pub(crate) fn remove(storage: &Path, uuid: &str, paths: Option<&[PathBuf]>) -> io::Result<()> {
+pub(crate) fn remove(storage: &Storage, uuid: &str, paths: Option<&[PathBuf]>) -> io::Result<()> {
     let Some(folder) = CheckpointFolder::open(storage, uuid)? else { return Ok(()) };
     // Backwards, so that folders come after what they hold.
     for entry in folder.entries()?.iter().rev() {
@@ -148,7 +202,7 @@ pub(crate) fn remove(storage: &Path, uuid: &str, paths: Option<&[PathBuf]>) -> i
             folder.remove(&entry.path, entry.kind)?;
         }
     }
-    let parent = open(storage, FOLDER, Mode::empty())?;
+    let parent = storage.open()?;
     match unlinkat(&parent, uuid, UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY) => Ok(()),
         Err(errno) => Err(errno.into()),
@@ -229,6 +283,10 @@ mod tests {
         storage
     }
 
+    fn all_of(folder: &tempfile::TempDir) -> Storage {
+        Storage { root: folder.path().to_owned(), below: PathBuf::new() }
+    }
+
     fn names(folder: &CheckpointFolder) -> Vec<String> {
         folder.entries().unwrap().into_iter().map(|entry| entry.path.display().to_string()).collect()
     }
@@ -236,17 +294,17 @@ mod tests {
     #[test]
     fn files_are_listed_read_and_removed() {
         let storage = made();
-        let folder = CheckpointFolder::open(storage.path(), UUID).unwrap().unwrap();
+        let folder = CheckpointFolder::open(&all_of(&storage), UUID).unwrap().unwrap();
         assert_eq!(names(&folder), ["state", "sub", "sub/deep", "sub/deep/file"]);
         assert_eq!(io::read_to_string(folder.read(Path::new("sub/deep/file")).unwrap()).unwrap(), "12");
         for path in ["../x", "/etc/passwd", "sub/../state", ""] {
             assert!(folder.read(Path::new(path)).is_err(), "{path}");
         }
-        remove(storage.path(), UUID, Some(&[PathBuf::from("sub/deep/file")])).unwrap();
+        remove(&all_of(&storage), UUID, Some(&[PathBuf::from("sub/deep/file")])).unwrap();
         assert_eq!(names(&folder), ["state"]);
-        remove(storage.path(), UUID, None).unwrap();
-        remove(storage.path(), UUID, None).unwrap();
-        assert!(CheckpointFolder::open(storage.path(), UUID).unwrap().is_none());
+        remove(&all_of(&storage), UUID, None).unwrap();
+        remove(&all_of(&storage), UUID, None).unwrap();
+        assert!(CheckpointFolder::open(&all_of(&storage), UUID).unwrap().is_none());
     }
 
     #[test]
@@ -258,18 +316,47 @@ mod tests {
         let folder = storage.path().join(UUID);
         symlink(other.path().join("inner/secret"), folder.join("link")).unwrap();
         symlink(other.path(), folder.join("tree")).unwrap();
-        let open = CheckpointFolder::open(storage.path(), UUID).unwrap().unwrap();
+        let open = CheckpointFolder::open(&all_of(&storage), UUID).unwrap().unwrap();
         assert_eq!(names(&open), ["link", "state", "sub", "sub/deep", "sub/deep/file", "tree"]);
         assert!(open.read(Path::new("link")).is_err());
         assert!(open.read(Path::new("tree/inner/secret")).is_err());
         assert!(open.remove(Path::new("tree/inner/secret"), Kind::File).is_err());
-        remove(storage.path(), UUID, None).unwrap();
+        remove(&all_of(&storage), UUID, None).unwrap();
         assert!(!folder.exists());
         assert_eq!(fs::read_to_string(other.path().join("inner/secret")).unwrap(), "secret");
         // Nor is a link taken for a checkpoint.
         symlink(other.path(), &folder).unwrap();
-        assert!(CheckpointFolder::open(storage.path(), UUID).is_err());
-        assert!(remove(storage.path(), UUID, None).is_err());
+        assert!(CheckpointFolder::open(&all_of(&storage), UUID).is_err());
+        assert!(remove(&all_of(&storage), UUID, None).is_err());
         assert!(other.path().join("inner/secret").exists());
+    }
+
+    #[test]
+    fn only_folders_below_the_roots_are_used() {
+        let config = |path: &str| json!({"type": "directory", "container_path": path});
+        let roots = StorageRoots(Some(vec!["/data/a".into(), "/b".into()]));
+        for inside in ["/data/a", "/data/a/c", "/b/c/d"] {
+            assert_eq!(roots.find(&config(inside)).unwrap().path(), Path::new(inside));
+        }
+        for outside in ["/data", "/data/ab", "/etc", "/"] {
+            assert_eq!(roots.find(&config(outside)), Err(Unreachable::Outside(outside.into())));
+        }
+        assert!(StorageRoots::default().find(&config("/etc")).is_ok());
+        // By default: every folder for one person, else the folder of checkpoints.
+        let checkpoints = Path::new("/checkpoints");
+        assert!(StorageRoots::of(&[], checkpoints, true).find(&config("/etc")).is_ok());
+        assert!(StorageRoots::of(&[], checkpoints, false).find(&config("/etc")).is_err());
+        assert!(StorageRoots::of(&[], checkpoints, false).find(&config("/checkpoints/a")).is_ok());
+        assert!(StorageRoots::of(&["/b".into()], checkpoints, true).find(&config("/checkpoints")).is_err());
+    }
+
+    #[test]
+    fn no_link_leads_out_of_a_root() {
+        let (storage, root) = (made(), tempfile::tempdir().unwrap());
+        symlink(storage.path(), root.path().join("link")).unwrap();
+        let through = Storage { root: root.path().to_owned(), below: "link".into() };
+        assert!(CheckpointFolder::open(&through, UUID).is_err());
+        assert!(remove(&through, UUID, None).is_err());
+        assert!(CheckpointFolder::open(&all_of(&storage), UUID).unwrap().is_some());
     }
 }

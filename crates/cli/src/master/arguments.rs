@@ -30,6 +30,10 @@ pub(crate) struct SettingsArguments {
     /// checkpoints next to the database] [env: INSTEP_MASTER_CHECKPOINTS]
     #[arg(long, global = true, value_name = "FOLDER")]
     checkpoints: Option<PathBuf>,
+    /// Folder in which the master may read and delete checkpoints; may be repeated [default: every folder on a
+    /// loopback address, otherwise the folder of --checkpoints] [env: INSTEP_MASTER_STORAGE_ROOTS]
+    #[arg(long = "storage-root", global = true, value_name = "FOLDER")]
+    storage_roots: Vec<PathBuf>,
     /// Seconds that a disconnected agent keeps its work running [default: 25] [env:
     /// INSTEP_MASTER_AGENT_RECONNECT_WAIT]
     #[arg(long, global = true, value_name = "SECONDS")]
@@ -131,6 +135,10 @@ impl SettingsArguments {
         }
         let folder = self.checkpoints.as_ref().map(|path| path.to_string_lossy().into_owned());
         said.extend(folder.map(|path| ("checkpoints", vec![path])));
+        if !self.storage_roots.is_empty() {
+            let roots = self.storage_roots.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+            said.push(("storage_roots", roots));
+        }
         let wait = self.agent_reconnect_wait.map(|seconds| seconds.to_string());
         said.extend(wait.map(|seconds| ("agent_reconnect_wait", vec![seconds])));
         said.extend(self.scheduler.clone().map(|rule| ("scheduler.type", vec![rule])));

@@ -24,6 +24,8 @@ impl Agent {
             .args(["agent", "--master", &master.address, "--name", "agent-0", "--slots", "2", "--token", "t"])
             .arg("--state-folder")
             .arg(folder)
+            // Tests that root runs: tasks write to the tests' own folders.
+            .args(["--default-user", "root"])
             .args(more)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())

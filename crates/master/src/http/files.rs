@@ -19,7 +19,7 @@ use super::failure::Failure;
 use super::reply::{Download, Json, Nothing, Reply};
 use crate::archive::{Format, pack};
 use crate::deletions::carry_out;
-use crate::storage::{CheckpointFolder, Entry, Kind, folder_of};
+use crate::storage::{CheckpointFolder, Entry, Kind, Storage, Unreachable};
 
 /// Downloads at the same time; the next one waits.
 static DOWNLOADS: Semaphore = Semaphore::const_new(16);
@@ -39,13 +39,13 @@ struct Found {
 }
 
 /// Looks for a checkpoint's files where its configuration says that they are.
-async fn find(uuid: String, storage: Option<Value>) -> Result<Found, Failure> {
-    let folder = folder_of(&storage.unwrap_or(Value::Null))
-        .map_err(|why| Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}")))?;
+async fn find(call: &Call, uuid: String, storage: Option<Value>) -> Result<Found, Failure> {
+    let storage = reachable(call, &uuid, storage)?;
     let looking = tokio::task::spawn_blocking(move || {
-        let Some(found) = CheckpointFolder::open(&folder, &uuid).map_err(|error| unreadable(&uuid, &error))? else {
-            let shown = folder.display();
-            return Err(Failure::not_found(format!("checkpoint '{uuid}' is not in {shown} on the master's machine")));
+        let Some(found) = CheckpointFolder::open(&storage, &uuid).map_err(|error| unreadable(&uuid, &error))? else {
+            let shown = storage.path();
+            let what = format!("checkpoint '{uuid}' is not in {} on the master's machine", shown.display());
+            return Err(Failure::not_found(what));
         };
         let entries = found.entries().map_err(|error| unreadable(&uuid, &error))?;
         if let Some(other) = entries.iter().find(|entry| entry.kind == Kind::Other) {
@@ -55,6 +55,11 @@ async fn find(uuid: String, storage: Option<Value>) -> Result<Found, Failure> {
         Ok(Found { folder: found, entries })
     });
     looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
+}
+
+fn reachable(call: &Call, uuid: &str, storage: Option<Value>) -> Result<Storage, Failure> {
+    let found = call.application.storage.find(&storage.unwrap_or(Value::Null));
+    found.map_err(|why| Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}")))
 }
 
 fn unreadable(uuid: &str, error: &io::Error) -> Failure {
@@ -71,7 +76,7 @@ pub(crate) async fn download(call: Call) -> Result<Reply, Failure> {
         let what = format!("checkpoint '{uuid}' is in {} and has no files", checkpoint.state.as_str());
         return Err(Failure::new(Code::FailedPrecondition, what));
     }
-    let found = find(uuid.clone(), storage).await?;
+    let found = find(&call, uuid.clone(), storage).await?;
     let permit = DOWNLOADS.acquire().await.map_err(|error| Failure::new(Code::Unavailable, error.to_string()))?;
     let (sender, parts) = mpsc::channel(PARTS_AHEAD);
     let runtime = tokio::runtime::Handle::current();
@@ -128,7 +133,13 @@ async fn owned(call: &Call, uuids: Option<Vec<String>>) -> Result<Vec<(Checkpoin
     let mut found = Vec::new();
     for uuid in uuids {
         call.may_change(Subject::Checkpoint(uuid.clone())).await?;
-        found.push(call.application.database.checkpoint_storage(uuid).await?);
+        let (checkpoint, storage) = call.application.database.checkpoint_storage(uuid.clone()).await?;
+        // Said before anything is given up: files that only this master could delete would stay for ever.
+        let config = storage.clone().unwrap_or(Value::Null);
+        if let Err(why @ Unreachable::Outside(_)) = call.application.storage.find(&config) {
+            return Err(Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}")));
+        }
+        found.push((checkpoint, storage));
     }
     Ok(found)
 }
@@ -185,7 +196,7 @@ pub(crate) async fn remove(call: Call) -> Result<Json<Nothing>, Failure> {
     let mut uuids = Vec::new();
     for (checkpoint, storage) in owned(&call, request.checkpoint_uuids).await? {
         let uuid = checkpoint.uuid;
-        let found = find(uuid.clone(), storage).await?;
+        let found = find(&call, uuid.clone(), storage).await?;
         let (left, paths) = split(&found.entries, &patterns);
         call.application.database.delete_checkpoint_files(uuid.clone(), left, paths).await?;
         uuids.push(uuid);

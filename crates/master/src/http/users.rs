@@ -107,7 +107,7 @@ async fn check_password_change(call: &Call) -> Result<(), Failure> {
     }
     Err(Failure::forbidden(format!(
         "user '{0}' logged in more than an hour ago: changing a password needs the old one\n\
-         hint: log in once more, with `det user login {0}` or `instep login`, and change it then",
+         hint: log in once more with `instep login {0}`, and change it then",
         caller.username
     )))
 }

@@ -120,9 +120,10 @@ class Walls:
         self.cluster.wait_until(lambda: text in log(trial), 30, lambda: f"{text!r} in the log\n{log(trial)}")
 
     def kill(self, trial: int) -> None:
-        """Kill a trial's experiment and wait for its end."""
+        """Kill a trial's experiment, as its owner, and wait for its end."""
         number = self.cluster.api("GET", f"/api/v1/trials/{trial}")["trial"]["experimentId"]
-        self.cluster.api("POST", f"/api/v1/experiments/{number}/kill")
+        owner = self.users[self.cluster.experiment(number)["username"]]
+        owner("POST", f"/api/v1/experiments/{number}/kill")
         self.cluster.wait_for(number, "STATE_CANCELED", 30)
 
 

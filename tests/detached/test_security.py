@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -177,3 +178,31 @@ def test_lines_of_output_need_a_token(master: Master) -> None:
     with pytest.raises(Failed) as refused:
         master.client("POST", "/task-logs", [{"task_id": "1.x", "log": "forged"}])
     assert refused.value.status == 401
+
+
+def answer_to(master: Master, request: str) -> str:
+    """What the master says to bytes that no client of HTTP would send."""
+    with socket.create_connection(("127.0.0.1", master.port), timeout=20) as connection:
+        connection.sendall(request.encode())
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+
+def test_requests_that_a_proxy_could_read_otherwise_are_refused(master: Master) -> None:
+    address = f"127.0.0.1:{master.port}"
+    assert answer_to(master, f"GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").startswith(
+        "HTTP/1.1 200 "
+    )
+    twice = f"GET /health HTTP/1.1\r\nHost: {address}\r\nHost: other.example\r\nConnection: close\r\n\r\n"
+    answer = answer_to(master, twice)
+    assert answer.startswith("HTTP/1.1 400 "), answer
+    assert "2 Host headers" in answer
+    login = json.dumps({"username": "determined", "password": "", "isHashed": False})
+    length, chunked = f"Content-Length: {len(login)}\r\n", "Transfer-Encoding: chunked\r\n"
+    chunks = f"{len(login):x}\r\n{login}\r\n0\r\n\r\n"
+    start = f"POST /api/v1/auth/login HTTP/1.1\r\nHost: {address}\r\n"
+    assert answer_to(master, f"{start}{chunked}Connection: close\r\n\r\n{chunks}").startswith("HTTP/1.1 200 ")
+    for headers in (length + chunked, chunked + length):
+        # The second request is on the same connection, after one that is as it should be.
+        answer = answer_to(master, f"{start}{length}\r\n{login}{start}{headers}\r\n{chunks}")
+        assert "HTTP/1.1 400 " in answer, answer
+        assert "both Content-Length and Transfer-Encoding" in answer

@@ -9,8 +9,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::extract::connect_info::Connected;
-use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
@@ -32,33 +30,20 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Where connections come from.
 pub(crate) enum Connections {
     Plain(TcpListener),
-    Encrypted { ready: mpsc::Receiver<(Stream, Peer)>, local: Peer, accepting: JoinHandle<()> },
+    Encrypted { ready: mpsc::Receiver<(Stream, Peer)>, accepting: JoinHandle<()> },
 }
 
 impl Connections {
     /// Takes connections of a bound listener, encrypted if it is said how.
-    pub(crate) fn of(listener: TcpListener, encryption: Option<TlsAcceptor>) -> io::Result<Connections> {
-        let Some(acceptor) = encryption else { return Ok(Connections::Plain(listener)) };
-        let local = listener.local_addr()?;
+    pub(crate) fn of(listener: TcpListener, encryption: Option<TlsAcceptor>) -> Connections {
+        let Some(acceptor) = encryption else { return Connections::Plain(listener) };
         let (sender, ready) = mpsc::channel(READY);
         let accepting = tokio::spawn(accept_encrypted(listener, acceptor, sender));
-        Ok(Connections::Encrypted { ready, local: Peer { remote: local, local }, accepting })
+        Connections::Encrypted { ready, accepting }
     }
-}
 
-impl Drop for Connections {
-    fn drop(&mut self) {
-        if let Connections::Encrypted { accepting, .. } = self {
-            accepting.abort();
-        }
-    }
-}
-
-impl Listener for Connections {
-    type Io = Stream;
-    type Addr = Peer;
-
-    async fn accept(&mut self) -> (Stream, Peer) {
+    /// The next connection. A caller may stop waiting for it without losing one.
+    pub(crate) async fn accept(&mut self) -> (Stream, Peer) {
         match self {
             Connections::Plain(listener) => {
                 let (connection, peer) = accept(listener).await;
@@ -71,18 +56,13 @@ impl Listener for Connections {
             },
         }
     }
-
-    fn local_addr(&self) -> io::Result<Peer> {
-        match self {
-            Connections::Plain(listener) => listener.local_addr().map(|local| Peer { remote: local, local }),
-            Connections::Encrypted { local, .. } => Ok(*local),
-        }
-    }
 }
 
-impl Connected<IncomingStream<'_, Connections>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Connections>) -> Peer {
-        *stream.remote_addr()
+impl Drop for Connections {
+    fn drop(&mut self) {
+        if let Connections::Encrypted { accepting, .. } = self {
+            accepting.abort();
+        }
     }
 }
 

@@ -16,9 +16,9 @@ use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
 use crate::heartbeat;
 use crate::http::router::router;
+use crate::http::serving::{self, Limits};
 use crate::journal::Journal;
 use crate::listener::Connections;
-use crate::peer::Peer;
 use crate::presence::Presence;
 use crate::random;
 use crate::storage::StorageRoots;
@@ -148,7 +148,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     if scheme == "http" && !address.ip().to_canonical().is_loopback() {
         tracing::warn!(%address, "passwords and tokens cross the network unencrypted: use --tls-cert");
     }
-    let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?).map_err(ServeError::System)?;
+    let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?);
     let told = ApplicationOptions {
         allowed_hosts,
         session: options.session,
@@ -175,14 +175,12 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         }
     });
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
-    let service = router(&application).into_make_service_with_connect_info::<Peer>();
     database.announce(&Presence::serving(scheme, address))?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = axum::serve(connections, service).with_graceful_shutdown(async {
+    let serving = tokio::spawn(serving::serve(connections, router(&application), Limits::default(), async {
         // An error means that the sender is gone, which ends the server just as well.
         let _ = stopped.await;
-    });
-    let serving = tokio::spawn(serving.into_future());
+    }));
     announce(&format!("{scheme}://{address}"));
     tracing::info!(%address, scheme, version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::select! {

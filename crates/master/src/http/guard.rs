@@ -5,10 +5,11 @@
 
 use std::net::IpAddr;
 
-use axum::http::{HeaderMap, header};
+use axum::http::{Extensions, HeaderMap, header};
 use instep_database::Session;
 
 use super::failure::Failure;
+use super::serving::Ambiguous;
 use crate::application::Application;
 use crate::passwords::token_hash;
 use crate::peer::Peer;
@@ -69,6 +70,13 @@ fn host_of(authority: &str) -> &str {
 /// Refuses requests that were meant for another host, or sent by another host's page.
 pub(crate) fn check_origin(headers: &HeaderMap, allowed_hosts: &[String]) -> Result<(), Failure> {
     let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
+    let hosts = headers.get_all(header::HOST).iter().count();
+    if hosts > 1 {
+        return Err(Failure::invalid(format!(
+            "the request has {hosts} Host headers, of which a proxy may believe another one\n\
+             hint: send one Host header"
+        )));
+    }
     let Some(host) = text(header::HOST) else {
         return Err(Failure::invalid("the request has no Host header"));
     };
@@ -87,6 +95,17 @@ pub(crate) fn check_origin(headers: &HeaderMap, allowed_hosts: &[String]) -> Res
         }
     }
     Ok(())
+}
+
+/// Refuses requests whose end a proxy before the master may see elsewhere, and with it the beginning of the next one.
+pub(crate) fn check_framing(extensions: &Extensions) -> Result<(), Failure> {
+    if extensions.get::<Ambiguous>().is_none() {
+        return Ok(());
+    }
+    Err(Failure::invalid(
+        "a request on this connection has both Content-Length and Transfer-Encoding, or a length that cannot be read\n\
+         hint: send one of them",
+    ))
 }
 
 /// The token that a request carries: as a user's, as a task's, or in a cookie.
@@ -173,5 +192,10 @@ mod tests {
         assert!(!check("127.0.0.1:8080", Some("http://127.0.0.1:3000")));
         assert!(!check("127.0.0.1:8080", Some("null")));
         assert!(check_origin(&HeaderMap::new(), &[]).is_err());
+        let mut twice = HeaderMap::new();
+        for host in ["localhost", "localhost"] {
+            twice.append(header::HOST, host.parse().unwrap());
+        }
+        assert!(check_origin(&twice, &[]).unwrap_err().message.contains("2 Host headers"));
     }
 }

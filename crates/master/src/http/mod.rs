@@ -1,6 +1,7 @@
 //! HTTP: which routes there are, who may call them, and how requests and answers look.
 //!
 //! - [`routes`] is the one table; [`router`] makes a server of it.
+//! - [`serving`] speaks HTTP on connections and closes those on which nothing comes, by what [`framing`] sees of their bytes.
 //! - [`call`] is a request as handlers see it, [`reply`] what they answer, [`failure`] what they answer when they cannot.
 //! - [`openapi`] describes the table for programs, with [`shape`] for what bodies hold.
 //! - [`guard`] refuses requests before any handler sees them, [`ownership`] changes of what is somebody else's.
@@ -22,6 +23,7 @@ mod experiments;
 mod export;
 mod failure;
 mod files;
+mod framing;
 mod guard;
 mod hashing;
 mod logs;
@@ -38,6 +40,7 @@ mod request_id;
 mod retention;
 pub(crate) mod router;
 pub(crate) mod routes;
+pub(crate) mod serving;
 mod shape;
 mod tasks;
 mod templates;

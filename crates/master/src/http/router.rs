@@ -13,7 +13,7 @@ use instep_api::error::Code;
 
 use super::call::{Call, Query};
 use super::failure::Failure;
-use super::guard::{admit, check_origin, token_of};
+use super::guard::{admit, check_framing, check_origin, token_of};
 use super::ownership;
 use super::reply::Reply;
 use super::request_id;
@@ -50,7 +50,9 @@ pub(crate) fn router(application: &Arc<Application>) -> Router {
 /// The answer to what no route serves; strangers are told nothing else than by a route.
 fn refused(application: &Application, request: &Request, failure: Failure) -> Response<Body> {
     let id = request_id::of(request.headers());
-    let failure = check_origin(request.headers(), &application.allowed_hosts).err().unwrap_or(failure);
+    let checked =
+        check_framing(request.extensions()).and_then(|()| check_origin(request.headers(), &application.allowed_hosts));
+    let failure = checked.err().unwrap_or(failure);
     request_id::mark(failure.response("", &id), &id)
 }
 
@@ -91,6 +93,7 @@ async fn handle(
     request: Request,
 ) -> Result<Reply, Failure> {
     let (mut head, body) = request.into_parts();
+    check_framing(&head.extensions)?;
     check_origin(&head.headers, &application.allowed_hosts)?;
     let token = token_of(&head.headers);
     let session = admit(&application, route.access, token.as_deref(), peer).await?;

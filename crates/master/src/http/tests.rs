@@ -17,11 +17,11 @@ use super::guard::{Access, Thing};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::router::router;
 use super::routes::{Route, routes};
+use super::serving::{Limits, serve as serve_connections};
 use crate::application::{Application, ApplicationOptions};
 use crate::clock::now;
 use crate::listener::Connections;
 use crate::passwords::token_hash;
-use crate::peer::Peer;
 
 const UNAUTHENTICATED: u16 = 401;
 const FORBIDDEN: u16 = 403;
@@ -72,8 +72,8 @@ fn serve() -> Served {
         let application = Arc::new(Application::start(database.clone(), told).await.unwrap());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let service = router(&application).into_make_service_with_connect_info::<Peer>();
-        tokio::spawn(async move { axum::serve(Connections::of(listener, None).unwrap(), service).await });
+        let (connections, router) = (Connections::of(listener, None), router(&application));
+        tokio::spawn(serve_connections(connections, router, Limits::default(), std::future::pending()));
         address
     });
     Served { address, database, runtime, _folder: folder }

@@ -153,10 +153,17 @@ def test_a_full_disk_refuses_reports_and_loses_none(
     api = Client(found[0]).login()
     trial = new_trial(api)
     report(api, trial, 1, {"loss": 1.0})
+    assert api("GET", "/health") == {"status": "up"}
     filler = Path(f"/proc/{serving.pid}/root{folder}/filler")
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 4096)
+    # Before anything has failed, and without a token.
+    with pytest.raises(Failed) as unhealthy:
+        Client(found[0])("GET", "/health")
+    assert unhealthy.value.status == 503
+    assert "the database cannot be written: only 0 KiB are free on its disk" in unhealthy.value.message
+    assert "hint: " in unhealthy.value.message
     acknowledged = [1]
     # What the journal has room for may still be taken.
     for step in range(2, 2000):
@@ -169,6 +176,7 @@ def test_a_full_disk_refuses_reports_and_loses_none(
     assert steps_of(api, trial) == acknowledged
     assert serving.poll() is None
     filler.unlink()
+    assert api("GET", "/health") == {"status": "up"}
     report(api, trial, 6000, {"loss": 1.0})
     assert steps_of(api, trial) == [*acknowledged, 6000]
 
@@ -181,7 +189,12 @@ def test_a_locked_database_refuses_reports_until_it_is_free(master: Master) -> N
     other.execute("BEGIN IMMEDIATE")
     must_fail(api, trial, 2)
     assert steps_of(api, trial) == [1], "reading goes on"
+    with pytest.raises(Failed) as unhealthy:
+        api("GET", "/health")
+    assert unhealthy.value.status == 503
+    assert "locked" in unhealthy.value.message
     other.execute("ROLLBACK")
+    assert api("GET", "/health") == {"status": "up"}
     other.close()
     report(api, trial, 2, {"loss": 1.0})
     assert steps_of(api, trial) == [1, 2]

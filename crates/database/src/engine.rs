@@ -51,6 +51,7 @@ pub(crate) struct Engine {
     reads: Mutex<Option<mpsc::Sender<ReadJob>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     points: AtomicU64,
+    last_failure: Arc<Mutex<Option<String>>>,
 }
 
 impl Engine {
@@ -59,7 +60,9 @@ impl Engine {
         let (writes, write_jobs) = mpsc::channel(QUEUE);
         let (reads, read_jobs) = mpsc::channel::<ReadJob>(QUEUE);
         let read_jobs = Arc::new(Mutex::new(read_jobs));
-        let mut threads = vec![spawn("instep-db-write", path, move || write_loop(&writer, write_jobs, epoch))?];
+        let last_failure = Arc::new(Mutex::new(None));
+        let noted = Arc::clone(&last_failure);
+        let mut threads = vec![spawn("instep-db-write", path, move || write_loop(&writer, write_jobs, epoch, &noted))?];
         for _ in 0..READERS {
             let mut reader = open_reader(path)?;
             let jobs = Arc::clone(&read_jobs);
@@ -76,6 +79,7 @@ impl Engine {
             reads: Mutex::new(Some(reads)),
             threads: Mutex::new(threads),
             points: AtomicU64::new(0),
+            last_failure,
         })
     }
 
@@ -134,6 +138,11 @@ impl Engine {
             waiting_writes: waiting(&self.writes),
             waiting_reads: waiting(&self.reads),
         }
+    }
+
+    /// Why the last transaction could not be stored, if it could not.
+    pub(crate) fn last_failure(&self) -> Option<String> {
+        lock(&self.last_failure).clone()
     }
 
     /// Lets the threads finish what is queued, and joins them.
@@ -242,7 +251,12 @@ fn in_savepoint<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Re
 }
 
 /// The writer's life: gather, run, commit, answer.
-fn write_loop(connection: &Connection, mut jobs: mpsc::Receiver<WriteJob>, epoch: i64) {
+fn write_loop(
+    connection: &Connection,
+    mut jobs: mpsc::Receiver<WriteJob>,
+    epoch: i64,
+    last_failure: &Mutex<Option<String>>,
+) {
     while let Some(first) = jobs.blocking_recv() {
         let mut completions = Vec::new();
         let outcome = write_together(connection, first, &mut jobs, epoch, &mut completions);
@@ -251,6 +265,7 @@ fn write_loop(connection: &Connection, mut jobs: mpsc::Receiver<WriteJob>, epoch
             let _ = connection.execute_batch("ROLLBACK");
         }
         let failure = outcome.err().map(|error| describe(&error));
+        lock(last_failure).clone_from(&failure);
         for completion in completions {
             completion(failure.as_deref());
         }
@@ -329,6 +344,22 @@ mod tests {
             Ok(names.collect::<rusqlite::Result<Vec<_>>>()?)
         });
         assert_eq!(names.unwrap(), ["one", "two"]);
+    }
+
+    #[test]
+    fn why_nothing_can_be_stored_is_remembered_until_something_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        add(&engine, "one").unwrap();
+        assert!(add(&engine, "one").is_err());
+        assert_eq!(engine.last_failure(), None, "a mistake of the caller's is not the database's");
+        let other = Connection::open(folder.path().join("a.db")).unwrap();
+        other.execute("UPDATE lease SET epoch = 2", []).unwrap();
+        assert!(add(&engine, "two").is_err());
+        assert!(engine.last_failure().unwrap().contains("another master"));
+        other.execute("UPDATE lease SET epoch = 1", []).unwrap();
+        add(&engine, "two").unwrap();
+        assert_eq!(engine.last_failure(), None);
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod templates;
 mod trials;
 mod users;
 mod workspaces;
+mod writable;
 
 use std::path::Path;
 use std::sync::Arc;

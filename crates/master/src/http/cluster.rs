@@ -17,9 +17,12 @@ const LINES_PER_READ: usize = 100;
 /// How long a follower of the log waits for a wake-up before it looks whether its reader is still there.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether requests can be done: the database answers.
+/// Whether requests can be done: the database answers, and has room for changes.
 pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
-    call.application.database.users_without_password().await?;
+    if let Some(why) = call.application.database.unwritable().await? {
+        let hint = "free space on the disk of the master's database";
+        return Err(Failure::new(Code::Unavailable, format!("the database cannot be written: {why}\nhint: {hint}")));
+    }
     Reply::json(&json!({"status": "up"}))
 }
 

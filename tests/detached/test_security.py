@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -206,3 +207,44 @@ def test_requests_that_a_proxy_could_read_otherwise_are_refused(master: Master) 
         answer = answer_to(master, f"{start}{length}\r\n{login}{start}{headers}\r\n{chunks}")
         assert "HTTP/1.1 400 " in answer, answer
         assert "both Content-Length and Transfer-Encoding" in answer
+
+
+def test_names_have_no_control_characters(master: Master) -> None:
+    admin, owner = master.client.login("admin"), master.client.login()
+    searcher = "searcher: {name: single, metric: x}"
+    number = owner("POST", "/api/v1/experiments", {"config": f"{{name: a, {searcher}}}", "unmanaged": True})
+    experiment = f"/api/v1/experiments/{number['experiment']['id']}"
+    owner("POST", "/api/v1/models", {"name": "model"})
+    external = "/api/v1/experiments/by-external-id"
+    trial = {"experimentId": number["experiment"]["id"], "unmanaged": True}
+    for code, letter in (("U+0000", "\0"), ("U+001B", "\x1b"), ("U+000A", "\n")):
+        name = f"a{letter}b"
+        quoted = quote(name, safe="")
+        config = json.dumps({"name": name, "searcher": {"name": "single", "metric": "x"}})
+        labels = json.dumps({"labels": [name], "searcher": {"name": "single", "metric": "x"}})
+        attempts: list[tuple[Client, str, str, object]] = [
+            (owner, "POST", "/api/v1/experiments", {"config": config, "unmanaged": True}),
+            (owner, "POST", "/api/v1/experiments", {"config": labels, "unmanaged": True}),
+            (owner, "PATCH", experiment, {"name": name}),
+            (owner, "PATCH", experiment, {"labels": ["fine", name]}),
+            (owner, "PUT", f"{experiment}/labels/{quoted}", None),
+            (owner, "PUT", f"{external}/{quoted}", {"config": f"{{{searcher}}}", "unmanaged": True}),
+            (owner, "PUT", "/api/v1/trials", {"externalTrialId": name, "createTrialRequest": trial}),
+            (owner, "POST", "/api/v1/models", {"name": name}),
+            (owner, "PATCH", "/api/v1/models/model", {"labels": [name]}),
+            (owner, "POST", "/api/v1/workspaces", {"name": name}),
+            (owner, "POST", "/api/v1/workspaces/1/projects", {"name": name}),
+            (owner, "POST", f"/api/v1/templates/{quoted}", {"config": {}}),
+            (admin, "POST", "/api/v1/users", {"user": {"username": name, "active": True}}),
+            (admin, "POST", "/api/v1/agents/tokens", {"name": name}),
+        ]
+        for client, method, path, body in attempts:
+            with pytest.raises(Failed) as refused:
+                client(method, path, body)
+            assert refused.value.status == 400, (method, path)
+            assert f"has the control character {code}, which names must not have" in refused.value.message, (
+                method,
+                path,
+            )
+    # Texts that are no names may have lines.
+    owner("PATCH", experiment, {"notes": "two\nlines", "description": "two\nlines", "name": "größer"})

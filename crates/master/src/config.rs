@@ -1,18 +1,31 @@
-//! What the master adds to [`instep_api::config`]: patterns of log policies that can be searched for, and one sentence
-//! for all mistakes.
+//! What the master adds to [`instep_api::config`]: names that can be seen, patterns of log policies that can be searched
+//! for, and one sentence for all mistakes.
 
 use instep_api::config::{ConfigError, ExperimentConfig, Sources};
+
+use crate::names;
 
 /// Reads a configuration. The error is a sentence for its author.
 pub(crate) fn read(text: &str, sources: &Sources) -> Result<ExperimentConfig, String> {
     let config = ExperimentConfig::parse(text, sources).map_err(|mistakes| sentence(&mistakes))?;
-    let mistakes = wrong_patterns(&config);
+    let mut mistakes = wrong_names(&config);
+    mistakes.extend(wrong_patterns(&config));
     if mistakes.is_empty() { Ok(config) } else { Err(sentence(&mistakes)) }
 }
 
 fn sentence(mistakes: &[ConfigError]) -> String {
     let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     format!("invalid experiment configuration: {}", mistakes.join("; "))
+}
+
+/// What is wrong with the names that a configuration gives.
+pub(crate) fn wrong_names(config: &ExperimentConfig) -> Vec<ConfigError> {
+    // Labels have been sorted: their places would say nothing to their author.
+    let labels = config.labels.iter().map(|label| ("labels", label));
+    let named = std::iter::once(("name", &config.name)).chain(labels);
+    named
+        .filter_map(|(path, name)| Some(ConfigError { path: path.to_owned(), what: names::objection(name)? }))
+        .collect()
 }
 
 fn wrong_patterns(config: &ExperimentConfig) -> Vec<ConfigError> {
@@ -62,6 +75,11 @@ mod tests {
             ("{searcher: {name: single, metric: x}, workspace: w}", "both be set"),
             ("{searcher: {name: single, metric: x}, labels: 7}", "labels: must be"),
             ("{searcher: {name: single, metric: x}, name: [1]}", "name: must be text"),
+            ("{searcher: {name: single, metric: x}, name: \"a\\0\"}", "name: has the control character U+0000"),
+            (
+                "{searcher: {name: single, metric: x}, labels: [a, \"\\e[0m\"]}",
+                "labels: has the control character U+001B",
+            ),
             ("{searcher: {name: single, metric: x, smaller_is_better: 1}}", "true or false"),
             ("{searcher: {name: single, metric: x}, log_policies: [{name: a, pattern: '['}]}", "regular expression"),
         ];

@@ -8,7 +8,7 @@
 //! - `cluster` runs experiments on agents' slots. `model_definition` packs the code that they come with.
 //! - `storage` finds, reads and removes checkpoints' files, `archive` makes one stream of them, `deletions` carries out
 //!   what the database has noted as to be deleted. `export` writes metrics for other programs.
-//! - `config` reads experiment configurations, `passwords` checks who somebody is, `heartbeat` gives up trials
+//! - `config` reads experiment configurations, `names` says what no name may have, `passwords` checks who somebody is, `heartbeat` gives up trials
 //!   that went silent.
 //!
 //! - `telemetry` counts, for Prometheus; what happens is logged as events of `tracing`, which the binary writes; the last of them are also
@@ -36,6 +36,7 @@ mod http;
 mod journal;
 mod listener;
 mod model_definition;
+mod names;
 mod notices;
 mod passwords;
 mod peer;

@@ -11,10 +11,12 @@ use instep_api::users::User;
 use instep_api::wire::{Timestamp, camel_case};
 use instep_database::SessionTask;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::failure::Failure;
 use super::routes::Route;
 use crate::application::Application;
+use crate::names;
 use crate::peer::Peer;
 
 /// A request that was let through.
@@ -76,6 +78,7 @@ impl Call {
             body if !body.starts_with(b"{") => return Err(unreadable("it is not an object")),
             body => body,
         };
+        check_names(body, self.route.names)?;
         serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
     }
 
@@ -84,6 +87,35 @@ impl Call {
         debug_assert!(self.route.is_said_to_take::<Vec<T>>(), "{} takes something else in the table", self.route.path);
         let body = if self.body.trim_ascii().is_empty() { b"[]".as_slice() } else { &self.body };
         serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
+    }
+}
+
+/// Refuses control characters in the fields of a body that are names, each a path such as `user/username`.
+fn check_names(body: &[u8], fields: &[&str]) -> Result<(), Failure> {
+    // JSON can only say them with a backslash.
+    if fields.is_empty() || !body.contains(&b'\\') {
+        return Ok(());
+    }
+    let body: Value = serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))?;
+    for field in fields {
+        let texts = match body.pointer(&format!("/{field}")) {
+            Some(Value::String(text)) => vec![text.as_str()],
+            Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
+            _ => continue,
+        };
+        if let Some(objection) = texts.into_iter().find_map(names::objection) {
+            return Err(Failure::invalid(format!("`{}` {objection}", field.replace('/', "."))));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses control characters in the parts of a path by which something is made.
+pub(crate) fn check_path_names(parts: &[(String, String)]) -> Result<(), Failure> {
+    let objection = parts.iter().find_map(|(name, value)| Some((name, names::objection(value)?)));
+    match objection {
+        Some((name, objection)) => Err(Failure::invalid(format!("`{name}` in the address {objection}"))),
+        None => Ok(()),
     }
 }
 
@@ -188,6 +220,27 @@ pub(crate) fn decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_without_control_characters_pass() {
+        let fields: &[&str] = &["name", "labels", "user/username"];
+        let check = |body: &str| check_names(body.as_bytes(), fields).map_err(|failure| failure.message);
+        for body in [
+            "{}",
+            r#"{"name": "a", "description": "two\nlines"}"#,
+            r#"{"name": "\u00fc \"quoted\"", "metadata": {"name": "a\u0000"}}"#,
+            r#"{"name": null, "labels": [], "user": {"displayName": "a"}}"#,
+        ] {
+            assert_eq!(check(body), Ok(()), "{body}");
+        }
+        for (body, field) in [
+            (r#"{"name": "a\u0000"}"#, "`name` has the control character U+0000"),
+            (r#"{"labels": ["a", "b\nc"]}"#, "`labels` has the control character U+000A"),
+            (r#"{"user": {"username": "\u001b"}}"#, "`user.username` has the control character U+001B"),
+        ] {
+            assert!(check(body).unwrap_err().starts_with(field), "{body}");
+        }
+    }
 
     #[test]
     fn queries_are_read_in_both_spellings_and_with_repetitions() {

@@ -12,6 +12,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::Json;
 use crate::clock::now;
+use crate::config::wrong_names;
 
 /// `POST /experiments/continue`
 #[derive(Debug, Default, Deserialize)]
@@ -42,6 +43,10 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
             let sources = Sources { managed: true, name: experiment.name.clone(), ..Sources::default() };
             let config = ExperimentConfig::from_value(merge(over, experiment.config.clone()), &sources);
             let config = config.map_err(|mistakes| mistaken(&mistakes))?;
+            let mistakes = wrong_names(&config);
+            if !mistakes.is_empty() {
+                return Err(mistaken(&mistakes));
+            }
             if config.searcher.name() != "single" {
                 return Err(Failure::invalid("a single trial is continued as a single trial: searcher.name must stay"));
             }

@@ -11,7 +11,7 @@ use axum::http::{Response, header};
 use axum::routing::{MethodFilter, on};
 use instep_api::error::Code;
 
-use super::call::{Call, Query};
+use super::call::{Call, Query, check_path_names};
 use super::failure::Failure;
 use super::guard::{admit, check_framing, check_origin, token_of};
 use super::ownership;
@@ -132,6 +132,10 @@ async fn handle(
         body,
         upgrade,
     };
+    // What is there under such a name can still be read, renamed and deleted.
+    if matches!(route.method, Method::Post | Method::Put) && route.kind == Kind::Json {
+        check_path_names(&call.path)?;
+    }
     ownership::check(&call).await?;
     (route.handler)(call).await
 }

@@ -113,6 +113,8 @@ pub(crate) struct Route {
     /// What its body is read as.
     pub takes: Option<fn() -> Value>,
     takes_type: Option<TypeId>,
+    /// Which fields of its body are names that people give.
+    pub names: &'static [&'static str],
     /// What it answers with, as its handler says.
     pub gives: Option<fn() -> Value>,
     /// Which parameters it looks at.
@@ -151,6 +153,7 @@ where
         }),
         takes: None,
         takes_type: None,
+        names: &[],
         gives: Given::SCHEMA,
         query: &[],
         kind: Kind::Json,
@@ -165,6 +168,11 @@ impl Route {
 
     fn takes<T: DeserializeOwned + 'static>(self) -> Route {
         Route { takes: Some(schema_of::<T>), takes_type: Some(TypeId::of::<T>()), ..self }
+    }
+
+    /// Which fields of the body are names: they have no control characters.
+    fn names(self, names: &'static [&'static str]) -> Route {
+        Route { names, ..self }
     }
 
     fn asks(self, query: &'static [&'static str]) -> Route {
@@ -222,7 +230,9 @@ fn managed_routes() -> Vec<Route> {
     vec![
         route(Get, link::PATH, Agent, agents_link::connect).answers(Kind::Socket),
         route(Get, "/api/v1/agents/tokens", Administrator, agents_link::tokens),
-        route(Post, "/api/v1/agents/tokens", Administrator, agents_link::create_token).takes::<AgentTokenRequest>(),
+        route(Post, "/api/v1/agents/tokens", Administrator, agents_link::create_token)
+            .takes::<AgentTokenRequest>()
+            .names(&["name"]),
         route(Delete, "/api/v1/agents/tokens/{name}", Administrator, agents_link::delete_token),
         route(Post, "/api/v1/experiments/{id}/activate", Change(Experiment), control::activate),
         route(Post, "/api/v1/experiments/{id}/pause", Change(Experiment), control::pause),
@@ -314,26 +324,40 @@ fn bulk_routes() -> Vec<Route> {
 fn user_routes() -> Vec<Route> {
     vec![
         route(Get, "/api/v1/users", Read, users::list).asks(&["active", "admin", "name", "limit", "offset"]),
-        route(Post, "/api/v1/users", Administrator, users::create).takes::<PostUserRequest>(),
+        route(Post, "/api/v1/users", Administrator, users::create).takes::<PostUserRequest>().names(&[
+            "user/username",
+            "user/displayName",
+            "user/display_name",
+        ]),
         route(Get, "/api/v1/users/{id}", Read, users::get),
         route(Get, "/api/v1/users/{name}/by-username", Read, users::get_by_name),
-        route(Patch, "/api/v1/users/{id}", Change(User), users::change).takes::<PatchUserRequest>(),
+        route(Patch, "/api/v1/users/{id}", Change(User), users::change).takes::<PatchUserRequest>().names(&[
+            "username",
+            "displayName",
+            "display_name",
+        ]),
     ]
 }
 
 fn workspace_routes() -> Vec<Route> {
     vec![
         route(Get, "/api/v1/workspaces", Read, workspaces::list).asks(OWNED),
-        route(Post, "/api/v1/workspaces", Make, workspaces::create).takes::<WorkspaceRequest>(),
+        route(Post, "/api/v1/workspaces", Make, workspaces::create).takes::<WorkspaceRequest>().names(&["name"]),
         route(Get, "/api/v1/workspaces/{id}", Read, workspaces::get),
-        route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change).takes::<WorkspaceRequest>(),
+        route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change)
+            .takes::<WorkspaceRequest>()
+            .names(&["name"]),
         route(Delete, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::delete),
         route(Post, "/api/v1/workspaces/{id}/archive", Change(Workspace), workspaces::set_archived),
         route(Post, "/api/v1/workspaces/{id}/unarchive", Change(Workspace), workspaces::set_archived),
         route(Get, "/api/v1/workspaces/{id}/projects", Read, workspaces::list_projects).asks(OWNED),
-        route(Post, "/api/v1/workspaces/{id}/projects", Make, workspaces::create_project).takes::<ProjectRequest>(),
+        route(Post, "/api/v1/workspaces/{id}/projects", Make, workspaces::create_project)
+            .takes::<ProjectRequest>()
+            .names(&["name", "key"]),
         route(Get, "/api/v1/projects/{id}", Read, workspaces::get_project),
-        route(Patch, "/api/v1/projects/{id}", Change(Project), workspaces::change_project).takes::<ProjectRequest>(),
+        route(Patch, "/api/v1/projects/{id}", Change(Project), workspaces::change_project)
+            .takes::<ProjectRequest>()
+            .names(&["name", "key"]),
         route(Delete, "/api/v1/projects/{id}", Change(Project), workspaces::delete_project),
         route(Post, "/api/v1/projects/{id}/archive", Change(Project), workspaces::set_project_archived),
         route(Post, "/api/v1/projects/{id}/unarchive", Change(Project), workspaces::set_project_archived),
@@ -364,7 +388,8 @@ fn experiment_routes() -> Vec<Route> {
             .body_up_to(EXPERIMENT_LIMIT),
         route(Get, "/api/v1/experiments/{id}", Read, experiments::get),
         route(Patch, "/api/v1/experiments/{id}", Change(Experiment), experiments::change)
-            .takes::<PatchExperimentRequest>(),
+            .takes::<PatchExperimentRequest>()
+            .names(&["name", "labels"]),
         route(Delete, "/api/v1/experiments/{id}", Change(Experiment), experiments::delete),
         route(Post, "/api/v1/experiments/{id}/archive", Change(Experiment), experiments::set_archived),
         route(Post, "/api/v1/experiments/{id}/unarchive", Change(Experiment), experiments::set_archived),
@@ -387,7 +412,9 @@ fn experiment_routes() -> Vec<Route> {
 fn trial_routes() -> Vec<Route> {
     vec![
         route(Post, "/api/v1/trials", Change(InBody), trials::create).takes::<CreateTrialRequest>(),
-        route(Put, "/api/v1/trials", Change(InBody), trials::put).takes::<PutTrialRequest>(),
+        route(Put, "/api/v1/trials", Change(InBody), trials::put)
+            .takes::<PutTrialRequest>()
+            .names(&["externalTrialId", "external_trial_id"]),
         route(Get, "/api/v1/trials/by-external-id/{*external}", Read, trials::get_by_external_id),
         route(Get, "/api/v1/trials/time-series", Read, metrics::compare).asks(&[
             "trialIds",
@@ -447,20 +474,25 @@ fn checkpoint_and_log_routes() -> Vec<Route> {
 fn model_routes() -> Vec<Route> {
     vec![
         route(Get, "/api/v1/models", Read, models::list).asks(MODELS),
-        route(Post, "/api/v1/models", Make, models::create).takes::<ModelRequest>(),
+        route(Post, "/api/v1/models", Make, models::create).takes::<ModelRequest>().names(&["name", "labels"]),
         route(Get, "/api/v1/model/labels", Read, models::labels).asks(&["workspaceId"]),
         route(Get, "/api/v1/models/{name}", Read, models::get),
-        route(Patch, "/api/v1/models/{name}", Change(Model), models::change).takes::<ModelRequest>(),
+        route(Patch, "/api/v1/models/{name}", Change(Model), models::change)
+            .takes::<ModelRequest>()
+            .names(&["name", "labels"]),
         route(Delete, "/api/v1/models/{name}", Change(Model), models::delete),
         route(Post, "/api/v1/models/{name}/archive", Change(Model), models::set_archived),
         route(Post, "/api/v1/models/{name}/unarchive", Change(Model), models::set_archived),
         route(Post, "/api/v1/models/{name}/move", Change(Model), models::relocate).takes::<MoveModelRequest>(),
         route(Get, "/api/v1/models/{name}/versions", Read, models::versions)
             .asks(&["sortBy", "orderBy", "limit", "offset"]),
-        route(Post, "/api/v1/models/{name}/versions", Make, models::register).takes::<ModelVersionRequest>(),
+        route(Post, "/api/v1/models/{name}/versions", Make, models::register)
+            .takes::<ModelVersionRequest>()
+            .names(&["name", "labels"]),
         route(Get, "/api/v1/models/{name}/versions/{version}", Read, models::version),
         route(Patch, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::change_version)
-            .takes::<ModelVersionRequest>(),
+            .takes::<ModelVersionRequest>()
+            .names(&["name", "labels"]),
         route(Delete, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::delete_version),
     ]
 }

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::deadline::Deadline;
 use crate::group::Group;
 use crate::options::{Options, TransportChoice};
 use crate::sync::MAX_TIMEOUT;
@@ -118,7 +119,7 @@ impl Bound {
             listener: &self.listener,
             network: self.network.get().map(|(network, _)| network),
             timeout,
-            deadline: Instant::now() + timeout,
+            deadline: Deadline { at: Instant::now() + timeout, generation, newest: self.options.newest.clone() },
         };
         builder.connect()
     }

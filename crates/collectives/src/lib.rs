@@ -16,6 +16,7 @@
 //! | `hierarchical` | both: inside every host first, then between hosts |
 //! | `p2p` | send and receive between two ranks |
 //! | `abort` | whether a group is aborted, and why |
+//! | [`Standby`] | a rank that is to take another's place, before it is connected |
 //! | [`DeviceGroup`] | the same on memory of a GPU that the ranks share |
 //!
 //! Promises:
@@ -56,6 +57,7 @@ mod abort;
 mod address;
 mod bootstrap;
 mod call;
+mod deadline;
 mod device;
 mod dtype;
 mod error;
@@ -73,6 +75,7 @@ mod rank;
 mod schedule;
 mod shm;
 mod socket;
+mod standby;
 mod sync;
 mod tcp;
 mod ticket;
@@ -85,6 +88,7 @@ pub mod untrusted;
 pub use address::Address;
 pub use bootstrap::Bound;
 pub use call::{Call, Kind};
+pub use deadline::NewestGeneration;
 pub use device::{DeviceGroup, DeviceTicket};
 pub use dtype::{DataType, Element, Reduction, UnsupportedReduction};
 pub use error::{Error, Noticed};
@@ -92,5 +96,6 @@ pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};
 pub use options::{Options, TransportChoice};
 pub use rank::Rank;
+pub use standby::Standby;
 pub use tcp::secret::Secret;
 pub use ticket::{Output, Ticket};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use instep_recorder::GroupRecorder;
 
-use crate::Secret;
+use crate::{NewestGeneration, Secret};
 
 /// How a group works. All ranks must use the same `slot_bytes`.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ pub struct Options {
     /// Sums in the order of ranks whatever the hosts: the same bits on every topology, for more bytes between hosts. If one
     /// rank says so, all do.
     pub canonical: bool,
+    /// Who may say that connecting is in vain.
+    pub newest: NewestGeneration,
     /// Ranks with different names here share no memory even if they could, as if they were on different hosts: for tests.
     pub island: Option<String>,
 }
@@ -66,6 +68,7 @@ impl Default for Options {
             recorder: None,
             secret: None,
             canonical: false,
+            newest: NewestGeneration::default(),
             island: None,
         }
     }

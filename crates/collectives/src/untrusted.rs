@@ -3,6 +3,7 @@
 //! Each function parses bytes as a connection would, and asserts what must hold whatever they are: what is understood is
 //! exactly what would be written for it.
 
+use crate::Address;
 use crate::abort::{ABORT_BYTES, AbortReason};
 use crate::p2p::wire as p2p;
 use crate::tcp::wire as tcp;
@@ -43,5 +44,12 @@ pub fn abort_reason(bytes: &[u8]) {
     if let Some(reason) = AbortReason::from_bytes(&found) {
         let _ = reason.to_error(&[]).to_string();
         assert_eq!(AbortReason::from_bytes(&reason.to_bytes()), Some(reason));
+    }
+}
+
+/// What a rank finds under another's key in the store.
+pub fn address(bytes: &[u8]) {
+    if let Ok(address) = Address::from_bytes(bytes) {
+        assert_eq!(Address::from_bytes(&address.to_bytes()).ok(), Some(address));
     }
 }

@@ -245,6 +245,37 @@ fn a_rank_that_leaves_fails_what_needs_it_and_nothing_else() {
 }
 
 #[test]
+fn whatever_is_asked_of_a_rank_that_has_left_fails_together() {
+    for round in 0..100 {
+        let left = Barrier::new(2);
+        threads(2, &options(round % 2 == 0), |group| {
+            if group.rank().0 == 1 {
+                send(&group, b"last words", 0, 7).wait(PATIENCE).unwrap();
+                drop(group);
+                left.wait();
+                return;
+            }
+            let mut bytes = [0; 10];
+            receive(&group, &mut bytes, Some(1), 7).wait(PATIENCE).unwrap();
+            left.wait();
+            // The first is refused as soon as it is looked at: those that were asked with it must not be forgotten.
+            let mut tickets = Vec::new();
+            for _ in 0..32 {
+                // SAFETY: what is sent is static.
+                match unsafe { group.send(Source::of(b"too late"), Rank(1), 7, PATIENCE) } {
+                    Ok(ticket) => tickets.push(ticket),
+                    Err(error) => assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}"),
+                }
+            }
+            for ticket in tickets {
+                let error = ticket.wait(PATIENCE).unwrap_err();
+                assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
+            }
+        });
+    }
+}
+
+#[test]
 fn abort_fails_messages_here_and_there() {
     for options in every_path() {
         let waiting = Barrier::new(2);

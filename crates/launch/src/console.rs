@@ -53,6 +53,8 @@ pub struct Status {
     pub restarts: u32,
     /// Restarts allowed.
     pub max_restarts: u32,
+    /// Ranks replaced inside rounds.
+    pub replacements: u64,
     /// Since the launcher started.
     pub uptime: Duration,
 }

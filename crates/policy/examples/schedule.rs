@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use instep_api::link::Serves;
 use instep_api::wire::Timestamp;
 use instep_policy::schedule::{
     Agent, Cluster, Grant, Holder, Job, Pool, Queue, Request, Rule, Settings, Slot, schedule,
@@ -70,6 +71,7 @@ fn cluster(rule: Rule) -> Cluster {
         .map(|index| Agent {
             id: agent_name(index),
             takes_work: true,
+            serves: Serves::Everybody,
             slots: (0..SLOTS).map(|id| Slot { id, enabled: true }).collect(),
         })
         .collect();
@@ -97,6 +99,7 @@ fn queue(full: bool) -> Queue {
         queue.waiting.push(Request {
             id: format!("waiting {index}"),
             job: format!("job {}", random.below(JOBS)),
+            user: format!("user {}", index % 20),
             slots: *random.pick(&[1, 1, 2, 3, 4, 8, 8, 16, 24, 64]),
             single_node: random.once_in(50),
             preemptible: true,

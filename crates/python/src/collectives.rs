@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    self as collectives, Address, DataType, Error, Group, Options, Rank, Reduction, Secret, Source, Target,
-    TransportChoice,
+    self as collectives, Address, DataType, Error, Group, NewestGeneration, Options, Rank, Reduction, Secret, Source,
+    Standby, Target, TransportChoice,
 };
 use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
 use pyo3::pybacked::PyBackedBytes;
@@ -221,6 +221,15 @@ impl Ticket {
         self.ticket.is_finished()
     }
 
+    /// What has become of the output: "untouched", "complete" or "undefined"; the last while it is under way.
+    fn output(&self) -> &'static str {
+        match self.ticket.output() {
+            collectives::Output::Untouched => "untouched",
+            collectives::Output::Complete => "complete",
+            collectives::Output::Undefined => "undefined",
+        }
+    }
+
     /// Who sent what a finished receive received.
     fn source(&self) -> Option<usize> {
         self.ticket.source().map(|rank| rank.0)
@@ -256,11 +265,14 @@ impl Ticket {
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct CollectiveGroup {
     state: RwLock<GroupState>,
+    newest: NewestGeneration,
     label: Arc<str>,
 }
 
 enum GroupState {
     Bound(Box<collectives::Bound>),
+    /// Bound, and not to wait for its peers: operations end at once.
+    Standby(Box<collectives::Bound>, Standby),
     Connected(Arc<Group>),
     /// After `shutdown`, or when connecting failed.
     Closed,
@@ -278,13 +290,25 @@ impl CollectiveGroup {
         }
     }
 
+    fn standby(&self) -> Option<Standby> {
+        match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            GroupState::Standby(_, standby) => Some(*standby),
+            _ => None,
+        }
+    }
+
+    fn ticket(&self, py: Python<'_>, result: Result<collectives::Ticket, Error>) -> PyResult<Ticket> {
+        let ticket = result.map_err(|error| errors::collectives(py, &error, &self.label))?;
+        Ok(Ticket { ticket, label: Arc::clone(&self.label) })
+    }
+
     fn replace(&self, state: GroupState) -> GroupState {
         std::mem::replace(&mut *self.state.write().unwrap_or_else(PoisonError::into_inner), state)
     }
 
     fn address_of(&self, py: Python<'_>) -> PyResult<Address> {
         match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
-            GroupState::Bound(bound) => Ok(bound.address().clone()),
+            GroupState::Bound(bound) | GroupState::Standby(bound, _) => Ok(bound.address().clone()),
             GroupState::Connected(group) => Ok(group.address().clone()),
             GroupState::Closed => Err(errors::closed_group(py, &self.label)),
         }
@@ -352,11 +376,26 @@ impl CollectiveGroup {
             recorder,
             ..Options::default()
         };
+        let newest = options.newest.clone();
         if tcp {
             options.transport = TransportChoice::Tcp;
         }
         let bound = Group::bind(options).map_err(|error| errors::collectives(py, &error, label))?;
-        Ok(CollectiveGroup { state: RwLock::new(GroupState::Bound(Box::new(bound))), label: label.into() })
+        let state = RwLock::new(GroupState::Bound(Box::new(bound)));
+        Ok(CollectiveGroup { state, newest, label: label.into() })
+    }
+
+    /// Answer operations as if all peers gave what this rank gives, until `connect` is called.
+    fn stand_by(&self, rank: usize, world: usize) {
+        match self.replace(GroupState::Closed) {
+            GroupState::Bound(bound) => self.replace(GroupState::Standby(bound, Standby::new(Rank(rank), world))),
+            other => self.replace(other),
+        };
+    }
+
+    /// Have `connect` fail that waits for ranks of a generation before this one: one of them is lost.
+    fn supersede(&self, generation: u64) {
+        self.newest.announce(generation);
     }
 
     /// Where this rank listens, for the other ranks.
@@ -368,7 +407,7 @@ impl CollectiveGroup {
     fn needs_network(&self, py: Python<'_>, addresses: Vec<PyBackedBytes>) -> PyResult<bool> {
         let addresses = self.parse(py, &addresses)?;
         match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
-            GroupState::Bound(bound) => Ok(bound.needs_network(&addresses)),
+            GroupState::Bound(bound) | GroupState::Standby(bound, _) => Ok(bound.needs_network(&addresses)),
             GroupState::Connected(group) => Ok(group.needs_network(&addresses)),
             GroupState::Closed => Err(errors::closed_group(py, &self.label)),
         }
@@ -377,7 +416,7 @@ impl CollectiveGroup {
     /// Listen on the network too; the address changes.
     fn open_to_network(&self, py: Python<'_>) -> PyResult<()> {
         let result = match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
-            GroupState::Bound(bound) => bound.open_to_network(),
+            GroupState::Bound(bound) | GroupState::Standby(bound, _) => bound.open_to_network(),
             GroupState::Connected(group) => group.open_to_network(),
             GroupState::Closed => return Err(errors::closed_group(py, &self.label)),
         };
@@ -399,7 +438,7 @@ impl CollectiveGroup {
         let addresses = self.parse(py, &addresses)?;
         let outcome = match self.replace(GroupState::Closed) {
             GroupState::Closed => return Err(errors::closed_group(py, &self.label)),
-            GroupState::Bound(bound) => {
+            GroupState::Bound(bound) | GroupState::Standby(bound, _) => {
                 let result = py.detach(|| bound.connect(Rank(rank), &addresses, generation, timeout));
                 result.map(|group| (Arc::new(group), None))
             }
@@ -422,8 +461,13 @@ impl CollectiveGroup {
     /// Do an operation and return when it is done; on this thread, unless others are queued.
     fn run(&self, py: Python<'_>, operation: &Operation, timeout: f64) -> PyResult<()> {
         let timeout = errors::duration(timeout)?;
-        let group = self.connected(py)?;
         let operation = operation.get();
+        if let Some(standby) = self.standby() {
+            // SAFETY: the caller keeps the memory valid until this returns.
+            let result = py.detach(|| unsafe { standby.run(&[operation]) });
+            return result.map_err(|error| errors::collectives(py, &error, &self.label));
+        }
+        let group = self.connected(py)?;
         // SAFETY: the caller keeps the memory valid until this returns.
         let result = py.detach(|| unsafe { group.run_within(operation, timeout) });
         result.map_err(|error| errors::collectives(py, &error, &self.label))
@@ -432,6 +476,10 @@ impl CollectiveGroup {
     /// Queue an operation. `keep` is held until it has ended.
     fn submit(&self, py: Python<'_>, operation: &Operation, timeout: f64, keep: Py<PyAny>) -> PyResult<Ticket> {
         let operation = operation.get();
+        if let Some(standby) = self.standby() {
+            // SAFETY: the caller keeps the memory valid until this returns.
+            return self.ticket(py, unsafe { standby.submit(&[operation]) });
+        }
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_within(operation, timeout) })
     }
@@ -445,6 +493,10 @@ impl CollectiveGroup {
         keep: Py<PyAny>,
     ) -> PyResult<Ticket> {
         let operations: Vec<collectives::Operation> = operations.iter().map(|operation| operation.get()).collect();
+        if let Some(standby) = self.standby() {
+            // SAFETY: the caller keeps the memory valid until this returns.
+            return self.ticket(py, unsafe { standby.submit(&operations) });
+        }
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.submit_together(operations, timeout) })
     }
@@ -459,6 +511,9 @@ impl CollectiveGroup {
         timeout: f64,
         keep: Py<PyAny>,
     ) -> PyResult<Ticket> {
+        if let Some(standby) = self.standby() {
+            return self.ticket(py, standby.transfer(Some(Rank(to))));
+        }
         let memory = read(memory);
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.send(memory, Rank(to), tag, timeout) })
@@ -475,8 +530,11 @@ impl CollectiveGroup {
         timeout: f64,
         keep: Py<PyAny>,
     ) -> PyResult<Ticket> {
-        let memory = written(memory);
         let from = source.map(Rank);
+        if let Some(standby) = self.standby() {
+            return self.ticket(py, standby.transfer(from));
+        }
+        let memory = written(memory);
         // SAFETY: what is kept keeps the memory valid until the ticket is finished.
         self.begin(py, timeout, keep, move |group, timeout| unsafe { group.receive(memory, from, tag, timeout) })
     }

@@ -7,6 +7,7 @@ mod checkpoint;
 mod collectives;
 mod delivery;
 mod device;
+mod digest;
 mod errors;
 mod json;
 mod recorder;
@@ -26,6 +27,8 @@ mod _native {
     use super::collectives::{CollectiveGroup, Operation, Ticket, stop_callbacks};
     #[pymodule_export]
     use super::device::{DeviceGroup, DeviceTicket};
+    #[pymodule_export]
+    use super::digest::digest;
     #[pymodule_export]
     use super::recorder::FlightRecorder;
     #[pymodule_export]

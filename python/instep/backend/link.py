@@ -6,6 +6,9 @@ that name the attempt and the generation, so that what a dead attempt left behin
     instep/<restarts>/<generation>/host/<rank>         where a rank listens inside its host
     instep/<restarts>/<generation>/network/<rank>      and on the network: only if they do not all share memory
 
+A rank that replaces a lost one (`standby`) connects no group when the script makes it: its peers made theirs long ago.
+Operations of such a group end at once, until `Link.rejoin` connects it with the peers, who rejoin at the same time.
+
 Torch numbers groups as each rank counts them, so ranks that make different groups at the same time give them one name
 and one store (`new_subgroups(group=...)` does). What a group writes there is therefore below its members' digest.
 """
@@ -14,25 +17,30 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from instep._native import CollectiveGroup, stop_callbacks
-from instep.backend import recorder
+from instep.backend import recorder, standby
 from instep.backend.device import Device, connect
-from instep.errors import ConnectFailed, InvalidCall
+from instep.errors import CollectiveError, ConnectFailed, InvalidCall
 
 # What a group's memory is laid out for.
 MAX_CHANNELS = 8
 
+# How often a rank that waits for its peers looks whether it waits in vain: often at first.
+_LOOK_S = (0.001, 0.05)
+
 # Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
 _open: weakref.WeakSet[Link] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 class Link:
@@ -65,8 +73,22 @@ class Link:
         self._devices: dict[int, Device | None] = {}
         # Monitored barriers called so far.
         self.monitored = 0
+        # Groups are rebuilt in the order in which they were made, which is the same on every rank.
+        self.number = next(_numbers)
+        self._interface = interface
+        self._recorded = recorded
+        self._bind()
+        if standby.is_waiting():
+            self.native.stand_by(rank, size)
+        else:
+            self._bootstrap(self.seconds)
+        _open.add(self)
+
+    def _bind(self) -> None:
         # The default group's ranks are the job's; elsewhere messages must say whom they mean.
-        label = f"group {name!r}: ranks {', '.join(map(str, global_ranks))} of the job" if global_ranks else ""
+        ranks = self.global_ranks
+        label = f"group {self.name!r}: ranks {', '.join(map(str, ranks))} of the job" if ranks else ""
+        of_job = None if ranks else (self.rank, self.size)
         self.native = CollectiveGroup(
             timeout=self.seconds,
             label=label,
@@ -74,24 +96,26 @@ class Link:
             channels=_channels(),
             local_world=_number("LOCAL_WORLD_SIZE"),
             tcp=_transport() == "tcp",
-            interface=os.environ.get("INSTEP_SOCKET_IFNAME") or interface or None,
+            interface=os.environ.get("INSTEP_SOCKET_IFNAME") or self._interface or None,
             secret=os.environ.get("INSTEP_SECRET") or None,
             canonical=_order() == "canonical",
-            recorder=recorder.of_this_process(None if global_ranks else (rank, size)) if recorded else None,
-            name=name if global_ranks else "default",
-            ranks=self.global_ranks,
+            recorder=recorder.of_this_process(of_job) if self._recorded else None,
+            name=self.name if ranks else "default",
+            ranks=ranks,
         )
-        self._bootstrap(self.seconds)
-        _open.add(self)
 
-    def _bootstrap(self, seconds: float) -> int | None:
+    def _bootstrap(self, seconds: float, in_vain: Callable[[], bool] | None = None) -> int | None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"instep/{attempt}/{self.generation}"
         deadline = time.monotonic() + seconds
 
         def exchanged(where: str) -> list[bytes]:
             left = max(deadline - time.monotonic(), 0.001)
-            return exchange(self.store, f"{prefix}/{where}", self.rank, self.size, self.native.address(), left)
+            key, address = f"{prefix}/{where}", self.native.address()
+            if in_vain is not None:
+                self.store.set(f"{key}/{self.rank}", address)  # type: ignore[arg-type]  # as in `exchange`
+                _wait_unless(in_vain, self.store, [f"{key}/{peer}" for peer in range(self.size)], left)
+            return exchange(self.store, key, self.rank, self.size, address, left)
 
         addresses = exchanged("host")
         # All ranks see the same list, so all come to the same conclusion.
@@ -108,6 +132,33 @@ class Link:
         self.store, self.rank, self.size, self.generation = store, rank, size, generation
         self.sequence = 0
         return self._bootstrap(seconds)
+
+    def rejoin(self, generation: int, in_vain: Callable[[], bool]) -> None:
+        """Connect with the same ranks again, some of which are new processes, or as such a process for the first time.
+
+        Given up early when `in_vain` says that it is; the group can then rejoin a later generation.
+        """
+        waiting = standby.is_waiting()
+        if not waiting:
+            self.abort()
+            self._leave_devices()
+        self.generation = generation
+        self.sequence = self.monitored = 0
+        try:
+            self._bootstrap(self.seconds, in_vain)
+        except CollectiveError:
+            if waiting:
+                # What could not connect is closed; the next try needs one that can.
+                self.native.shutdown()
+                self._bind()
+                self.native.stand_by(self.rank, self.size)
+            raise
+
+    def give_up_before(self, generation: int) -> None:
+        """A rank was lost, and this generation is what follows: whoever waits at an earlier one need not any more."""
+        self.native.supersede(generation)
+        if self.generation < generation:
+            self.abort()
 
     def device(self, device: torch.device) -> Device | None:
         """How CUDA tensors are exchanged on a GPU; None if torch must copy. Called by all ranks, the first time."""
@@ -142,6 +193,11 @@ class Link:
         self._leave_devices()
         self.native.shutdown()
         _open.discard(self)
+
+
+def of_this_process() -> list[Link]:
+    """The connections of all groups, in the order in which they were made."""
+    return sorted((link for link in _open if link._recorded), key=lambda link: link.number)
 
 
 def members(store: Store, global_ranks: Sequence[int]) -> Store:
@@ -200,6 +256,17 @@ def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seco
     if store.has_extended_api():  # type: ignore[attr-defined]  # torch does not type it
         return [bytes(found) for found in store.multi_get(keys)]
     return [bytes(store.get(key)) for key in keys]
+
+
+def _wait_unless(in_vain: Callable[[], bool], store: Store, keys: list[str], seconds: float) -> None:
+    """Wait until a store has all these keys; not with its own `wait`, which nothing interrupts."""
+    look, most = _LOOK_S
+    deadline = time.monotonic() + seconds
+    while not store.check(keys) and time.monotonic() < deadline:
+        if in_vain():
+            raise ConnectFailed("another rank was lost while the ranks connected again")
+        time.sleep(look)
+        look = min(look * 1.5, most)
 
 
 @atexit.register

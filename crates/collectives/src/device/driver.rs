@@ -68,7 +68,7 @@ const SENT_AMONG_COMMANDS: usize = 32 << 10;
 /// What the driver says is wrong, for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {reason}")]
-pub(super) struct Trouble {
+pub(super) struct CudaError {
     what: &'static str,
     reason: String,
 }
@@ -79,7 +79,7 @@ macro_rules! functions {
 
         impl Functions {
             /// SAFETY: `library` is the driver's.
-            unsafe fn find(library: *mut c_void) -> Result<Functions, Trouble> {
+            unsafe fn find(library: *mut c_void) -> Result<Functions, CudaError> {
                 // SAFETY: each symbol is a function of the driver with this signature, which is part of its interface.
                 unsafe {
                     Ok(Functions { $($name: {
@@ -133,20 +133,21 @@ functions! {
     );
 }
 
-fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void, Trouble> {
+fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void, CudaError> {
     // SAFETY: an open library and a name that ends with 0.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     match found.is_null() {
         false => Ok(found),
-        true => {
-            Err(Trouble { what: "the CUDA driver is too old", reason: format!("it has no {}", name.to_string_lossy()) })
-        }
+        true => Err(CudaError {
+            what: "the CUDA driver is too old",
+            reason: format!("it has no {}", name.to_string_lossy()),
+        }),
     }
 }
 
 /// The driver, initialised.
-pub(super) fn driver() -> Result<&'static Driver, Trouble> {
-    static DRIVER: OnceLock<Result<Driver, Trouble>> = OnceLock::new();
+pub(super) fn driver() -> Result<&'static Driver, CudaError> {
+    static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
     DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
 }
 
@@ -155,12 +156,12 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    fn load() -> Result<Driver, Trouble> {
+    fn load() -> Result<Driver, CudaError> {
         // SAFETY: loading a library runs its initialisers, and this one is made to be loaded by anybody.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             let reason = "libcuda.so.1 cannot be loaded".to_owned();
-            return Err(Trouble { what: "there is no CUDA driver", reason });
+            return Err(CudaError { what: "there is no CUDA driver", reason });
         }
         // SAFETY: it is the driver's library, and stays loaded.
         let driver = Driver { functions: unsafe { Functions::find(library)? } };
@@ -169,7 +170,7 @@ impl Driver {
         Ok(driver)
     }
 
-    fn check(&self, what: &'static str, status: Status) -> Result<(), Trouble> {
+    fn check(&self, what: &'static str, status: Status) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
         }
@@ -181,7 +182,7 @@ impl Driver {
             // SAFETY: a constant of the driver that ends with 0.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
         };
-        Err(Trouble { what, reason })
+        Err(CudaError { what, reason })
     }
 }
 
@@ -198,7 +199,7 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    pub(super) fn open(ordinal: i32) -> Result<Arc<Gpu>, Trouble> {
+    pub(super) fn open(ordinal: i32) -> Result<Arc<Gpu>, CudaError> {
         let driver = driver()?;
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: out-parameters that live here.
@@ -210,12 +211,12 @@ impl Gpu {
     }
 
     /// Makes it the device of this thread: to be called on every thread before anything else.
-    pub(super) fn enter(&self) -> Result<(), Trouble> {
+    pub(super) fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: a context that is retained.
         self.driver.check("use the GPU", unsafe { (self.driver.functions.set_current)(self.context) })
     }
 
-    pub(super) fn uuid(&self) -> Result<[u8; UUID_BYTES], Trouble> {
+    pub(super) fn uuid(&self) -> Result<[u8; UUID_BYTES], CudaError> {
         let mut uuid = Uuid([0; UUID_BYTES]);
         // SAFETY: an out-parameter that lives here.
         let status = unsafe { (self.driver.functions.uuid)(&raw mut uuid, self.device) };
@@ -223,7 +224,7 @@ impl Gpu {
         Ok(uuid.0)
     }
 
-    pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Memory, Trouble> {
+    pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Memory, CudaError> {
         let mut address = 0;
         // SAFETY: as above.
         let status = unsafe { (self.driver.functions.allocate)(&raw mut address, bytes) };
@@ -232,7 +233,7 @@ impl Gpu {
     }
 
     /// Memory of another process.
-    pub(super) fn open_memory(self: &Arc<Self>, handle: [u8; HANDLE_BYTES]) -> Result<Memory, Trouble> {
+    pub(super) fn open_memory(self: &Arc<Self>, handle: [u8; HANDLE_BYTES]) -> Result<Memory, CudaError> {
         let mut address = 0;
         // SAFETY: as above; the driver tells handles that are none.
         let status =
@@ -241,21 +242,21 @@ impl Gpu {
         Ok(Memory { gpu: Arc::clone(self), address, borrowed: true })
     }
 
-    pub(super) fn upload(&self, target: Address, bytes: &[u8]) -> Result<(), Trouble> {
+    pub(super) fn upload(&self, target: Address, bytes: &[u8]) -> Result<(), CudaError> {
         // SAFETY: the caller's memory, and device memory as long at least: `target` comes from `allocate`.
         let status = unsafe { (self.driver.functions.upload)(target, bytes.as_ptr().cast(), bytes.len()) };
         self.driver.check("write to the GPU", status)
     }
 
     /// Makes memory of this process one that the GPU reads and writes by itself, until [`Gpu::unpin`].
-    pub(super) fn pin(&self, address: *mut c_void, bytes: usize) -> Result<(), Trouble> {
+    pub(super) fn pin(&self, address: *mut c_void, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the driver tells memory that is none, and changes nothing that is in it.
         self.driver
             .check("pin memory", unsafe { (self.driver.functions.pin)(address, bytes, HOST_REGISTER_DEVICE_MAP) })
     }
 
     /// Where the GPU finds pinned memory.
-    pub(super) fn device_address(&self, pinned: *mut c_void) -> Result<Address, Trouble> {
+    pub(super) fn device_address(&self, pinned: *mut c_void) -> Result<Address, CudaError> {
         let mut address = 0;
         // SAFETY: an out-parameter that lives here; the driver tells memory that is not pinned.
         let status = unsafe { (self.driver.functions.device_pointer)(&raw mut address, pinned, 0) };
@@ -271,8 +272,8 @@ impl Gpu {
 
     /// A stream that nobody uses now. They are never destroyed: whoever has seen one, torch for instance, may name it to
     /// the driver at any time.
-    pub(super) fn stream(self: &Arc<Self>) -> Result<Stream, Trouble> {
-        let mut idle = idle_streams();
+    pub(super) fn stream(self: &Arc<Self>) -> Result<Stream, CudaError> {
+        let mut idle = reusable();
         if let Some(position) = idle.iter().position(|(device, _)| *device == self.device) {
             let (_, number) = idle.swap_remove(position);
             return Ok(Stream { gpu: Arc::clone(self), handle: std::ptr::with_exposed_provenance_mut(number) });
@@ -284,7 +285,7 @@ impl Gpu {
         Ok(Stream { gpu: Arc::clone(self), handle })
     }
 
-    pub(super) fn event(self: &Arc<Self>) -> Result<Event, Trouble> {
+    pub(super) fn event(self: &Arc<Self>) -> Result<Event, CudaError> {
         let mut handle = null_mut();
         // SAFETY: as above.
         let status = unsafe { (self.driver.functions.event_create)(&raw mut handle, EVENT_DISABLE_TIMING) };
@@ -293,7 +294,7 @@ impl Gpu {
     }
 
     /// Whether a stream, ours or somebody else's, has done everything it was given.
-    pub(super) fn is_idle(&self, stream: usize) -> Result<bool, Trouble> {
+    pub(super) fn is_idle(&self, stream: usize) -> Result<bool, CudaError> {
         let stream = std::ptr::with_exposed_provenance_mut(stream);
         // SAFETY: the caller vouches for its stream.
         match unsafe { (self.driver.functions.stream_query)(stream) } {
@@ -303,9 +304,9 @@ impl Gpu {
     }
 
     /// Compiles a program with one kernel.
-    pub(super) fn kernel(self: &Arc<Self>, program: &str, name: &CStr) -> Result<Kernel, Trouble> {
+    pub(super) fn kernel(self: &Arc<Self>, program: &str, name: &CStr) -> Result<Kernel, CudaError> {
         let text = CString::new(program)
-            .map_err(|cause| Trouble { what: "compile for the GPU", reason: cause.to_string() })?;
+            .map_err(|cause| CudaError { what: "compile for the GPU", reason: cause.to_string() })?;
         let (mut module, mut function) = (null_mut(), null_mut());
         // SAFETY: a text that ends with 0, and out-parameters that live here.
         unsafe {
@@ -318,7 +319,7 @@ impl Gpu {
     }
 
     /// Has a stream of somebody else, torch's for instance, wait for an event.
-    pub(super) fn order(&self, stream: usize, event: &Event) -> Result<(), Trouble> {
+    pub(super) fn order(&self, stream: usize, event: &Event) -> Result<(), CudaError> {
         let stream = std::ptr::with_exposed_provenance_mut(stream);
         // SAFETY: the caller vouches for its stream; the event is ours.
         let status = unsafe { (self.driver.functions.stream_wait)(stream, event.handle, 0) };
@@ -326,7 +327,7 @@ impl Gpu {
     }
 
     /// Notes down what a stream of somebody else has been given so far.
-    pub(super) fn record(&self, stream: usize, event: &Event) -> Result<(), Trouble> {
+    pub(super) fn record(&self, stream: usize, event: &Event) -> Result<(), CudaError> {
         let stream = std::ptr::with_exposed_provenance_mut(stream);
         // SAFETY: as above.
         let status = unsafe { (self.driver.functions.event_record)(event.handle, stream) };
@@ -366,7 +367,7 @@ impl Memory {
         self.address
     }
 
-    pub(super) fn handle(&self) -> Result<[u8; HANDLE_BYTES], Trouble> {
+    pub(super) fn handle(&self) -> Result<[u8; HANDLE_BYTES], CudaError> {
         let mut handle = Handle([0; HANDLE_BYTES]);
         let driver = self.gpu.driver;
         // SAFETY: an out-parameter that lives here.
@@ -397,7 +398,7 @@ impl Stream {
     }
 
     /// SAFETY: both ranges are device memory, as long as this is under way.
-    pub(super) unsafe fn copy(&self, target: Address, source: Address, bytes: usize) -> Result<(), Trouble> {
+    pub(super) unsafe fn copy(&self, target: Address, source: Address, bytes: usize) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: the caller's promise.
         let status = unsafe { (driver.functions.copy)(target, source, bytes, self.handle) };
@@ -405,7 +406,7 @@ impl Stream {
     }
 
     /// SAFETY: device memory, and memory of this process as long, as long as this is under way.
-    pub(super) unsafe fn copy_out(&self, target: *mut u8, source: Address, bytes: usize) -> Result<(), Trouble> {
+    pub(super) unsafe fn copy_out(&self, target: *mut u8, source: Address, bytes: usize) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: the caller's promise.
         let status = unsafe { (driver.functions.copy_out)(target.cast(), source, bytes, self.handle) };
@@ -413,7 +414,7 @@ impl Stream {
     }
 
     /// SAFETY: as for `copy_out`.
-    pub(super) unsafe fn copy_in(&self, target: Address, source: *const u8, bytes: usize) -> Result<(), Trouble> {
+    pub(super) unsafe fn copy_in(&self, target: Address, source: *const u8, bytes: usize) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         if (2..SENT_AMONG_COMMANDS).contains(&bytes) {
             // Two rows; the last byte of an odd number goes in two other ones, which overlap the first.
@@ -437,16 +438,16 @@ impl Stream {
         driver.check("copy to the GPU", status)
     }
 
-    pub(super) fn wait(&self, event: &Event) -> Result<(), Trouble> {
+    pub(super) fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.gpu.order(self.number(), event)
     }
 
-    pub(super) fn record(&self, event: &Event) -> Result<(), Trouble> {
+    pub(super) fn record(&self, event: &Event) -> Result<(), CudaError> {
         self.gpu.record(self.number(), event)
     }
 
     /// Has what follows wait until a word, in pinned memory that the GPU reaches at this address, is at least `value`.
-    pub(super) fn wait_value(&self, word: Address, value: u32) -> Result<(), Trouble> {
+    pub(super) fn wait_value(&self, word: Address, value: u32) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: a stream that lives; the driver tells addresses that are none.
         let status = unsafe { (driver.functions.stream_wait_value)(self.handle, word, value, WAIT_UNTIL_AT_LEAST) };
@@ -454,19 +455,19 @@ impl Stream {
     }
 
     /// Writes such a word when everything before is done.
-    pub(super) fn write_value(&self, word: Address, value: u32) -> Result<(), Trouble> {
+    pub(super) fn write_value(&self, word: Address, value: u32) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: as above.
         let status = unsafe { (driver.functions.stream_write_value)(self.handle, word, value, WRITE_WITH_BARRIER) };
         driver.check("have a stream write a flag", status)
     }
 
-    pub(super) fn is_idle(&self) -> Result<bool, Trouble> {
+    pub(super) fn is_idle(&self) -> Result<bool, CudaError> {
         self.gpu.is_idle(self.number())
     }
 
     /// Waits on the host for everything.
-    pub(super) fn synchronize(&self) -> Result<(), Trouble> {
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: a stream that lives.
         driver.check("finish on the GPU", unsafe { (driver.functions.stream_synchronize)(self.handle) })
@@ -475,12 +476,12 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        idle_streams().push((self.gpu.device, self.number()));
+        reusable().push((self.gpu.device, self.number()));
     }
 }
 
 /// Streams that groups have left, by device.
-fn idle_streams() -> MutexGuard<'static, Vec<(Device, usize)>> {
+fn reusable() -> MutexGuard<'static, Vec<(Device, usize)>> {
     static IDLE: Mutex<Vec<(Device, usize)>> = Mutex::new(Vec::new());
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -493,7 +494,7 @@ pub(super) struct Event {
 
 impl Event {
     /// Whether the stream has come here; also if it was never told to.
-    pub(super) fn is_reached(&self) -> Result<bool, Trouble> {
+    pub(super) fn is_reached(&self) -> Result<bool, CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: an event that lives.
         match unsafe { (driver.functions.event_query)(self.handle) } {
@@ -503,7 +504,7 @@ impl Event {
     }
 
     /// Waits on the host until the stream has come here.
-    pub(super) fn synchronize(&self) -> Result<(), Trouble> {
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: an event that lives.
         driver.check("wait for the GPU", unsafe { (driver.functions.event_synchronize)(self.handle) })
@@ -532,7 +533,7 @@ impl Kernel {
         blocks: u32,
         threads: u32,
         arguments: &mut [*mut c_void],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CudaError> {
         let driver = self.gpu.driver;
         // SAFETY: the caller's promise.
         let status = unsafe {

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::driver::{Address, Gpu, Stream, Trouble};
+use super::driver::{Address, CudaError, Gpu, Stream};
 use crate::shm::arena::{Arena, FLAG_LINE};
 
 /// How far ahead of every wait a released counter is.
@@ -50,7 +50,7 @@ pub(super) struct Flags {
 
 impl Flags {
     /// Has the GPU reach the counters, and tries it on this rank's own.
-    pub(super) fn new(gpu: &Arc<Gpu>, arena: Arc<Arena>, rank: usize, stream: &Stream) -> Result<Flags, Trouble> {
+    pub(super) fn new(gpu: &Arc<Gpu>, arena: Arc<Arena>, rank: usize, stream: &Stream) -> Result<Flags, CudaError> {
         let (start, bytes) = arena.flags();
         gpu.pin(start.cast(), bytes)?;
         let mut flags = Flags { gpu: Arc::clone(gpu), arena, address: 0, turns: AtomicU32::new(0) };
@@ -62,12 +62,12 @@ impl Flags {
     }
 
     /// Has a stream set this rank's counter when it has done everything before.
-    pub(super) fn write(&self, stream: &Stream, rank: usize, phase: Phase, value: u32) -> Result<(), Trouble> {
+    pub(super) fn write(&self, stream: &Stream, rank: usize, phase: Phase, value: u32) -> Result<(), CudaError> {
         stream.write_value(self.word(rank, phase), value)
     }
 
     /// Has a stream wait until a rank's counter is at least this.
-    pub(super) fn wait(&self, stream: &Stream, rank: usize, phase: Phase, value: u32) -> Result<(), Trouble> {
+    pub(super) fn wait(&self, stream: &Stream, rank: usize, phase: Phase, value: u32) -> Result<(), CudaError> {
         stream.wait_value(self.word(rank, phase), value)
     }
 

@@ -7,7 +7,7 @@
 //! | `staged` | everything else: through memory of the host that each rank pins for itself |
 //! | `layout` | an operation as what a rank lays out and takes: pure |
 //! | `flags` | what the GPU waits for: counters of all ranks, which the host can move too |
-//! | `watch` | lets streams pass that wait for a rank which is gone |
+//! | `monitor` | lets streams pass that wait for a rank which is gone |
 //! | `signal` | what the hosts tell each other meanwhile |
 //! | `kernel` | reductions as programs of the GPU |
 //! | `driver` | the part of the CUDA driver that is used |
@@ -18,7 +18,7 @@
 //! wait for each other. A rank that dies or does not come is noticed there, and named; what the GPU waits for is then
 //! released, so that nobody hangs in it.
 //!
-//! Shutdown, when a [`DeviceGroup`] is dropped: the thread does what is queued and waits for the stream, then the watch
+//! Shutdown, when a [`DeviceGroup`] is dropped: the thread does what is queued and waits for the stream, then the monitor
 //! ends, then the memory goes.
 
 #![expect(unsafe_code, reason = "device memory of tensors comes as addresses")]
@@ -27,11 +27,11 @@ mod driver;
 mod flags;
 mod kernel;
 mod layout;
+mod monitor;
 mod pinned;
 mod shared;
 mod signal;
 mod staged;
-mod watch;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -39,14 +39,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use driver::{Event, Gpu, Stream, Trouble, UUID_BYTES};
+use driver::{CudaError, Event, Gpu, Stream, UUID_BYTES};
 use flags::Flags;
 use instep_recorder::Entry;
+use monitor::{Monitor, Waker};
 use pinned::{Pinned, Reduce};
 use shared::{Arena, Prepared};
 use signal::{Turn, Until, agree, all_of, signal};
 use staged::Stage;
-use watch::{Alarm, Watch};
 
 use crate::call::Call;
 use crate::dtype::{DataType, Reduction};
@@ -61,11 +61,17 @@ use crate::{Error, Group};
 /// copies to and from the host do not wait for a slice. Measured on an H200, for 2, 4 and 8 ranks.
 const SMALL: usize = 512 << 10;
 
-/// Up to so many bytes, an all_reduce goes through memory of the host that the ranks share also where they share a GPU: the
-/// more ranks there are, the longer two kernels of each of them take, and the longer their copies. Measured on an H200.
-const MOST_PINNED: usize = 10 << 20;
-/// And where there are only two.
-const MOST_PINNED_OF_TWO: usize = 3 << 20;
+/// Up to how many bytes an all_reduce of so many ranks goes through memory of the host that they share also where they
+/// share a GPU: there it takes longer the more bytes there are, on the GPU longer the more ranks there are. The sizes are
+/// where the two meet on an H200 (bench/results/h200.json).
+const fn most_pinned(world: usize) -> usize {
+    match world {
+        ..=2 => 5 << 19,
+        3 => 4 << 20,
+        4..=7 => 8 << 20,
+        _ => 14 << 20,
+    }
+}
 
 /// What a rank can do; what all can do is done.
 const NOTHING: u8 = 0;
@@ -87,7 +93,7 @@ pub struct DeviceGroup {
     worker: Arc<Mutex<Worker>>,
     /// For abort, which must not wait for the worker.
     group: Arc<Group>,
-    alarm: Option<Alarm>,
+    waker: Option<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -123,9 +129,9 @@ impl DeviceTicket {
     }
 }
 
-impl From<Trouble> for Error {
-    fn from(trouble: Trouble) -> Error {
-        Error::system("use the GPU", std::io::Error::other(trouble.to_string()))
+impl From<CudaError> for Error {
+    fn from(error: CudaError) -> Error {
+        Error::system("use the GPU", std::io::Error::other(error.to_string()))
     }
 }
 
@@ -160,28 +166,27 @@ impl DeviceGroup {
             (Ok(_), None) => STAGED,
             (Ok(_), Some(_)) => SHARED,
         };
-        let mut greeting = vec![able];
-        greeting
-            .extend(prepared.as_ref().map_or(vec![0; shared::GREETING], |(prepared, ..)| prepared.greeting.clone()));
-        let greetings = all_of(&group, &greeting, timeout)?;
+        let mut hello = vec![able];
+        hello.extend(prepared.as_ref().map_or(vec![0; shared::HELLO_BYTES], |(prepared, ..)| prepared.hello.clone()));
+        let hellos = all_of(&group, &hello, timeout)?;
         let (gpu, stream, stage) = match opened {
-            Ok(opened) if greetings.iter().all(|other| other[0] != NOTHING) => opened,
+            Ok(opened) if hellos.iter().all(|other| other[0] != NOTHING) => opened,
             Ok(_) => return Ok(Err("another rank cannot use its GPU".to_owned())),
-            Err(trouble) => return Ok(Err(trouble.to_string())),
+            Err(error) => return Ok(Err(error.to_string())),
         };
-        let alike = |other: &Vec<u8>| other[..=UUID_BYTES] == greeting[..=UUID_BYTES];
+        let alike = |other: &Vec<u8>| other[..=UUID_BYTES] == hello[..=UUID_BYTES];
         // What is prepared must not go before all have decided, because others may be opening it.
-        let shared = prepared.filter(|_| greetings.iter().all(alike)).and_then(|(prepared, flags, processes)| {
-            let greetings: Vec<Vec<u8>> = greetings.iter().map(|other| other[1..].to_vec()).collect();
-            let arena = prepared.open(&greetings, rank, Arc::clone(&stream)).ok()?;
-            let watch = Watch::new(Arc::clone(&gpu), Arc::clone(&stream), flags, processes).ok()?;
-            Some(Shared { arena, watch })
+        let shared = prepared.filter(|_| hellos.iter().all(alike)).and_then(|(prepared, flags, processes)| {
+            let hellos: Vec<Vec<u8>> = hellos.iter().map(|other| other[1..].to_vec()).collect();
+            let arena = prepared.open(&hellos, rank, Arc::clone(&stream)).ok()?;
+            let monitor = Monitor::new(Arc::clone(&gpu), Arc::clone(&stream), flags, processes).ok()?;
+            Some(Shared { arena, monitor })
         });
-        let verdicts = all_of(&group, &[u8::from(shared.is_some())], timeout)?;
-        let shared = shared.filter(|_| verdicts.iter().all(|verdict| verdict[0] == 1));
+        let answers = all_of(&group, &[u8::from(shared.is_some())], timeout)?;
+        let shared = shared.filter(|_| answers.iter().all(|answer| answer[0] == 1));
         let place = (rank, group.world_size());
         let (number, is_shared, recorder) = (stream.number(), shared.is_some(), home.recorder());
-        let (own, alarm) = (Arc::clone(&group), shared.as_ref().map(|shared| shared.watch.alarm().clone()));
+        let (own, waker) = (Arc::clone(&group), shared.as_ref().map(|shared| shared.monitor.waker().clone()));
         let (jobs, queue) = channel();
         let common = Common::NotTried;
         let worker = Worker {
@@ -211,7 +216,7 @@ impl DeviceGroup {
             queued,
             worker,
             group: own,
-            alarm,
+            waker,
             thread,
         }))
     }
@@ -219,7 +224,7 @@ impl DeviceGroup {
     /// Fails everything under way, here and on the peers, lets our stream pass, and returns at once.
     pub fn abort(&self) {
         self.group.abort();
-        self.alarm.iter().for_each(Alarm::abort);
+        self.waker.iter().for_each(Waker::abort);
     }
 
     /// Whether a reduction can be done on the GPU: all that the host can do.
@@ -333,10 +338,10 @@ fn work(worker: &Mutex<Worker>, queue: &Receiver<Job>, queued: &AtomicUsize) {
     let _ = worker.stream.synchronize();
 }
 
-/// Where the ranks share their GPU. The watch goes last: what the arena's memory waits for may need it.
+/// Where the ranks share their GPU. The monitor goes last: what the arena's memory waits for may need it.
 struct Shared {
     arena: Arena,
-    watch: Watch,
+    monitor: Monitor,
 }
 
 /// Whether pinned memory is shared: found out by the first all_reduce that would go through it.
@@ -378,7 +383,7 @@ impl Worker {
         if result.is_err() {
             // Also when only our GPU is at fault: the others must not wait for us.
             self.group.abort();
-            self.shared.iter().for_each(|shared| shared.watch.alarm().abort());
+            self.shared.iter().for_each(|shared| shared.monitor.waker().abort());
         }
         result.map(|()| is_done)
     }
@@ -417,8 +422,7 @@ impl Worker {
     /// Up to how many bytes an all_reduce goes through pinned memory that the ranks share.
     fn most_pinned(&self) -> usize {
         match &self.shared {
-            Some(_) if self.group.world_size() <= 2 => MOST_PINNED_OF_TWO,
-            Some(_) => MOST_PINNED,
+            Some(_) => most_pinned(self.group.world_size()),
             None => usize::MAX,
         }
     }

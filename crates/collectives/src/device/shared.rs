@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::driver::{Gpu, HANDLE_BYTES, Kernel, Memory, Stream, Trouble, UUID_BYTES};
+use super::driver::{CudaError, Gpu, HANDLE_BYTES, Kernel, Memory, Stream, UUID_BYTES};
 use super::flags::{Flags, Phase};
 use super::kernel;
 use super::layout::{Layout, Range, Take};
@@ -29,35 +29,35 @@ const HALF: usize = 32 << 20;
 const HALVES: u32 = 2;
 
 /// What a rank tells of itself: its device and its arena.
-pub(super) const GREETING: usize = UUID_BYTES + HANDLE_BYTES;
+pub(super) const HELLO_BYTES: usize = UUID_BYTES + HANDLE_BYTES;
 
 /// What a rank has before it knows the others.
 pub(super) struct Prepared {
     gpu: Arc<Gpu>,
     flags: Arc<Flags>,
     memory: Memory,
-    pub(super) greeting: Vec<u8>,
+    pub(super) hello: Vec<u8>,
 }
 
 impl Prepared {
-    pub(super) fn new(gpu: &Arc<Gpu>, flags: Arc<Flags>) -> Result<Prepared, Trouble> {
+    pub(super) fn new(gpu: &Arc<Gpu>, flags: Arc<Flags>) -> Result<Prepared, CudaError> {
         let memory = gpu.allocate(HALF * HALVES as usize)?;
-        let mut greeting = gpu.uuid()?.to_vec();
-        greeting.extend(memory.handle()?);
-        Ok(Prepared { gpu: Arc::clone(gpu), flags, memory, greeting })
+        let mut hello = gpu.uuid()?.to_vec();
+        hello.extend(memory.handle()?);
+        Ok(Prepared { gpu: Arc::clone(gpu), flags, memory, hello })
     }
 
-    pub(super) fn open(self, greetings: &[Vec<u8>], rank: usize, stream: Arc<Stream>) -> Result<Arena, Trouble> {
+    pub(super) fn open(self, hellos: &[Vec<u8>], rank: usize, stream: Arc<Stream>) -> Result<Arena, CudaError> {
         let Prepared { gpu, flags, memory, .. } = self;
-        let open = |greeting: &Vec<u8>| {
+        let open = |hello: &Vec<u8>| {
             let mut handle = [0; HANDLE_BYTES];
-            handle.copy_from_slice(&greeting[UUID_BYTES..GREETING]);
+            handle.copy_from_slice(&hello[UUID_BYTES..HELLO_BYTES]);
             gpu.open_memory(handle)
         };
-        let mut halves = greetings[..rank].iter().map(open).collect::<Result<Vec<Memory>, Trouble>>()?;
+        let mut halves = hellos[..rank].iter().map(open).collect::<Result<Vec<Memory>, CudaError>>()?;
         halves.push(memory);
-        for greeting in &greetings[rank + 1..] {
-            halves.push(open(greeting)?);
+        for hello in &hellos[rank + 1..] {
+            halves.push(open(hello)?);
         }
         let table = gpu.allocate(halves.len() * HALVES as usize * size_of::<u64>())?;
         let sources =
@@ -104,7 +104,7 @@ impl Arena {
         (self.turn % HALVES) as usize
     }
 
-    fn lay_out(&self, layout: &Layout, chunk: usize, step: usize) -> Result<(), Trouble> {
+    fn lay_out(&self, layout: &Layout, chunk: usize, step: usize) -> Result<(), CudaError> {
         // This half was last used two turns ago.
         self.wait_for_all(Phase::Read, self.turn.wrapping_sub(HALVES - 1))?;
         for (segment, give) in layout.gives.iter().enumerate() {
@@ -116,7 +116,7 @@ impl Arena {
         self.flags.write(&self.stream, self.rank, Phase::Written, self.turn.wrapping_add(1))
     }
 
-    fn take(&mut self, layout: &Layout, chunk: usize, step: usize) -> Result<(), Trouble> {
+    fn take(&mut self, layout: &Layout, chunk: usize, step: usize) -> Result<(), CudaError> {
         self.wait_for_all(Phase::Written, self.turn.wrapping_add(1))?;
         for take in &layout.takes {
             let Some(part) = take.target().chunk(chunk, step) else { continue };
@@ -134,17 +134,17 @@ impl Arena {
     }
 
     /// Has the stream wait until every other rank has counted so far.
-    fn wait_for_all(&self, phase: Phase, count: u32) -> Result<(), Trouble> {
+    fn wait_for_all(&self, phase: Phase, count: u32) -> Result<(), CudaError> {
         let others = (0..self.halves.len()).filter(|rank| *rank != self.rank);
         others.into_iter().try_for_each(|rank| self.flags.wait(&self.stream, rank, phase, count))
     }
 
-    fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<(), Trouble> {
+    fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: one side is a part of an arena, the other of memory that `submit` was promised.
         unsafe { self.stream.copy(target, source, bytes) }
     }
 
-    fn fold(&mut self, target: Range, offset: u64, dtype: DataType, reduction: Reduction) -> Result<(), Trouble> {
+    fn fold(&mut self, target: Range, offset: u64, dtype: DataType, reduction: Reduction) -> Result<(), CudaError> {
         let key = (dtype as u8, reduction.code());
         if !self.kernels.contains_key(&key) {
             let program = kernel::program(dtype, reduction).unwrap_or_default();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use super::driver::{Event, Gpu, Stream, Trouble};
+use super::driver::{CudaError, Event, Gpu, Stream};
 use super::layout::{ALIGNMENT, Range};
 use super::signal::{Turn, Until, agree, signal};
 use crate::Error;
@@ -50,7 +50,7 @@ struct Chunk {
 }
 
 impl Stage {
-    pub(super) fn new(gpu: &Arc<Gpu>, stream: Arc<Stream>, pin: bool) -> Result<Stage, Trouble> {
+    pub(super) fn new(gpu: &Arc<Gpu>, stream: Arc<Stream>, pin: bool) -> Result<Stage, CudaError> {
         Ok(Stage { gpu: Arc::clone(gpu), stream, back: gpu.stream()?, pin, pieces: None })
     }
 
@@ -75,7 +75,7 @@ impl Stage {
                 unsafe { self.stream.copy_out(*to, from.address, from.bytes)? };
             }
             self.stream.record(&piece.here)?;
-            Ok::<Chunk, Trouble>(chunk)
+            Ok::<Chunk, CudaError>(chunk)
         };
         let mut next = fetch(0)?;
         let chunks = agree(turn, &signal(turn, chunks(operation, step))?)?;
@@ -246,11 +246,11 @@ mod tests {
             let (mut given, mut taken) = (0, 0);
             for number in 0..chunks(&operation, step) {
                 let chunk = Chunk::of(&operation, 0, number, step, std::ptr::without_provenance_mut(0));
-                let mut places: Vec<(usize, usize)> =
+                let mut slot_events: Vec<(usize, usize)> =
                     chunk.gives.iter().chain(&chunk.takes).map(|(at, range)| (at.addr(), range.bytes)).collect();
-                places.sort_unstable();
-                prop_assert!(places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
-                prop_assert!(places.iter().all(|(at, bytes)| at + bytes <= PIECE));
+                slot_events.sort_unstable();
+                prop_assert!(slot_events.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+                prop_assert!(slot_events.iter().all(|(at, bytes)| at + bytes <= PIECE));
                 given += chunk.gives.iter().map(|(_, range)| range.bytes).sum::<usize>();
                 taken += chunk.takes.iter().map(|(_, range)| range.bytes).sum::<usize>();
             }

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::abort::{Abort, AbortFlag, AbortReason, Position};
+use crate::deadline::Deadline;
 use crate::operation::{Operation, Target, Whole};
 use crate::schedule::Topology;
 use crate::shm::transport::{ShmTransport, Work};
@@ -263,7 +264,7 @@ impl HierarchicalTransport {
                 membership: self.network.membership(rank),
                 wanted: &WantedConnection::to_all(rank, world, Purpose::Collectives),
                 timeout: context.whole.timeout,
-                deadline: context.deadline,
+                deadline: Deadline::fixed(context.deadline),
             };
             let connections = bootstrap.run()?.take(Purpose::Collectives, world);
             let membership = self.membership(rank.0, Rank::all(world).collect());

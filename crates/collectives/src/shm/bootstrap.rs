@@ -13,7 +13,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::cmsg_space;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -21,9 +21,9 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg};
 
 use super::arena::Arena;
+use crate::deadline::Deadline;
 use crate::rank::{LocalRank, join_ranks};
 use crate::socket::poll_timeout;
-use crate::sync::until;
 use crate::{Address, Error, Rank};
 
 const MAGIC: [u8; 8] = *b"instepH1";
@@ -111,7 +111,7 @@ pub(crate) struct ShmBootstrap<'a> {
     /// What rank 0 makes.
     pub(crate) channels: usize,
     pub(crate) timeout: Duration,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
 }
 
 /// The shared memory, and a handle on every rank's process.
@@ -148,7 +148,7 @@ impl ShmBootstrap<'_> {
         let missing =
             |joined: &[Option<_>]| -> Vec<usize> { (1..world).filter(|rank| joined[*rank].is_none()).collect() };
         while !missing(&joined).is_empty() {
-            if !await_readable(self.listener, self.deadline) {
+            if !await_readable(self.listener, &self.deadline) {
                 let late: Vec<Rank> = missing(&joined).iter().map(|rank| self.group_ranks[*rank]).collect();
                 let what = format!("rank {} did not arrive", join_ranks(&late));
                 for (stream, _) in joined.iter_mut().flatten() {
@@ -225,7 +225,7 @@ impl ShmBootstrap<'_> {
             match UnixStream::connect_addr(&address) {
                 Ok(stream) => break stream,
                 // Its queue of callers may be full for a moment.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < self.deadline => {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !self.deadline.has_passed() => {
                     std::thread::sleep(RETRY_PAUSE);
                 }
                 Err(error) => return Err(self.failed(format!("rank {first} does not answer: {error}"))),
@@ -234,7 +234,7 @@ impl ShmBootstrap<'_> {
         stream
             .write_all(&self.hello().to_bytes())
             .map_err(|error| self.failed(format!("rank {first} went away: {error}")))?;
-        if !await_readable(&stream, self.deadline) {
+        if !await_readable(&stream, &self.deadline) {
             return Err(self.failed(format!("rank {first} did not answer")));
         }
         let (status, handles) =
@@ -256,13 +256,13 @@ impl ShmBootstrap<'_> {
 }
 
 /// Waits until there is something to accept or read; false at the deadline.
-fn await_readable(socket: &impl AsFd, deadline: Instant) -> bool {
+fn await_readable(socket: &impl AsFd, deadline: &Deadline) -> bool {
     loop {
         let mut handles = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut handles, poll_timeout(until(deadline))).is_ok_and(|ready| ready > 0) {
+        if poll(&mut handles, poll_timeout(deadline.nap())).is_ok_and(|ready| ready > 0) {
             return true;
         }
-        if Instant::now() >= deadline {
+        if deadline.has_passed() {
             return false;
         }
     }
@@ -327,6 +327,7 @@ fn process_handle(process: i32) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     #[test]
     fn hellos_survive_the_socket_and_noise_is_none() {
@@ -339,9 +340,10 @@ mod tests {
     fn a_process_handle_tells_the_end_of_a_process() {
         let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let handle = process_handle(child.id() as i32).unwrap();
-        assert!(!await_readable(&handle, Instant::now()));
+        let within = |seconds| Deadline::fixed(Instant::now() + Duration::from_secs(seconds));
+        assert!(!await_readable(&handle, &within(0)));
         child.kill().unwrap();
-        assert!(await_readable(&handle, Instant::now() + Duration::from_secs(10)));
+        assert!(await_readable(&handle, &within(10)));
         child.wait().unwrap();
     }
 }

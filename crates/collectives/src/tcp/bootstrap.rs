@@ -12,6 +12,7 @@ use super::handshake::Membership;
 use super::setup::{ConnectionId, Setup, SetupAction, SetupOutcome, WantedConnection};
 use super::wire::Purpose;
 use crate::Error;
+use crate::deadline::Deadline;
 use crate::socket::{poll_timeout, send_all};
 use crate::sync::until;
 
@@ -22,7 +23,7 @@ pub(crate) struct TcpBootstrap<'a> {
     /// The connections that this rank is to have; the other side wants them, too.
     pub(crate) wanted: &'a [WantedConnection],
     pub(crate) timeout: Duration,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
 }
 
 /// The connections that were wanted.
@@ -48,13 +49,17 @@ struct Connection {
 impl TcpBootstrap<'_> {
     /// Connects with the other ranks, or says which are missing.
     pub(crate) fn run(&self) -> Result<Connections, Error> {
-        let mut setup = Setup::new(self.membership, self.wanted, Instant::now(), self.deadline)?;
+        let mut setup = Setup::new(self.membership, self.wanted, Instant::now(), self.deadline.at)?;
         let mut sockets: BTreeMap<ConnectionId, Connection> = BTreeMap::new();
         loop {
             match setup.outcome(Instant::now()) {
                 SetupOutcome::Waiting => {}
                 SetupOutcome::Failed(what) => return Err(Error::Connect { timeout: self.timeout, what }),
                 SetupOutcome::Connected(ids) => return self.handed_over(&ids, sockets),
+            }
+            if self.deadline.is_superseded() {
+                let what = "another rank was lost meanwhile".to_owned();
+                return Err(Error::Connect { timeout: self.timeout, what });
             }
             setup.tick(Instant::now());
             perform(&mut setup, &mut sockets);
@@ -94,7 +99,7 @@ impl TcpBootstrap<'_> {
             }
         }
         // An error of poll is a signal, or no memory: look again.
-        let _ = poll(&mut handles, poll_timeout(until(setup.wakeup())));
+        let _ = poll(&mut handles, poll_timeout(until(setup.wakeup()).min(self.deadline.nap())));
     }
 }
 

@@ -6,10 +6,11 @@
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Transport;
 use crate::abort::AbortFlag;
+use crate::deadline::Deadline;
 use crate::hierarchical::{self, HierarchicalTransport, NetworkContext};
 use crate::options::Options;
 use crate::p2p::config::{P2pConfig, P2pListener};
@@ -41,7 +42,7 @@ pub(crate) struct TransportBuilder<'a> {
     pub(crate) network: Option<&'a Network>,
     /// Errors say it; `deadline` is when it ends.
     pub(crate) timeout: Duration,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
 }
 
 /// What a rank has once it is connected to its peers.
@@ -132,12 +133,12 @@ impl TransportBuilder<'_> {
             slot_bytes,
             channels,
             timeout: self.timeout,
-            deadline: self.deadline,
+            deadline: self.deadline.clone(),
         };
         let shared = bootstrap.run()?;
         let membership = ShmMembership { local_rank, members, hosts: self.hosts(), history: self.history };
         let preferences = ShmPreferences { cores, single_copy, channels, channel_bytes };
-        ShmTransport::new(shared, membership, &preferences, until(self.deadline))
+        ShmTransport::new(shared, membership, &preferences, until(self.deadline.at))
     }
 
     fn connect_network(&self, context: NetworkContext) -> Result<Box<dyn Transport>, Error> {
@@ -175,13 +176,14 @@ impl TransportBuilder<'_> {
             membership,
             wanted: &wanted,
             timeout: self.timeout,
-            deadline: self.deadline,
+            deadline: self.deadline.clone(),
         };
         let mut connections = bootstrap.run()?;
         let heartbeats = connections.take(Purpose::Heartbeat, world);
         if let Some(local) = local {
             let rail = connections.take(Purpose::Rail, world);
-            let mut transport = HierarchicalTransport::new(rank, topology, local, rail, context, until(self.deadline))?;
+            let mut transport =
+                HierarchicalTransport::new(rank, topology, local, rail, context, until(self.deadline.at))?;
             if is_first {
                 transport.start_heartbeat(heartbeats)?;
             }
@@ -196,7 +198,7 @@ impl TransportBuilder<'_> {
             abort_flag: Arc::new(AbortFlag::new()?),
             arena: None,
         };
-        let mut transport = TcpTransport::new(connections, membership, self.history, until(self.deadline))?;
+        let mut transport = TcpTransport::new(connections, membership, self.history, until(self.deadline.at))?;
         if is_first {
             transport.start_heartbeat(heartbeats)?;
         }

@@ -5,7 +5,7 @@
 //! [`FromCoordinator::Welcome`] or [`FromCoordinator::Refused`].
 //!
 //! ```text
-//! launcher     {"hello":{"protocol":3,"run_id":"456",...}}\n      {"finished":{}}\n
+//! launcher     {"hello":{"protocol":4,"run_id":"456",...}}\n      {"finished":{}}\n
 //! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
 //! ```
 //!
@@ -18,6 +18,8 @@ pub mod connection;
 pub mod heartbeat;
 pub mod secret;
 
+use std::collections::BTreeMap;
+
 use instep_policy::election::{Claim, Epoch, HostPort};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum, Resumption, Vote};
 use serde::{Deserialize, Serialize};
@@ -26,7 +28,7 @@ use crate::control::secret::JobSecret;
 use crate::failure::Failure;
 
 /// Raised when the messages change in a way older launchers cannot follow.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Longest line either side accepts.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -85,6 +87,8 @@ pub struct WireTerms {
     pub max_restarts: u32,
     /// `--rdzv-conf quorum=min`.
     pub minimum_decides: bool,
+    /// `--recover step`.
+    pub step_recovery: bool,
 }
 
 impl From<&MembershipTerms> for WireTerms {
@@ -95,6 +99,7 @@ impl From<&MembershipTerms> for WireTerms {
             fixed_ranks: terms.fixed_ranks,
             max_restarts: terms.max_restarts,
             minimum_decides: terms.quorum == Quorum::Minimum,
+            step_recovery: terms.step_recovery,
         }
     }
 }
@@ -111,7 +116,9 @@ impl WireTerms {
         let restarts: fn(&WireTerms) -> String = |terms| format!("--max-restarts {}", terms.max_restarts);
         let quorum: fn(&WireTerms) -> String =
             |terms| format!("--rdzv-conf quorum={}", if terms.minimum_decides { "min" } else { "majority" });
-        [nodes, backend, restarts, quorum]
+        let recovery: fn(&WireTerms) -> String =
+            |terms| format!("--recover {}", if terms.step_recovery { "step" } else { "round" });
+        [nodes, backend, restarts, quorum, recovery]
             .into_iter()
             .map(|option| (option(self), option(other)))
             .find(|(here, there)| here != there)
@@ -153,6 +160,28 @@ pub struct Start {
     pub epoch: Option<Epoch>,
     /// What the round's workers show each other; none where a node could not give it to them.
     pub secret: Option<JobSecret>,
+}
+
+/// A worker that ended under `--recover step`, and whose peers run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LostWorker {
+    /// Which of the rank's processes it was, counted from 0.
+    pub incarnation: u32,
+    /// How it ended.
+    pub failure: Failure,
+}
+
+/// Ranks were lost: those who have them start their next incarnations, the others keep their workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Replace {
+    /// The generation that begins.
+    pub generation: u64,
+    /// The ranks that were lost, and which of their processes comes next.
+    pub incarnations: BTreeMap<usize, u32>,
+    /// Why, for people.
+    pub reason: String,
+    /// How they ended, without what they wrote.
+    pub lost: Vec<Failure>,
 }
 
 /// From the launcher in the coordinator's own process: lead the job.
@@ -220,6 +249,16 @@ pub enum ToCoordinator {
     Finished {},
     /// A worker failed.
     Failed(Box<Failure>),
+    /// Workers ended that should not have, and their peers run: with `--recover step` alone.
+    Lost {
+        /// Those that ended at the same moment.
+        workers: Vec<LostWorker>,
+    },
+    /// Workers ended with 0 while others of this node run: with `--recover step` alone.
+    RanksFinished {
+        /// Which.
+        ranks: Vec<usize>,
+    },
     /// This node will end, and has told its workers to.
     Draining {
         /// Why, for people.
@@ -278,6 +317,17 @@ pub enum FromCoordinator {
         /// By force: others may take their ranks any moment.
         #[serde(default)]
         at_once: bool,
+    },
+    /// Ranks are replaced while the others run.
+    Replace(Box<Replace>),
+    /// The ranks have met in a generation, and train again.
+    Recovered {
+        /// Which.
+        generation: u64,
+        /// The step that is next.
+        step: u64,
+        /// Since the newest loss.
+        milliseconds: u64,
     },
     /// The job failed.
     Fail {

@@ -8,10 +8,13 @@
 //! (module `torchrun`) instead of a connection; the coordinator answers them by keys, and then leaves the
 //! generations alone, since such a node keeps its connection and expects its keys to stay.
 //!
+//! Under `--recover step` a lost rank is replaced inside the round where that can be (module `recovery`).
+//!
 //! In an elastic job every launcher has a coordinator, of which one leads. The others only say where the job is led
 //! (module `leadership`), and wait for their own launcher to tell them to lead.
 
 mod leadership;
+mod recovery;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -26,6 +29,7 @@ use instep_policy::membership::{
 use instep_store::{ClientId, Companion, Context, Request};
 use serde_json::json;
 
+use self::recovery::RoundRecovery;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::secret::JobSecret;
 use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
@@ -95,6 +99,8 @@ pub struct Coordinator {
     next_heartbeat_check: Instant,
     /// Failures of the current round.
     failures: Vec<Failure>,
+    /// How the current round replaces lost ranks; `None` where it does not.
+    recovery: Option<RoundRecovery>,
     /// `None` where there are none and cannot be any.
     torchrun_nodes: Option<TorchrunNodes>,
     /// This coordinator has taken over: it tells whoever comes to the first endpoint.
@@ -128,6 +134,7 @@ impl Coordinator {
             paused_until: Duration::ZERO,
             next_heartbeat_check: now,
             failures: Vec::new(),
+            recovery: None,
             torchrun_nodes: shares_port.then(|| TorchrunNodes::new(&settings.run_id, settings.terms.max_nodes)),
             resumed: false,
             settings,
@@ -178,6 +185,7 @@ impl Coordinator {
                 }
             }
             Action::Stop { nodes, reason, at_once } => {
+                self.abandon_recovery(&reason, context);
                 for node in nodes {
                     self.send_to(node, &FromCoordinator::Stop { reason: reason.clone(), at_once }, context);
                 }
@@ -188,6 +196,7 @@ impl Coordinator {
             }
             Action::Waiting { node: None, reason } => self.broadcast(&FromCoordinator::Waiting { reason }, context),
             Action::Fail { reason } => {
+                self.abandon_recovery(&reason, context);
                 let failures = std::mem::take(&mut self.failures);
                 self.broadcast(&FromCoordinator::Fail { reason, failures }, context);
             }
@@ -203,6 +212,8 @@ impl Coordinator {
     fn start(&mut self, start: Action, context: &mut Context<'_>) {
         let Action::Start { round, restarts, changes, members, world_size, reason } = start else { return };
         self.failures.clear();
+        let recovers = self.settings.terms.step_recovery;
+        self.recovery = recovers.then(|| RoundRecovery::new(world_size, context.now));
         // A static job is complete with its first round: from then on no node of torchrun needs to be looked for.
         self.torchrun_nodes = self.torchrun_nodes.take().filter(TorchrunNodes::any);
         let shared_with_torchrun = self.torchrun_nodes.is_some();
@@ -383,6 +394,16 @@ impl Coordinator {
                 self.failures.push(*failure);
                 self.handle_event(Event::Failed { node, cause }, context);
             }
+            ToCoordinator::Lost { workers } => {
+                if let Some(recovery) = &mut self.recovery {
+                    recovery.lost(node, workers);
+                }
+            }
+            ToCoordinator::RanksFinished { ranks } => {
+                if let Some(recovery) = &mut self.recovery {
+                    recovery.finished(node, &ranks);
+                }
+            }
             ToCoordinator::Draining { cause } => {
                 let name = self.joined.get(&node).map(|joined_node| joined_node.name.clone());
                 self.settings.events.note("draining", json!({"node": name, "cause": cause}));
@@ -456,6 +477,7 @@ impl Coordinator {
     fn poll_torchrun_nodes(&mut self, context: &mut Context<'_>) {
         let Some(torchrun_nodes) = &mut self.torchrun_nodes else { return };
         for event in torchrun_nodes.poll(context) {
+            let event = if self.settings.terms.step_recovery { refuse_torchrun(event) } else { event };
             self.handle_event(event, context);
         }
     }
@@ -506,6 +528,7 @@ impl Companion for Coordinator {
 
     fn tick(&mut self, context: &mut Context<'_>) -> Option<Instant> {
         self.poll_torchrun_nodes(context);
+        self.settle_recovery(context);
         self.check_heartbeats(context);
         let now = self.now(context);
         let wake_at = |coordinator: &Coordinator| coordinator.membership.as_ref().and_then(Membership::wake_at);
@@ -524,6 +547,18 @@ impl Companion for Coordinator {
             "Python's torchrun tried to join this c10d job; run instep on all nodes, or use --rdzv-backend static"
                 .to_owned()
         })
+    }
+}
+
+/// A node of torchrun cannot be told to replace a rank: the job ends before it begins.
+fn refuse_torchrun(event: Event) -> Event {
+    match event {
+        Event::Joined { facts, .. } => {
+            let whose = facts.address;
+            let hint = "run instep on all nodes, or leave out --recover step";
+            Event::Hopeless { reason: format!("{whose} cannot replace single ranks (--recover step): {hint}") }
+        }
+        other => other,
     }
 }
 

@@ -57,8 +57,17 @@ impl HangWatch {
 
     /// The ranks of the round before have ended: what they left says nothing about those that come.
     pub(crate) fn clear(&self) {
+        self.remove_records("rank-");
+    }
+
+    /// The process of this rank has ended and is replaced.
+    pub(crate) fn forget(&self, rank: usize) {
+        self.remove_records(&format!("rank-{rank}-"));
+    }
+
+    fn remove_records(&self, prefix: &str) {
         for path in self.folder.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten()) {
-            if path.file_name().to_string_lossy().starts_with("rank-") {
+            if path.file_name().to_string_lossy().starts_with(prefix) {
                 let _ = fs::remove_file(path.path());
             }
         }

@@ -74,7 +74,7 @@ pub struct Failure {
     pub time: f64,
     /// The launcher ended it because another worker had failed.
     pub stopped: bool,
-    /// It ended, in whatever way, after the launcher had own it to.
+    /// It ended, in whatever way, after the launcher had told it to.
     #[serde(default)]
     pub after_stop: bool,
     /// Whom its last output blames, if it failed because of another rank.
@@ -104,6 +104,11 @@ impl Failure {
             None => String::new(),
         };
         format!("rank {} on {} {}{because}", self.rank, self.host, self.exit.describe())
+    }
+
+    /// As other nodes are told of it: what it wrote stays where it is.
+    pub(crate) fn without_output(&self) -> Failure {
+        Failure { traceback: None, last_lines: Vec::new(), ..self.clone() }
     }
 }
 

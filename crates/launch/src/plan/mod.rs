@@ -6,6 +6,7 @@
 mod error;
 mod logs;
 mod preload;
+mod recovery;
 mod rendezvous;
 mod request;
 
@@ -53,6 +54,8 @@ pub struct Plan {
     pub runs_python: bool,
     /// Modules that spare interpreters import ahead; without any there are no spares.
     pub preload: Vec<String>,
+    /// How many spares this node keeps for all of its ranks together; without a number each rank has its own.
+    pub shared_spares: Option<usize>,
     /// What is to be killed on purpose.
     pub drill: Option<DrillSettings>,
     /// How the nodes find each other.
@@ -109,7 +112,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
 
     let mut warnings = conf.warnings();
     let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
-    let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts)?;
+    let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts, recovery::step_recovery(&request)?)?;
     if default_threads.is_some() {
         let name = environment::OMP_NUM_THREADS;
         warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
@@ -124,13 +127,20 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let command = worker_command(&request, &python)?;
     let shutdown_timeout = shutdown_timeout(request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT))?;
     let serves_from_worker = text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1");
+    let worker_serves_store = !job_terms.terms.fixed_ranks && serves_from_worker;
+    recovery::check_terms(&request, &job_terms.terms, worker_serves_store)?;
+    let shared_spares = match job_terms.terms.step_recovery {
+        true => Some(recovery::spares(&request, &command, &mut warnings)?),
+        false => None,
+    };
     Ok(Plan {
         command,
         script: (runs_python && !request.module).then(|| PathBuf::from(&request.script)),
         program_name: request.script.to_string_lossy().into_owned(),
         interpreter,
         runs_python,
-        preload: preload(&request, max_nodes, &mut warnings)?,
+        preload: preload(&request, max_nodes, shared_spares, &mut warnings)?,
+        shared_spares,
         drill: drill(&request)?,
         job: JobFacts {
             run_id: rendezvous.run_id,
@@ -149,7 +159,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         heartbeat: job_terms.heartbeat,
         hang_after: hang_after(request.hang_after)?,
         events: request.events.clone(),
-        worker_serves_store: !job_terms.terms.fixed_ranks && serves_from_worker,
+        worker_serves_store,
         terms: job_terms.terms,
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
         worker_cpus: match request.numa_binding {
@@ -207,14 +217,22 @@ fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
     }
 }
 
-fn preload(request: &Request, max_nodes: usize, warnings: &mut Vec<String>) -> Result<Vec<String>, PlanError> {
-    let Some(text) = &request.preload else { return Ok(Vec::new()) };
+fn preload(
+    request: &Request,
+    max_nodes: usize,
+    shared_spares: Option<usize>,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<String>, PlanError> {
+    let Some(text) = &request.preload else {
+        let wanted = shared_spares.is_some_and(|count| count > 0);
+        return Ok(if wanted { recovery::default_preload() } else { Vec::new() });
+    };
     if request.no_python {
         let hint = "leave one of them out; without Python there is no interpreter to prepare";
         return Err(error("--preload and --no-python contradict each other", hint));
     }
     let modules = preload::parse(text).map_err(|(message, hint)| error(message, hint))?;
-    if request.max_restarts == 0 && max_nodes == 1 {
+    if request.max_restarts == 0 && max_nodes == 1 && shared_spares.is_none() {
         warnings.push("--preload has no effect with --max-restarts 0: workers are never restarted".to_owned());
         return Ok(Vec::new());
     }

@@ -159,6 +159,7 @@ pub(super) fn job_terms(
     mode: &RendezvousMode,
     (min_nodes, max_nodes): (usize, usize),
     max_restarts: u32,
+    step_recovery: bool,
 ) -> Result<JobTerms, PlanError> {
     let fixed_ranks = matches!(mode, RendezvousMode::Static { .. });
     let join_timeout = if fixed_ranks { conf.seconds("timeout", 900)? } else { conf.seconds("join_timeout", 600)? };
@@ -180,6 +181,7 @@ pub(super) fn job_terms(
         rejoin_window: heartbeat.map_or(Duration::from_secs(5), |heartbeat| heartbeat.coordinator_window()),
         fence: heartbeat.map_or(Duration::ZERO, |heartbeat| 4 * heartbeat.interval),
         quorum: conf.quorum()?,
+        step_recovery,
     };
     Ok(JobTerms { terms, connect_timeout, heartbeat })
 }

@@ -40,6 +40,8 @@ pub struct Request {
     pub event_log_handler: String,
     pub python: Option<PathBuf>,
     pub preload: Option<String>,
+    pub recover: String,
+    pub spares: Option<i64>,
     pub replace_gloo: bool,
     pub drill: Option<String>,
     pub fold: bool,

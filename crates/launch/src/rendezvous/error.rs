@@ -28,6 +28,11 @@ pub enum RendezvousError {
     /// The endpoint belongs to Python's torchrun.
     #[error("the endpoint {endpoint} is served by Python's torchrun, whose c10d rendezvous cannot be shared")]
     Torchrun { endpoint: Endpoint },
+    /// The endpoint belongs to Python's torchrun, which replaces no ranks.
+    #[error(
+        "the endpoint {endpoint} is served by Python's torchrun, which cannot replace single ranks (--recover step)"
+    )]
+    TorchrunRecovery { endpoint: Endpoint },
     /// Neither a coordinator nor a torchrun listens there.
     #[error("the server at {endpoint} is not the rendezvous of a job ({what})")]
     NotACoordinator { endpoint: Endpoint, what: String },
@@ -62,6 +67,7 @@ impl RendezvousError {
             RendezvousError::Torchrun { .. } => {
                 "run instep on all nodes, or use --rdzv-backend static, which can be shared with torchrun"
             }
+            RendezvousError::TorchrunRecovery { .. } => "run instep on all nodes, or leave out --recover step",
             RendezvousError::NotACoordinator { .. } => "choose another port for the rendezvous, the same on all nodes",
             RendezvousError::NoLeader { .. } => {
                 "the job has lost its nodes: stop what is left of it and start it again"

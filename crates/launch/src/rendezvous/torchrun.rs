@@ -173,6 +173,9 @@ pub(super) fn connect(
         let theirs = client.try_get(key.as_str()).map_err(|_| not_torchrun())?.is_some();
         return Err(if theirs { RendezvousError::Torchrun { endpoint: endpoint.clone() } } else { not_torchrun() });
     }
+    if plan.terms.step_recovery {
+        return Err(RendezvousError::TorchrunRecovery { endpoint: endpoint.clone() });
+    }
     let member = TorchrunMember {
         run_id: plan.job.run_id.clone(),
         role: plan.job.role.clone(),
@@ -256,6 +259,8 @@ fn run_member(
             ToCoordinator::Hello(_)
             | ToCoordinator::Started {}
             | ToCoordinator::Draining { .. }
+            | ToCoordinator::Lost { .. }
+            | ToCoordinator::RanksFinished { .. }
             | ToCoordinator::Disconnecting { .. }
             | ToCoordinator::Ping { .. }
             | ToCoordinator::Lead(_)

@@ -1,4 +1,5 @@
-//! One spare interpreter for each worker of this node, made in the background (`--preload`).
+//! Spare interpreters, made in the background: one for each worker of this node (`--preload`), or some that are shared by all
+//! of its workers (`--recover step --spares N`), each of which takes over whichever rank is lost first.
 //!
 //! When: [`SETTLE`] after the workers of a round have started, one after another, at low priority where that can be
 //! taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
@@ -10,12 +11,15 @@
 //!
 //! Trouble is reported once. Modules that cannot be imported end the whole attempt to keep spares; a spare that dies
 //! otherwise is made again, [`MAX_DEATHS`] times for each slot.
+//!
+//! A shared spare waits in the slot of a local rank as good as any: what is different for another one, environment and CPUs,
+//! it is given when it is woken. Whether a stream is a file Python finds out at its start, so that it serves no rank for
+//! which that is different.
 
 mod archive;
 pub(crate) mod priority;
 mod spare;
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
@@ -24,7 +28,7 @@ use crate::console::{Console, Note};
 use crate::control::Start;
 use crate::plan::Plan;
 use crate::spares::priority::LoweredPriority;
-use crate::spares::spare::{Spare, SpareMessage, SpareSettings, quiet_streams};
+use crate::spares::spare::{Spare, SpareMessage, SpareSettings, quiet_streams, same_streams};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Spawn, Worker};
 use crate::workers::spawn::worker_spawn;
@@ -40,6 +44,8 @@ const MAX_DEATHS: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     slots: Vec<Slot>,
+    /// Any worker may take any of them.
+    shared: bool,
     /// The one that is being made; its place in `slots`, or the proof.
     preparing: Option<PreparingSpare>,
     settings: Option<SpareSettings>,
@@ -80,8 +86,9 @@ struct PreparingSpare {
 impl Spares {
     /// For the workers of a plan; none are kept unless it says so.
     pub(crate) fn new(plan: &Plan) -> Spares {
-        let slots = if plan.preload.is_empty() { 0 } else { plan.job.workers };
-        Spares { slots: (0..slots).map(|_| Slot::default()).collect(), ..Spares::default() }
+        let slots = if plan.preload.is_empty() { 0 } else { plan.shared_spares.unwrap_or(plan.job.workers) };
+        let slots = (0..slots).map(|_| Slot::default()).collect();
+        Spares { slots, shared: plan.shared_spares.is_some(), ..Spares::default() }
     }
 
     /// What to poll; [`Spares::mark_readable`] if there is something.
@@ -102,24 +109,39 @@ impl Spares {
         [self.due, import_deadline].into_iter().flatten().min()
     }
 
-    /// Wakes the spare of a slot as a worker, if there is one.
+    /// Wakes a spare as a worker, if there is one for it.
     pub(crate) fn take(
         &mut self,
+        plan: &Plan,
         rank: usize,
         local_rank: usize,
         spawn: &Spawn,
         guardian: &mut Guardian,
     ) -> Option<Worker> {
-        let ready = self.slots.get_mut(local_rank)?.ready.take();
+        let ready = self.slot_for(plan, local_rank)?.ready.take();
+        if self.shared && ready.is_some() {
+            // The ranks need the machine now; the next spare can wait.
+            self.due = Some(Instant::now() + SETTLE);
+        }
         let woken = ready.and_then(|spare| {
             spare
-                .wake(rank, spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables)
+                .wake(rank, local_rank, spawn)
                 // It has died meanwhile: this start is a cold one.
                 .map_err(|(spare, _)| spare.end(guardian))
                 .ok()
         });
         self.cold |= woken.is_none();
         woken
+    }
+
+    /// The slot whose spare a worker would take.
+    fn slot_for(&mut self, plan: &Plan, local_rank: usize) -> Option<&mut Slot> {
+        if !self.shared {
+            return self.slots.get_mut(local_rank);
+        }
+        let fits = |spare: &Spare| same_streams(&plan.logs, spare.local_rank(), local_rank);
+        let found = self.slots.iter().position(|slot| slot.ready.as_ref().is_some_and(fits));
+        self.slots.get_mut(found.unwrap_or(0))
     }
 
     /// Does what is due. `running` is the round whose workers run, if they do.
@@ -242,15 +264,24 @@ impl Spares {
             1 => "1 spare interpreter is ready".to_owned(),
             count => format!("{count} spare interpreters are ready"),
         };
-        console.note(Note::Progress(format!("{spares}: the next restart skips the imports")));
+        let what = if self.shared { "the next replacement" } else { "the next restart" };
+        console.note(Note::Progress(format!("{spares}: {what} skips the imports")));
     }
 
     fn died(&mut self, slot: usize, why: &str, console: &mut dyn Console) {
         self.slots[slot].deaths += 1;
         let deaths = self.slots[slot].deaths;
         if deaths == 1 || deaths == MAX_DEATHS {
-            let then = if deaths < MAX_DEATHS { "starting another" } else { "no more are started for this rank" };
-            let text = format!("the spare interpreter of local rank {slot} is lost, {then}: {why}");
+            let text = match (self.shared, deaths < MAX_DEATHS) {
+                (true, true) => format!("a spare interpreter is lost, starting another: {why}"),
+                (true, false) => format!("a spare interpreter is lost, no more are started in its place: {why}"),
+                (false, true) => {
+                    format!("the spare interpreter of local rank {slot} is lost, starting another: {why}")
+                }
+                (false, false) => format!(
+                    "the spare interpreter of local rank {slot} is lost, no more are started for this rank: {why}"
+                ),
+            };
             console.note(Note::Warning(text));
         }
     }
@@ -258,7 +289,11 @@ impl Spares {
     /// No more spares in this run.
     fn give_up(&mut self, guardian: &mut Guardian, console: &mut dyn Console, why: &str) {
         self.end(guardian);
-        console.note(Note::Warning(format!("--preload has no effect, restarts import everything again: {why}")));
+        let what = match self.shared {
+            true => "no spares are kept, replacements import everything again",
+            false => "--preload has no effect, restarts import everything again",
+        };
+        console.note(Note::Warning(format!("{what}: {why}")));
     }
 
     fn prepare_next(
@@ -274,14 +309,15 @@ impl Spares {
             self.settings = Some(SpareSettings::new(&plan.preload, script, LoweredPriority::find())?);
         }
         let Some(settings) = &self.settings else { return Ok(()) };
-        let (reader, streams) = quiet_streams(&plan.logs, slot)?;
-        let prepared = worker_spawn(plan, start, slot, None, guardian, file_limit, streams);
+        let local_rank = slot % plan.job.workers.max(1);
+        let (reader, streams) = quiet_streams(&plan.logs, local_rank)?;
+        let prepared = worker_spawn(plan, start, local_rank, None, guardian, file_limit, streams);
         let mut spawn = prepared.map_err(std::io::Error::other)?;
         if !self.proven {
             spawn.command.truncate(1);
             spawn.command.extend(["-c", "pass"].map(Into::into));
         }
-        let spare = Spare::start(settings, slot, spawn, reader)?;
+        let spare = Spare::start(settings, local_rank, spawn, reader)?;
         let slot = self.proven.then_some(slot);
         self.preparing =
             Some(PreparingSpare { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });

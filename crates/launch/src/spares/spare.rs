@@ -148,16 +148,20 @@ impl Spare {
         Ok(())
     }
 
-    /// Makes it the worker of `rank`, with these streams and exactly these variables; gives it back if it cannot be.
-    pub(crate) fn wake(
-        self,
-        rank: usize,
-        stdout: BorrowedFd<'_>,
-        stderr: BorrowedFd<'_>,
-        variables: &[(&'static str, OsString)],
-    ) -> Result<Worker, (Spare, io::Error)> {
-        match self.send_wake(stdout, stderr, variables) {
-            Ok(()) => Ok(Worker { rank, ..self.worker }),
+    /// The local rank in whose slot it waits.
+    pub(crate) fn local_rank(&self) -> usize {
+        self.worker.local_rank
+    }
+
+    /// Makes it the worker of `rank`, with the streams, CPUs and exactly the variables of `spawn`; gives it back if it
+    /// cannot be.
+    pub(crate) fn wake(self, rank: usize, local_rank: usize, spawn: &Spawn) -> Result<Worker, (Spare, io::Error)> {
+        let moved = match &spawn.cpus {
+            Some(cpus) if local_rank != self.worker.local_rank => self.worker.move_to(cpus),
+            _ => Ok(()),
+        };
+        match moved.and_then(|()| self.send_wake(spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables)) {
+            Ok(()) => Ok(Worker { rank, local_rank, warm: true, ..self.worker }),
             Err(cause) => Err((self, cause)),
         }
     }
@@ -231,6 +235,13 @@ pub(crate) fn quiet_streams(policy: &LogPolicy, local_rank: usize) -> io::Result
         false => writer.try_clone(),
     };
     Ok((reader, (open(Stream::Out)?, open(Stream::Err)?)))
+}
+
+/// Whether a spare that waits with the streams of one local rank can be the worker of another.
+pub(crate) fn same_streams(policy: &LogPolicy, one: usize, other: usize) -> bool {
+    let is_file = |local_rank: usize, stream| policy.only_to_file(local_rank, stream);
+    let same = |stream| is_file(one, stream) == is_file(other, stream);
+    policy.base == LogBase::Nowhere || (same(Stream::Out) && same(Stream::Err))
 }
 
 /// The launcher's own environment with these variables, as the kernel keeps it: `NAME=value`, each ended by a zero.

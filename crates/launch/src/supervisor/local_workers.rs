@@ -17,7 +17,8 @@ use crate::output::logs::{AttemptDirectory, RunDirectory};
 use crate::plan::Plan;
 use crate::rendezvous::Reports;
 use crate::spares::Spares;
-use crate::workers::group::{WorkerGroup, WorkerSource};
+use crate::workers::environment::Incarnation;
+use crate::workers::group::{Replaced, WorkerGroup, WorkerSource};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::FileLimit;
 
@@ -81,6 +82,28 @@ impl<'a> LocalWorkers<'a> {
         self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
         self.group = Some(group);
         Ok(failure)
+    }
+
+    /// Replaces a worker that has ended; the failure is that of one that could not be started.
+    pub(super) fn replace(
+        &mut self,
+        local_rank: usize,
+        incarnation: Incarnation,
+        reports: &Reports,
+        console: &mut dyn Console,
+    ) -> Result<Replaced, Box<Failure>> {
+        let Some(group) = &mut self.group else { return Ok(Replaced::default()) };
+        let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
+        let mut source = WorkerSource { spares, guardian, file_limit };
+        let replaced = group.replace(self.plan, local_rank, incarnation, &mut source, console)?;
+        self.hang.forget(group.start.first_rank + local_rank);
+        self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
+        Ok(replaced)
+    }
+
+    /// Which of its rank's processes a worker is.
+    pub(super) fn incarnation(&self, local_rank: usize) -> u32 {
+        self.group.as_ref().map_or(0, |group| group.incarnation(local_rank))
     }
 
     /// Whether workers are alive, or have ended and are not reaped yet.

@@ -14,7 +14,8 @@
 //!
 //! The parts of the loop own their state: `polling` is where it sleeps, `timers` when it wakes, `leadership` its relation
 //! to the coordinator, `local_workers` the processes, `round` what is known of the rounds. In an elastic job the
-//! coordinator may be lost: `failover` is what the loop does then.
+//! coordinator may be lost: `failover` is what the loop does then. Under `--recover step`, `recovery` replaces single workers
+//! while the node stays in Running.
 //!
 //! Shutdown order: workers, then their output, then the server (which flushes what others still have to hear), then
 //! the guardian.
@@ -24,6 +25,7 @@ mod leadership;
 mod local_workers;
 pub mod outcome;
 mod polling;
+mod recovery;
 mod round;
 mod signals;
 mod timers;
@@ -40,6 +42,7 @@ use self::leadership::Leadership;
 use self::local_workers::LocalWorkers;
 use self::outcome::Outcome;
 use self::polling::Poller;
+use self::recovery::StepRecovery;
 use self::round::Rounds;
 use self::signals::Signals;
 use self::timers::{Escalation, Timers};
@@ -134,6 +137,7 @@ struct Supervisor<'a> {
     timers: Timers,
     workers: LocalWorkers<'a>,
     rounds: Rounds,
+    recovery: StepRecovery,
     leadership: Leadership,
     /// For other threads: where they send notes and events.
     reports: Reports,
@@ -205,6 +209,7 @@ fn launch(
         timers: Timers::new(began),
         workers: LocalWorkers::new(plan, guardian, directory, file_limit, began),
         rounds: Rounds::new(began),
+        recovery: StepRecovery::default(),
         leadership: Leadership::new(joined),
         reports,
         notes,
@@ -316,6 +321,10 @@ impl Supervisor<'_> {
             FromCoordinator::Epoch(epoch) => self.leadership.committed(epoch),
             FromCoordinator::Dropped { reason } => return Ok(self.handle_dropped(&reason)),
             FromCoordinator::Moved(leader) => return Ok(self.handle_moved(leader)),
+            FromCoordinator::Replace(replace) => self.replace(*replace),
+            FromCoordinator::Recovered { generation, step, milliseconds } => {
+                self.recovered(generation, step, milliseconds);
+            }
             FromCoordinator::Fail { reason, failures } => {
                 self.rounds.add_remote_failures(failures, &self.plan.address);
                 return Ok(self.apply(AfterStop::End(RunEnd::failure(reason))));
@@ -328,6 +337,7 @@ impl Supervisor<'_> {
     fn start(&mut self, start: Start) -> Result<(), LaunchError> {
         self.phase = Phase::Running;
         self.timers.round_started();
+        self.recovery.round_started();
         self.leadership.round_started(&start);
         let announcement = self.rounds.start(&start, self.plan.job.workers, &self.reports.events);
         if self.plan.terms.max_nodes > 1 {
@@ -351,10 +361,11 @@ impl Supervisor<'_> {
     /// Looks for workers that have ended, and takes the next step when the last one has.
     fn check_workers(&mut self) -> Option<RunEnd> {
         let ended = self.workers.ended(self.console)?;
+        let ended = self.report_losses(ended);
         self.rounds.ends.extend(ended);
         self.report_root_cause();
         match (&self.phase, self.workers.alive()) {
-            (Phase::Running, 0) if !self.timers.awaits_root_cause() => {
+            (Phase::Running, 0) if !self.timers.awaits_root_cause() && !self.recovery.awaits_replacement() => {
                 self.workers.reap(self.console);
                 self.phase = Phase::Finished;
                 let ran = self.rounds.elapsed().as_secs_f64();
@@ -416,19 +427,28 @@ impl Supervisor<'_> {
     /// one failed by itself, else when the rank is known because of which they did, or some seconds later. Until then the
     /// coordinator may tell of a failure on another node.
     fn report_root_cause(&mut self) {
-        let (Phase::Running, Some(seen)) = (&self.phase, self.rounds.first_failure()) else { return };
+        if !matches!(self.phase, Phase::Running) || self.rounds.first_failure().is_none() {
+            return;
+        }
+        self.rounds.ends.extend(self.recovery.take_losses());
+        let Some(seen) = self.rounds.first_failure() else { return };
         let is_final = self.timers.await_root_cause(Instant::now());
         let Some(cause) = self.rounds.root_cause(is_final) else { return };
         let ends = &self.rounds.ends;
         let known = cause.rank().and_then(|rank| ends.iter().find(|end| end.rank == rank));
         let mut first = known.unwrap_or(seen).clone();
-        let sentence = failure::explain(&cause, ends);
+        let mut sentence = failure::explain(&cause, ends);
+        let not_recovered = self.why_not_recovered();
+        if let Some(why) = &not_recovered {
+            sentence = format!("{sentence}; {why}");
+        }
         let (rank, exit) = (cause.rank(), known.map(|end| end.exit.0));
         self.workers.hang.failed(rank.unwrap_or(first.rank));
         self.reports.events.note("worker_failed", json!({"rank": rank, "exit": exit, "cause": sentence}));
         self.note_stop(&sentence);
         self.stop(Signal::SIGTERM, self.plan.grace_period, None);
-        first.sentence = (!matches!(cause, Cause::Failed { .. })).then_some(sentence);
+        let is_plain = matches!(cause, Cause::Failed { .. }) && not_recovered.is_none();
+        first.sentence = (!is_plain).then_some(sentence);
         self.leadership.send(&ToCoordinator::Failed(Box::new(first)));
     }
 
@@ -492,6 +512,7 @@ impl Supervisor<'_> {
             workers: self.plan.job.workers,
             restarts: self.rounds.restarts,
             max_restarts: self.plan.terms.max_restarts,
+            replacements: self.recovery.replacements,
             uptime: self.began.elapsed(),
         };
         self.console.status(&status);
@@ -529,6 +550,8 @@ impl Supervisor<'_> {
             cause,
             rounds: self.rounds.count,
             restarts: self.rounds.restarts,
+            replacements: self.recovery.replacements,
+            recoveries: self.recovery.recoveries,
             world_size,
             group_rank: self.rounds.last_start.as_ref().map(|start| start.group_rank),
             started: self.started,

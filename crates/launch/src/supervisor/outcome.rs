@@ -26,6 +26,10 @@ pub struct Outcome {
     pub rounds: u64,
     /// Restarts spent.
     pub restarts: u32,
+    /// Ranks replaced inside rounds, over all nodes.
+    pub replacements: u64,
+    /// How often the ranks met again after that, and kept their step.
+    pub recoveries: u64,
     /// Workers in the last round, over all nodes.
     pub world_size: usize,
     /// Rank of this node in the last round.

@@ -25,6 +25,13 @@ pub const REPLACE: &str = "INSTEP_REPLACE";
 /// Anything but `1` keeps torch from loading what packages register with it, ours included.
 pub const AUTOLOAD: &str = "TORCH_DEVICE_BACKEND_AUTOLOAD";
 
+/// `step` where lost ranks are replaced; what the script's session looks at.
+const RECOVER: &str = "INSTEP_RECOVER";
+/// Which of a rank's processes a worker is, counted from 0 in each round.
+const INCARNATION: &str = "INSTEP_INCARNATION";
+/// The generation for which a worker was started; 0 at first.
+const RECOVERY_GENERATION: &str = "INSTEP_RECOVERY_GENERATION";
+
 /// What ranks of our backend show each other; the user's own wins, and an empty one means none.
 const SECRET: &str = "INSTEP_SECRET";
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -122,6 +129,31 @@ pub fn worker_variables(
     Ok(variables)
 }
 
+/// Which of a rank's processes is started, and for which generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Incarnation {
+    /// Counts from 0 in each round.
+    pub number: u32,
+    /// See [`instep_policy::recovery`].
+    pub generation: u64,
+}
+
+/// What a worker is told of recovery; `inherited` is the launcher's own environment, which may be that of a worker.
+pub fn recovery_variables(
+    step_recovery: bool,
+    incarnation: Incarnation,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    if !step_recovery {
+        return inherited(RECOVER).map(|_| (RECOVER, "round".into())).into_iter().collect();
+    }
+    vec![
+        (RECOVER, "step".into()),
+        (INCARNATION, incarnation.number.to_string().into()),
+        (RECOVERY_GENERATION, incarnation.generation.to_string().into()),
+    ]
+}
+
 /// The one device a worker sees under `--virtual-local-rank`.
 fn own_device(
     local_rank: usize,
@@ -147,7 +179,7 @@ fn own_device(
 
 #[cfg(test)]
 mod tests {
-    use super::{EnvironmentError, JobFacts, worker_variables};
+    use super::{EnvironmentError, Incarnation, JobFacts, recovery_variables, worker_variables};
     use crate::control::Start;
     use crate::control::secret::JobSecret;
     use std::collections::BTreeMap;
@@ -237,6 +269,20 @@ mod tests {
         assert_eq!(variables(&job(), &[]).expect("valid").get("INSTEP_REPLACE"), None);
         let job = JobFacts { replaces_gloo: true, ..job() };
         assert_eq!(variables(&job, &[]).expect("valid")["INSTEP_REPLACE"], "gloo");
+    }
+
+    #[test]
+    fn workers_are_told_which_incarnation_they_are_where_ranks_are_replaced() {
+        let second = Incarnation { number: 2, generation: 5 };
+        let given = |step: bool, own: Option<&str>| {
+            let inherited = |name: &str| own.filter(|_| name == "INSTEP_RECOVER").map(OsString::from);
+            let all = recovery_variables(step, second, inherited).into_iter();
+            all.map(|(name, value)| format!("{name}={}", value.to_string_lossy())).collect::<Vec<_>>()
+        };
+        let expected = ["INSTEP_RECOVER=step", "INSTEP_INCARNATION=2", "INSTEP_RECOVERY_GENERATION=5"];
+        assert_eq!(given(true, None), expected);
+        assert_eq!(given(false, None), Vec::<String>::new());
+        assert_eq!(given(false, Some("step")), ["INSTEP_RECOVER=round"], "a launcher below another one");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::output::fold::describe_ranks;
 use crate::output::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::plan::Plan;
 use crate::spares::Spares;
+use crate::workers::environment::{Incarnation, recovery_variables};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Worker};
 use crate::workers::spawn::worker_spawn;
@@ -44,6 +45,14 @@ pub(crate) struct WorkerSource<'a> {
     pub(crate) spares: &'a mut Spares,
     pub(crate) guardian: &'a mut Guardian,
     pub(crate) file_limit: FileLimit,
+}
+
+/// The process that has taken over a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Replaced {
+    pub(crate) pid: i32,
+    /// It was a spare.
+    pub(crate) warm: bool,
 }
 
 impl WorkerGroup {
@@ -78,7 +87,7 @@ impl WorkerGroup {
                 &crate::rendezvous::endpoint::host_name(),
             );
             group.files.push(logs.worker(&plan.logs, local_rank, &prefix));
-            match group.start_worker(plan, local_rank, 0, source, console) {
+            match group.start_worker(plan, local_rank, Incarnation::default(), source, console) {
                 Ok(worker) => group.workers.push(worker),
                 Err(failure) => return Ok((group, Some(*failure))),
             }
@@ -87,42 +96,41 @@ impl WorkerGroup {
     }
 
     /// Puts another worker in the place of one while the others run: same rank, next incarnation. What is left of the
-    /// old one is killed first; its output is shown, and its log goes on.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the interface for recovery at a step, which is to come"))]
+    /// old one is killed first; its output is shown, its log goes on, and its error file stays beside the new one's.
     pub(crate) fn replace(
         &mut self,
         plan: &Plan,
         local_rank: usize,
+        incarnation: Incarnation,
         source: &mut WorkerSource<'_>,
         console: &mut dyn Console,
-    ) -> Result<(), Box<Failure>> {
+    ) -> Result<Replaced, Box<Failure>> {
         let old = &mut self.workers[local_rank];
-        let incarnation = old.incarnation + 1;
         old.signal(Signal::SIGKILL);
         old.await_death();
         self.output.detach(local_rank, console);
-        if let Some(stale) = self.files[local_rank].error_file.as_deref() {
-            // Mostly there is none: a worker that was killed could not write one.
-            let _ = std::fs::remove_file(stale);
+        if let Some(error_file) = &mut self.files[local_rank].error_file {
+            error_file.set_file_name(format!("error.{}.json", incarnation.number));
         }
         let worker = self.start_worker(plan, local_rank, incarnation, source, console)?;
+        let replaced = Replaced { pid: worker.pid.as_raw(), warm: worker.warm };
         let old = std::mem::replace(&mut self.workers[local_rank], worker);
         source.guardian.ended(old.pid);
         old.release();
-        Ok(())
+        Ok(replaced)
     }
 
     fn start_worker(
         &mut self,
         plan: &Plan,
         local_rank: usize,
-        incarnation: u32,
+        incarnation: Incarnation,
         source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> Result<Worker, Box<Failure>> {
         let rank = self.start.first_rank + local_rank;
         self.try_start(plan, rank, local_rank, incarnation, source, console)
-            .map(|worker| Worker { incarnation, ..worker })
+            .map(|worker| Worker { incarnation: incarnation.number, ..worker })
             .map_err(|(exit, message)| Box::new(self.describe(rank, local_rank, 0, ExitStatus(exit), Some(message))))
     }
 
@@ -131,19 +139,21 @@ impl WorkerGroup {
         plan: &Plan,
         rank: usize,
         local_rank: usize,
-        incarnation: u32,
+        incarnation: Incarnation,
         source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> Result<Worker, (i32, String)> {
         let other = |cause: &dyn std::fmt::Display| (1, cause.to_string());
         let files = &self.files[local_rank];
-        let fresh = incarnation == 0;
+        let fresh = incarnation.number == 0;
         let streams = self.output.attach(rank, local_rank, files, fresh, console).map_err(|cause| other(&cause))?;
         let error_file = files.error_file.as_deref();
-        let spawn =
+        let mut spawn =
             worker_spawn(plan, &self.start, local_rank, error_file, source.guardian, source.file_limit, streams)
                 .map_err(|cause| other(&cause))?;
-        if let Some(worker) = source.spares.take(rank, local_rank, &spawn, source.guardian) {
+        let inherited = |name: &str| std::env::var_os(name);
+        spawn.variables.extend(recovery_variables(plan.terms.step_recovery, incarnation, inherited));
+        if let Some(worker) = source.spares.take(plan, rank, local_rank, &spawn, source.guardian) {
             return Ok(worker);
         }
         let program = spawn.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
@@ -177,6 +187,11 @@ impl WorkerGroup {
             }
         }
         ends
+    }
+
+    /// Which of its rank's processes a worker is.
+    pub(crate) fn incarnation(&self, local_rank: usize) -> u32 {
+        self.workers.get(local_rank).map_or(0, |worker| worker.incarnation)
     }
 
     /// Workers alive.
@@ -269,6 +284,7 @@ mod tests {
     use crate::output::logs::{RunDirectory, Stream};
     use crate::plan::{Plan, Request, resolve};
     use crate::spares::Spares;
+    use crate::workers::environment::Incarnation;
     use crate::workers::guardian::Guardian;
     use crate::workers::process::FileLimit;
     use std::path::Path;
@@ -361,7 +377,8 @@ mod tests {
         read_lines(&mut group, &mut console, 2);
         let before = group.alive_pids();
 
-        group.replace(&plan, 1, &mut source, &mut console).expect("replaced");
+        let second = Incarnation { number: 1, generation: 1 };
+        group.replace(&plan, 1, second, &mut source, &mut console).expect("replaced");
         read_lines(&mut group, &mut console, 3);
         let after = group.alive_pids();
         assert_eq!(after[0], before[0], "the other one is untouched");

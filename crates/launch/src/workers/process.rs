@@ -70,6 +70,8 @@ pub(crate) struct Worker {
     pub(crate) local_rank: usize,
     /// Counts from 0 in each round: which of the workers that had this place one after the other.
     pub(crate) incarnation: u32,
+    /// It was a spare.
+    pub(crate) warm: bool,
     pub(crate) pid: Pid,
     pub(crate) exit: Option<ExitStatus>,
 }
@@ -113,7 +115,7 @@ impl Worker {
         }
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        Ok(Worker { rank, local_rank, incarnation: 0, pid: Pid::from_raw(pid), exit: None })
+        Ok(Worker { rank, local_rank, incarnation: 0, warm: false, pid: Pid::from_raw(pid), exit: None })
     }
 
     /// Notices whether the worker has ended; true the one time it has.
@@ -140,6 +142,16 @@ impl Worker {
             // A process that somebody has stopped ends only when it is continued.
             let _ = killpg(self.pid, Signal::SIGCONT);
         }
+    }
+
+    /// Moves the process to other CPUs, with the threads that it has so far.
+    pub(crate) fn move_to(&self, cpus: &BTreeSet<usize>) -> io::Result<()> {
+        let set = cpu_set(cpus)?;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
+            let thread = thread?.file_name().to_string_lossy().parse::<i32>().map_err(io::Error::other)?;
+            nix::sched::sched_setaffinity(Pid::from_raw(thread), &set)?;
+        }
+        Ok(())
     }
 
     /// Waits for the end of a worker that was killed, but not for one that hangs in the kernel.

@@ -13,11 +13,11 @@ use instep_launch::failure::{ExitStatus, Failure};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum};
 use instep_store::{Client, Server};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
-const TOKEN: u64 = 42;
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TOKEN: u64 = 42;
 static NEXT_LAUNCHER: AtomicU64 = AtomicU64::new(100);
 
-fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> MembershipTerms {
+pub(crate) fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> MembershipTerms {
     MembershipTerms {
         min_nodes: nodes,
         max_nodes: nodes,
@@ -30,10 +30,11 @@ fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> MembershipTerms 
         rejoin_window: Duration::from_secs(1),
         fence: Duration::ZERO,
         quorum: Quorum::Majority,
+        step_recovery: false,
     }
 }
 
-fn serve(terms: &MembershipTerms) -> Server {
+pub(crate) fn serve(terms: &MembershipTerms) -> Server {
     let listeners = instep_store::listen_loopback(0).expect("listen");
     let master_port = listeners[0].local_addr().expect("address").port();
     let settings = CoordinatorSettings {
@@ -54,7 +55,7 @@ fn serve(terms: &MembershipTerms) -> Server {
 }
 
 /// A launcher reduced to its connection.
-struct Launcher {
+pub(crate) struct Launcher {
     stream: TcpStream,
     lines: BufReader<TcpStream>,
 }
@@ -67,7 +68,7 @@ impl Launcher {
         Launcher { stream, lines }
     }
 
-    fn join(server: &Server, terms: &MembershipTerms, change: impl FnOnce(&mut Hello)) -> Launcher {
+    pub(crate) fn join(server: &Server, terms: &MembershipTerms, change: impl FnOnce(&mut Hello)) -> Launcher {
         let mut launcher = Launcher::connect(server);
         let mut hello = Hello {
             protocol: control::PROTOCOL,
@@ -92,12 +93,12 @@ impl Launcher {
         launcher
     }
 
-    fn say(&mut self, message: &ToCoordinator) {
+    pub(crate) fn say(&mut self, message: &ToCoordinator) {
         self.stream.write_all(&control::encode(message)).expect("send");
     }
 
     /// The next message that is not about waiting; `None` at the end of the connection.
-    fn set_leader_hint(&mut self) -> Option<FromCoordinator> {
+    pub(crate) fn next_message(&mut self) -> Option<FromCoordinator> {
         loop {
             let mut line = String::new();
             if self.lines.read_line(&mut line).expect("an answer in time") == 0 {
@@ -110,21 +111,21 @@ impl Launcher {
         }
     }
 
-    fn welcome(mut self) -> Launcher {
-        assert_eq!(self.set_leader_hint(), Some(FromCoordinator::Welcome {}));
+    pub(crate) fn welcome(mut self) -> Launcher {
+        assert_eq!(self.next_message(), Some(FromCoordinator::Welcome {}));
         self
     }
 
-    fn start(&mut self) -> Start {
-        match self.set_leader_hint() {
+    pub(crate) fn start(&mut self) -> Start {
+        match self.next_message() {
             Some(FromCoordinator::Start(start)) => start,
             other => panic!("expected the start, heard {other:?}"),
         }
     }
 }
 
-fn failure(rank: usize) -> ToCoordinator {
-    ToCoordinator::Failed(Box::new(Failure {
+pub(crate) fn failed_worker(rank: usize) -> Failure {
+    Failure {
         rank,
         local_rank: 0,
         host: "b".to_owned(),
@@ -139,7 +140,11 @@ fn failure(rank: usize) -> ToCoordinator {
         message: Some("ValueError: no".to_owned()),
         traceback: None,
         last_lines: Vec::new(),
-    }))
+    }
+}
+
+fn failure(rank: usize) -> ToCoordinator {
+    ToCoordinator::Failed(Box::new(failed_worker(rank)))
 }
 
 #[test]
@@ -159,7 +164,7 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
 
     second.say(&failure(2));
     for launcher in [&mut first, &mut second] {
-        let Some(FromCoordinator::Stop { reason, .. }) = launcher.set_leader_hint() else {
+        let Some(FromCoordinator::Stop { reason, .. }) = launcher.next_message() else {
             panic!("expected to be stopped")
         };
         assert_eq!(reason, "rank 2 on b exited with code 3 (ValueError: no); restart 1 of 1");
@@ -173,8 +178,8 @@ fn two_nodes_start_restart_on_clean_keys_and_complete() {
 
     first.say(&ToCoordinator::Finished {});
     second.say(&ToCoordinator::Finished {});
-    assert_eq!(first.set_leader_hint(), Some(FromCoordinator::Complete {}));
-    assert_eq!(second.set_leader_hint(), Some(FromCoordinator::Complete {}));
+    assert_eq!(first.next_message(), Some(FromCoordinator::Complete {}));
+    assert_eq!(second.next_message(), Some(FromCoordinator::Complete {}));
 }
 
 #[test]
@@ -186,7 +191,7 @@ fn every_node_hears_of_the_failure_that_ended_the_job() {
     first.start();
     second.start();
     second.say(&failure(2));
-    let Some(FromCoordinator::Fail { failures, .. }) = first.set_leader_hint() else { panic!("expected the failure") };
+    let Some(FromCoordinator::Fail { failures, .. }) = first.next_message() else { panic!("expected the failure") };
     assert_eq!(failures[0].message.as_deref(), Some("ValueError: no"));
 }
 
@@ -198,7 +203,7 @@ fn a_broken_connection_is_noticed_at_once() {
     let second = Launcher::join(&server, &terms, |hello| hello.address = "b".to_owned()).welcome();
     first.start();
     drop(second);
-    let Some(FromCoordinator::Fail { reason, .. }) = first.set_leader_hint() else { panic!("expected the loss") };
+    let Some(FromCoordinator::Fail { reason, .. }) = first.next_message() else { panic!("expected the loss") };
     assert!(reason.starts_with("node b (pid 1) was lost: its connection broke"), "{reason}");
 }
 
@@ -206,7 +211,7 @@ fn a_broken_connection_is_noticed_at_once() {
 fn nodes_that_do_not_fit_are_refused_by_name() {
     let terms = terms(2, 0, false);
     let server = serve(&terms);
-    let refusal = |change: fn(&mut Hello)| match Launcher::join(&server, &terms, change).set_leader_hint() {
+    let refusal = |change: fn(&mut Hello)| match Launcher::join(&server, &terms, change).next_message() {
         Some(FromCoordinator::Refused { reason }) => reason,
         other => panic!("expected a refusal, heard {other:?}"),
     };
@@ -216,6 +221,8 @@ fn nodes_that_do_not_fit_are_refused_by_name() {
     let nodes = refusal(|hello| hello.terms.max_nodes = 3);
     assert_eq!(nodes, "the job was started with --nnodes 2, this node with --nnodes 2:3");
     assert!(refusal(|hello| hello.terms.max_restarts = 5).contains("--max-restarts 0"));
+    let recovery = refusal(|hello| hello.terms.step_recovery = true);
+    assert_eq!(recovery, "the job was started with --recover round, this node with --recover step");
 }
 
 #[test]
@@ -225,7 +232,7 @@ fn unknown_clients_and_garbage_do_not_disturb_the_job() {
     for garbage in [&b"{\n"[..], b"{\"hello\": 7}\n", b"{\"finished\":{}}\n", b"{\"hello\":{}}\n{\"hello\":{}}\n"] {
         let mut not_a_coordinator = Launcher::connect(&server);
         not_a_coordinator.stream.write_all(garbage).expect("send");
-        assert_eq!(not_a_coordinator.set_leader_hint(), None, "{}", garbage.escape_ascii());
+        assert_eq!(not_a_coordinator.next_message(), None, "{}", garbage.escape_ascii());
     }
     let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
     first.start();
@@ -254,7 +261,7 @@ fn a_static_job_is_shared_with_torchrun() {
     assert_eq!(foreign.get("job/torchelastic/agent/terminal_state/num_members").expect("our count"), b"1");
     assert_eq!(foreign.add("job/torchelastic/agent/terminal_state/num_members", 1).expect("add"), 2);
     foreign.set("job/torchelastic/agent/terminal_state/last_member", b"1").expect("set");
-    assert_eq!(first.set_leader_hint(), Some(FromCoordinator::Complete {}));
+    assert_eq!(first.next_message(), Some(FromCoordinator::Complete {}));
 }
 
 #[test]
@@ -266,7 +273,7 @@ fn a_static_job_of_our_nodes_does_not_look_for_torchrun_after_its_start() {
     let mut lost = Launcher::join(&server, &terms, second).welcome();
     assert_eq!((first.start().round, lost.start().round), (0, 0));
     drop(lost);
-    assert!(matches!(first.set_leader_hint(), Some(FromCoordinator::Stop { .. })));
+    assert!(matches!(first.next_message(), Some(FromCoordinator::Stop { .. })));
     first.say(&ToCoordinator::Stopped {});
 
     let mut foreign = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
@@ -298,7 +305,7 @@ fn meet(nodes: usize) -> Duration {
         .collect();
     let mut ranks = Vec::new();
     for launcher in &mut launchers {
-        assert_eq!(launcher.set_leader_hint(), Some(FromCoordinator::Welcome {}));
+        assert_eq!(launcher.next_message(), Some(FromCoordinator::Welcome {}));
         ranks.push(launcher.start().group_rank);
     }
     ranks.sort_unstable();

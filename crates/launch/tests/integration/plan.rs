@@ -160,3 +160,83 @@ fn wrong_command_lines_are_refused_with_a_hint() {
         assert!(!refused.hint.is_empty(), "{}", refused.message);
     }
 }
+
+#[test]
+fn lost_ranks_are_replaced_where_the_user_asks_for_it() {
+    let plan = resolve(|_| {}).expect("valid");
+    assert_eq!((plan.terms.step_recovery, plan.shared_spares), (false, None));
+    let plan = resolve(|request| request.recover = "step".to_owned()).expect("valid");
+    assert_eq!((plan.terms.step_recovery, plan.shared_spares), (true, Some(1)));
+    assert_eq!(plan.preload, ["instep.elastic", "torch._dynamo"]);
+    let cold = resolve(|request| {
+        request.recover = "step".to_owned();
+        request.spares = Some(0);
+    });
+    assert_eq!(cold.expect("valid").preload, Vec::<String>::new());
+    let other_modules = resolve(|request| {
+        request.recover = "step".to_owned();
+        request.spares = Some(2);
+        request.preload = Some("jax".to_owned());
+    });
+    let plan = other_modules.expect("valid");
+    assert_eq!((plan.shared_spares, plan.preload, plan.warnings), (Some(2), vec!["jax".to_owned()], Vec::new()));
+    let legacy = resolve(|request| {
+        request.recover = "step".to_owned();
+        request.pass_local_rank = true;
+    });
+    let plan = legacy.expect("valid");
+    assert_eq!(plan.shared_spares, Some(0));
+    assert!(plan.warnings[0].starts_with("no spares are kept: the command line names ${local_rank}"));
+}
+
+#[test]
+fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
+    type Change = fn(&mut Request);
+    let cases: [(Change, &str, &str); 5] = [
+        (|request| request.recover = "always".to_owned(), "neither round nor step", "step replaces that one"),
+        (|request| request.spares = Some(2), "--spares 2 has no effect without --recover step", "add --recover step"),
+        (
+            |request| {
+                request.recover = "step".to_owned();
+                request.spares = Some(-1);
+            },
+            "--spares -1 is negative",
+            "0 starts replacements cold",
+        ),
+        (
+            |request| {
+                request.recover = "step".to_owned();
+                request.nnodes = "1:4".to_owned();
+                request.rdzv_backend = "c10d".to_owned();
+            },
+            "needs a fixed number of nodes, but --nnodes is 1:4",
+            "--nnodes 4",
+        ),
+        (
+            |request| {
+                request.recover = "step".to_owned();
+                request.no_python = true;
+                request.spares = Some(1);
+            },
+            "--spares and --no-python contradict each other",
+            "leave one of them out",
+        ),
+    ];
+    for (change, message, hint) in cases {
+        let error = resolve(change).expect_err(message);
+        assert!(error.message.contains(message) && error.hint.contains(hint), "{error:?}");
+    }
+}
+
+#[test]
+fn recovery_needs_the_store_of_the_launcher() {
+    let mut request = request();
+    request.recover = "step".to_owned();
+    request.rdzv_backend = "c10d".to_owned();
+    let served_by_rank_0 = |name: &str| match name {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" => Some("1".into()),
+        other => environment(other),
+    };
+    let error = plan::resolve(request, served_by_rank_0).expect_err("refused");
+    assert!(error.message.contains("needs the launcher's store") && error.hint.starts_with("unset "), "{error:?}");
+}

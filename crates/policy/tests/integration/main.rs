@@ -3,6 +3,8 @@
 mod elastic;
 mod lifecycle;
 mod membership;
+mod permissions;
+mod recovery;
 mod schedule;
 mod search;
 mod simulation;

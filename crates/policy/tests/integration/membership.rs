@@ -25,6 +25,7 @@ fn terms(min_nodes: usize, max_nodes: usize, max_restarts: u32) -> MembershipTer
         rejoin_window: 5 * SECOND,
         fence: 2 * SECOND,
         quorum: Quorum::Majority,
+        step_recovery: false,
     }
 }
 

@@ -1,10 +1,12 @@
-//! Chunks, lanes, and ranks whose GPUs take their time.
+//! Chunks, channels, and ranks whose GPUs take their time.
 
 use std::sync::Arc;
 
-use super::{
-    Chunk, Counter, Cut, DEPTH, Helpers, Lane, Layout, Memory, Name, PAGE, Progress, Rankwise, Scratch, Work, lanes_for,
-};
+use super::channels::{Channel, ChannelThreads};
+use super::chunks::{Chunk, Chunking, Work, channels_for};
+use super::layout::{DEPTH, LINE, Layout, MAX_MEMORY, PAGE};
+use super::memory::{Counter, Memory, Name, Scratch};
+use super::progress::{ChunkIo, Progress};
 use crate::dtype::{DataType, Reduction};
 use proptest::prelude::*;
 
@@ -12,7 +14,7 @@ use proptest::prelude::*;
 fn nothing_overlaps_and_memory_is_bounded() {
     for world in [1, 2, 3, 8, 16, 64, 256] {
         let layout = Layout::of(world);
-        let mut end = world * super::LINE;
+        let mut end = world * LINE;
         for rank in 0..=layout.results() {
             for chunk in 0..DEPTH as u64 {
                 let place = layout.place(rank, chunk);
@@ -22,7 +24,7 @@ fn nothing_overlaps_and_memory_is_bounded() {
             }
         }
         assert_eq!(end, layout.total());
-        assert!(end <= super::MOST_MEMORY + (world * super::LINE).next_multiple_of(PAGE));
+        assert!(end <= MAX_MEMORY + (world * LINE).next_multiple_of(PAGE));
     }
 }
 
@@ -30,15 +32,15 @@ fn nothing_overlaps_and_memory_is_bounded() {
 fn chunks_cover_everything_once_and_fit() {
     for layout in [Layout::of(2), Layout::of(8), Layout::of(64), Layout { world: 3, longest: PAGE }] {
         for bytes in [1, 4096, 5000, 512 << 10, (512 << 10) + 1, 1 << 20, (3 << 20) - 7, 100 << 20] {
-            let cut = Cut::new(bytes, layout);
-            let starts: Vec<usize> = (0..=cut.count()).map(|index| cut.start(index)).collect();
-            assert_eq!((starts[0], starts[cut.count()]), (0, bytes));
+            let chunking = Chunking::new(bytes, layout);
+            let starts: Vec<usize> = (0..=chunking.count()).map(|index| chunking.start(index)).collect();
+            assert_eq!((starts[0], starts[chunking.count()]), (0, bytes));
             assert!(starts.windows(2).all(|pair| (1..=layout.longest).contains(&(pair[1] - pair[0]))));
-            assert!(starts[..cut.count()].iter().all(|start| start.is_multiple_of(PAGE)));
+            assert!(starts[..chunking.count()].iter().all(|start| start.is_multiple_of(PAGE)));
         }
     }
     let lengths = |bytes: usize, world: usize| {
-        (Cut::new(bytes, Layout::of(world)).count(), Cut::new(bytes, Layout::of(world)).step >> 10)
+        (Chunking::new(bytes, Layout::of(world)).count(), Chunking::new(bytes, Layout::of(world)).step >> 10)
     };
     assert_eq!(
         [256 << 10, 1 << 20, 2 << 20, 8 << 20].map(|bytes| lengths(bytes, 4)),
@@ -51,11 +53,11 @@ fn chunks_cover_everything_once_and_fit() {
 }
 
 #[test]
-fn lanes_are_woken_where_they_help() {
-    let lanes = |bytes: usize, world: usize| lanes_for(Cut::new(bytes, Layout::of(world)), world);
-    assert_eq!([8, 64 << 10, 256 << 10, 1 << 20, 3 << 20].map(|bytes| lanes(bytes, 2)), [1, 1, 4, 4, 4]);
-    assert_eq!([256 << 10, 1 << 20, 4 << 20].map(|bytes| lanes(bytes, 4)), [2, 4, 1]);
-    assert_eq!([256 << 10, 1 << 20, 2 << 20].map(|bytes| lanes(bytes, 8)), [1, 2, 1]);
+fn channels_are_woken_where_they_help() {
+    let channels = |bytes: usize, world: usize| channels_for(Chunking::new(bytes, Layout::of(world)), world);
+    assert_eq!([8, 64 << 10, 256 << 10, 1 << 20, 3 << 20].map(|bytes| channels(bytes, 2)), [1, 1, 4, 4, 4]);
+    assert_eq!([256 << 10, 1 << 20, 4 << 20].map(|bytes| channels(bytes, 4)), [2, 4, 1]);
+    assert_eq!([256 << 10, 1 << 20, 2 << 20].map(|bytes| channels(bytes, 8)), [1, 2, 1]);
 }
 
 /// A rank whose GPU takes its time: copies happen when they are asked about often enough.
@@ -88,7 +90,7 @@ impl Slow<'_> {
     }
 }
 
-impl Rankwise for Slow<'_> {
+impl ChunkIo for Slow<'_> {
     type Error = ();
 
     fn order(&mut self, chunk: Chunk) -> Result<(), ()> {
@@ -124,12 +126,12 @@ impl Rankwise for Slow<'_> {
     }
 
     fn reduce(&mut self, chunk: Chunk) {
-        self.memory.reduce(Lane { rank: self.rank, lane: 0 }, chunk, &self.work, &mut self.scratch);
+        self.memory.reduce(Channel { rank: self.rank, channel: 0 }, chunk, &self.work, &mut self.scratch);
         self.memory.publish(self.rank, Counter::Done(0), chunk.number + 1);
     }
 
     fn all_done(&mut self, value: u64) -> bool {
-        self.memory.all_done(self.work.lanes, value)
+        self.memory.all_done(self.work.channels, value)
     }
 
     fn take(&mut self, chunk: Chunk) -> Result<(), ()> {
@@ -148,7 +150,7 @@ proptest! {
     /// Ranks that share nothing but the memory, with GPUs that take their time, get the sum, operation by operation.
     #[test]
     fn everybody_gets_the_sum(
-        world in 1usize..5, lanes in 1usize..3, sizes in prop::collection::vec(1usize..60_000, 1..5), seed: u64,
+        world in 1usize..5, channels in 1usize..3, sizes in prop::collection::vec(1usize..60_000, 1..5), seed: u64,
     ) {
         let layout = Layout { world, longest: PAGE };
         let (memory, file) = Memory::create(layout).unwrap();
@@ -158,26 +160,26 @@ proptest! {
             for rank in 0..world {
                 let memory = first.take().unwrap_or_else(|| Memory::open(&name, layout).unwrap());
                 let sizes = &sizes;
-                scope.spawn(move || rank_main(Arc::new(memory), rank, lanes, sizes, seed));
+                scope.spawn(move || rank_main(Arc::new(memory), rank, channels, sizes, seed));
             }
         });
     }
 }
 
-fn rank_main(memory: Arc<Memory>, rank: usize, lanes: usize, sizes: &[usize], seed: u64) {
-    let helpers = Helpers::start(&memory, rank, lanes).unwrap();
+fn rank_main(memory: Arc<Memory>, rank: usize, channels: usize, sizes: &[usize], seed: u64) {
+    let threads = ChannelThreads::start(&memory, rank, channels).unwrap();
     let (mut first, mut random) = (0, seed ^ rank as u64);
     for (operation, bytes) in sizes.iter().enumerate() {
         let input: Vec<u8> = (0..*bytes).map(|at| value(rank, operation, at)).collect();
         let mut output = vec![0; *bytes];
-        let cut = Cut::new(*bytes, memory.layout);
-        let work = Work { first, cut, dtype: DataType::U8, reduction: Reduction::Sum, lanes };
+        let chunking = Chunking::new(*bytes, memory.layout);
+        let work = Work { first, chunking, dtype: DataType::U8, reduction: Reduction::Sum, channels };
         let (scratch, coming, going) = (Scratch::new(), None, Vec::new());
         let mut slow =
             Slow { memory: &memory, rank, work, input: &input, output: &mut output, scratch, random, coming, going };
         let mut progress = Progress::new(work);
         progress.begin(&mut slow).unwrap();
-        helpers.wake(&work);
+        threads.wake(&work);
         while !progress.is_over() {
             if !progress.advance(&mut slow).unwrap() {
                 std::thread::yield_now();

@@ -174,7 +174,7 @@ impl ProgressThread {
 
     /// What callers want since the last time.
     fn take_requests(&mut self) -> Result<(), ProgressEnd> {
-        let requests = {
+        let mut requests = {
             let mut inbox = lock(&self.shared.inbox);
             if let Some(failure) = &inbox.failure {
                 return Err(ProgressEnd::Failed(failure.clone()));
@@ -184,7 +184,7 @@ impl ProgressThread {
             }
             std::mem::take(&mut inbox.requests)
         };
-        for request in requests {
+        while let Some(request) = requests.pop_front() {
             let id = self.next_id;
             self.next_id += 1;
             self.deadlines.insert((request.deadline, id));
@@ -198,7 +198,11 @@ impl ProgressThread {
             let (timeout, deadline) = (request.timeout, request.deadline);
             let request = Request { kind: request.kind, timeout, deadline, ticket: request.ticket, touched: false };
             self.requests.insert(id, request);
-            self.decide(posted)?;
+            if let Err(end) = self.decide(posted) {
+                // The others fail with it: nobody may wait for a request that was forgotten.
+                lock(&self.shared.inbox).requests = requests;
+                return Err(end);
+            }
         }
         Ok(())
     }

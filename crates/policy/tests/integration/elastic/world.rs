@@ -32,6 +32,7 @@ pub fn terms(min_nodes: usize, max_nodes: usize) -> MembershipTerms {
         rejoin_window: crate::elastic::launcher::COORDINATOR_WINDOW,
         fence: 4 * INTERVAL,
         quorum: Quorum::Majority,
+        step_recovery: false,
     }
 }
 

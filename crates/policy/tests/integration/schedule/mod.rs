@@ -8,4 +8,5 @@ mod priority;
 mod queue;
 mod random;
 mod reasons;
+mod tenants;
 mod world;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use instep_api::link::Serves;
 use instep_policy::schedule::{Fitting, Rule, Schedule};
 use instep_testkit::{Random, seeds};
 
@@ -19,6 +20,11 @@ fn random_world(random: &mut Random) -> World {
     settings.most_without_slots = 1 + random.below(3);
     for agent in &mut world.pool().agents {
         agent.takes_work = !random.once_in(6);
+        agent.serves = match random.below(6) {
+            0 => Serves::First,
+            1 => Serves::User { name: "bob".to_owned() },
+            _ => Serves::Everybody,
+        };
         agent.slots.iter_mut().for_each(|slot| slot.enabled = !random.once_in(10));
     }
     for index in 0..1 + random.below(6) {
@@ -32,6 +38,7 @@ fn random_world(random: &mut Random) -> World {
         let request = world.asks(&job, &format!("w{index}"), *random.pick(&[0, 1, 1, 2, 3, 4, 6, 8, 16]));
         request.preemptible = !random.once_in(5);
         request.single_node = random.once_in(5);
+        request.user = (*random.pick(&["alice", "bob"])).to_owned();
         if random.once_in(5) {
             request.excluded.insert("a1".to_owned());
         }
@@ -56,7 +63,7 @@ fn occupy(world: &mut World, random: &mut Random) {
     }
 }
 
-/// S1: a slot is given only if nobody has it, it is enabled and its machine takes work.
+/// S1: a slot is given only if nobody has it, it is enabled, and its machine takes work and serves the request's user.
 fn gives_only_what_is_free(world: &World, pass: &Schedule, seed: u64) {
     let mut taken: BTreeSet<(&str, u32)> = BTreeSet::new();
     let held = world.queue.running.iter().flat_map(|holder| &holder.placement);
@@ -64,6 +71,7 @@ fn gives_only_what_is_free(world: &World, pass: &Schedule, seed: u64) {
         taken.extend(grant.slots.iter().map(|slot| (grant.agent.as_str(), *slot)));
     }
     let pool = &world.cluster.pools["default"];
+    let mut first: BTreeMap<&str, &str> = BTreeMap::new();
     for start in &pass.start {
         let request = world.queue.waiting.iter().find(|request| request.id == start.request).expect("it waited");
         let given: usize = start.placement.iter().map(|grant| grant.slots.len()).sum();
@@ -72,6 +80,12 @@ fn gives_only_what_is_free(world: &World, pass: &Schedule, seed: u64) {
         for grant in &start.placement {
             let agent = pool.agents.iter().find(|agent| agent.id == grant.agent).expect("it is there");
             assert!(agent.takes_work && !request.excluded.contains(&agent.id), "S1, SEED={seed}");
+            let served = match &agent.serves {
+                Serves::Everybody => &request.user,
+                Serves::User { name } => name.as_str(),
+                Serves::First => first.entry(&agent.id).or_insert(&request.user),
+            };
+            assert_eq!(served, request.user, "S1, SEED={seed}: agent {} serves one user", agent.id);
             for slot in &grant.slots {
                 assert!(agent.slots.iter().any(|it| it.id == *slot && it.enabled), "S1, SEED={seed}");
                 assert!(taken.insert((&agent.id, *slot)), "S1, SEED={seed}: slot {slot} of {} twice", agent.id);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use instep_api::link::Serves;
 use instep_api::wire::Timestamp;
 use instep_policy::schedule::{
     Agent, Cluster, Grant, Holder, Job, Pool, Queue, Request, Rule, Schedule, Settings, Slot, schedule,
@@ -54,6 +55,7 @@ impl World {
         self.queue.waiting.push(Request {
             id: id.to_owned(),
             job: job.to_owned(),
+            user: "alice".to_owned(),
             slots,
             single_node: false,
             preemptible: true,
@@ -114,7 +116,8 @@ impl World {
 }
 
 pub fn agent(id: &str, slots: u32) -> Agent {
-    Agent { id: id.to_owned(), takes_work: true, slots: (0..slots).map(|id| Slot { id, enabled: true }).collect() }
+    let slots = (0..slots).map(|id| Slot { id, enabled: true }).collect();
+    Agent { id: id.to_owned(), takes_work: true, serves: Serves::Everybody, slots }
 }
 
 pub fn preempted(schedule: &Schedule) -> Vec<&str> {

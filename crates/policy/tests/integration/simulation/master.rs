@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use instep_api::link::Exit;
+use instep_api::link::{Exit, Serves};
 use instep_api::wire::Timestamp;
 use instep_policy::lifecycle::gang::{Gang, Step};
 use instep_policy::lifecycle::{Effect, End, Event, Experiment, Run, Terms};
@@ -94,6 +94,7 @@ impl Master {
             .map(|index| Agent {
                 id: format!("agent-{index}"),
                 takes_work: true,
+                serves: Serves::Everybody,
                 slots: (0..*random.pick(&[2, 4, 4])).map(|id| Slot { id, enabled: true }).collect(),
             })
             .collect();
@@ -270,6 +271,7 @@ impl Master {
             Effect::Ask { allocation, excluded, .. } => self.queue.waiting.push(Request {
                 id: allocation,
                 job: experiment.to_string(),
+                user: String::new(),
                 slots: self.sizes[&experiment],
                 single_node: false,
                 preemptible: true,

@@ -1,6 +1,6 @@
 """Stands for a rank towards its launcher: has it forked by the zygote, passes signals on, and ends as it ended.
 
-python -I -S zygote_rank.py SOCKET script.py [ARGUMENT ...]
+python -I -S rank.py SOCKET script.py [ARGUMENT ...]
 """
 
 import json

@@ -1,11 +1,11 @@
 """A process that has imported torch and forks ranks, so that a rank costs milliseconds instead of seconds.
 
-    zygote.py SOCKET [MODULE ...]
+    process.py SOCKET [MODULE ...]
 
-`instep run --no-python zygote_rank.py SOCKET script.py ...` starts `zygote_rank.py` for every rank, which sends its
+`instep run --no-python rank.py SOCKET script.py ...` starts `rank.py` for every rank, which sends its
 environment, folder, arguments and standard streams here. The process that is forked for it becomes the rank: it runs
 the script as `__main__` and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes
-back. A rank whose `zygote_rank.py` is gone is killed, with all that it has started.
+back. A rank whose `rank.py` is gone is killed, with all that it has started.
 """
 
 from __future__ import annotations

@@ -23,16 +23,16 @@ const ABORTED: u8 = 1;
 const NOT_NEEDED: u8 = 0;
 
 /// Ends its thread when dropped; to be dropped when the stream has done everything.
-pub(super) struct Watch {
-    alarm: Alarm,
+pub(super) struct Monitor {
+    waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What wakes the thread.
 #[derive(Clone)]
-pub(super) struct Alarm(Arc<PipeWriter>);
+pub(super) struct Waker(Arc<PipeWriter>);
 
-impl Alarm {
+impl Waker {
     /// The group is aborted: nobody is to be waited for.
     pub(super) fn abort(&self) {
         self.say(ABORTED);
@@ -44,43 +44,43 @@ impl Alarm {
     }
 }
 
-struct Watched {
+struct MonitorThread {
     gpu: Arc<Gpu>,
     stream: Arc<Stream>,
     flags: Arc<Flags>,
     processes: Arc<[OwnedFd]>,
-    alarm: PipeReader,
+    waker: PipeReader,
 }
 
-impl Watch {
+impl Monitor {
     pub(super) fn new(
         gpu: Arc<Gpu>,
         stream: Arc<Stream>,
         flags: Arc<Flags>,
         processes: Arc<[OwnedFd]>,
-    ) -> Result<Watch, Error> {
-        let (alarm, writer) = pipe().map_err(|cause| Error::system("open a pipe", cause))?;
-        let watched = Watched { gpu, stream, flags, processes, alarm };
+    ) -> Result<Monitor, Error> {
+        let (waker, writer) = pipe().map_err(|cause| Error::system("open a pipe", cause))?;
+        let monitor = MonitorThread { gpu, stream, flags, processes, waker };
         let thread = std::thread::Builder::new()
-            .name("instep-device-watch".to_owned())
-            .spawn(move || watched.run())
+            .name("instep-device-monitor".to_owned())
+            .spawn(move || monitor.run())
             .map_err(|cause| Error::system("start a thread", cause))?;
-        Ok(Watch { alarm: Alarm(Arc::new(writer)), thread: Some(thread) })
+        Ok(Monitor { waker: Waker(Arc::new(writer)), thread: Some(thread) })
     }
 
-    pub(super) fn alarm(&self) -> &Alarm {
-        &self.alarm
+    pub(super) fn waker(&self) -> &Waker {
+        &self.waker
     }
 }
 
-impl Drop for Watch {
+impl Drop for Monitor {
     fn drop(&mut self) {
-        self.alarm.say(NOT_NEEDED);
+        self.waker.say(NOT_NEEDED);
         self.thread.take().into_iter().for_each(crate::sync::join);
     }
 }
 
-impl Watched {
+impl MonitorThread {
     fn run(mut self) {
         let entered = self.gpu.enter().is_ok();
         let mut alive: Vec<usize> = (0..self.processes.len()).collect();
@@ -88,11 +88,11 @@ impl Watched {
         loop {
             // A stream that cannot be asked any more waits for nothing.
             let waits = aborted && entered && !self.stream.is_idle().unwrap_or(true);
-            let (alarm, ended) =
+            let (waker, ended) =
                 self.sleep(&alive, if waits { PollTimeout::from(AGAIN_MS) } else { PollTimeout::NONE });
-            if alarm {
+            if waker {
                 let mut word = [NOT_NEEDED];
-                match self.alarm.read(&mut word) {
+                match self.waker.read(&mut word) {
                     Ok(1) if word == [ABORTED] => aborted = true,
                     _ => return,
                 }
@@ -105,9 +105,9 @@ impl Watched {
         }
     }
 
-    /// Sleeps until something happens: whether the alarm was raised, and whose processes have ended.
+    /// Sleeps until something happens: whether the waker was raised, and whose processes have ended.
     fn sleep(&self, alive: &[usize], timeout: PollTimeout) -> (bool, Vec<usize>) {
-        let mut handles = vec![PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN)];
+        let mut handles = vec![PollFd::new(self.waker.as_fd(), PollFlags::POLLIN)];
         handles.extend(alive.iter().map(|rank| PollFd::new(self.processes[*rank].as_fd(), PollFlags::POLLIN)));
         if poll(&mut handles, timeout).unwrap_or(0) == 0 {
             return (false, Vec::new());

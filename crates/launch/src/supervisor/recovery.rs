@@ -1,0 +1,135 @@
+//! `--recover step` on this node: workers that were lost are told to the coordinator and replaced when it says so, while
+//! their peers run.
+//!
+//! Which losses it decides about: workers that failed by themselves. One that failed because of another rank had no session
+//! to wait in, so that it ends the round as it would without recovery, and the rank that was lost is named as the cause.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::{Phase, Supervisor};
+use crate::console::Note;
+use crate::control::{LostWorker, Replace, ToCoordinator};
+use crate::failure::Failure;
+use crate::output::fold::describe_ranks;
+use crate::workers::environment::Incarnation;
+
+/// What this node knows of the losses of its job.
+#[derive(Debug, Default)]
+pub(super) struct StepRecovery {
+    /// Ranks of this node that were lost and have no process yet, and since when.
+    awaited: BTreeMap<usize, Instant>,
+    /// How ranks ended, here and elsewhere, since the job last resumed.
+    losses: Vec<Failure>,
+    /// Ranks replaced, over all nodes and rounds.
+    pub(super) replacements: u64,
+    /// How often the ranks met again after that.
+    pub(super) recoveries: u64,
+}
+
+impl StepRecovery {
+    pub(super) fn round_started(&mut self) {
+        self.awaited.clear();
+        self.losses.clear();
+    }
+
+    /// Whether a rank of this node waits for its next process.
+    pub(super) fn awaits_replacement(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The losses that may have caused a failure.
+    pub(super) fn take_losses(&mut self) -> Vec<Failure> {
+        std::mem::take(&mut self.losses)
+    }
+}
+
+impl Supervisor<'_> {
+    /// Tells the coordinator of workers that ended; gives those about which it does not decide.
+    pub(super) fn report_losses(&mut self, ended: Vec<Failure>) -> Vec<Failure> {
+        if !self.plan.terms.step_recovery || !matches!(self.phase, Phase::Running) {
+            return ended;
+        }
+        let by_itself = |end: &Failure| !end.exit.success() && end.blame.is_none();
+        let (lost, others): (Vec<Failure>, Vec<Failure>) = ended.into_iter().partition(by_itself);
+        let ranks: Vec<usize> = others.iter().filter(|end| end.exit.success()).map(|end| end.rank).collect();
+        if !ranks.is_empty() {
+            self.leadership.send(&ToCoordinator::RanksFinished { ranks });
+        }
+        let incarnation = |failure: &Failure| self.workers.incarnation(failure.local_rank);
+        let lost = lost.into_iter().map(|failure| LostWorker { incarnation: incarnation(&failure), failure });
+        let lost: Vec<LostWorker> = lost.collect();
+        self.send_losses(lost);
+        others
+    }
+
+    fn send_losses(&mut self, workers: Vec<LostWorker>) {
+        if workers.is_empty() {
+            return;
+        }
+        for LostWorker { incarnation, failure } in &workers {
+            let (rank, exit) = (failure.rank, failure.exit.0);
+            let cause = failure.describe();
+            let lost = json!({"rank": rank, "incarnation": incarnation, "exit": exit, "cause": cause});
+            self.reports.events.note("rank_lost", lost);
+            self.recovery.awaited.entry(rank).or_insert_with(Instant::now);
+            self.recovery.losses.push(failure.clone());
+        }
+        self.leadership.send(&ToCoordinator::Lost { workers });
+    }
+
+    /// A generation begins: the ranks of this node that were lost get new processes.
+    pub(super) fn replace(&mut self, replace: Replace) {
+        // Workers that are told to end have no peers to be replaced for.
+        let (true, Some(start)) = (matches!(self.phase, Phase::Running), &self.rounds.last_start) else { return };
+        let own = start.first_rank..start.first_rank + self.plan.job.workers;
+        let Replace { generation, incarnations, reason, lost } = replace;
+        let whom = if incarnations.len() == 1 { "it" } else { "them" };
+        self.console.note(Note::Progress(format!("{reason}; replacing {whom} (generation {generation})")));
+        self.recovery.replacements += incarnations.len() as u64;
+        self.recovery.losses.extend(lost.into_iter().filter(|failure| !own.contains(&failure.rank)));
+        let mut not_started = Vec::new();
+        for (rank, number) in incarnations.into_iter().filter(|(rank, _)| own.contains(rank)) {
+            let incarnation = Incarnation { number, generation };
+            let since = self.recovery.awaited.remove(&rank);
+            match self.workers.replace(rank - own.start, incarnation, &self.reports, self.console) {
+                Ok(worker) => {
+                    let seconds = since.map(|since| since.elapsed().as_secs_f64());
+                    let replaced = json!({"rank": rank, "incarnation": number, "generation": generation,
+                        "pid": worker.pid, "warm": worker.warm, "seconds": seconds});
+                    self.reports.events.note("rank_replaced", replaced);
+                }
+                Err(failure) => not_started.push(LostWorker { incarnation: number, failure: *failure }),
+            }
+        }
+        self.send_losses(not_started);
+    }
+
+    /// The ranks of a generation train again.
+    pub(super) fn recovered(&mut self, generation: u64, step: u64, milliseconds: u64) {
+        let seconds = milliseconds as f64 / 1000.0;
+        let text = format!("recovered in {seconds:.2} s: step {step} is next (generation {generation})");
+        self.console.note(Note::Progress(text));
+        let recovered = json!({"generation": generation, "step": step, "seconds": seconds});
+        self.reports.events.note("step_recovered", recovered);
+        self.recovery.recoveries += 1;
+        if !self.recovery.awaits_replacement() {
+            self.recovery.losses.clear();
+        }
+    }
+
+    /// What to add to a cause that ends a round under recovery: who failed because of it without waiting in a session.
+    pub(super) fn why_not_recovered(&self) -> Option<String> {
+        if !self.plan.terms.step_recovery {
+            return None;
+        }
+        let consequences = self.rounds.ends.iter().filter(|end| end.blame.is_some() && !end.exit.success());
+        let ranks: Vec<usize> = consequences.map(|end| end.rank).collect();
+        let who = (!ranks.is_empty()).then(|| describe_ranks(&ranks))?;
+        Some(format!(
+            "{who} failed because of it outside of a step of an instep.elastic.Session, so all workers restart"
+        ))
+    }
+}

@@ -1,0 +1,143 @@
+//! Generations on real sockets: what the coordinator tells launchers and writes for ranks, and what it believes of them.
+
+use instep_launch::control::{FromCoordinator, LostWorker, Replace, ToCoordinator};
+use instep_launch::failure::{ExitStatus, Failure};
+use instep_policy::membership::MembershipTerms;
+use instep_store::{Client, Server};
+use serde_json::{Value, json};
+
+use crate::coordinator::{Launcher, TIMEOUT, TOKEN, failed_worker, serve, terms};
+
+/// Two nodes of two ranks each, of which these have a session.
+struct Job {
+    first: Launcher,
+    second: Launcher,
+    ranks: Client,
+    _server: Server,
+}
+
+impl Job {
+    fn start(terms: &MembershipTerms, sessions: &[usize]) -> Job {
+        let server = serve(terms);
+        let mut first = Launcher::join(&server, terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+        let mut second = Launcher::join(&server, terms, |hello| hello.node_rank = 1).welcome();
+        assert_eq!((first.start().first_rank, second.start().first_rank), (0, 2));
+        let mut ranks = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
+        for rank in sessions {
+            ranks.set(&format!("instep/recovery/session/{rank}"), b"0").expect("set");
+        }
+        Job { first, second, ranks, _server: server }
+    }
+
+    /// The second node loses a worker.
+    fn lose(&mut self, rank: usize, incarnation: u32, exit: i32) {
+        let failure = Failure { exit: ExitStatus(exit), message: None, ..failed_worker(rank) };
+        self.second.say(&ToCoordinator::Lost { workers: vec![LostWorker { incarnation, failure }] });
+    }
+
+    /// Both nodes are told the same.
+    fn told(&mut self) -> FromCoordinator {
+        let heard = self.first.next_message().expect("a message");
+        assert_eq!(self.second.next_message().as_ref(), Some(&heard));
+        heard
+    }
+
+    fn replaced(&mut self) -> Replace {
+        match self.told() {
+            FromCoordinator::Replace(replace) => *replace,
+            other => panic!("expected a replacement, heard {other:?}"),
+        }
+    }
+
+    fn published(&mut self, key: &str) -> Value {
+        let value = self.ranks.get(&format!("instep/recovery/{key}")).expect("published");
+        serde_json::from_slice(&value).expect("JSON")
+    }
+}
+
+fn recovering(max_restarts: u32) -> MembershipTerms {
+    MembershipTerms { step_recovery: true, ..terms(2, max_restarts, true) }
+}
+
+#[test]
+fn generations_are_published_for_ranks_and_ordered_from_launchers() {
+    let mut job = Job::start(&recovering(1), &[0, 1, 2, 3]);
+    job.lose(3, 0, -9);
+    let reason = "rank 3 on b was killed by SIGKILL";
+    let first = json!({"generation": 1, "lost": [3], "incarnations": {"3": 1}, "reason": reason});
+    assert_eq!(job.published("generation/1"), first);
+    assert_eq!(job.published("latest"), first);
+    let replace = job.replaced();
+    assert_eq!((replace.generation, replace.incarnations.into_iter().collect()), (1, vec![(3, 1)]));
+    assert_eq!(replace.lost[0].last_lines, Vec::<String>::new(), "what it wrote stays on its node");
+
+    job.ranks.set("instep/recovery/resumed/1", br#"{"step": 17}"#).expect("set");
+    assert!(matches!(job.told(), FromCoordinator::Recovered { generation: 1, step: 17, .. }));
+    job.lose(2, 0, -9);
+    let second = json!({"generation": 2, "lost": [2], "incarnations": {"2": 1, "3": 1},
+        "reason": "rank 2 on b was killed by SIGKILL"});
+    assert_eq!(job.published("generation/2"), second);
+    assert_eq!(job.published("generation/1"), first);
+    job.replaced();
+}
+
+#[test]
+fn ranks_are_told_before_the_stop_that_a_generation_is_abandoned() {
+    let mut job = Job::start(&recovering(1), &[0, 1, 3]);
+    job.lose(3, 0, -9);
+    let why = "rank 3 on b was killed by SIGKILL: rank 2 has no instep.elastic.Session, so all workers restart";
+    let reason = format!("{why}; restart 1 of 1");
+    assert_eq!(job.published("generation/1"), json!({"generation": 1, "abandoned": reason}));
+    assert_eq!(job.told(), FromCoordinator::Stop { reason, at_once: false });
+}
+
+#[test]
+fn ranks_of_a_lost_node_are_not_replaced() {
+    let Job { mut first, second, mut ranks, _server } = Job::start(&recovering(1), &[0, 1, 2, 3]);
+    drop(second);
+    assert!(matches!(first.next_message(), Some(FromCoordinator::Stop { .. })));
+    let value = ranks.get("instep/recovery/generation/1").expect("published");
+    assert!(String::from_utf8_lossy(&value).contains("abandoned"));
+}
+
+#[test]
+fn what_ranks_write_is_not_trusted() {
+    let mut job = Job::start(&recovering(0), &[0, 1, 2, 3]);
+    job.lose(3, 0, 1);
+    job.replaced();
+    let long = format!("{{\"step\": 1{}}}", " ".repeat(2000));
+    for wrong in ["", "17", "{}", "{\"step\": -1}", "{\"step\": \"1\"}", "[[[[", long.as_str()] {
+        job.ranks.set("instep/recovery/resumed/1", wrong.as_bytes()).expect("set");
+    }
+    job.ranks.set("instep/recovery/resumed/1", br#"{"step": 17, "more": 1}"#).expect("set");
+    assert!(matches!(job.told(), FromCoordinator::Recovered { step: 17, .. }), "the first that can be read");
+}
+
+#[test]
+fn a_rank_that_fails_twice_in_one_step_ends_the_job_with_what_it_wrote() {
+    let mut job = Job::start(&recovering(3), &[0, 1, 2, 3]);
+    for generation in 1..=2 {
+        job.lose(3, generation - 1, 1);
+        job.replaced();
+        job.ranks.set(&format!("instep/recovery/resumed/{generation}"), br#"{"step": 17}"#).expect("set");
+        assert!(matches!(job.told(), FromCoordinator::Recovered { .. }));
+    }
+    let FromCoordinator::Fail { reason, failures } = job.told() else { panic!("expected the end") };
+    assert_eq!(reason, "rank 3 failed twice in step 17: rank 3 on b exited with code 1");
+    assert_eq!(failures.iter().map(|failure| failure.rank).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn a_node_of_torchrun_is_refused_by_name() {
+    let terms = recovering(0);
+    let server = serve(&terms);
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let mut foreign = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
+    let info = br#"{"role": "default", "rank": 1, "local_world_size": 2}"#;
+    foreign.set("job/torchelastic/role_info/1", info).expect("set");
+    let Some(FromCoordinator::Fail { reason, .. }) = first.next_message() else { panic!("expected the end") };
+    assert!(
+        reason.starts_with("node 1 (torchrun) cannot replace single ranks (--recover step): run instep"),
+        "{reason}"
+    );
+}

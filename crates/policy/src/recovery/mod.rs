@@ -1,0 +1,241 @@
+//! What happens when a rank is lost and its peers are to keep their step: `--recover step`.
+//!
+//! One [`Recovery`] lives in the coordinator beside [`crate::membership`], for one round. Launchers tell it which of their
+//! workers ended ([`Loss`]); it answers with a [`Decision`]. A *generation* is one composition of the ranks inside a round:
+//! generation 0 has the processes that the round started with, and every loss that is replaced begins the next one, in
+//! which the lost ranks have new processes (their next *incarnation*) and all others keep theirs. When the ranks have met
+//! in a generation and agreed on a step they say so ([`Recovery::resumed`]).
+//!
+//! Rules, in the order in which they are looked at:
+//!
+//! 1. A rank that failed by its own error twice in one step ends the job: a bug is not a fault. Signals, which mostly come
+//!    from outside, may end a rank [`MAX_SIGNALS`] times in one step. Which step that was is known when the ranks resume;
+//!    until then all losses of a rank count as losses in one step.
+//! 2. All restart where a replacement cannot help: it could not be started; some rank has finished, and would be missing;
+//!    no rank with the state of the step is left; a rank has said that it cannot recover; or a surviving rank has no
+//!    session that waits for generations.
+//! 3. Else the lost ranks are replaced, those that are lost together in one generation. A loss while a recovery is under
+//!    way begins the next generation.
+//!
+//! Invariant, beside M1–M6 of membership and cited by the simulation in `tests/integration`:
+//!
+//! - M7: at most one process is alive for each logical rank and generation. A rank is replaced only after its launcher said
+//!   that its process has ended, by the same launcher, and each incarnation is ordered once.
+//!
+//! Deliberately absent: steps and their state, which are the ranks' own; nodes, which are membership's: a lost node ends the
+//! round as it does everywhere else.
+
+mod faults;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use faults::Faults;
+
+/// How often signals may end a rank in one step.
+pub const MAX_SIGNALS: u32 = 5;
+/// How often a rank may fail by its own error in one step.
+const MAX_OWN_ERRORS: u32 = 1;
+
+/// How a worker was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LossKind {
+    /// A signal ended it.
+    Signal,
+    /// It ended by itself, with an exit code or an exception.
+    OwnError,
+    /// It was to replace another, and could not be started.
+    NotStarted,
+}
+
+/// A worker that ended and should not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// Its logical rank.
+    pub rank: usize,
+    /// Which of the rank's processes it was, counted from 0.
+    pub incarnation: u32,
+    /// How it was lost.
+    pub kind: LossKind,
+    /// What happened, for people: "rank 3 on a was killed by SIGKILL".
+    pub cause: String,
+}
+
+/// What follows a loss.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
+pub enum Decision {
+    /// These ranks get new processes, all others keep theirs.
+    Replace {
+        generation: u64,
+        /// The ranks lost, and the incarnation that each gets.
+        incarnations: BTreeMap<usize, u32>,
+        /// Why, for people.
+        reason: String,
+    },
+    /// All workers of the round end, and start again if there are restarts left.
+    RestartAll {
+        /// The generation that will not be.
+        generation: u64,
+        /// Why, for people.
+        reason: String,
+    },
+    /// The job fails: to start again would not help.
+    End {
+        /// The rank that failed.
+        rank: usize,
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// The decisions about one round. See the module documentation.
+#[derive(Debug)]
+pub struct Recovery {
+    /// By rank: which of its processes is the newest.
+    incarnations: Vec<u32>,
+    generation: u64,
+    /// The newest generation in which the ranks have resumed.
+    resumed: u64,
+    /// Ranks that have the state of the step: neither lost nor replaced since the ranks last resumed.
+    intact: BTreeSet<usize>,
+    finished: BTreeSet<usize>,
+    faults: BTreeMap<usize, Faults>,
+    /// Why there is a newest generation, for people.
+    cause: String,
+    /// Why a rank could not recover, as it said.
+    impossible: Option<String>,
+    /// Nothing follows.
+    over: bool,
+}
+
+impl Recovery {
+    /// A round of so many ranks, which have just started.
+    pub fn new(world_size: usize) -> Recovery {
+        Recovery {
+            incarnations: vec![0; world_size],
+            generation: 0,
+            resumed: 0,
+            intact: (0..world_size).collect(),
+            finished: BTreeSet::new(),
+            faults: BTreeMap::new(),
+            cause: String::new(),
+            impossible: None,
+            over: false,
+        }
+    }
+
+    /// The newest generation.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Generations of which it is not known whether the ranks resumed.
+    pub fn unresumed(&self) -> std::ops::RangeInclusive<u64> {
+        self.resumed + 1..=self.generation
+    }
+
+    /// Every rank that has been replaced, with its newest incarnation.
+    pub fn incarnations(&self) -> BTreeMap<usize, u32> {
+        self.incarnations.iter().copied().enumerate().filter(|(_, incarnation)| *incarnation > 0).collect()
+    }
+
+    /// A rank has ended with 0. If that was before it heard of a generation that is under way, that one never meets.
+    pub fn finished(&mut self, rank: usize) -> Option<Decision> {
+        self.finished.insert(rank);
+        if self.over || self.unresumed().is_empty() {
+            return None;
+        }
+        self.over = true;
+        let reason = format!("{}: {}", self.cause, finished_already(rank));
+        Some(Decision::RestartAll { generation: self.generation + 1, reason })
+    }
+
+    /// Ranks were lost, all at the same moment. `has_session` tells of a rank whether its script waits for generations.
+    pub fn lost(&mut self, losses: &[Loss], has_session: impl Fn(usize) -> bool) -> Option<Decision> {
+        let is_news = |loss: &&Loss| self.incarnations.get(loss.rank) == Some(&loss.incarnation);
+        let losses: Vec<&Loss> = losses.iter().filter(is_news).collect();
+        let first = losses.first().filter(|_| !self.over)?;
+        for loss in &losses {
+            self.intact.remove(&loss.rank);
+            self.faults.entry(loss.rank).or_default().lost(loss);
+        }
+        let generation = self.generation + 1;
+        let lost: BTreeSet<usize> = losses.iter().map(|loss| loss.rank).collect();
+        if let Some(end) = self.ending_fault(&lost) {
+            return Some(end);
+        }
+        if let Some(why) = self.objection(&losses, &lost, has_session) {
+            self.over = true;
+            return Some(Decision::RestartAll { generation, reason: format!("{}: {why}", first.cause) });
+        }
+        self.generation = generation;
+        let mut incarnations = BTreeMap::new();
+        for rank in lost {
+            if let Some(incarnation) = self.incarnations.get_mut(rank) {
+                *incarnation += 1;
+                incarnations.insert(rank, *incarnation);
+            }
+        }
+        let causes: Vec<&str> = losses.iter().map(|loss| loss.cause.as_str()).collect();
+        self.cause = causes.join("; ");
+        Some(Decision::Replace { generation, incarnations, reason: self.cause.clone() })
+    }
+
+    /// A rank has said why it cannot recover; it ends next.
+    pub fn impossible(&mut self, why: String) {
+        self.impossible = Some(why);
+    }
+
+    /// The ranks of a generation have met, and do this step next. The job ends if that shows a rank to fail in it always.
+    pub fn resumed(&mut self, generation: u64, step: u64) -> Option<Decision> {
+        if self.over || !self.unresumed().contains(&generation) {
+            return None;
+        }
+        self.resumed = generation;
+        if generation == self.generation {
+            self.intact = (0..self.incarnations.len()).collect();
+        }
+        self.faults.values_mut().for_each(|faults| faults.resumed(step));
+        let all = self.faults.keys().copied().collect();
+        self.ending_fault(&all)
+    }
+
+    /// Rule 1.
+    fn ending_fault(&mut self, ranks: &BTreeSet<usize>) -> Option<Decision> {
+        let (rank, reason) = ranks.iter().find_map(|rank| Some((*rank, self.faults.get(rank)?.refusal(*rank)?)))?;
+        self.over = true;
+        Some(Decision::End { rank, reason })
+    }
+
+    /// Rule 2: why a replacement cannot help.
+    fn objection(
+        &self,
+        losses: &[&Loss],
+        lost: &BTreeSet<usize>,
+        has_session: impl Fn(usize) -> bool,
+    ) -> Option<String> {
+        if losses.iter().any(|loss| loss.kind == LossKind::NotStarted) {
+            return Some("its replacement could not be started, so all workers restart".to_owned());
+        }
+        if let Some(rank) = self.finished.first() {
+            return Some(finished_already(*rank));
+        }
+        if self.intact.is_empty() {
+            return Some("no rank with the state of the step is left, so all workers restart".to_owned());
+        }
+        if let Some(why) = &self.impossible {
+            return Some(format!("{why}, so all workers restart"));
+        }
+        // A replacement meets the others in whichever generation is the newest when it has started.
+        let waits = |rank: &usize| lost.contains(rank) || self.incarnations[*rank] > 0 || has_session(*rank);
+        let without = (0..self.incarnations.len()).find(|rank| !waits(rank))?;
+        Some(format!("rank {without} has no instep.elastic.Session, so all workers restart"))
+    }
+}
+
+fn finished_already(rank: usize) -> String {
+    format!("rank {rank} has already finished, so all workers restart")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+"""What the ranks of a new generation decide, when each has said where it is.
+
+Every step ends with a *vote*: a collective that no rank leaves before all have entered it with complete gradients, and
+only after which weights are changed. So when a rank is lost:
+
+- If any survivor has passed vote v, every rank had complete gradients for it: whoever is still in it goes on as if it
+  had passed, and the replacement gets the state after it.
+- If nobody has passed it, nobody's weights have changed: all do the step again.
+
+Ranks are therefore never more than one vote apart. Here this is a function of what the ranks have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: the next vote it has to pass, and whether it has entered it."""
+
+    vote: int
+    in_vote: bool = False
+    # A replacement, which is nowhere yet.
+    standby: bool = False
+    # Of the optimizers: the same on all ranks that vote.
+    settings: int = 0
+
+    def encode(self) -> list[int]:
+        """As numbers, for a collective."""
+        return [self.vote, int(self.in_vote), int(self.standby), self.settings]
+
+    @classmethod
+    def decode(cls, numbers: Sequence[int]) -> Place:
+        """From what a peer has sent."""
+        return cls(numbers[0], bool(numbers[1]), bool(numbers[2]), numbers[3])
+
+
+class Verdict(Enum):
+    """What a rank has to do."""
+
+    REDO = "do the step again"
+    FORWARD = "go on: the vote has been passed"
+    IMPOSSIBLE = "no rank has the state"
+
+
+def decide(own: Place, places: Sequence[Place]) -> Verdict:
+    """What the rank at `own` has to do, where all ranks of the generation are at these places."""
+    survivors = [place for place in places if not place.standby]
+    if not survivors:
+        return Verdict.IMPOSSIBLE
+    newest = max(place.vote for place in survivors)
+    if any(place.vote < newest - 1 or (place.vote < newest and not place.in_vote) for place in survivors):
+        return Verdict.IMPOSSIBLE  # they were not in the same job
+    return Verdict.FORWARD if not own.standby and own.vote < newest else Verdict.REDO

@@ -1,0 +1,282 @@
+"""The loop of a training script, in a form in which a step can be done again.
+
+A `for` cannot catch the error of its body, and a `with` cannot run its own again; together they can: `Session.step`
+recovers and swallows the loss of a peer, and `Session.batches` then yields the same batch again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from instep.backend.groups import Group, GroupBackend
+from instep.elastic import body, data, recovery
+from instep.elastic.ballot import Verdict
+from instep.elastic.randomness import derive, seed_all
+from instep.elastic.recovery import CannotRecover, Position, Recovery
+from instep.elastic.state import State, Stateful
+from instep.errors import InvalidCall
+
+__all__ = ["CannotRecover", "Session"]
+
+
+_Kind = TypeVar("_Kind")
+
+
+class _Redo(Exception):  # no error: it leaves a step that is done again
+    """The step is to be done again; it was recovered from."""
+
+
+class Session:
+    """See `instep.elastic`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Sequence[torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        scheduler: Stateful | Sequence[Stateful] = (),
+        scaler: Stateful | None = None,
+        state: Sequence[Stateful] = (),
+        private: Sequence[Stateful] = (),
+        seed: int = 0,
+    ) -> None:
+        """Take charge of a model and of what trains it.
+
+        `state` is more that all ranks have alike and that changes after `optimizer.step()`, such as an average of the
+        weights; `private` is what each rank has of its own. Both are objects with `state_dict` and `load_state_dict`.
+        """
+        optimizers = _several(optimizer, torch.optim.Optimizer)
+        schedulers: list[Any] = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+        for each in (*schedulers, *([scaler] if scaler is not None else []), *state, *private):
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                raise InvalidCall(f"{type(each).__name__} has no state_dict and load_state_dict, so it cannot be kept")
+        self._state = State(_several(model, torch.nn.Module), optimizers, schedulers, scaler, state, private)
+        self._seed = seed
+        self._position = Position()
+        self._recovery: Recovery | None = None
+        self._begun = False
+        self._in_epochs = False
+        self._passes = 0
+        self._in_step = False
+        self._voted = False
+        self._done = False
+        self._redone = False
+        # The batch that is next when this step is done.
+        self._following = 0
+        # An optimizer has changed weights in the last step.
+        self._updated = True
+        for each_optimizer in optimizers:
+            each_optimizer.register_step_pre_hook(lambda *_: self._before_update())
+
+    # What scripts ask.
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the training is in, from 0."""
+        return self._position.epoch
+
+    @property
+    def steps(self) -> int:
+        """How many steps are done."""
+        return self._position.steps
+
+    @property
+    def redo(self) -> bool:
+        """Whether the step that was just left has to be done again: nothing that counts may follow it then."""
+        return self._redone
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the training is, for a checkpoint."""
+        return {"epoch": self._position.epoch, "batch": self._position.batch, "steps": self._position.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where a checkpoint was made, before the loops begin."""
+        if self._begun:
+            raise InvalidCall("the training has begun already\nhint: load the session's state before its loops")
+        self._position = Position(int(state["epoch"]), int(state["batch"]), int(state["steps"]))
+
+    # The loops.
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of so many."""
+        self._begin()
+        if self._in_epochs:
+            raise InvalidCall("session.epochs() was called twice\nhint: one loop over epochs, of all epochs")
+        self._in_epochs = True
+        while self._position.epoch < count:
+            before = self._position.epoch
+            yield before
+            if self._position.epoch == before:
+                # The body has had no batches.
+                self._end_epoch()
+
+    def batches(self, data_source: object, *, accumulate: int = 1) -> Iterator[Any]:
+        """The batches that are left of the epoch, each until its step is done; lists of them with `accumulate`."""
+        self._begin()
+        self._passes += 1
+        if self._passes > 1 and not self._in_epochs:
+            raise InvalidCall(
+                "session.batches() was called a second time: a rank that is replaced could not find its place\n"
+                "hint: for epoch in session.epochs(10): for batch in session.batches(loader): ..."
+            )
+        if accumulate < 1:
+            raise InvalidCall(f"accumulate is {accumulate}\nhint: a number of batches for each step, from 1")
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        source = data.source(data_source, self._seed, rank)
+        position = self._position
+        found = source.batches(position.epoch, position.batch)
+        while position.batch < len(source):
+            places = range(position.batch, min(position.batch + accumulate, len(source)))
+            chosen = [next(found) for _ in places]
+            self._done, self._following = False, places.stop
+            while not self._done:
+                self._redone = False
+                versions = _versions(chosen)
+                yield chosen if accumulate > 1 else chosen[0]
+                if self._in_step or not (self._done or self._redone):
+                    raise InvalidCall(
+                        "the body has had a batch without a session.step()\n"
+                        "hint: with session.step(): ... around each step; for evaluation, loop over the loader itself"
+                    )
+                if not self._done and _versions(chosen) != versions:
+                    # The body has changed what it was given.
+                    chosen = [source.batch(position.epoch, place) for place in places]
+        self._end_epoch()
+
+    def step(self) -> Step:
+        """Everything that one batch does, `optimizer.step()` included."""
+        return Step(self)
+
+    # The life of a step.
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if recovery.is_wanted() and _can_recover():
+            self._recovery = Recovery(self._state, self._position)
+            self._recovery.begin()
+
+    def _enter(self) -> None:
+        if self._in_step:
+            raise InvalidCall("session.step() inside session.step()\nhint: one for each batch")
+        if not self._begun:
+            raise InvalidCall(
+                "session.step() outside session.batches()\nhint: for batch in session.batches(loader): ..."
+            )
+        self._in_step, self._voted, self._redone = True, False, False
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        seed_all(derive("step", self._seed, self._position.steps, rank))
+        if self._recovery is not None:
+            body.check(sys._getframe(2))
+            if not self._updated:
+                self._state.check_gradients()
+            self._state.remember()
+        self._updated = False
+
+    def _before_update(self) -> None:
+        """An optimizer is about to change weights: for the first in a step, all ranks must have come this far."""
+        if not self._in_step:
+            raise InvalidCall("optimizer.step() outside session.step()\nhint: call it inside `with session.step():`")
+        self._updated = True
+        if not self._voted:
+            self._vote()
+
+    def _vote(self) -> None:
+        if self._recovery is not None and self._recovery.vote() is Verdict.REDO:
+            raise _Redo
+        self._position.votes += 1
+        self._voted = True
+
+    def _exit(self, error: BaseException | None) -> bool:
+        """Whether the error is dealt with."""
+        if error is None:
+            try:
+                if not self._voted:
+                    self._vote()
+            except _Redo as redo:
+                error = redo
+        self._in_step = False
+        if error is None:
+            # Before peers get it, and before a checkpoint does.
+            self._position.batch = self._following
+            self._position.steps += 1
+            self._done = True
+            if self._recovery is not None:
+                self._recovery.settle()
+            return False
+        if isinstance(error, _Redo):
+            self._redone = True
+            return True
+        if self._recovery is None or not self._recovery.is_loss(error):
+            return False
+        if self._voted:
+            raise CannotRecover(
+                "a rank was lost during a collective after optimizer.step(), when the step could not be taken back\n"
+                "hint: move collectives before the first optimizer.step() of the step"
+            ) from error
+        self._recovery.lost(error)
+        self._redone = True
+        return True
+
+    def _end_epoch(self) -> None:
+        """All ranks have done all steps of the epoch."""
+        while self._recovery is not None:
+            if self._recovery.vote() is Verdict.FORWARD:
+                break
+        self._position.votes += 1
+        self._position.epoch += 1
+        self._position.batch = 0
+        if self._recovery is not None:
+            self._recovery.settle()
+
+
+class Step:
+    """One step, as `with session.step():` has it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> Session:
+        self._session._enter()
+        return self._session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self._session._exit(error)
+
+
+def _several(given: object, kind: type[_Kind]) -> list[_Kind]:
+    """What was given, alone or as several."""
+    found: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    for each in found:
+        if not isinstance(each, kind):
+            raise InvalidCall(f"{type(each).__name__} is no {kind.__name__}\nhint: Session(model, optimizer, ...)")
+    return found
+
+
+def _can_recover() -> bool:
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        return False
+    group: Any = dist.group.WORLD
+    ours = isinstance(group, Group) or isinstance(group._get_backend(torch.device("cpu")), GroupBackend)
+    if not ours:
+        raise InvalidCall(
+            f"--recover step needs the instep backend, and the default group has {dist.get_backend()}\n"
+            "hint: init_process_group('instep'), or instep run --replace-gloo"
+        )
+    return True
+
+
+def _versions(batches: Iterable[Any]) -> list[tuple[int, int]]:
+    """What changes when a tensor of these is changed in place."""
+    from torch.utils._pytree import tree_leaves
+
+    return [(id(leaf), leaf._version) for leaf in tree_leaves(list(batches)) if isinstance(leaf, torch.Tensor)]

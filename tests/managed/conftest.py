@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ class Cluster:
         self._run = run
         self._instep = instep
         self._interpreter = interpreter
-        self._folder = folder
+        self.folder = folder
         self.wait_until = wait_until
         self.master = master
         self.api = api or master.client.login()
@@ -62,10 +63,10 @@ class Cluster:
     ) -> Running:
         """Start an agent, or start it again, and wait until its slots are lent; `master` is another way to it."""
         words = ["--master", master or self.master.address, "--name", name, "--slots", str(slots)]
-        words += ["--python", str(python or self._interpreter), "--state-folder", str(self._folder / name), *options]
+        words += ["--python", str(python or self._interpreter), "--state-folder", str(self.folder / name), *options]
         # The folders of these tests are root's where root runs them; else all tasks run as the user who does.
         words += ["--default-user", "root"] if os.geteuid() == 0 else ["--shared-uid"]
-        environment = {"HOME": str(self._folder), "DET_DEBUG_CONFIG_PATH": str(self._folder / "client")}
+        environment = {"HOME": str(self.folder), "DET_DEBUG_CONFIG_PATH": str(self.folder / "client")}
         process = self._run.start(self._instep, "agent", *words, env=environment)
         self.agents[name] = process
 
@@ -86,7 +87,7 @@ class Cluster:
             "searcher": {"name": "single", "metric": "x", "smaller_is_better": False},
             "checkpoint_storage": {
                 "type": "shared_fs",
-                "host_path": str(self._folder),
+                "host_path": str(self.folder),
                 "storage_path": "checkpoints",
             },
             "max_restarts": 0,
@@ -95,7 +96,7 @@ class Cluster:
 
     def written(self, config: Json) -> Path:
         """Write a configuration to a file; JSON is YAML, too."""
-        path = self._folder / f"config-{len(list(self._folder.glob('config-*')))}.yaml"
+        path = self.folder / f"config-{len(list(self.folder.glob('config-*')))}.yaml"
         path.write_text(json.dumps(config))
         return path
 
@@ -140,6 +141,15 @@ class Cluster:
         )
 
 
+def remove_groups(state: Path) -> None:
+    """Remove the control groups that an agent could not remove because it was killed; nothing may run in them."""
+    record = state / "cgroups"
+    for folder in json.loads(record.read_text())["folders"].values() if record.exists() else ():
+        for group in [*Path(folder).glob("*/"), Path(folder)]:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
 @pytest.fixture
 def cluster(
     run: Runner,
@@ -152,8 +162,9 @@ def cluster(
     """A master without agents; when the test is over, nothing that it started may still run."""
     made = Cluster(run, instep, determined, master, tmp_path, wait_until)
     yield made
-    for agent in made.agents.values():
+    for name, agent in made.agents.items():
         agent.kill_tree()
+        remove_groups(tmp_path / name)
 
 
 @pytest.fixture

@@ -154,18 +154,18 @@ def test_a_tensorboard_shows_what_trials_wrote(cluster: Cluster, det: Commands, 
     assert (task["state"], task["experimentIds"]) == ("RUNNING", [1])
     address = f"{cluster.master.address}/proxy/{task['id']}/"
     assert get(address, {})[0] == 401, "nobody looks without a token"
-    cookie = {"Cookie": f"auth={cluster.api.token}"}
-    assert "TensorBoard" in get(address, cookie)[1]
+    bearer = {"Authorization": f"Bearer {cluster.api.token}"}
+    assert "TensorBoard" in get(address, bearer)[1]
 
     def runs() -> list[str]:
-        found: list[str] = json.loads(get(f"{address}data/runs", cookie)[1])
+        found: list[str] = json.loads(get(f"{address}data/runs", bearer)[1])
         return found
 
     cluster.wait_until(lambda: any("experiment-1-trial-1" in each for each in runs()), 30, "the trial to be shown")
     assert task["id"] in ours("tensorboard list").stdout
     assert ours(f"tensorboard open {task['id']}").stdout.strip().endswith(f"/det/interactive/{task['id']}/tensorboard")
     det(f"tensorboard kill {task['id']}")
-    cluster.wait_until(lambda: get(address, cookie)[0] == 404, 60, "the TensorBoard to end")
+    cluster.wait_until(lambda: get(address, bearer)[0] == 404, 60, "the TensorBoard to end")
     # One that nobody looks at ends by itself.
     other = ours("tensorboard start --trial-ids 1 --config idle_timeout=1s -d").stdout.strip()
 
@@ -176,3 +176,40 @@ def test_a_tensorboard_shows_what_trials_wrote(cluster: Cluster, det: Commands, 
     assert "it was idle for 1 s" in written(cluster, other)
     with pytest.raises(Failed, match="experiment '9' not found"):
         cluster.api("POST", "/api/v1/tensorboards", {"experimentIds": [9]})
+
+
+def test_a_task_gets_its_secrets_and_its_log_does_not_show_them(
+    cluster: Cluster, det: Commands, ours: Callable[..., Result], run: Runner, instep: Path, tmp_path: Path
+) -> None:
+    cluster.agent("one", 1)
+    environment = {"INSTEP_MASTER": cluster.master.address, "HOME": str(tmp_path)}
+    for name, value in (("token", "hunter2hunter2\n"), ("key", "first line of a key\nsecond line of a key\n")):
+        (tmp_path / name).write_text(value)
+    run("sh", "-c", f"exec {instep} secret set token < token", env=environment, cwd=tmp_path).expect(0)
+    ours("secret set key --from-file key")
+    assert [each["name"] for each in json.loads(ours("secret list --json").stdout)] == ["key", "token"]
+    settings = ["environment.secrets={TOKEN: token}", "environment.secret_files={key.pem: key}"]
+    script = (
+        "import os; f = os.environ['INSTEP_SECRETS_DIR'] + '/key.pem'; s = os.stat(f); k = open(f).read(); "
+        "t = os.environ['TOKEN']; print(len(t), len(k), oct(s.st_mode & 0o777), s.st_uid == os.getuid()); "
+        "print('it is', t, 'and', k)"
+    )
+    [printed] = det(
+        ["cmd", "run", *[word for each in settings for word in ("--config", each)], "python3", "-c", script]
+    )
+    # A file as it is, with the end of its last line.
+    assert "14 41 0o400 True" in printed
+    assert "it is ******** and ********" in printed
+    assert "hunter2" not in printed
+    assert "second line" not in printed
+    refused = ours("command run --config 'environment.secrets={X: none}' true", status=1)
+    assert "secret 'none' does not exist" in refused.stderr
+    assert "hint:" in refused.stderr
+    ours("secret delete token --yes")
+    assert "no secrets" in ours("secret list --workspace Uncategorized").stderr
+    audit = ours("master audit --action secret").stdout
+    assert [words[3] for words in (line.split() for line in audit.splitlines()[1:])] == [
+        "secret.set",
+        "secret.set",
+        "secret.delete",
+    ]

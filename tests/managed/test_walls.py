@@ -6,141 +6,28 @@ user.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from conftest import Runner, Running
-from detached.conftest import Client
+from conftest import Runner
 
-from .conftest import TERMINAL, Cluster
+from .walls import ALICE, CAROL, Walls, walls
+
+__all__ = ["walls"]
+
+# Agents of root and of an ordinary user: who attacks, who is attacked, and what to start.
+ROOT = ("alice", "bob", 0, ())
+OTHER = ("carol", "dave", CAROL, ("--shared-uid",))
+BOTH = pytest.mark.parametrize("kind", [ROOT, OTHER], ids=["root", "other"])
+OTHER_IN_SOAK = pytest.mark.parametrize(
+    "kind", [ROOT, pytest.param(OTHER, marks=pytest.mark.soak)], ids=["root", "other"]
+)
+Kind = tuple[str, str, int, tuple[str, ...]]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes tasks run as several users, which takes root")
-
-# Of nobody on this machine.
-ALICE, BOB, CAROL = 41001, 41002, 41003
-# Reachable by every user, as the interpreter of these tests need not be.
-PYTHON = "/usr/bin/python3"
-
-
-class Walls:
-    """A master with users alice and bob, who have Unix users of their own, and carol and dave, who have none."""
-
-    def __init__(self, cluster: Cluster, run: Runner, instep: Path, folder: Path) -> None:
-        self.cluster = cluster
-        self._run = run
-        self._instep = instep
-        self.folder = folder
-        self.state = folder / "agent"
-        self.agent: Running | None = None
-        admin = cluster.master.client.login("admin")
-        self.token: str = admin("POST", "/api/v1/agents/tokens", {"name": "one"})["token"]
-        self.users: dict[str, Client] = {}
-        for name, uid in (("alice", ALICE), ("bob", BOB), ("carol", None), ("dave", None)):
-            group = {"agentUid": uid, "agentGid": uid, "agentUser": name, "agentGroup": name} if uid else None
-            user = {"username": name, "active": True, **({"agentUserGroup": group} if group else {})}
-            admin("POST", "/api/v1/users", {"user": user})
-            self.users[name] = cluster.master.client.login(name)
-
-    def start(self, *options: str, uid: int = 0, slots: int = 2, token: bool = True) -> None:
-        """Start an agent as a user of the machine."""
-        program = self.folder / "instep"
-        if not program.exists():
-            shutil.copy(self._instep, program)
-        words = ["--master", self.cluster.master.address, "--name", "one", "--slots", str(slots), "--python", PYTHON]
-        words += ["--state-folder", str(self.state), *options]
-        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
-        environment = {
-            "HOME": str(self.folder),
-            "INSTEP_AGENT_TOKEN": self.token if token else None,
-            "SECRET_OF_THE_AGENT": "swordfish",
-            "OMP_NUM_THREADS": "3",
-        }
-        self.agent = self._run.start(*become, program, "agent", *words, env=environment)
-        agent, api = self.agent, self.cluster.api
-
-        def is_known() -> bool:
-            assert agent.poll() is None, agent.stderr
-            return any(found["enabled"] for found in api("GET", "/api/v1/agents")["agents"])
-
-        self.cluster.wait_until(is_known, 30, "the agent to be known")
-
-    def begin(
-        self,
-        user: str,
-        script: str,
-        variables: tuple[str, ...] = (),
-        storage: Path | None = None,
-        mounts: tuple[dict[str, str], ...] = (),
-    ) -> int:
-        """Start an experiment of a user; give the number of its trial."""
-        config = self.cluster.config(script, bind_mounts=list(mounts))
-        config["environment"] = {"environment_variables": [f"SHARES={self.state / 'shares'}", *variables]}
-        # The folder is open to all users.
-        config["checkpoint_storage"] = {"type": "shared_fs", "host_path": str(storage or self.folder)}
-        request = {"config": self.cluster.written(config).read_text(), "activate": True, "modelDefinition": []}
-        number = int(self.users[user]("POST", "/api/v1/experiments", request)["experiment"]["id"])
-        self.cluster.wait_until(lambda: self.cluster.trials(number), 20, "a trial")
-        trial: int = self.cluster.trials(number)[0]["id"]
-        return trial
-
-    def state_of(self, trial: int) -> str:
-        """Give the state of a trial's experiment."""
-        number = self.cluster.api("GET", f"/api/v1/trials/{trial}")["trial"]["experimentId"]
-        return str(self.cluster.experiment(number)["state"])
-
-    def ended(self, trial: int, seconds: float = 30) -> str:
-        """Wait for a trial's end; give its log."""
-        text = self.cluster.text
-        self.cluster.wait_until(
-            lambda: self.state_of(trial) in TERMINAL, seconds, lambda: f"trial {trial} to end\n{text(trial)}"
-        )
-        return text(trial)
-
-    def log(self, user: str, script: str, storage: Path | None = None, mounts: tuple[dict[str, str], ...] = ()) -> str:
-        """Run a user's script to its end; give its log."""
-        return self.ended(self.begin(user, script, storage=storage, mounts=mounts))
-
-    def refused(self, user: str, script: str, mounts: tuple[dict[str, str], ...] = ()) -> str:
-        """Try something that an agent refuses, which is tried again and again; give the log up to the reason."""
-        trial = self.begin(user, script, mounts=mounts)
-        self.wait_for(trial, "it could not be started")
-        self.kill(trial)
-        return self.cluster.text(trial)
-
-    def wait_for(self, trial: int, text: str) -> None:
-        """Wait until a trial has written something."""
-        log = self.cluster.text
-        self.cluster.wait_until(lambda: text in log(trial), 30, lambda: f"{text!r} in the log\n{log(trial)}")
-
-    def kill(self, trial: int) -> None:
-        """Kill a trial's experiment, as its owner, and wait for its end."""
-        number = self.cluster.api("GET", f"/api/v1/trials/{trial}")["trial"]["experimentId"]
-        owner = self.users[self.cluster.experiment(number)["username"]]
-        owner("POST", f"/api/v1/experiments/{number}/kill")
-        self.cluster.wait_for(number, "STATE_CANCELED", 30)
-
-
-@pytest.fixture
-def walls(cluster: Cluster, run: Runner, instep: Path) -> Iterator[Walls]:
-    """The cluster, with a folder that every user reaches."""
-    folder = Path(tempfile.mkdtemp(prefix="walls-", dir="/var/tmp"))
-    folder.chmod(0o1777)
-    made = Walls(cluster, run, instep, folder)
-    yield made
-    if made.agent:
-        left = made.agent.left_behind()
-        made.agent.kill_tree()
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_forged_end_neither_ends_a_task_nor_blocks_the_agent(walls: Walls) -> None:
@@ -170,12 +57,16 @@ def test_an_agent_without_root_survives_a_forged_end(walls: Walls) -> None:
     walls.kill(trial)
 
 
-def test_nothing_is_written_through_links_of_a_task(walls: Walls) -> None:
+@OTHER_IN_SOAK
+def test_nothing_is_written_through_links_of_a_task(walls: Walls, kind: Kind) -> None:
     # Issue 18, finding 3.
-    walls.start()
+    attacker, _, uid, options = kind
+    walls.start(*options, uid=uid)
     victim = walls.folder / "victim"
     victim.write_text("untouched")
     victim.chmod(0o600)
+    # A file that the agent could write.
+    os.chown(victim, uid, uid)
     assert walls.agent is not None
     names = " ".join(f"{name}.new{walls.agent.pid} {name}.json" for name in ("stop", "exit", "order", "pid"))
     links = f"""
@@ -184,7 +75,7 @@ def test_nothing_is_written_through_links_of_a_task(walls: Walls) -> None:
         done 2>/dev/null
         echo linked; sleep 600
     """
-    trial = walls.begin("alice", links)
+    trial = walls.begin(attacker, links)
     walls.wait_for(trial, "linked")
     walls.kill(trial)
     assert victim.read_text() == "untouched"
@@ -192,18 +83,53 @@ def test_nothing_is_written_through_links_of_a_task(walls: Walls) -> None:
     walls.cluster.wait_until(lambda: not any(shares.iterdir()), 20, "the folder to be removed")
 
 
-def test_a_stopped_supervisor_does_not_keep_a_task_alive(walls: Walls) -> None:
-    walls.start()
-    trial = walls.begin("alice", "echo going; sleep 1; kill -STOP $PPID; sleep 600")
+@OTHER_IN_SOAK
+def test_a_stopped_supervisor_does_not_keep_a_task_alive(walls: Walls, kind: Kind) -> None:
+    attacker, _, uid, options = kind
+    walls.start(*options, uid=uid)
+    trial = walls.begin(attacker, "echo going; sleep 1; kill -STOP $PPID; sleep 600")
     walls.wait_for(trial, "going")
     walls.kill(trial)
 
 
-def test_tasks_take_from_the_agent_only_what_is_allowed(walls: Walls) -> None:
+@BOTH
+def test_nothing_in_its_folder_keeps_a_task_from_being_stopped(walls: Walls, kind: Kind) -> None:
+    # Issue 18, finding 4: a stop of one's own that allows for a long time, and a folder where the agent's belongs.
+    attacker, victim, uid, options = kind
+    walls.start(*options, uid=uid)
+    block = """
+        trap '' TERM
+        for place in "$SHARES/$DET_RESOURCES_ID" "$SHARES/$DET_RESOURCES_ID/task"; do
+            cd "$place" || continue
+            echo '{"grace_seconds":86400,"why":"mine","lost":false}' > stop.json
+            rm -f stop.json; mkdir -p stop.json/full; mkdir exit.json
+        done 2>/dev/null
+        echo blocked; while :; do sleep 1; done
+    """
+    trial = walls.begin(attacker, block)
+    walls.wait_for(trial, "blocked")
+    walls.kill(trial)
+    assert "hello" in walls.log(victim, "echo hello"), "the agent serves others"
+
+
+@pytest.mark.soak
+def test_a_task_that_removes_every_stop_is_killed_by_the_agent(walls: Walls) -> None:
+    # An agent without root cannot protect its files, and does not depend on them.
+    walls.start("--shared-uid", uid=CAROL)
+    remove = """cd "$SHARES/$DET_RESOURCES_ID"; echo removing; trap '' TERM
+        while :; do rm -rf stop.json; mkdir stop.json; done 2>/dev/null"""
+    trial = walls.begin("carol", remove)
+    walls.wait_for(trial, "removing")
+    walls.kill(trial, 170)
+
+
+@BOTH
+def test_tasks_take_from_the_agent_only_what_is_allowed(walls: Walls, kind: Kind) -> None:
     # Issue 18, finding 1.
-    walls.start()
+    attacker, _, uid, options = kind
+    walls.start(*options, uid=uid)
     names = ("INSTEP_AGENT_TOKEN", "SECRET_OF_THE_AGENT", "OMP_NUM_THREADS")
-    trial = walls.begin("alice", "env | sort; echo done", names)
+    trial = walls.begin(attacker, "env | sort; echo done", names)
     log = walls.ended(trial)
     assert walls.token not in log
     assert "swordfish" not in log
@@ -211,20 +137,77 @@ def test_tasks_take_from_the_agent_only_what_is_allowed(walls: Walls) -> None:
     assert "done" in log
 
 
-def test_an_agent_without_root_keeps_its_token_to_itself(walls: Walls) -> None:
-    # Issue 18, findings 1 and 8: the same user could read /proc/PID/environ and the orders of other tasks.
-    walls.start("--shared-uid", uid=CAROL)
+@BOTH
+def test_orders_and_the_agents_token_cannot_be_read(walls: Walls, kind: Kind) -> None:
+    # Issue 18, findings 1 and 8: a task of the agent's user could read /proc/PID/environ and the orders of other tasks.
+    attacker, victim, uid, options = kind
+    walls.start(*options, uid=uid)
     assert walls.agent is not None
-    trial = walls.begin("carol", "echo going; sleep 600")
+    agent = walls.agent.pid
+    trial = walls.begin(victim, "echo going; sleep 600")
     walls.wait_for(trial, "going")
-    steal = """
-        for file in /proc/[0-9]*/environ /proc/[0-9]*/cmdline "$SHARES"/*/*.json; do tr '\\0' '\\n' < "$file"; done 2>&1
-        grep -c . "$SHARES"/*/order.json; echo done
+    steal = f"""
+        cd "$SHARES"
+        for share in "$SHARES"/*/ $(ls /proc/self/root"$SHARES"); do
+            for name in order share stop exit; do cat "$share/$name.json"; done
+        done 2>&1
+        tr '\\0' '\\n' < /proc/{agent}/environ; cat /proc/{agent}/mem | strings | grep -m1 INSTEP_AGENT_TOKEN
+        for file in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' < "$file"; done 2>&1
+        find "$SHARES" -name order.json -size +0 2>/dev/null | sed 's/^/found: /'
+        echo done
     """
-    log = walls.log("dave", steal)
+    log = walls.log(attacker, steal)
     assert walls.token not in log
-    assert "order.json" not in log.replace("*/order.json", "")
+    assert "|| found: " not in log
+    assert '"token"' not in log
     assert "done" in log
+    walls.kill(trial)
+
+
+# What a task's tokens may not do, whoever owns it.
+FORBIDDEN = """python3 -c '
+import json, os, urllib.error, urllib.request
+
+def ask(token, method, path, body=None):
+    address = os.environ["DET_MASTER"].rstrip("/") + path
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"Authorization": "Bearer " + token}, method=method)
+    try:
+        return urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+tokens = {name: os.environ[name] for name in ("DET_SESSION_TOKEN", "DET_USER_TOKEN") if name in os.environ}
+print("tokens:", sorted(tokens), flush=True)
+for name, token in tokens.items():
+    assert ask(token, "GET", "/api/v1/me") == 200, name
+    for method, path, body in (
+        ("POST", "/api/v1/agents/tokens", {"name": "mine"}),
+        ("POST", "/api/v1/users", {"user": {"username": "mallory", "admin": True, "active": True}}),
+        ("POST", "/api/v1/experiments/VICTIM/kill", {}),
+        ("POST", "/api/v1/agents/one/disable", {}),
+        ("GET", "/api/v1/master/config", None),
+    ):
+        print("asked", name, method, path, ask(token, method, path, body), flush=True)
+print("done")
+'"""
+
+
+@OTHER_IN_SOAK
+def test_a_tasks_tokens_reach_nothing_but_its_own(walls: Walls, kind: Kind) -> None:
+    # Issue 18, finding 9.
+    attacker, victim, uid, options = kind
+    walls.start(*options, uid=uid)
+    trial = walls.begin(victim, "echo going; sleep 600")
+    walls.wait_for(trial, "going")
+    number = walls.cluster.api("GET", f"/api/v1/trials/{trial}")["trial"]["experimentId"]
+    log = walls.log(attacker, FORBIDDEN.replace("VICTIM", str(number)))
+    assert "done" in log, log
+    assert "tokens: ['DET_SESSION_TOKEN', 'DET_USER_TOKEN']" in log, log
+    asked = [line.split("asked ")[1].split() for line in log.splitlines() if "asked " in line]
+    assert len(asked) == 10, log
+    assert all(status in ("401", "403", "404") for *_, status in asked), asked
+    assert walls.state_of(trial) == "STATE_RUNNING"
     walls.kill(trial)
 
 
@@ -232,11 +215,12 @@ def test_an_agent_without_root_serves_one_user(walls: Walls) -> None:
     # Issue 18, finding 8.
     walls.start(uid=CAROL)
     assert "uid=41003" in walls.log("carol", "id")
-    log = walls.refused("dave", "id")
-    assert "uid=" not in log
-    assert "carol" in log
-    assert "--shared-uid" in log
-    assert "uid=41003" in walls.log("carol", "id")
+    trial = walls.begin("dave", "id")
+    walls.cluster.wait_until(lambda: "agent one serves only carol" in walls.waiting(), 20, walls.waiting)
+    assert "uid=41003" in walls.log("carol", "id"), "the agent serves on"
+    assert "no agent of pool default serves user dave" in walls.waiting()
+    assert "assigned to an agent" not in walls.cluster.text(trial), "it was never placed there"
+    walls.kill(trial)
 
 
 def test_users_without_a_unix_user_are_nobody(walls: Walls) -> None:
@@ -273,6 +257,29 @@ def test_a_folder_of_ones_own_is_not_mounted_over_the_system(walls: Walls) -> No
     assert not (allowed / "new").exists()
 
 
+@pytest.mark.soak
+def test_mounts_of_an_agent_without_root_give_no_rights(walls: Walls) -> None:
+    # Issue 18, finding 2: such an agent mounts, where it can at all, with the rights of its user alone.
+    own = walls.folder / "own"
+    own.mkdir()
+    (own / "passwd").write_text("carol::0:0::/:/bin/sh\n")
+    os.chown(own, CAROL, CAROL)
+    secret = walls.folder / "secret"
+    secret.write_text("swordfish")
+    secret.chmod(0o600)
+    walls.start("--shared-uid", uid=CAROL)
+    mount = {"host_path": str(own), "container_path": "/etc"}
+    trial = walls.begin("carol", f"id -u; su -c id; cat {secret}; echo done", mounts=(mount,))
+    log = walls.cluster.text
+    walls.cluster.wait_until(
+        lambda: "done" in log(trial) or "it could not be started" in log(trial), 30, lambda: f"an end\n{log(trial)}"
+    )
+    assert "uid=0" not in log(trial)
+    assert "swordfish" not in log(trial)
+    if walls.state_of(trial) not in ("STATE_COMPLETED", "STATE_ERROR"):
+        walls.kill(trial)
+
+
 def test_an_administrator_chooses_root_for_users_without_a_unix_user(walls: Walls) -> None:
     walls.start("--default-user", "root")
     assert "uid=0(root)" in walls.log("carol", "id")
@@ -302,14 +309,35 @@ def test_what_an_administrator_allows_to_be_written_is(walls: Walls) -> None:
     assert (allowed / "new").stat().st_uid == ALICE
 
 
-def test_storage_is_made_with_the_rights_of_the_task(walls: Walls) -> None:
+@OTHER_IN_SOAK
+def test_storage_is_made_with_the_rights_of_the_task(walls: Walls, kind: Kind) -> None:
     # A root agent once made any folder that a configuration named, open to all.
-    walls.start()
+    attacker, _, uid, options = kind
+    walls.start(*options, uid=uid)
     forbidden = walls.folder / "forbidden"
     forbidden.mkdir(mode=0o755)
-    log = walls.log("alice", "echo started", storage=forbidden / "new")
+    log = walls.log(attacker, "echo started", storage=forbidden / "new")
     assert "Checkpoint storage validation failed" in log
     assert "started" not in log
     assert not (forbidden / "new").exists()
-    walls.log("alice", "echo started", storage=walls.folder / "mine" / "new")
-    assert (walls.folder / "mine").stat().st_uid == ALICE
+    walls.log(attacker, "echo started", storage=walls.folder / "mine" / "new")
+    assert (walls.folder / "mine").stat().st_uid == (uid or ALICE)
+
+
+def test_a_token_lets_in_one_agent_until_it_is_revoked(walls: Walls, run: Runner, instep: Path) -> None:
+    # Issue 18, finding 1: whoever has taken an agent's token must not become another agent with it.
+    admin = walls.cluster.master.client.login("admin")
+    walls.token = admin("POST", "/api/v1/agents/tokens", {"name": "bound", "agent": "one", "pool": "default"})["token"]
+    walls.start()
+    words = ["agent", "--master", walls.cluster.master.address, "--slots", "1", "--state-folder"]
+    for number, (name, pool, only) in enumerate((("two", "default", "agent one"), ("one", "gpu", "pool default"))):
+        other = [*words, str(walls.folder / f"other-{number}"), "--name", name, "--pool", pool]
+        refused = run(instep, *other, env={"INSTEP_AGENT_TOKEN": walls.token})
+        assert refused.status != 0
+        assert f"the token bound is for {only}, not " in refused.stderr, refused.stderr
+    assert walls.agent is not None
+    assert walls.agent.poll() is None
+    admin("DELETE", "/api/v1/agents/tokens/bound")
+    agent = walls.agent
+    walls.cluster.wait_until(lambda: agent.poll() is not None, 20, "the agent to be sent away")
+    assert "the token bound was revoked" in agent.stderr, agent.stderr

@@ -297,8 +297,29 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     replace(path, &serde_json::to_vec(value).map_err(io::Error::other)?)
 }
 
-/// Puts a file in its place at once and for good: readers see the old one or the whole new one, also after a crash.
+/// Puts a file in its place at once and for good: readers see the old one or the whole new one, also after a crash. What a
+/// task of our own user has put in the way is moved out of it.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    match put(path, content) {
+        Err(_) if !geteuid().is_root() => {
+            clear_the_way(path);
+            put(path, content)
+        }
+        done => done,
+    }
+}
+
+/// Makes a place for a file where a folder is, or in a folder that was closed. Root's folders are closed to tasks.
+fn clear_the_way(path: &Path) {
+    if let Some(folder) = path.parent() {
+        let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o711));
+    }
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        let _ = fs::rename(path, path.with_extension(format!("moved{}", boot_milliseconds())));
+    }
+}
+
+fn put(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension(format!("new{}", std::process::id()));
     // One that a process of the same id left, or a link that somebody else put there.
     let _ = fs::remove_file(&new);

@@ -6,6 +6,7 @@
 //! | [`task`] | `instep task`: prepares and supervises one allocation's share, and outlives its agent |
 //! | [`order`] | what an agent writes down for a task |
 //! | [`folder`] | where agent and task meet: files, and locks that say who lives |
+//! | [`cgroup`] | how much of the machine a task may take |
 //! | [`inheritance`] | which variables of the agent its tasks get |
 //! | [`lines`] | how output becomes records of the log |
 //!
@@ -24,6 +25,7 @@
 //! 6. A task that has heard nothing of the master for the reconnect window ends by itself.
 
 pub mod agent;
+pub mod cgroup;
 pub mod folder;
 pub mod inheritance;
 pub mod lines;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use instep_api::link::{Device, Exit, RunAs, Share, Start};
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::task_group::TaskGroup;
+
 /// Everything that a task needs. It holds the allocation's token, so only its owner may read it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskOrder {
@@ -12,6 +14,9 @@ pub struct TaskOrder {
     pub start: Start,
     /// Where it runs.
     pub machine: Machine,
+    /// What limits it; `None` where nothing does.
+    #[serde(default)]
+    pub cgroup: Option<TaskGroup>,
 }
 
 /// What an agent has to know of a share that an earlier agent started.
@@ -20,12 +25,18 @@ pub struct TaskOrder {
 pub struct ShareRecord {
     pub share: Share,
     pub devices: Vec<u32>,
+    #[serde(default)]
+    pub cgroup: Option<TaskGroup>,
 }
 
 impl ShareRecord {
     /// What is kept of an order when the order itself is gone.
     pub fn of(order: &TaskOrder) -> ShareRecord {
-        ShareRecord { share: order.start.share.clone(), devices: order.start.devices.clone() }
+        ShareRecord {
+            share: order.start.share.clone(),
+            devices: order.start.devices.clone(),
+            cgroup: order.cgroup.clone(),
+        }
     }
 }
 

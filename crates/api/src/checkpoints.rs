@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::config::Configuration;
 use crate::identifiers::{ExperimentId, StorageId, TrialId};
 use crate::metrics::Metrics;
 use crate::pages::Pagination;
@@ -28,13 +29,13 @@ pub struct Checkpoint {
 }
 
 /// What the trial had reported when it saved a checkpoint.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Training {
     pub trial_id: Option<TrialId>,
     pub experiment_id: Option<ExperimentId>,
-    pub experiment_config: Value,
+    pub experiment_config: Configuration,
     pub hparams: Value,
     pub training_metrics: Option<Metrics>,
     pub validation_metrics: Option<Metrics>,

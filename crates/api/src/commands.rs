@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::agents::Container;
+use crate::config::Configuration;
 use crate::experiments::ModelFile;
 use crate::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use crate::pages::Pagination;
@@ -62,7 +63,7 @@ pub struct LaunchRequest {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LaunchCommandResponse {
     pub command: Command,
-    pub config: Value,
+    pub config: Configuration,
     pub warnings: Vec<String>,
 }
 
@@ -71,7 +72,7 @@ pub struct LaunchCommandResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct LaunchTensorboardResponse {
     pub tensorboard: Command,
-    pub config: Value,
+    pub config: Configuration,
     pub warnings: Vec<String>,
 }
 
@@ -97,7 +98,7 @@ pub struct TensorboardsResponse {
 pub struct CommandResponse {
     pub command: Command,
     #[serde(default)]
-    pub config: Value,
+    pub config: Configuration,
 }
 
 /// The same for TensorBoards.
@@ -106,7 +107,7 @@ pub struct CommandResponse {
 pub struct TensorboardResponse {
     pub tensorboard: Command,
     #[serde(default)]
-    pub config: Value,
+    pub config: Configuration,
 }
 
 /// `POST /commands/{id}/set_priority`

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::config::{Configuration, ConfigurationText};
 use crate::identifiers::{ExperimentId, ProjectId, TrialId, UserId, WorkspaceId};
 use crate::pages::Pagination;
 use crate::states::State;
@@ -18,8 +19,8 @@ pub struct Experiment {
     pub description: String,
     pub labels: Vec<String>,
     pub notes: String,
-    pub config: Value,
-    pub original_config: String,
+    pub config: Configuration,
+    pub original_config: ConfigurationText,
     pub archived: bool,
     pub job_id: String,
     pub num_trials: i64,
@@ -111,7 +112,7 @@ pub struct ModelDefinitionResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct CreateExperimentResponse {
     pub experiment: Experiment,
-    pub config: Value,
+    pub config: Configuration,
     pub warnings: Vec<String>,
 }
 
@@ -121,7 +122,7 @@ pub struct CreateExperimentResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct GetExperimentResponse {
     pub experiment: Experiment,
-    pub config: Value,
+    pub config: Configuration,
     pub job_summary: Option<Value>,
 }
 

@@ -45,6 +45,7 @@ macro_rules! identifier {
 identifier!(ExperimentId, "an experiment");
 identifier!(TrialId, "a trial, which is also a run in Determined's newer words");
 identifier!(UserId, "a user");
+identifier!(GroupId, "a group of users");
 identifier!(WorkspaceId, "a workspace");
 identifier!(ProjectId, "a project");
 identifier!(ModelId, "a model in the registry");

@@ -14,6 +14,7 @@
 //! This crate does no I/O and reads no clock.
 
 pub mod agents;
+pub mod audit;
 pub mod bulk;
 pub mod checkpoints;
 pub mod cluster;
@@ -29,6 +30,8 @@ pub mod metrics;
 pub mod models;
 pub mod pages;
 pub mod passwords;
+pub mod roles;
+pub mod secrets;
 pub mod states;
 pub mod tasks;
 pub mod templates;

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::identifiers::UserId;
+use crate::secrets::GivenSecrets;
 use crate::wire::Timestamp;
 
 /// The version of these messages. Both sides refuse any other.
@@ -28,6 +29,10 @@ pub const PATH: &str = "/api/v1/agents/link";
 pub struct AgentTokenRequest {
     /// By which people know it.
     pub name: Option<String>,
+    /// The only agent that may connect with it; any without.
+    pub agent: Option<String>,
+    /// The only pool that agents may lend their slots to with it; any without.
+    pub pool: Option<String>,
 }
 
 /// The token itself, told once.
@@ -56,6 +61,10 @@ pub struct AgentToken {
     /// Who made it.
     pub user_id: UserId,
     pub created_at: Timestamp,
+    /// The only agent that may connect with it.
+    pub agent: Option<String>,
+    /// The only pool that agents may lend their slots to with it.
+    pub pool: Option<String>,
 }
 
 /// An allocation's share on one machine: what Determined calls resources, or a container.
@@ -99,6 +108,26 @@ pub struct Hello {
     pub devices: Vec<Device>,
     /// What it runs, and what has ended without thanks.
     pub shares: Vec<ShareState>,
+    /// Whose tasks it takes.
+    #[serde(default)]
+    pub serves: Serves,
+}
+
+/// Whose tasks an agent takes. One whose tasks all run as one Unix user takes one user's, since they could read each other's
+/// tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "whom", rename_all = "snake_case")]
+pub enum Serves {
+    /// Everybody's.
+    #[default]
+    Everybody,
+    /// One user's.
+    User {
+        /// The name of the user's account.
+        name: String,
+    },
+    /// Those of the first user who gets a task there, and nobody else's from then on.
+    First,
 }
 
 /// One slot.
@@ -222,6 +251,9 @@ pub struct Start {
     pub environment: BTreeMap<String, String>,
     /// Set after everything else, in this order: what the configuration asks for. `K` alone takes the agent's own.
     pub user_environment: Vec<String>,
+    /// Set after that: what the configuration names and does not contain.
+    #[serde(default)]
+    pub secrets: GivenSecrets,
     /// What to run.
     pub entrypoint: Entrypoint,
     /// The token with which the task asks the master.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::config::Configuration;
 use crate::identifiers::WorkspaceId;
 use crate::pages::Pagination;
 
@@ -12,7 +13,7 @@ use crate::pages::Pagination;
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct Template {
     pub name: String,
-    pub config: Value,
+    pub config: Configuration,
     pub workspace_id: WorkspaceId,
 }
 

@@ -12,11 +12,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::{Method, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::login::Credentials;
+use crate::resolver::NameResolver;
 use crate::retry::Backoff;
 use crate::stream::Lines;
 
@@ -99,7 +101,7 @@ impl Client {
             config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
         }
         Ok(Client {
-            agent: config.build().new_agent(),
+            agent: Agent::with_parts(config.build(), DefaultConnector::default(), NameResolver::default()),
             address: settings.address,
             patience: settings.patience,
             session: RwLock::new(Session::default()),

@@ -40,6 +40,7 @@ mod login;
 mod path;
 mod preemption;
 mod reporter;
+mod resolver;
 mod retry;
 mod stream;
 pub mod sync;

@@ -34,6 +34,31 @@ pub struct AgentRow {
     pub last_seen_at: Timestamp,
 }
 
+/// A token that lets agents in, without itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentTokenRow {
+    /// By which people know it.
+    pub name: String,
+    /// Who made it.
+    pub user: UserId,
+    /// When.
+    pub created_at: Timestamp,
+    /// The only agent that it lets in, if there is one.
+    pub agent: Option<String>,
+    /// The only pool that the agent's slots may go to, if there is one.
+    pub pool: Option<String>,
+}
+
+fn token_of(row: &Row<'_>) -> rusqlite::Result<AgentTokenRow> {
+    Ok(AgentTokenRow {
+        name: column(row, "name")?,
+        user: UserId(column(row, "user_id")?),
+        created_at: time(row, "created_at")?,
+        agent: column(row, "agent")?,
+        pool: column(row, "pool")?,
+    })
+}
+
 fn agent_of(row: &Row<'_>) -> rusqlite::Result<AgentRow> {
     Ok(AgentRow {
         name: column(row, "name")?,
@@ -87,13 +112,14 @@ impl Database {
     }
 
     /// Lets agents in by a token, which people know by a name.
-    pub async fn create_agent_token(&self, hash: String, name: String, user: UserId, now: Timestamp) -> Result<()> {
+    pub async fn create_agent_token(&self, hash: String, token: AgentTokenRow) -> Result<()> {
         self.engine
             .write(move |connection| {
+                let AgentTokenRow { name, user, created_at, agent, pool } = token;
                 let inserted = connection.execute(
-                    "INSERT INTO agent_tokens (token_hash, name, user_id, created_at) VALUES (?, ?, ?, ?) \
-                     ON CONFLICT (name) DO NOTHING",
-                    params![hash, name, user.0, now.0],
+                    "INSERT INTO agent_tokens (token_hash, name, user_id, created_at, agent, pool) \
+                     VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
+                    params![hash, name, user.0, created_at.0, agent, pool],
                 )?;
                 let taken = || Error::AlreadyExists(format!("agent token '{name}' already exists"));
                 if inserted == 1 { Ok(()) } else { Err(taken()) }
@@ -101,20 +127,18 @@ impl Database {
             .await
     }
 
-    /// The names of the tokens that let agents in, who made them and when.
-    pub async fn agent_tokens(&self) -> Result<Vec<(String, UserId, Timestamp)>> {
+    /// The tokens that let agents in, by name.
+    pub async fn agent_tokens(&self) -> Result<Vec<AgentTokenRow>> {
         self.engine
             .read(|connection| {
-                let sql = "SELECT name, user_id, created_at FROM agent_tokens ORDER BY name";
-                let mut statement = connection.prepare_cached(sql)?;
-                let found =
-                    statement.query_map([], |row| Ok((row.get(0)?, UserId(row.get(1)?), Timestamp(row.get(2)?))))?;
+                let mut statement = connection.prepare_cached("SELECT * FROM agent_tokens ORDER BY name")?;
+                let found = statement.query_map([], token_of)?;
                 Ok(found.collect::<rusqlite::Result<_>>()?)
             })
             .await
     }
 
-    /// Takes a token back; agents that are connected with it stay so.
+    /// Takes a token back.
     pub async fn delete_agent_token(&self, name: String) -> Result<()> {
         self.engine
             .write(move |connection| match connection.execute("DELETE FROM agent_tokens WHERE name = ?", [&name])? {
@@ -124,12 +148,12 @@ impl Database {
             .await
     }
 
-    /// The name of the token that lets an agent in, if this is one.
-    pub async fn agent_token_name(&self, hash: String) -> Result<Option<String>> {
+    /// The token that lets an agent in, if this is the hash of one.
+    pub async fn agent_token(&self, hash: String) -> Result<Option<AgentTokenRow>> {
         self.engine
             .read(move |connection| {
-                let mut statement = connection.prepare_cached("SELECT name FROM agent_tokens WHERE token_hash = ?")?;
-                Ok(statement.query_row([hash], |row| row.get(0)).optional()?)
+                let mut statement = connection.prepare_cached("SELECT * FROM agent_tokens WHERE token_hash = ?")?;
+                Ok(statement.query_row([hash], token_of).optional()?)
             })
             .await
     }

@@ -73,6 +73,14 @@ pub fn restore(copy: &Path, database: &Path, replace: Option<&str>, holder: &str
     sync_folder(database)
 }
 
+/// Whether a database, in use or not, holds secrets, which only their key opens.
+pub fn holds_secrets(database: &Path) -> Result<bool> {
+    let connection = open_existing(database)?;
+    let sql = "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = 'secrets'";
+    let known: i64 = connection.query_row(sql, [], |row| row.get(0))?;
+    Ok(known > 0 && connection.query_row("SELECT EXISTS (SELECT 1 FROM secrets)", [], |row| row.get(0))?)
+}
+
 /// Whether a file is a database of ours that is whole and not too new.
 fn check(path: &Path) -> Result<()> {
     let connection = open_existing(path)?;

@@ -55,7 +55,7 @@ fn found_of(row: &Row<'_>) -> rusqlite::Result<Found> {
         training: Training {
             trial_id: column::<Option<i64>>(row, "trial_id")?.map(TrialId),
             experiment_id: column::<Option<i64>>(row, "experiment_id")?.map(ExperimentId),
-            experiment_config: object(optional_json(row, "config")?),
+            experiment_config: object(optional_json(row, "config")?).into(),
             hparams: object(optional_json(row, "hparams")?),
             training_metrics: None,
             validation_metrics: None,

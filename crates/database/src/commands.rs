@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::Database;
 use crate::allocations::{AllocationRow, allocation_of};
 use crate::error::{Error, Result};
+use crate::ownership::shown_by;
 use crate::rows::{column, json, optional_json, optional_time, text_of, time};
 
 /// A task to be made.
@@ -59,6 +60,8 @@ pub struct CommandRow {
     pub slots: u32,
     /// What belongs to its kind.
     pub details: Value,
+    /// The workspaces of the experiments that it shows, if it is a TensorBoard.
+    pub shown: Vec<WorkspaceId>,
     /// When it was submitted.
     pub started_at: Timestamp,
     /// When it was over.
@@ -253,7 +256,8 @@ fn by_task(connection: &Connection, task: &str) -> Result<CommandRow> {
 fn with_allocation(connection: &Connection, row: CommandRow) -> Result<CommandRow> {
     let sql = "SELECT * FROM allocations WHERE task_id = ? ORDER BY run DESC LIMIT 1";
     let allocation = connection.prepare_cached(sql)?.query_row([&row.task], allocation_of).optional()?;
-    Ok(CommandRow { allocation, ..row })
+    let shown = shown_by(connection, &row.task)?;
+    Ok(CommandRow { allocation, shown, ..row })
 }
 
 fn command(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
@@ -274,6 +278,7 @@ fn command(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         details: json(row, "details")?,
         started_at: time(row, "task_started_at")?,
         ended_at: optional_time(row, "task_ended_at")?,
+        shown: Vec::new(),
         allocation: None,
     })
 }

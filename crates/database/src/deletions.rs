@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use instep_api::checkpoints::Checkpoint;
-use instep_api::identifiers::ExperimentId;
+use instep_api::identifiers::{ExperimentId, StorageId, UserId};
 use instep_api::states::CheckpointState;
 use instep_api::wire::Long;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -27,18 +27,24 @@ pub struct Deletion {
     pub storage: Value,
     /// Which of them, below the checkpoint's folder; `None` for all.
     pub paths: Option<Vec<String>>,
+    /// The owner of the checkpoint's experiment; `None` if it was given up by a version that did not note it.
+    pub owner: Option<UserId>,
 }
 
 /// The configuration of where a checkpoint's files are: that of its run, else that of its experiment.
 fn storage_of(connection: &Connection, checkpoint: &Checkpoint) -> Result<Option<Value>> {
+    find_storage(connection, checkpoint.storage_id, &checkpoint.training.experiment_config["checkpoint_storage"])
+}
+
+fn find_storage(connection: &Connection, of_run: Option<StorageId>, of_experiment: &Value) -> Result<Option<Value>> {
     let mut found: Option<String> = None;
-    if let Some(id) = checkpoint.storage_id {
+    if let Some(id) = of_run {
         let mut statement = connection.prepare_cached("SELECT config FROM storages WHERE id = ?")?;
         found = statement.query_row([id.0], |row| row.get(0)).optional()?;
     }
     let config = match found {
         Some(text) => serde_json::from_str(&text).map_err(|error| crate::Error::Damaged(error.to_string()))?,
-        None => checkpoint.training.experiment_config["checkpoint_storage"].clone(),
+        None => of_experiment.clone(),
     };
     Ok(Some(config).filter(Value::is_object))
 }
@@ -47,8 +53,16 @@ fn note(connection: &Connection, checkpoint: &Checkpoint, paths: Option<&[String
     let Some(storage) = storage_of(connection, checkpoint)? else { return Ok(()) };
     let paths = paths.map(|paths| text_of(&paths)).transpose()?;
     connection
-        .prepare_cached("INSERT INTO file_deletions (checkpoint_uuid, storage, paths) VALUES (?, ?, ?)")?
-        .execute(params![checkpoint.uuid, text_of(&storage)?, paths])?;
+        .prepare_cached(
+            "INSERT INTO file_deletions (checkpoint_uuid, storage, paths, user_id) \
+             VALUES (?, ?, ?, (SELECT user_id FROM experiments WHERE id = ?))",
+        )?
+        .execute(params![
+            checkpoint.uuid,
+            text_of(&storage)?,
+            paths,
+            checkpoint.training.experiment_id.map(|id| id.0)
+        ])?;
     Ok(())
 }
 
@@ -66,6 +80,19 @@ pub(crate) fn give_up_all(connection: &Connection, id: ExperimentId) -> Result<(
 }
 
 impl Database {
+    /// The configuration of where the files of a checkpoint are that a task reports, if there is one.
+    pub async fn storage_of_report(&self, task: String, storage: Option<StorageId>) -> Result<Option<Value>> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT experiments.config FROM tasks JOIN trials ON trials.id = tasks.trial_id \
+                           JOIN experiments ON experiments.id = trials.experiment_id WHERE tasks.id = ?";
+                let config = connection.prepare_cached(sql)?.query_row([task], |row| json::<Value>(row, "config"));
+                let config = config.optional()?.unwrap_or_default();
+                find_storage(connection, storage, &config["checkpoint_storage"])
+            })
+            .await
+    }
+
     /// A checkpoint, and the configuration of where its files are, if there is one.
     pub async fn checkpoint_storage(&self, uuid: String) -> Result<(Checkpoint, Option<Value>)> {
         self.engine
@@ -120,6 +147,7 @@ impl Database {
                         uuid: row.get("checkpoint_uuid")?,
                         storage: json(row, "storage")?,
                         paths: optional_json(row, "paths")?,
+                        owner: row.get::<_, Option<i64>>("user_id")?.map(UserId),
                     })
                 })?;
                 Ok(found.collect::<rusqlite::Result<_>>()?)

@@ -23,6 +23,15 @@ pub enum Error {
     /// The thing is not in a state in which this can be done.
     #[error("{0}")]
     Precondition(String),
+    /// A checkpoint stays because a model has it.
+    #[error("checkpoint '{uuid}' is version {version} of a model in the registry, '{model}', and cannot be deleted")]
+    Registered {
+        uuid: String,
+        /// The model's name.
+        model: String,
+        /// The number of the version.
+        version: i64,
+    },
     /// Something changed between reading and writing; the work can be done again.
     #[error("the data was changed in the meantime")]
     Aborted,

@@ -50,6 +50,8 @@ pub struct ExperimentFilter {
     pub description: Option<String>,
     /// All of these.
     pub labels: Vec<String>,
+    /// In one of these; `None` for all, also those that are yet to be made.
+    pub workspaces: Option<Vec<WorkspaceId>>,
 }
 
 /// What a list of experiments is sorted by.
@@ -163,8 +165,8 @@ fn experiment_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Experiment> 
         labels: json(row, "labels")?,
         notes: column(row, "notes")?,
         hyperparameters: object(config.get("hyperparameters").cloned()),
-        config,
-        original_config: column(row, "original_config")?,
+        config: config.into(),
+        original_config: column::<String>(row, "original_config")?.into(),
         archived: column(row, "archived")?,
         job_id: column(row, "job_id")?,
         num_trials: column(row, "trial_count")?,
@@ -253,6 +255,11 @@ fn conditions(filter: &ExperimentFilter) -> (String, Vec<SqlValue>) {
     one_of("username", filter.users.iter().map(|name| name.clone().into()).collect());
     one_of("experiments.user_id", filter.user_ids.iter().map(|id| id.0.into()).collect());
     one_of(shown_state!(), wanted_states(&filter.states));
+    if let Some(workspaces) = &filter.workspaces {
+        // No workspace is 0: whoever sees none sees nothing.
+        let ids = workspaces.iter().map(|id| id.0).chain([0]);
+        one_of("projects.workspace_id", ids.map(SqlValue::from).collect());
+    }
     one_of("experiments.project_id", filter.project.iter().map(|id| id.0.into()).collect());
     if let Some(archived) = filter.archived {
         clauses.push(if archived { "experiments.archived".into() } else { "NOT experiments.archived".into() });

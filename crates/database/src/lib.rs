@@ -16,6 +16,7 @@
 
 mod agents;
 mod allocations;
+mod audit;
 mod backup;
 mod checkpoints;
 mod commands;
@@ -24,6 +25,7 @@ mod engine;
 mod error;
 mod experiments;
 mod lock;
+mod log_quota;
 mod logs;
 mod managed;
 mod metrics;
@@ -31,7 +33,9 @@ mod migrations;
 mod models;
 mod ownership;
 mod queue;
+mod roles;
 mod rows;
+mod secrets;
 mod sessions;
 mod snapshots;
 mod sync;
@@ -44,9 +48,10 @@ mod writable;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use agents::AgentRow;
+pub use agents::{AgentRow, AgentTokenRow};
 pub use allocations::AllocationRow;
-pub use backup::{back_up, restore};
+pub use audit::AuditFilter;
+pub use backup::{back_up, holds_secrets, restore};
 pub use checkpoints::NewCheckpoint;
 pub use commands::{CommandFilter, CommandRow, NewCommand, ShownTrial};
 pub use deletions::Deletion;
@@ -56,6 +61,7 @@ pub use error::{Error, Result};
 pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
 use lock::Lock;
 pub use lock::holder;
+use log_quota::LogQuota;
 pub use logs::LogQuery;
 pub use managed::{
     Decision, ExperimentDecision, LiveExperiment, LiveTrial, NewManagedExperiment, NewManagedTrial, RevisedTrial,
@@ -65,6 +71,8 @@ pub use metrics::chunk;
 pub use metrics::downsample;
 pub use metrics::history::Part as HistoryPart;
 pub use ownership::{Ownership, Subject};
+pub use roles::{Group, GroupChange, HeldRole, Holder};
+pub use secrets::SecretScope;
 pub use sessions::{Session, SessionTask};
 pub use snapshots::{Snapshot, StoredState};
 pub use trials::NewTrial;
@@ -93,6 +101,7 @@ pub struct Database {
     cluster_id: Arc<str>,
     path: Arc<Path>,
     lock: Arc<Lock>,
+    log_quota: Arc<LogQuota>,
 }
 
 impl Database {
@@ -107,7 +116,14 @@ impl Database {
             writer.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0))?;
         let engine = Arc::new(Engine::start(path, writer, epoch)?);
         let merger = Arc::new(Merger::start(path, Arc::clone(&engine))?);
-        Ok(Database { merger, engine, cluster_id: cluster_id.into(), path: path.into(), lock: Arc::new(lock) })
+        Ok(Database {
+            merger,
+            engine,
+            cluster_id: cluster_id.into(),
+            path: path.into(),
+            lock: Arc::new(lock),
+            log_quota: Arc::default(),
+        })
     }
 
     /// Lets what is queued finish, and ends the threads.
@@ -125,6 +141,11 @@ impl Database {
     pub fn announce(&self, words: &str) -> Result<()> {
         let path = self.path.to_path_buf();
         self.lock.announce(words).map_err(|source| Error::File { path, source })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Identifies this cluster, for as long as its database lives.

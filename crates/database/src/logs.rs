@@ -1,5 +1,7 @@
 //! Lines of output, kept in the order in which they arrived.
 
+use std::sync::Arc;
+
 use instep_api::identifiers::TrialId;
 use instep_api::logs::{LogFields, LogFilter, LogLine};
 use instep_api::pages::Order;
@@ -125,9 +127,15 @@ pub(crate) fn append(connection: &Connection, lines: Vec<LogLine>) -> Result<()>
 }
 
 impl Database {
-    /// Keeps lines. Their ids are given here, whatever they say.
+    /// Keeps lines, up to the limit of their task. Their ids are given here, whatever they say.
     pub async fn append_logs(&self, lines: Vec<LogLine>) -> Result<()> {
-        self.engine.write(move |connection| append(connection, lines)).await
+        let quota = Arc::clone(&self.log_quota);
+        self.engine.write(move |connection| append(connection, quota.admit(connection, lines)?)).await
+    }
+
+    /// How many bytes the lines of one task may take from now on; `None` for no limit.
+    pub fn limit_logs(&self, limit: Option<u64>) {
+        self.log_quota.set(limit);
     }
 
     /// Reads lines, up to a few thousand. Fewer than asked for means that there are no more now.

@@ -244,6 +244,20 @@ impl Database {
             .await
     }
 
+    /// Bytes of all the code that the master keeps for a user: of experiments, and of commands that are not over.
+    pub async fn context_bytes(&self, user: UserId) -> Result<u64> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM model_definitions \
+                           JOIN experiments ON experiments.id = experiment_id WHERE user_id = ?1) + \
+                           (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM task_contexts \
+                           JOIN commands ON commands.task_id = task_contexts.task_id WHERE user_id = ?1)";
+                let bytes: i64 = connection.prepare_cached(sql)?.query_row([user.0], |row| row.get(0))?;
+                Ok(bytes.unsigned_abs())
+            })
+            .await
+    }
+
     /// Checkpoints that others depend on: versions of models, and what trials begin with.
     pub async fn kept_checkpoints(&self) -> Result<BTreeSet<String>> {
         self.engine
@@ -371,6 +385,8 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
         connection
             .prepare_cached("UPDATE tasks SET ended_at = ? WHERE id = ? AND ended_at IS NULL")?
             .execute(params![now.0, task])?;
+        // A command is not started again: nobody asks for its code any more.
+        connection.prepare_cached("DELETE FROM task_contexts WHERE task_id = ?")?.execute([task])?;
     }
     crate::logs::append(connection, decision.lines)?;
     Ok(made)

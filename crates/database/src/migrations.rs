@@ -19,6 +19,10 @@ const STEPS: &[&str] = &[
     include_str!("schema/0006.sql"),
     include_str!("schema/0007.sql"),
     include_str!("schema/0008.sql"),
+    include_str!("schema/0009.sql"),
+    include_str!("schema/0010.sql"),
+    include_str!("schema/0011.sql"),
+    include_str!("schema/0012.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.
@@ -145,5 +149,23 @@ mod tests {
         assert_eq!(kept, "kept");
         let too_new = migrate_through(&STEPS[..1], &mut connection, &path, &opening);
         assert!(matches!(too_new, Err(Error::TooNew { found: 2, known: 1, .. })));
+    }
+
+    #[test]
+    fn who_made_a_workspace_before_there_were_roles_administrates_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let opening = Opening { holder: "test".into(), cluster_id: "x".into(), now: Timestamp(1) };
+        let mut connection = open_writer(&path).unwrap();
+        let before = STEPS.iter().position(|step| step.contains("CREATE TABLE role_assignments")).unwrap();
+        migrate_through(&STEPS[..before], &mut connection, &path, &opening).unwrap();
+        let workspace = "INSERT INTO workspaces (name, archived, immutable, user_id, created_at) \
+                         VALUES ('old', FALSE, FALSE, 2, 1)";
+        connection.execute(workspace, []).unwrap();
+        migrate_through(STEPS, &mut connection, &path, &opening).unwrap();
+        let mut statement = connection.prepare("SELECT role, user_id, workspace_id FROM role_assignments").unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
+        let held: Vec<(i64, i64, i64)> = rows.collect::<rusqlite::Result<_>>().unwrap();
+        assert_eq!(held, [(crate::roles::WORKSPACE_ADMIN, 2, 2)], "the first workspace belongs to nobody");
     }
 }

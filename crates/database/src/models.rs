@@ -138,9 +138,7 @@ pub(crate) fn must_not_be_registered(connection: &Connection, uuid: &str) -> Res
         connection.prepare_cached(sql)?.query_row([uuid], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     match found {
         None => Ok(()),
-        Some((model, version)) => Err(Error::Precondition(format!(
-            "checkpoint '{uuid}' is version {version} of a model in the registry, '{model}', and cannot be deleted"
-        ))),
+        Some((model, version)) => Err(Error::Registered { uuid: uuid.to_owned(), model, version }),
     }
 }
 

@@ -24,7 +24,7 @@ impl Database {
     ) -> Result<Experiment> {
         self.engine
             .write(move |connection| {
-                let mut config = experiment_by_id(connection, id, now)?.config;
+                let mut config = experiment_by_id(connection, id, now)?.config.into_value();
                 for (section, key, value) in changes {
                     if !config[section].is_object() {
                         config[section] = Value::Object(serde_json::Map::new());

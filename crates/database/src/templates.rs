@@ -34,7 +34,7 @@ impl Database {
                 let made = connection.execute(
                     "INSERT INTO templates (name, config, workspace_id, user_id, created_at) VALUES (?, ?, ?, ?, ?) \
                      ON CONFLICT (name) DO NOTHING",
-                    params![new.name, text_of(&new.config)?, new.workspace_id.0, owner.0, now.0],
+                    params![new.name, text_of(&*new.config)?, new.workspace_id.0, owner.0, now.0],
                 )?;
                 if made == 0 {
                     return Err(Error::AlreadyExists(format!("template '{}' already exists", new.name)));
@@ -69,7 +69,7 @@ impl Database {
 fn template(row: &Row<'_>) -> rusqlite::Result<Template> {
     Ok(Template {
         name: row.get("name")?,
-        config: json(row, "config")?,
+        config: json::<Value>(row, "config")?.into(),
         workspace_id: WorkspaceId(row.get("workspace_id")?),
     })
 }

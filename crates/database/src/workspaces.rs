@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
+use crate::roles::{self, HeldRole, Holder};
 use crate::rows::{column, optional_time};
 
 const WORKSPACES: &str = "SELECT workspaces.*, users.username AS username, \
@@ -115,6 +116,35 @@ fn free_key(connection: &Connection, name: &str) -> Result<String> {
     Ok(stem)
 }
 
+/// Refuses to delete a workspace with things in it that somebody may still want.
+fn must_be_empty(connection: &Connection, workspace: &Workspace) -> Result<()> {
+    for (what, sql) in [
+        ("projects", "SELECT COUNT(*) FROM projects WHERE workspace_id = ?"),
+        ("models", "SELECT COUNT(*) FROM models WHERE workspace_id = ?"),
+        ("templates", "SELECT COUNT(*) FROM templates WHERE workspace_id = ?"),
+        (
+            "commands and TensorBoards that have not ended",
+            "SELECT COUNT(*) FROM commands JOIN tasks ON tasks.id = commands.task_id \
+             WHERE workspace_id = ? AND tasks.ended_at IS NULL",
+        ),
+    ] {
+        let count: i64 = connection.query_row(sql, [workspace.id.0], |row| row.get(0))?;
+        if count > 0 {
+            return Err(Error::Precondition(format!("workspace '{}' still holds {what}: {count}", workspace.name)));
+        }
+    }
+    Ok(())
+}
+
+/// Forgets the commands of a workspace, with what they printed: in another one others would see them.
+fn forget_commands(connection: &Connection, id: WorkspaceId) -> Result<()> {
+    let of_workspace = "task_id IN (SELECT task_id FROM commands WHERE workspace_id = ?)";
+    connection.execute(&format!("DELETE FROM task_logs WHERE {of_workspace}"), [id.0])?;
+    connection.execute(&format!("DELETE FROM task_contexts WHERE {of_workspace}"), [id.0])?;
+    connection.execute("DELETE FROM commands WHERE workspace_id = ?", [id.0])?;
+    Ok(())
+}
+
 impl Database {
     /// All workspaces, by id.
     pub async fn workspaces(&self) -> Result<Vec<Workspace>> {
@@ -132,7 +162,7 @@ impl Database {
         self.engine.read(move |connection| workspace_by_id(connection, id)).await
     }
 
-    /// Makes a workspace.
+    /// Makes a workspace, which its owner administrates.
     pub async fn create_workspace(&self, name: String, owner: UserId, now: Timestamp) -> Result<Workspace> {
         self.engine
             .write(move |connection| {
@@ -145,7 +175,12 @@ impl Database {
                     )
                     .optional()?;
                 match inserted {
-                    Some(id) => workspace_by_id(connection, WorkspaceId(id)),
+                    Some(id) => {
+                        let workspace = Some(WorkspaceId(id));
+                        let holder = Holder::User(owner);
+                        roles::give(connection, &HeldRole { role: roles::WORKSPACE_ADMIN, holder, workspace })?;
+                        workspace_by_id(connection, WorkspaceId(id))
+                    }
                     None => Err(Error::AlreadyExists(format!("workspace '{name}' already exists"))),
                 }
             })
@@ -177,23 +212,16 @@ impl Database {
             .await
     }
 
-    /// Deletes a workspace that holds no projects.
+    /// Deletes a workspace that holds nothing any more, with its secrets and the commands that have ended in it.
     pub async fn delete_workspace(&self, id: WorkspaceId) -> Result<()> {
         self.engine
             .write(move |connection| {
                 let current = workspace_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "workspace", &current.name)?;
-                if current.num_projects > 0 {
-                    let what = format!("workspace '{}' still holds {} projects", current.name, current.num_projects);
-                    return Err(Error::Precondition(what));
-                }
-                let models: i64 =
-                    connection
-                        .query_row("SELECT COUNT(*) FROM models WHERE workspace_id = ?", [id.0], |row| row.get(0))?;
-                if models > 0 {
-                    let what = format!("workspace '{}' still holds {models} models", current.name);
-                    return Err(Error::Precondition(what));
-                }
+                must_be_empty(connection, &current)?;
+                forget_commands(connection, id)?;
+                connection.execute("DELETE FROM secrets WHERE scope = 'workspace' AND owner_id = ?", [id.0])?;
+                roles::forget_workspace(connection, id)?;
                 connection.execute("DELETE FROM workspaces WHERE id = ?", [id.0])?;
                 Ok(())
             })

@@ -1,20 +1,26 @@
 //! What all requests share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use instep_api::identifiers::UserId;
 use instep_database::{Database, Session};
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::attempts::Attempts;
+use crate::audit::Audit;
 use crate::clock::now;
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::grants::{self, Grants};
+use crate::http::cookies::CookieNames;
 use crate::journal::Journal;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
 use crate::random;
+use crate::sites::Sites;
 use crate::storage::StorageRoots;
+use crate::task_access::TaskAccess;
 use crate::telemetry::Telemetry;
 
 /// The master's state: everything that lasts is in the database.
@@ -40,6 +46,25 @@ pub(crate) struct Application {
     pub notices: Arc<Notices>,
     /// Wrong passwords of the last minutes.
     pub attempts: Attempts,
+    pub audit: Audit,
+    /// How the master's cookies are called.
+    pub cookies: CookieNames,
+    /// Where browsers find the master and the pages of tasks.
+    pub sites: Sites,
+    /// Who may open the pages of tasks.
+    pub task_access: Mutex<TaskAccess>,
+    /// Whether roles decide who sees and does what; without them everybody reads, and owners change.
+    pub roles: bool,
+    /// Bytes that all the code which one user sent may take.
+    pub user_context_limit: Option<u64>,
+}
+
+/// Who asks, and what they have been given.
+#[derive(Debug, Clone)]
+pub(crate) struct Known {
+    pub session: Session,
+    /// `None` without roles.
+    pub grants: Option<Arc<Grants>>,
 }
 
 /// What an application is told.
@@ -51,6 +76,10 @@ pub(crate) struct ApplicationOptions {
     pub storage: StorageRoots,
     pub cluster: ClusterOptions,
     pub journal: Journal,
+    pub audit_retention_days: u32,
+    pub user_context_limit: Option<u64>,
+    pub sites: Sites,
+    pub roles: bool,
 }
 
 impl Application {
@@ -58,8 +87,12 @@ impl Application {
     pub(crate) async fn start(database: Database, told: ApplicationOptions) -> instep_database::Result<Application> {
         let decoy_hash = crate::passwords::to_store(&random::token(), true).unwrap_or_default();
         let (master_id, notices) = (random::uuid(), Arc::new(Notices::default()));
-        let cluster = Cluster::start(database.clone(), Arc::clone(&notices), master_id.clone(), told.cluster).await?;
+        let options = ClusterOptions { roles: told.roles, ..told.cluster };
+        let cluster = Cluster::start(database.clone(), Arc::clone(&notices), master_id.clone(), options).await?;
+        let cookies = CookieNames::of(database.cluster_id(), told.sites.is_encrypted());
         Ok(Application {
+            audit: Audit::new(database.clone(), told.audit_retention_days),
+            user_context_limit: told.user_context_limit,
             database,
             cluster,
             master_id,
@@ -72,21 +105,50 @@ impl Application {
             journal: told.journal,
             notices,
             attempts: Attempts::default(),
+            cookies,
+            sites: told.sites,
+            task_access: Mutex::default(),
+            roles: told.roles,
         })
     }
 
     /// What a token stands for, if it is valid.
-    pub(crate) async fn session_of_token(&self, token: &str) -> instep_database::Result<Option<Session>> {
-        let hash = token_hash(token);
-        if let Some(session) = self.notices.remembered(&hash) {
-            return Ok(Some(session));
+    pub(crate) async fn session_of_token(&self, token: &str) -> instep_database::Result<Option<Known>> {
+        self.session_of_hash(token_hash(token)).await
+    }
+
+    /// The same for the hash of a token.
+    pub(crate) async fn session_of_hash(&self, hash: String) -> instep_database::Result<Option<Known>> {
+        if let Some(known) = self.notices.remembered(&hash) {
+            return Ok(Some(known));
         }
-        let found = self.database.session(hash.clone(), now()).await?;
-        self.notices.remember(hash, found.as_ref());
+        let changes = self.notices.session_changes();
+        let found = match self.database.session(hash.clone(), now()).await? {
+            None => None,
+            Some(mut session) => {
+                let grants = self.grants_of(session.user.id, session.user.admin).await?;
+                // Whoever is an administrator of the cluster by a role is one.
+                session.user.admin |= grants.as_ref().is_some_and(|grants| grants.administrates());
+                Some(Known { session, grants })
+            }
+        };
+        self.notices.remember(hash, found.as_ref(), changes);
         Ok(found)
     }
 
-    /// Looks every token up again, because users or sessions have changed.
+    /// What a user has been given; `None` without roles.
+    pub(crate) async fn grants_of(
+        &self,
+        user: UserId,
+        administrates: bool,
+    ) -> instep_database::Result<Option<Arc<Grants>>> {
+        if !self.roles {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(grants::of(&self.database, user, administrates).await?)))
+    }
+
+    /// Looks every token up again, because users, sessions or roles have changed.
     pub(crate) fn forget_sessions(&self) {
         self.notices.forget_sessions();
     }

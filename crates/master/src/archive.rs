@@ -65,7 +65,7 @@ fn pack_tar<Out: Write>(folder: &CheckpointFolder, entries: &[Entry], out: Out) 
             header.set_entry_type(EntryType::Regular);
             header.set_mode(0o644);
             header.set_size(entry.size);
-            let file = Exactly { inner: folder.read(&entry.path)?, left: entry.size };
+            let file = Exactly { inner: folder.read(entry)?, left: entry.size };
             archive.append_data(&mut header, &entry.path, file)?;
         }
     }

@@ -5,10 +5,31 @@ use std::path::{Path, PathBuf};
 use crate::ServeError;
 use crate::clock::now;
 use crate::presence::Presence;
+use crate::vault::key_path;
 
 /// Copies the database, in use or not, to a file that must not exist yet.
 pub fn back_up(database: &Path, target: &Path) -> Result<(), ServeError> {
     Ok(instep_database::back_up(database, target)?)
+}
+
+/// The key that the secrets of a database need, which is in no copy; `None` if it holds no secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretsKey {
+    /// Where the master looks for it.
+    pub path: PathBuf,
+    /// Whether something is there.
+    pub is_there: bool,
+}
+
+impl SecretsKey {
+    /// That of a database, in use or not.
+    pub fn of(database: &Path) -> Result<Option<SecretsKey>, ServeError> {
+        if !instep_database::holds_secrets(database)? {
+            return Ok(None);
+        }
+        let path = key_path(database);
+        Ok(Some(SecretsKey { is_there: path.exists(), path }))
+    }
 }
 
 /// Makes a copy the database. With `replace` a database that is there is kept under another name, which is given back.

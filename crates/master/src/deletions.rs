@@ -8,6 +8,7 @@ use instep_database::Deletion;
 use tokio::sync::Mutex;
 
 use crate::application::Application;
+use crate::file_owners::{FileOwners, Foreign};
 use crate::storage::{StorageRoots, Unreachable, remove};
 
 /// One at a time: two would only be in each other's way.
@@ -29,7 +30,11 @@ pub(crate) async fn carry_out(application: &Arc<Application>) -> instep_database
         for deletion in application.database.deletions().await? {
             let (id, uuid) = (deletion.id, deletion.uuid.clone());
             let storage = application.storage.clone();
-            let outcome = tokio::task::spawn_blocking(move || delete(&storage, &deletion)).await;
+            let owners = match deletion.owner {
+                Some(owner) => Some(FileOwners::of(&application.database, owner).await?),
+                None => None,
+            };
+            let outcome = tokio::task::spawn_blocking(move || delete(&storage, &deletion, owners.as_ref())).await;
             match outcome.unwrap_or_else(|error| Err(error.to_string())) {
                 Ok(()) => application.database.deletion_done(id).await?,
                 Err(why) => problems.push(Problem { uuid, why }),
@@ -41,7 +46,7 @@ pub(crate) async fn carry_out(application: &Arc<Application>) -> instep_database
     work.await.unwrap_or(Err(instep_database::Error::Closed))
 }
 
-fn delete(roots: &StorageRoots, deletion: &Deletion) -> Result<(), String> {
+fn delete(roots: &StorageRoots, deletion: &Deletion, owners: Option<&FileOwners>) -> Result<(), String> {
     let storage = match roots.find(&deletion.storage) {
         Ok(storage) => storage,
         // The files are where this master cannot reach: they stay, and trying again would not help.
@@ -52,6 +57,11 @@ fn delete(roots: &StorageRoots, deletion: &Deletion) -> Result<(), String> {
         }
     };
     let paths: Option<Vec<PathBuf>> = deletion.paths.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
-    remove(&storage, &deletion.uuid, paths.as_deref())
-        .map_err(|error| format!("{}: {error}", storage.path().join(&deletion.uuid).display()))
+    match remove(&storage, &deletion.uuid, paths.as_deref(), owners) {
+        Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Foreign>()) => {
+            tracing::warn!(checkpoint = deletion.uuid, "a checkpoint's files stay: {error}");
+            Ok(())
+        }
+        outcome => outcome.map_err(|error| format!("{}: {error}", storage.path().join(&deletion.uuid).display())),
+    }
 }

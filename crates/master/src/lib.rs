@@ -7,12 +7,15 @@
 //! - `application` is what handlers share: the database, the cluster, and `notices`, which wakes those who wait.
 //! - `cluster` runs experiments on agents' slots. `model_definition` packs the code that they come with.
 //! - `storage` finds, reads and removes checkpoints' files, `archive` makes one stream of them, `deletions` carries out
-//!   what the database has noted as to be deleted. `export` writes metrics for other programs.
+//!   what the database has noted as to be deleted, `file_owners` says whose files are. `export` writes metrics for other programs.
 //! - `config` reads experiment configurations, `names` says what no name may have, `passwords` checks who somebody is, `heartbeat` gives up trials
 //!   that went silent.
 //!
 //! - `telemetry` counts, for Prometheus; what happens is logged as events of `tracing`, which the binary writes; the last of them are also
 //!   in the [`Journal`], for those who ask.
+//! - `vault` encrypts the secrets that tasks are given; `grants` looks up what a user has been given.
+//! - `audit` is who did what, recorded by the router and read by administrators.
+//! - `sites` knows where browsers find the master and, at another origin, the pages of tasks; `task_access` who may open those.
 //! - `listener` takes connections, plain or with `encryption`; `peer` knows who is at the other end.
 //!
 //! Safe by default: served to this machine only, unless every user has a password; users without one must be processes of
@@ -24,6 +27,7 @@
 mod application;
 mod archive;
 mod attempts;
+mod audit;
 mod clock;
 mod cluster;
 mod config;
@@ -31,6 +35,8 @@ mod copies;
 mod deletions;
 mod encryption;
 mod export;
+mod file_owners;
+mod grants;
 mod heartbeat;
 mod http;
 mod journal;
@@ -44,13 +50,19 @@ mod presence;
 mod random;
 mod server;
 pub mod settings;
+mod sites;
 mod storage;
 mod sync;
+mod task_access;
 mod telemetry;
+/// What the master reads of requests by itself, for the fuzzers.
+#[doc(hidden)]
+pub mod untrusted;
+mod vault;
 
 pub use cluster::ClusterOptions;
-pub use copies::{back_up, restore};
+pub use copies::{SecretsKey, back_up, restore};
 pub use encryption::{Encryption, EncryptionError};
 pub use journal::Journal;
 pub use presence::Presence;
-pub use server::{Options, ServeError, serve};
+pub use server::{Addresses, Options, ServeError, serve};

@@ -3,13 +3,23 @@
 //! The client never sends a password as typed: it sends SHA-512 of a fixed salt and the password. What arrives is
 //! therefore itself a secret, and is hashed once more, with a salt of its own, before it is stored.
 
-use argon2::Argon2;
-use argon2::password_hash::phc::PasswordHash;
-use argon2::password_hash::{PasswordHasher, PasswordVerifier};
+use std::sync::Mutex;
+
+use argon2::password_hash::phc::{Output, ParamsString, PasswordHash, Salt};
+use argon2::{Algorithm, Argon2, Block, Params, Version};
 use instep_api::passwords::salted;
 use sha2::{Digest, Sha256};
 
-use crate::random::hexadecimal;
+use crate::random::{bytes, hexadecimal};
+use crate::sync::lock;
+
+/// Bytes of a salt and of a hash.
+const SALT: usize = 16;
+const HASH: usize = Params::DEFAULT_OUTPUT_LEN;
+
+/// The memory of hashings that have ended, for the next: as much as was in use at once. The allocator would keep it
+/// too, but once for every few logins, in pieces that fit nothing else.
+static MEMORY: Mutex<Vec<Vec<Block>>> = Mutex::new(Vec::new());
 
 /// The hash to store for what a request brought as password; `None` if that is no password at all.
 pub(crate) fn to_store(password: &str, is_hashed: bool) -> Option<String> {
@@ -17,16 +27,43 @@ pub(crate) fn to_store(password: &str, is_hashed: bool) -> Option<String> {
     if sent.is_empty() {
         return None;
     }
-    let hash = Argon2::default().hash_password(sent.as_bytes());
-    Some(hash.expect("the default parameters of argon2 are valid").to_string())
+    let (salt, params): ([u8; SALT], _) = (bytes(), Params::default());
+    let valid = "the default parameters of argon2 are valid";
+    let hash = PasswordHash {
+        algorithm: Algorithm::default().ident(),
+        version: Some(Version::default().into()),
+        params: ParamsString::try_from(&params).expect(valid),
+        salt: Some(Salt::new(&salt).expect(valid)),
+        hash: Some(hashed(&Argon2::from(params), &sent, &salt).expect(valid)),
+    };
+    Some(hash.to_string())
 }
 
 /// Whether what a request brought as password belongs to a stored hash. Takes as long as it takes: call it where
 /// blocking is allowed.
 pub(crate) fn matches(password: &str, is_hashed: bool, stored: &str) -> bool {
     let sent = if is_hashed { password.to_owned() } else { salted(password) };
-    let Ok(hash) = PasswordHash::new(stored) else { return false };
-    Argon2::default().verify_password(sent.as_bytes(), &hash).is_ok()
+    let found = || {
+        let stored = PasswordHash::new(stored).ok()?;
+        let algorithm = Algorithm::try_from(stored.algorithm.as_str()).ok()?;
+        let version = stored.version.map_or(Ok(Version::default()), Version::try_from).ok()?;
+        let argon2 = Argon2::new(algorithm, version, Params::try_from(&stored).ok()?);
+        // Two outputs are compared in a time that does not depend on where they differ.
+        Some(hashed(&argon2, &sent, &stored.salt?)? == stored.hash?)
+    };
+    found().unwrap_or(false)
+}
+
+/// Hashes with memory that is used again.
+fn hashed(argon2: &Argon2<'_>, sent: &str, salt: &[u8]) -> Option<Output> {
+    let blocks = argon2.params().block_count();
+    let mut memory = lock(&MEMORY).pop().unwrap_or_default();
+    memory.resize(memory.len().max(blocks), Block::default());
+    let mut hash = [0; HASH];
+    let done = argon2.hash_password_into_with_memory(sent.as_bytes(), salt, &mut hash, &mut memory[..blocks]);
+    lock(&MEMORY).push(memory);
+    done.ok()?;
+    Output::new(&hash).ok()
 }
 
 /// The hash under which a token is known.
@@ -47,5 +84,17 @@ mod tests {
         assert!(!matches("", true, &stored));
         assert_eq!(to_store("", true), None);
         assert!(!matches("x", true, "not a hash"));
+    }
+
+    #[test]
+    fn hashes_of_earlier_versions_and_of_argon2_itself_are_recognised() {
+        use argon2::password_hash::{PasswordHasher, PasswordVerifier};
+        let theirs = Argon2::default().hash_password(salted("Abcdefg1").as_bytes()).unwrap().to_string();
+        assert!(matches("Abcdefg1", false, &theirs) && !matches("Abcdefg2", false, &theirs));
+        let ours = to_store("Abcdefg1", false).unwrap();
+        let read = PasswordHash::new(&ours).unwrap();
+        assert!(Argon2::default().verify_password(salted("Abcdefg1").as_bytes(), &read).is_ok(), "{ours}");
+        assert_ne!(to_store("Abcdefg1", false).unwrap(), ours, "each has a salt of its own");
+        assert!(ours.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{ours}");
     }
 }

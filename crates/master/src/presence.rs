@@ -1,7 +1,8 @@
 //! Whether a master serves a database on this machine, which one, and where.
 
-use std::net::SocketAddr;
 use std::path::Path;
+
+use crate::server::Addresses;
 
 /// What a master says of itself in the lock beside its database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,6 +11,8 @@ pub struct Presence {
     pub pid: i32,
     /// Where it serves; nothing while it starts.
     pub address: Option<String>,
+    /// Where the pages of tasks are.
+    pub tasks: Option<String>,
 }
 
 impl Presence {
@@ -24,16 +27,20 @@ impl Presence {
     }
 
     /// A master that serves.
-    pub(crate) fn serving(scheme: &str, address: SocketAddr) -> String {
-        format!("pid {} at {scheme}://{address}", std::process::id())
+    pub(crate) fn serving(addresses: &Addresses) -> String {
+        format!("pid {} at {} tasks {}", std::process::id(), addresses.master, addresses.tasks)
     }
 
     /// Reads what one of the two above wrote; nothing if it is only half written.
     fn parse(words: &str) -> Option<Presence> {
         let rest = words.strip_prefix("pid ")?;
         let (pid, address) = rest.split_once(" at ").map_or((rest, None), |(pid, address)| (pid, Some(address)));
+        let (address, tasks) = match address.map(|address| address.split_once(" tasks ").unwrap_or((address, ""))) {
+            Some((address, tasks)) => (Some(address), Some(tasks).filter(|tasks| !tasks.is_empty())),
+            None => (None, None),
+        };
         let pid = pid.parse().ok().filter(|pid| *pid > 1)?;
-        Some(Presence { pid, address: address.map(str::to_owned) })
+        Some(Presence { pid, address: address.map(str::to_owned), tasks: tasks.map(str::to_owned) })
     }
 }
 
@@ -44,10 +51,14 @@ mod tests {
     #[test]
     fn what_a_master_says_is_understood() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(Presence::parse(&Presence::starting()), Some(Presence { pid, address: None }));
-        let address = Some("http://[::1]:80".to_owned());
-        let words = Presence::serving("http", "[::1]:80".parse().unwrap());
-        assert_eq!(Presence::parse(&words), Some(Presence { pid, address }));
+        assert_eq!(Presence::parse(&Presence::starting()), Some(Presence { pid, address: None, tasks: None }));
+        let addresses = Addresses { master: "http://[::1]:80".to_owned(), tasks: "http://[::1]:81".to_owned() };
+        let (address, tasks) = (Some(addresses.master.clone()), Some(addresses.tasks.clone()));
+        let words = Presence::serving(&addresses);
+        assert_eq!(Presence::parse(&words), Some(Presence { pid, address: address.clone(), tasks }));
+        // What an earlier version writes.
+        let words = format!("pid {pid} at http://[::1]:80");
+        assert_eq!(Presence::parse(&words), Some(Presence { pid, address, tasks: None }));
         // A signal to process 0, 1 or -1 would reach others than a master.
         for words in ["", "pid", "pid x", "pid 0", "pid 1", "pid -1 at x", "7 at x"] {
             assert_eq!(Presence::parse(words), None, "{words}");

@@ -11,16 +11,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
 use crate::application::{Application, ApplicationOptions};
+use crate::audit;
 use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
 use crate::heartbeat;
-use crate::http::router::router;
+use crate::http::router::{router, task_router};
 use crate::http::serving::{self, Limits};
 use crate::journal::Journal;
 use crate::listener::Connections;
 use crate::presence::Presence;
 use crate::random;
+use crate::sites::{Sites, host_of_origin};
 use crate::storage::StorageRoots;
 
 /// How long requests may take to finish once the master is told to end.
@@ -33,6 +35,10 @@ pub struct Options {
     pub host: String,
     /// Port to serve on; 0 takes any free one.
     pub port: u16,
+    /// Port for the pages of tasks; 0 takes any free one, none the next one after `port` that is free.
+    pub proxy_port: Option<u16>,
+    /// The origin at which browsers reach that port, if it is not this host and port.
+    pub proxy_url: Option<String>,
     /// The database file, made if there is none.
     pub database: PathBuf,
     /// Further names under which the master may be asked.
@@ -47,8 +53,16 @@ pub struct Options {
     pub storage_roots: Vec<PathBuf>,
     /// How the cluster is run.
     pub cluster: ClusterOptions,
+    /// How many days the audit log is kept.
+    pub audit_retention_days: u32,
+    /// Bytes that the log of one task may take in the database.
+    pub task_log_limit: Option<u64>,
+    /// Bytes that all the code which one user sent may take in the database.
+    pub user_context_limit: Option<u64>,
     /// Where to find what is logged.
     pub journal: Journal,
+    /// Whether roles decide who sees and does what.
+    pub roles: bool,
 }
 
 /// Why the master does not serve.
@@ -76,6 +90,14 @@ pub enum ServeError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// The same for the port of the tasks' pages.
+    #[error("cannot listen on {address}, for the pages of tasks")]
+    BindProxy {
+        /// Where they were to be served.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// Other machines could log in without a password.
     #[error("refusing to listen on {address}, where other machines can reach it: {users} have no password")]
     Unsafe {
@@ -98,6 +120,7 @@ impl ServeError {
                 "another program uses this port: choose another --port, or 0 for any free port"
             }
             ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
+            ServeError::BindProxy { .. } => "choose another --proxy-port, or 0 for any free port",
             ServeError::Unsafe { .. } => {
                 "start it on 127.0.0.1, give each of them a password (`instep user change-password USER`), then start it again"
             }
@@ -114,8 +137,17 @@ impl ServeError {
     }
 }
 
-/// Serves until SIGINT or SIGTERM; `announce` is told the address once requests are taken.
-pub fn serve(options: &Options, announce: impl FnOnce(&str)) -> Result<(), ServeError> {
+/// Where a master serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Addresses {
+    /// The API and the pages.
+    pub master: String,
+    /// The pages of tasks.
+    pub tasks: String,
+}
+
+/// Serves until SIGINT or SIGTERM; `announce` is told the addresses once requests are taken.
+pub fn serve(options: &Options, announce: impl FnOnce(&Addresses)) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("instep-master")
@@ -123,6 +155,7 @@ pub fn serve(options: &Options, announce: impl FnOnce(&str)) -> Result<(), Serve
         .map_err(ServeError::System)?;
     let opening = Opening { holder: Presence::starting(), cluster_id: random::uuid(), now: now() };
     let database = Database::open(&options.database, &opening)?;
+    database.limit_logs(options.task_log_limit);
     let outcome = runtime.block_on(run(options, database.clone(), announce));
     // Streams that still wait for something end here; what they read is not lost to anybody.
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -130,7 +163,7 @@ pub fn serve(options: &Options, announce: impl FnOnce(&str)) -> Result<(), Serve
     outcome
 }
 
-async fn run(options: &Options, database: Database, announce: impl FnOnce(&str)) -> Result<(), ServeError> {
+async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addresses)) -> Result<(), ServeError> {
     let address = resolve(options).await?;
     if !address.ip().to_canonical().is_loopback() {
         let users = database.users_without_password().await?;
@@ -140,15 +173,21 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
     }
     let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, source })?;
     let address = listener.local_addr().map_err(ServeError::System)?;
+    let task_listener = bind_for_tasks(options, address).await?;
+    let task_address = task_listener.local_addr().map_err(ServeError::System)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
     let mut allowed_hosts = options.allowed_hosts.clone();
     allowed_hosts.push(options.host.clone());
+    allowed_hosts.extend(options.proxy_url.as_deref().map(|url| host_of_origin(url).to_owned()));
     let scheme = if options.encryption.is_some() { "https" } else { "http" };
     if scheme == "http" && !address.ip().to_canonical().is_loopback() {
         tracing::warn!(%address, "passwords and tokens cross the network unencrypted: use --tls-cert");
     }
-    let connections = Connections::of(listener, acceptor(options, &allowed_hosts)?);
+    let acceptor = acceptor(options, &allowed_hosts)?;
+    let sites = Sites::new(acceptor.is_some(), address.port(), task_address.port(), options.proxy_url.clone());
+    let task_connections = Connections::of(task_listener, acceptor.clone());
+    let connections = Connections::of(listener, acceptor);
     let told = ApplicationOptions {
         allowed_hosts,
         session: options.session,
@@ -160,7 +199,14 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         ),
         cluster: options.cluster.clone(),
         journal: options.journal.clone(),
+        audit_retention_days: options.audit_retention_days,
+        user_context_limit: options.user_context_limit,
+        sites,
+        roles: options.roles,
     };
+    if options.roles {
+        say_who_sees_nothing(&database).await?;
+    }
     let application = Arc::new(Application::start(database.clone(), told).await?);
     // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
     let deletions = tokio::spawn({
@@ -175,23 +221,66 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&str))
         }
     });
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
-    database.announce(&Presence::serving(scheme, address))?;
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = tokio::spawn(serving::serve(connections, router(&application), Limits::default(), async {
+    let auditing = tokio::spawn(audit::watch(Arc::clone(&application)));
+    let addresses = Addresses { master: format!("{scheme}://{address}"), tasks: format!("{scheme}://{task_address}") };
+    database.announce(&Presence::serving(&addresses))?;
+    let (stop, stopped) = tokio::sync::watch::channel(());
+    let stopping = |mut stopped: tokio::sync::watch::Receiver<()>| async move {
         // An error means that the sender is gone, which ends the server just as well.
-        let _ = stopped.await;
-    }));
-    announce(&format!("{scheme}://{address}"));
-    tracing::info!(%address, scheme, version = env!("CARGO_PKG_VERSION"), "serving");
+        let _ = stopped.changed().await;
+    };
+    let (limits, pages) = (Limits::default(), task_router(&application));
+    let serving_tasks = tokio::spawn(serving::serve(task_connections, pages, limits, stopping(stopped.clone())));
+    let serving = tokio::spawn(serving::serve(connections, router(&application), limits, stopping(stopped)));
+    announce(&addresses);
+    tracing::info!(%address, tasks = %task_address, scheme, version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
     tracing::info!("ending");
-    let _ = stop.send(());
-    let _ = tokio::time::timeout(GRACE, serving).await;
+    drop(stop);
+    let _ = tokio::time::timeout(GRACE, async { tokio::join!(serving, serving_tasks) }).await;
     heartbeats.abort();
+    auditing.abort();
+    application.audit.finish().await;
     deletions.abort();
+    Ok(())
+}
+
+/// Takes the port for the pages of tasks. One that nobody chose is the next one, so that people can guess it; if that is
+/// taken it is any other.
+async fn bind_for_tasks(options: &Options, master: SocketAddr) -> Result<TcpListener, ServeError> {
+    let port = match (options.proxy_port, options.port) {
+        (Some(port), _) => port,
+        (None, 0) => 0,
+        (None, port) => port.checked_add(1).unwrap_or(0),
+    };
+    let wanted = SocketAddr::new(master.ip(), port);
+    let found = TcpListener::bind(wanted).await;
+    let found = match found {
+        Err(error) if options.proxy_port.is_none() => {
+            tracing::info!(address = %wanted, %error, "the pages of tasks are on another port");
+            TcpListener::bind(SocketAddr::new(master.ip(), 0)).await
+        }
+        found => found,
+    };
+    found.map_err(|source| ServeError::BindProxy { address: wanted, source })
+}
+
+/// Warns of users who see nothing yet, and says what gives them what they had without roles.
+async fn say_who_sees_nothing(database: &Database) -> Result<(), ServeError> {
+    let users = database.users_without_role().await?;
+    if users.is_empty() {
+        tracing::info!("roles are on");
+        return Ok(());
+    }
+    tracing::warn!(
+        users = users.join(", "),
+        "roles are on, and these users have none: they see nothing. What everybody has without roles is given by \
+         `instep workspace share --everywhere --everyone --role editor`, and the right to create workspaces by \
+         the same with `--role creator`"
+    );
     Ok(())
 }
 

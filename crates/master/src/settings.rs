@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use instep_api::config::memory_size;
 use instep_policy::schedule::{self, Fitting, Rule};
 use serde_json::Value;
 
@@ -15,6 +16,7 @@ use crate::cluster::ClusterOptions;
 use crate::encryption::Encryption;
 use crate::journal::Journal;
 use crate::server::Options;
+use crate::sites::{host_of_origin, is_origin, port_of_origin};
 
 /// One thing that can be set.
 #[derive(Debug)]
@@ -38,6 +40,12 @@ enum Kind {
     Path,
     Words,
     Truth,
+    /// A number of days.
+    Days,
+    /// A number of bytes, such as `1GiB`, or `none`.
+    Size,
+    /// Where a server is for browsers: `https://name:8443`.
+    Origin,
     /// A number of hours.
     Hours,
     /// A number of seconds.
@@ -54,6 +62,8 @@ const fn key(name: &'static str, flag: &'static str, variable: &'static str, def
 pub const KEYS: &[Key] = &[
     key("host", "host", "INSTEP_MASTER_HOST", "127.0.0.1", Kind::Text),
     key("port", "port", "INSTEP_MASTER_PORT", "8080", Kind::Port),
+    key("proxy_port", "proxy-port", "INSTEP_MASTER_PROXY_PORT", "", Kind::Port),
+    key("proxy_url", "proxy-url", "INSTEP_MASTER_PROXY_URL", "", Kind::Origin),
     key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
     key("checkpoints", "checkpoints", "INSTEP_MASTER_CHECKPOINTS", "", Kind::Path),
@@ -74,7 +84,11 @@ pub const KEYS: &[Key] = &[
         "best",
         Kind::Choice(&["best", "worst"]),
     ),
+    key("audit_retention_days", "audit-retention-days", "INSTEP_MASTER_AUDIT_RETENTION_DAYS", "90", Kind::Days),
+    key("task_log_limit", "task-log-limit", "INSTEP_MASTER_TASK_LOG_LIMIT", "1GiB", Kind::Size),
+    key("user_context_limit", "user-context-limit", "INSTEP_MASTER_USER_CONTEXT_LIMIT", "20GiB", Kind::Size),
     key("session_hours", "session-hours", "INSTEP_MASTER_SESSION_HOURS", "168", Kind::Hours),
+    key("roles", "roles", "INSTEP_MASTER_ROLES", "false", Kind::Truth),
     key("tls.cert", "tls-cert", "INSTEP_MASTER_TLS_CERT", "", Kind::Path),
     key("tls.key", "tls-key", "INSTEP_MASTER_TLS_KEY", "", Kind::Path),
     key("tls.self_signed", "tls-self-signed", "INSTEP_MASTER_TLS_SELF_SIGNED", "false", Kind::Truth),
@@ -205,9 +219,26 @@ impl Settings {
         if database.is_empty() {
             return Err(SettingsError::new("this user has no home directory", "set a database file with --db"));
         }
+        let (port, proxy_port) = (self.text("port"), self.text("proxy_port"));
+        if port == proxy_port && port != "0" {
+            return Err(SettingsError::new(
+                format!("the pages of tasks cannot be served on the master's own port {port}"),
+                "they are other people's programs: choose another --proxy-port, or leave it out",
+            ));
+        }
+        let proxy_url = self.text("proxy_url").trim_end_matches('/');
+        if self.is_own_address(proxy_url) {
+            return Err(SettingsError::new(
+                format!("the pages of tasks cannot be served at the master's own address {proxy_url}"),
+                "they are other people's programs, which would get at who is logged in there: name another host or port \
+                 with --proxy-url, or leave it out",
+            ));
+        }
         Ok(Options {
             host: self.text("host").to_owned(),
-            port: self.text("port").parse().unwrap_or_default(),
+            port: port.parse().unwrap_or_default(),
+            proxy_port: proxy_port.parse().ok(),
+            proxy_url: Some(proxy_url.to_owned()).filter(|url| !url.is_empty()),
             database: PathBuf::from(database),
             allowed_hosts: self.values["allow_hosts"].0.clone(),
             session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
@@ -215,8 +246,23 @@ impl Settings {
             checkpoints: self.checkpoints(database),
             storage_roots: self.values["storage_roots"].0.iter().map(|root| absolute(root.into())).collect(),
             cluster: self.cluster(),
+            audit_retention_days: self.text("audit_retention_days").parse().unwrap_or_default(),
+            // What is no size was refused before; `none` is none.
+            task_log_limit: memory_size(self.text("task_log_limit")),
+            user_context_limit: memory_size(self.text("user_context_limit")),
             journal: Journal::default(),
+            roles: self.text("roles") == "true",
         })
+    }
+
+    /// Whether an origin is one at which browsers find the master itself.
+    fn is_own_address(&self, origin: &str) -> bool {
+        let own = ["localhost", "127.0.0.1", "::1", self.text("host")];
+        let mut own = own.into_iter().chain(self.values["allow_hosts"].0.iter().map(String::as_str));
+        let host = host_of_origin(origin);
+        let port = port_of_origin(origin).map(|port| port.to_string());
+        port.as_deref() == Some(self.text("port"))
+            && own.any(|name| name.trim_matches(['[', ']']).eq_ignore_ascii_case(host))
     }
 
     /// Where checkpoints go: beside the database, unless somebody says.
@@ -276,9 +322,10 @@ fn absolute(folder: PathBuf) -> PathBuf {
 fn split(key: &Key, text: &str) -> Vec<String> {
     match key.kind {
         Kind::Words => text.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
-        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Hours | Kind::Seconds | Kind::Choice(_) => {
+        Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Days | Kind::Size | Kind::Hours | Kind::Seconds => {
             vec![text.to_owned()]
         }
+        Kind::Origin | Kind::Choice(_) => vec![text.to_owned()],
     }
 }
 
@@ -286,11 +333,21 @@ fn check(key: &Key, value: &str) -> Result<(), String> {
     match key.kind {
         Kind::Port => value.parse::<u16>().map(drop).map_err(|_| format!("`{value}` is not a port, 0 to 65535")),
         Kind::Truth => value.parse::<bool>().map(drop).map_err(|_| format!("`{value}` is neither true nor false")),
+        Kind::Origin if is_origin(value) => Ok(()),
+        Kind::Origin => {
+            Err(format!("`{value}` is not an address such as https://tasks.example.org:8443, without a path"))
+        }
         Kind::Seconds => match value.parse::<u32>() {
             // Agents send a ping every second, at most: some have to fit in.
             Ok(3..=86_400) => Ok(()),
             _ => Err(format!("`{value}` is not a number of seconds, 3 to 86400")),
         },
+        Kind::Days => match value.parse::<u32>() {
+            Ok(1..=36_500) => Ok(()),
+            _ => Err(format!("`{value}` is not a number of days, 1 to 36500")),
+        },
+        Kind::Size if value == "none" || memory_size(value).is_some_and(|bytes| bytes > 0) => Ok(()),
+        Kind::Size => Err(format!("`{value}` is neither a size such as 1GiB nor none")),
         // A hundred years, so that no time overflows.
         Kind::Hours => match value.parse::<u32>() {
             Ok(1..=876_000) => Ok(()),
@@ -395,8 +452,8 @@ mod tests {
             settings.rows().iter().map(|(name, value, origin)| format!("{name}={value} ({origin})")).collect();
         assert_eq!(shown[0], "host=127.0.0.2 (m.yaml)");
         assert_eq!(shown[1], "port=3 (--port)");
-        assert_eq!(shown[2], "db=/data/instep/master.db (default)");
-        assert_eq!(shown[3], "allow_hosts=c, d (INSTEP_MASTER_ALLOW_HOSTS)");
+        assert_eq!(shown[4], "db=/data/instep/master.db (default)");
+        assert_eq!(shown[5], "allow_hosts=c, d (INSTEP_MASTER_ALLOW_HOSTS)");
         let options = settings.options().unwrap();
         assert_eq!((options.port, options.allowed_hosts.len()), (3, 2));
     }
@@ -413,6 +470,7 @@ mod tests {
             ("tls: 1", "`tls` in m.yaml must be a map of keys", ""),
             ("log: {format: xml}", "`log.format` in m.yaml: `xml` is not one of text, json", ""),
             ("session_hours: 0", "`0` is not a number of hours", ""),
+            ("proxy_url: example.org", "`proxy_url` in m.yaml: `example.org` is not an address such as https://", ""),
             ("[1]", "not a map", "YAML"),
             ("a: [", "cannot read m.yaml", "YAML"),
         ];
@@ -438,6 +496,33 @@ mod tests {
         assert_eq!(options("tls: {cert: c, key: k}").unwrap().encryption, Some(files));
         for wrong in ["tls: {cert: c}", "tls: {key: k}", "tls: {cert: c, key: k, self_signed: true}"] {
             assert!(options(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_pages_of_tasks_have_a_port_of_their_own() {
+        let options = |file: &str| gather(file, &[], vec![]).unwrap().options();
+        assert_eq!(options("").unwrap().proxy_port, None);
+        assert_eq!(options("proxy_port: 0\nport: 0").unwrap().proxy_port, Some(0));
+        assert_eq!(
+            options("proxy_url: https://tasks.example.org/").unwrap().proxy_url.unwrap(),
+            "https://tasks.example.org"
+        );
+        let error = options("proxy_port: 8080").unwrap_err();
+        assert!(error.to_string().contains("own port 8080") && error.hint().contains("--proxy-port"), "{error}");
+        let hosts = "port: 443\nallow_hosts: [m.example.org]\nproxy_url: ";
+        for (before, url) in [
+            ("proxy_url: ", "http://127.0.0.1:8080"),
+            ("proxy_url: ", "http://LOCALHOST:8080/"),
+            ("host: 10.0.0.1\nproxy_url: ", "http://10.0.0.1:8080"),
+            (hosts, "https://m.example.org"),
+        ] {
+            let error = options(&format!("{before}{url}")).unwrap_err();
+            let said = error.to_string().contains("own address http") && error.hint().contains("--proxy-url");
+            assert!(said, "{url}: {error} {}", error.hint());
+        }
+        for other in ["https://t.example.org", "https://m.example.org:8443"] {
+            assert!(options(&format!("{hosts}{other}")).is_ok(), "{other}");
         }
     }
 

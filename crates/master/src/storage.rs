@@ -14,9 +14,11 @@ use std::path::{Component, Path, PathBuf};
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
-use nix::sys::stat::{Mode, SFlag, fstatat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use serde_json::Value;
+
+use crate::file_owners::FileOwners;
 
 /// Folders within folders at most; deeper ones are not a checkpoint but an attack, or a loop.
 const DEEPEST: usize = 64;
@@ -126,6 +128,8 @@ pub(crate) struct Entry {
     pub size: u64,
     /// Seconds since 1970.
     pub modified: u64,
+    /// The Unix user whose it is.
+    pub uid: u32,
 }
 
 /// The folder of one checkpoint, open.
@@ -143,6 +147,12 @@ impl CheckpointFolder {
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Refuses what is another's, the folder itself or anything in it.
+    pub(crate) fn check(&self, entries: &[Entry], owners: &FileOwners) -> io::Result<()> {
+        let uids = entries.iter().map(|entry| entry.uid).chain([fstat(&self.0)?.st_uid]);
+        uids.into_iter().try_for_each(|uid| owners.check(uid)).map_err(io::Error::other)
     }
 
     /// Everything in it, each folder before what it holds, by name.
@@ -168,12 +178,16 @@ impl CheckpointFolder {
         Err(io::Error::other("the path is empty"))
     }
 
-    /// Opens a file for reading.
-    pub(crate) fn read(&self, path: &Path) -> io::Result<File> {
-        let (folder, name) = self.parent(path)?;
+    /// Opens a file for reading, if it is still the Unix user's whose it was when it was listed.
+    pub(crate) fn read(&self, entry: &Entry) -> io::Result<File> {
+        let (folder, name) = self.parent(&entry.path)?;
         // Without O_NONBLOCK a pipe that has taken the file's place would be waited for.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        Ok(File::from(openat(&folder, name, flags, Mode::empty())?))
+        let file = openat(&folder, name, flags, Mode::empty())?;
+        if fstat(&file)?.st_uid != entry.uid {
+            return Err(io::Error::other(format!("{} is another user's by now", entry.path.display())));
+        }
+        Ok(File::from(file))
     }
 
     /// Removes a file, or a folder that is empty. What is not there, or is not empty, stays that way.
@@ -193,11 +207,21 @@ impl CheckpointFolder {
     }
 }
 
-/// Removes files of a checkpoint, or all of it; folders that become empty go too. Doing it again changes nothing.
-pub(crate) fn remove(storage: &Storage, uuid: &str, paths: Option<&[PathBuf]>) -> io::Result<()> {
+/// Removes files of a checkpoint, or all of it; folders that become empty go too. Doing it again changes nothing. Nothing
+/// is removed if a part of it is another's.
+pub(crate) fn remove(
+    storage: &Storage,
+    uuid: &str,
+    paths: Option<&[PathBuf]>,
+    owners: Option<&FileOwners>,
+) -> io::Result<()> {
     let Some(folder) = CheckpointFolder::open(storage, uuid)? else { return Ok(()) };
+    let entries = folder.entries()?;
+    if let Some(owners) = owners {
+        folder.check(&entries, owners)?;
+    }
     // Backwards, so that folders come after what they hold.
-    for entry in folder.entries()?.iter().rev() {
+    for entry in entries.iter().rev() {
         if entry.kind == Kind::Folder || paths.is_none_or(|paths| paths.contains(&entry.path)) {
             folder.remove(&entry.path, entry.kind)?;
         }
@@ -231,7 +255,13 @@ fn list(folder: &OwnedFd, path: &Path, depth: usize, found: &mut Vec<Entry>) -> 
             SFlag::S_IFREG => (Kind::File, status.st_size.max(0) as u64),
             _ => (Kind::Other, 0),
         };
-        found.push(Entry { path: below.clone(), kind, size, modified: status.st_mtime.max(0) as u64 });
+        found.push(Entry {
+            path: below.clone(),
+            kind,
+            size,
+            modified: status.st_mtime.max(0) as u64,
+            uid: status.st_uid,
+        });
         if found.len() > MOST {
             return Err(io::Error::other(format!("there are more than {MOST} files")));
         }
@@ -251,6 +281,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::file_owners::tests::owners;
 
     const UUID: &str = "0f4a1a6e-0000-4000-8000-000000000001";
 
@@ -291,19 +322,39 @@ mod tests {
         folder.entries().unwrap().into_iter().map(|entry| entry.path.display().to_string()).collect()
     }
 
+    fn entry(folder: &CheckpointFolder, path: &str) -> Entry {
+        folder.entries().unwrap().into_iter().find(|entry| entry.path == Path::new(path)).unwrap()
+    }
+
+    #[test]
+    fn what_is_another_s_is_neither_read_nor_removed() {
+        let storage = made();
+        let folder = CheckpointFolder::open(&all_of(&storage), UUID).unwrap().unwrap();
+        let (entries, uid) = (folder.entries().unwrap(), nix::unistd::geteuid().as_raw());
+        let (theirs, others) = (owners(Some(uid), &[uid + 1]), owners(Some(uid + 1), &[uid]));
+        folder.check(&entries, &theirs).unwrap();
+        assert!(folder.check(&entries, &others).unwrap_err().to_string().contains("another account's"));
+        assert!(folder.check(&[], &others).is_err(), "the folder itself");
+        remove(&all_of(&storage), UUID, None, Some(&others)).unwrap_err();
+        assert_eq!(names(&folder), ["state", "sub", "sub/deep", "sub/deep/file"]);
+        assert!(folder.read(&Entry { uid: uid + 1, ..entry(&folder, "state") }).is_err(), "it changed hands");
+        remove(&all_of(&storage), UUID, None, Some(&theirs)).unwrap();
+        assert!(!storage.path().join(UUID).exists());
+    }
+
     #[test]
     fn files_are_listed_read_and_removed() {
         let storage = made();
         let folder = CheckpointFolder::open(&all_of(&storage), UUID).unwrap().unwrap();
         assert_eq!(names(&folder), ["state", "sub", "sub/deep", "sub/deep/file"]);
-        assert_eq!(io::read_to_string(folder.read(Path::new("sub/deep/file")).unwrap()).unwrap(), "12");
+        assert_eq!(io::read_to_string(folder.read(&entry(&folder, "sub/deep/file")).unwrap()).unwrap(), "12");
         for path in ["../x", "/etc/passwd", "sub/../state", ""] {
-            assert!(folder.read(Path::new(path)).is_err(), "{path}");
+            assert!(folder.read(&Entry { path: path.into(), ..entry(&folder, "state") }).is_err(), "{path}");
         }
-        remove(&all_of(&storage), UUID, Some(&[PathBuf::from("sub/deep/file")])).unwrap();
+        remove(&all_of(&storage), UUID, Some(&[PathBuf::from("sub/deep/file")]), None).unwrap();
         assert_eq!(names(&folder), ["state"]);
-        remove(&all_of(&storage), UUID, None).unwrap();
-        remove(&all_of(&storage), UUID, None).unwrap();
+        remove(&all_of(&storage), UUID, None, None).unwrap();
+        remove(&all_of(&storage), UUID, None, None).unwrap();
         assert!(CheckpointFolder::open(&all_of(&storage), UUID).unwrap().is_none());
     }
 
@@ -318,16 +369,16 @@ mod tests {
         symlink(other.path(), folder.join("tree")).unwrap();
         let open = CheckpointFolder::open(&all_of(&storage), UUID).unwrap().unwrap();
         assert_eq!(names(&open), ["link", "state", "sub", "sub/deep", "sub/deep/file", "tree"]);
-        assert!(open.read(Path::new("link")).is_err());
-        assert!(open.read(Path::new("tree/inner/secret")).is_err());
+        assert!(open.read(&entry(&open, "link")).is_err());
+        assert!(open.read(&Entry { path: "tree/inner/secret".into(), ..entry(&open, "state") }).is_err());
         assert!(open.remove(Path::new("tree/inner/secret"), Kind::File).is_err());
-        remove(&all_of(&storage), UUID, None).unwrap();
+        remove(&all_of(&storage), UUID, None, None).unwrap();
         assert!(!folder.exists());
         assert_eq!(fs::read_to_string(other.path().join("inner/secret")).unwrap(), "secret");
         // Nor is a link taken for a checkpoint.
         symlink(other.path(), &folder).unwrap();
         assert!(CheckpointFolder::open(&all_of(&storage), UUID).is_err());
-        assert!(remove(&all_of(&storage), UUID, None).is_err());
+        assert!(remove(&all_of(&storage), UUID, None, None).is_err());
         assert!(other.path().join("inner/secret").exists());
     }
 
@@ -356,7 +407,7 @@ mod tests {
         symlink(storage.path(), root.path().join("link")).unwrap();
         let through = Storage { root: root.path().to_owned(), below: "link".into() };
         assert!(CheckpointFolder::open(&through, UUID).is_err());
-        assert!(remove(&through, UUID, None).is_err());
+        assert!(remove(&through, UUID, None, None).is_err());
         assert!(CheckpointFolder::open(&all_of(&storage), UUID).unwrap().is_some());
     }
 }

@@ -26,6 +26,8 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::cgroup::groups::{self, Groups};
+use crate::cgroup::limits::Budget;
 use crate::folder::StateFolder;
 use crate::inheritance;
 use crate::order::{AllowedMount, Machine};
@@ -83,6 +85,8 @@ pub struct Options {
     pub shared_uid: bool,
     /// The only user served, if we are not root; the first one to get a task if there is none.
     pub serve_user: Option<String>,
+    /// How much of the machine tasks may take.
+    pub budget: Budget,
 }
 
 /// What an agent needs from whoever starts it while it runs.
@@ -136,7 +140,12 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     prctl::set_dumpable(false).map_err(std::io::Error::from)?;
     let environment = inheritance::inherited(std::env::vars_os(), &options.pass_environment);
     let tenant = Tenant::new(&state, options.shared_uid, options.serve_user.as_deref());
-    let shares = Shares::find(state.clone(), environment, tenant).map_err(failed)?;
+    let machine = groups::Machine::this();
+    let (groups, unlimited) = Groups::prepare(machine, &state, &options.name, options.budget, options.devices.len());
+    if let Some(said) = unlimited {
+        host.say(&said);
+    }
+    let shares = Shares::find(state.clone(), environment, tenant, groups).map_err(failed)?;
     let signals = block_signals()?;
     let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, leaving: None };
     if agent.shares.running() > 0 {
@@ -148,6 +157,7 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
         Ok(Leave::Quietly) => agent.report_what_runs(host),
         Err(_) => agent.report_what_runs(host),
     }
+    agent.shares.close();
     outcome.map(drop)
 }
 
@@ -456,6 +466,7 @@ impl Agent<'_> {
             addresses: if known.is_empty() { link.own_address().into_iter().collect() } else { known.clone() },
             devices: self.options.devices.clone(),
             shares: self.shares.states(),
+            serves: self.shares.serves(),
         }
     }
 

@@ -2,35 +2,67 @@
 //!
 //! Everything is idempotent by share: an order that is heard twice, or after a restart of either side, changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Exit, Report, Share, ShareState, Start};
+use instep_api::link::{Exit, Report, Serves, Share, ShareState, Start};
 use nix::unistd::geteuid;
 
 use super::tenant::Tenant;
+use crate::cgroup::groups::Groups;
+use crate::cgroup::task_group::TaskGroup;
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{Machine, StopOrder, TaskOrder};
 use crate::task::tree;
 
 /// How long the end of what a dead task left is waited for; a process may be stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long after the grace period of a stop a guardian may take, which by itself gives up after 90 s. Then a task of our own
+/// user has removed the stop before the guardian saw it, or has stopped the guardian.
+const OVERDUE: Duration = Duration::from_secs(100);
 
 /// A share that the agent knows.
 struct Known {
     share: Share,
     folder: ShareFolder,
     devices: Vec<u32>,
+    /// What limits it, if something does.
+    group: Option<TaskGroup>,
     /// The task, if this agent started it.
     child: Option<Child>,
     /// Since when nobody looks after it, and what it left is being ended.
     unattended: Option<Instant>,
+    /// When a share that was told to end must have.
+    overdue: Option<Instant>,
     exit: Option<Exit>,
     told_started: bool,
     told_exit: bool,
+}
+
+impl Known {
+    /// A stop is said; an earlier one that allows for less time holds.
+    fn will_end_within(&mut self, grace_seconds: u32) {
+        let end = Instant::now() + Duration::from_secs(grace_seconds.into()) + OVERDUE;
+        self.overdue = Some(self.overdue.map_or(end, |known| known.min(end)));
+    }
+
+    /// Kills what should have ended long ago, with whoever looks after it.
+    fn kill_if_overdue(&mut self, name: &str) {
+        if self.overdue.is_none_or(|end| Instant::now() < end) {
+            return;
+        }
+        tree::kill_marked(name);
+        if let Some(group) = &self.group {
+            group.kill();
+        }
+        if let Some(child) = &mut self.child {
+            // One that has ended is what is wanted.
+            let _ = child.kill();
+        }
+    }
 }
 
 /// All of them, by the identifier of their resources.
@@ -39,12 +71,18 @@ pub struct Shares {
     /// What tasks inherit.
     environment: Vec<(OsString, OsString)>,
     tenant: Tenant,
+    groups: Groups,
     known: BTreeMap<String, Known>,
 }
 
 impl Shares {
     /// Finds what an earlier agent left.
-    pub fn find(state: StateFolder, environment: Vec<(OsString, OsString)>, tenant: Tenant) -> io::Result<Shares> {
+    pub fn find(
+        state: StateFolder,
+        environment: Vec<(OsString, OsString)>,
+        tenant: Tenant,
+        groups: Groups,
+    ) -> io::Result<Shares> {
         let mut known = BTreeMap::new();
         for entry in std::fs::read_dir(state.shares())?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -59,23 +97,37 @@ impl Shares {
             let found = Known {
                 share: record.share,
                 devices: record.devices,
+                group: record.cgroup,
                 folder,
                 child: None,
                 unattended: None,
+                overdue: None,
                 exit: None,
                 told_started: false,
                 told_exit: false,
             };
             known.insert(name, found);
         }
-        let mut shares = Shares { state, environment, tenant, known };
+        let mut shares = Shares { state, environment, tenant, groups, known };
         shares.poll();
+        let running = shares.known.iter().filter(|(_, known)| known.exit.is_none()).map(|(name, _)| name.clone());
+        shares.groups.sweep(&shares.state, &running.collect::<BTreeSet<_>>());
         Ok(shares)
+    }
+
+    /// Removes what no task needs any more.
+    pub fn close(&self) {
+        self.groups.close();
     }
 
     /// How many have not ended.
     pub fn running(&self) -> usize {
         self.known.values().filter(|known| known.exit.is_none()).count()
+    }
+
+    /// Whose tasks are taken.
+    pub fn serves(&self) -> Serves {
+        self.tenant.serves()
     }
 
     /// For the hello.
@@ -138,8 +190,13 @@ impl Shares {
             return refused(why);
         }
         let ids = start.devices.clone();
-        let order = TaskOrder { start, machine: Machine { devices, ..machine.clone() } };
+        let group = match self.groups.create(&share.resources, ids.len()) {
+            Ok(group) => group,
+            Err(error) => return refused(format!("the agent cannot limit the task: {error}")),
+        };
+        let order = TaskOrder { start, machine: Machine { devices, ..machine.clone() }, cgroup: group.clone() };
         if let Err(error) = folder.create(&order) {
+            group.iter().for_each(TaskGroup::remove);
             return refused(format!("the agent cannot write to {}: {error}", folder.path().display()));
         }
         // It outlives the agent, so it must not hold what the agent writes to; what it complains of is kept beside it.
@@ -157,8 +214,10 @@ impl Shares {
         let known = Known {
             share: share.clone(),
             devices: ids,
+            group,
             child: None,
             unattended: None,
+            overdue: None,
             exit: None,
             told_started: false,
             told_exit: false,
@@ -182,7 +241,7 @@ impl Shares {
 
     /// Asks a share to end. One that is not known is lost.
     pub fn stop(&mut self, share: &Share, grace_seconds: u32, why: &str) -> Option<Report> {
-        let Some(known) = self.known.get(&share.resources) else {
+        let Some(known) = self.known.get_mut(&share.resources) else {
             let why = "the agent does not know it".to_owned();
             return Some(Report::Exited { share: share.clone(), exit: Exit::Lost { why } });
         };
@@ -190,14 +249,16 @@ impl Shares {
             return Some(Report::Exited { share: share.clone(), exit });
         }
         let grace_seconds = known.folder.stop().map_or(grace_seconds, |before| before.grace_seconds.min(grace_seconds));
-        // If it cannot be written, the master says it again.
+        known.will_end_within(grace_seconds);
+        // If it cannot be written, the share is ended without it in the end.
         let _ = known.folder.write_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: false });
         None
     }
 
     /// Asks all to end, on our own account.
     pub fn stop_all(&mut self, grace_seconds: u32, why: &str) {
-        for known in self.known.values().filter(|known| known.exit.is_none() && known.folder.stop().is_none()) {
+        for known in self.known.values_mut().filter(|known| known.exit.is_none() && known.folder.stop().is_none()) {
+            known.will_end_within(grace_seconds);
             let _ = known.folder.write_stop(&StopOrder { grace_seconds, why: why.to_owned(), lost: true });
         }
     }
@@ -208,6 +269,7 @@ impl Shares {
         if ended && let Some(known) = self.known.remove(&share.resources) {
             // What is left is removed when the next agent starts.
             let _ = known.folder.remove();
+            known.group.iter().for_each(TaskGroup::remove);
         }
     }
 }
@@ -217,15 +279,18 @@ impl Shares {
 fn look_at(name: &str, known: &mut Known) -> Option<Exit> {
     let child_runs = known.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
     if child_runs || known.folder.is_looked_after() {
+        known.kill_if_overdue(name);
         return None;
     }
     let since = *known.unattended.get_or_insert_with(Instant::now);
     let exit = known.folder.exit();
     // A guardian of root has seen to the end of everything, and none but root can have written its word.
     let complete = exit.is_some() && geteuid().is_root();
-    if !complete && tree::kill_marked(name) > 0 && since.elapsed() < PATIENCE {
+    let left = if complete { 0 } else { tree::kill_marked(name) + known.group.as_ref().map_or(0, TaskGroup::kill) };
+    if left > 0 && since.elapsed() < PATIENCE {
         return None;
     }
+    known.group.iter().for_each(TaskGroup::remove);
     if exit.is_some() {
         return exit;
     }

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use instep_api::link::Serves;
 use nix::unistd::geteuid;
 
 use crate::folder::{StateFolder, read_bounded};
@@ -34,6 +35,18 @@ impl Tenant {
             _ if shared || geteuid().is_root() => Tenant::Everybody,
             Some(name) => Tenant::Named(name.to_owned()),
             None => Tenant::First(state.path().join("serves")),
+        }
+    }
+
+    /// What the master is told, so that it places no task here that would be refused.
+    pub fn serves(&self) -> Serves {
+        match self {
+            Tenant::Everybody => Serves::Everybody,
+            Tenant::Named(name) => Serves::User { name: name.clone() },
+            Tenant::First(path) => match read_bounded(path, LONGEST_NAME) {
+                Ok(bytes) => Serves::User { name: String::from_utf8_lossy(&bytes).into_owned() },
+                Err(_) => Serves::First,
+            },
         }
     }
 
@@ -81,7 +94,9 @@ mod tests {
     fn the_first_user_stays_the_only_one() {
         let folder = tempfile::tempdir().unwrap();
         let tenant = Tenant::First(folder.path().join("serves"));
+        assert_eq!(tenant.serves(), Serves::First);
         tenant.admit("a", "carol").unwrap();
+        assert_eq!(tenant.serves(), Serves::User { name: "carol".to_owned() });
         tenant.admit("a", "carol").unwrap();
         let why = tenant.admit("a", "dave").unwrap_err();
         assert!(why.contains("serves only user carol") && why.contains("\nhint: "), "{why}");

@@ -18,6 +18,9 @@ pub type Variables = BTreeMap<OsString, OsString>;
 /// Marks every process of a share, so that they can be found whatever becomes of their parents.
 pub const MARK: &str = "INSTEP_SHARE";
 
+/// Says where the secrets of a task are that are files.
+pub const SECRETS_FOLDER: &str = "INSTEP_SECRETS_DIR";
+
 /// Builds them. `inherited` is what the agent passed on of its environment; `Err` says what is wrong with the order.
 pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result<Variables, String> {
     let inherited: Variables = inherited.into_iter().filter(|(name, _)| !is_kept_back(name)).collect();
@@ -49,6 +52,16 @@ pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result
             None => all
                 .extend(inherited.get_key_value(OsStr::new(entry)).map(|(name, value)| (name.clone(), value.clone()))),
         }
+    }
+    let secrets = &order.start.secrets;
+    if let Some(problem) = &secrets.problem {
+        return Err(problem.clone());
+    }
+    for (name, value) in &secrets.variables {
+        set(&mut all, name, value);
+    }
+    if !secrets.files.is_empty() {
+        set(&mut all, SECRETS_FOLDER, view.run.join("secrets"));
     }
     Ok(all)
 }

@@ -18,6 +18,7 @@ use nix::unistd::{Pid, setsid};
 
 use super::startup::NEEDS_PLAIN_VIEW;
 use super::{relay, tree};
+use crate::cgroup::task_group::TaskGroup;
 use crate::folder::{ShareFolder, StateFolder};
 use crate::order::{StopOrder, TaskOrder};
 
@@ -30,6 +31,9 @@ const POLL_INTERVAL: u8 = 200;
 const GRACE_SECONDS: u32 = 5;
 /// How long a supervisor may take after the grace period of a stop: to end what runs, and to deliver output.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The code of a program that SIGKILL has ended.
+const KILLED: i32 = 128 + 9;
 
 /// Runs a share to its end. `supervisor` makes the command of the supervisor, for a plain view or not.
 pub fn run(folder: &ShareFolder, supervisor: Supervisor<'_>) -> io::Result<()> {
@@ -64,8 +68,10 @@ pub fn run(folder: &ShareFolder, supervisor: Supervisor<'_>) -> io::Result<()> {
     }
     let stuck = tree::end_descendants();
     // A supervisor that was killed has said nothing; one that failed is not to be believed.
-    let exit = exit.filter(|_| status.success());
-    folder.write_exit(&exit.unwrap_or_else(|| guardian.left_behind(status, &stuck)))
+    let exit = exit.filter(|_| status.success()).unwrap_or_else(|| guardian.left_behind(status, &stuck));
+    // After the last look at it.
+    guardian.order.cgroup.iter().for_each(TaskGroup::end);
+    folder.write_exit(&exit)
 }
 
 fn signals() -> io::Result<SignalFd> {
@@ -146,6 +152,9 @@ impl Guardian<'_> {
     fn left_behind(&self, status: ExitStatus, stuck: &[i32]) -> Exit {
         if let Some(stop) = self.folder.stop().as_ref().or(self.stop.as_ref()) {
             return stop.exit();
+        }
+        if let Some(found) = self.order.cgroup.as_ref().and_then(TaskGroup::out_of_memory) {
+            return Exit::Code { code: KILLED, why: Some(found.to_string()) };
         }
         let how = match (status.signal(), status.code()) {
             (Some(signal), _) => format!("was killed by signal {signal}"),

@@ -14,9 +14,9 @@
 //! | [`startup`], [`supervisor`] | the inner one: its rights, then the steps of a share in their order |
 //! | [`relay`] | what the two say to each other |
 //! | [`view`], [`mounts`] | a `/run/determined` and a `/tmp` of its own; folders of the machine elsewhere |
-//! | [`preparation`], [`context`], [`information`], [`storage`], [`master`] | what is done before the entrypoint |
+//! | [`preparation`], [`context`], `information`, [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
-//! | [`output`], [`spool`] | where its output goes |
+//! | [`output`], [`hiding`], [`spool`] | where its output goes, without secrets |
 //! | [`service`] | whether what it serves can be used |
 //! | [`tree`] | the end of everything that was started |
 //! | [`privileges`] | as whom it runs |
@@ -26,7 +26,8 @@ pub mod entrypoint;
 pub mod environment;
 mod failure;
 pub mod guardian;
-pub mod information;
+pub mod hiding;
+mod information;
 pub mod interface;
 pub mod master;
 pub mod mounts;

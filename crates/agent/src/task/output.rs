@@ -19,6 +19,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
+use super::hiding::Hidden;
 use super::spool::Spool;
 use crate::lines::{Cutter, Line};
 use crate::order::TaskOrder;
@@ -56,6 +57,7 @@ pub struct Output {
     streams: [Stream; 2],
     /// What all lines of this task have in common.
     label: LogRecord,
+    hidden: Hidden,
     spool: Spool,
 }
 
@@ -100,7 +102,7 @@ impl Output {
             ..LogRecord::default()
         };
         let streams = [Stream::open(pipes, "stdout")?, Stream::open(pipes, "stderr")?];
-        Ok(Output { streams, label, spool: Spool::start(spool, client)? })
+        Ok(Output { streams, label, hidden: Hidden::of(order), spool: Spool::start(spool, client)? })
     }
 
     /// Where a program writes to.
@@ -129,8 +131,8 @@ impl Output {
             let mut chunk = vec![0; CHUNK];
             let Ok(count @ 1..) = stream.reader.read(&mut chunk) else { continue };
             any = true;
-            let (name, label, noticed) = (stream.name, &self.label, &mut stream.noticed);
-            stream.cutter.push(&chunk[..count], |line| records.push(record(label, name, line, noticed)));
+            let (name, label, hidden, noticed) = (stream.name, &self.label, &self.hidden, &mut stream.noticed);
+            stream.cutter.push(&chunk[..count], |line| records.push(record(label, name, line, hidden, noticed)));
         }
         self.append(&records);
         any
@@ -145,8 +147,8 @@ impl Output {
         }
         let mut records = Vec::new();
         for stream in &mut self.streams {
-            let (name, label, noticed) = (stream.name, &self.label, &mut stream.noticed);
-            stream.cutter.close(|line| records.push(record(label, name, line, noticed)));
+            let (name, label, hidden, noticed) = (stream.name, &self.label, &self.hidden, &mut stream.noticed);
+            stream.cutter.close(|line| records.push(record(label, name, line, hidden, noticed)));
         }
         self.append(&records);
     }
@@ -177,15 +179,19 @@ impl Output {
         self.streams.iter().rev().find_map(|stream| stream.noticed.exception.as_deref())
     }
 
+    /// A text without the task's secrets.
+    pub fn masked(&self, text: String) -> String {
+        self.hidden.mask(text)
+    }
+
     /// Delivers what is left, for at most so long. Gives the bytes that were not.
     pub fn close(self, patience: Duration) -> u64 {
+        // So that the last word is said about lines that were dropped.
+        self.append(&[]);
         self.spool.close(patience)
     }
 
     fn append(&self, records: &[LogRecord]) {
-        if records.is_empty() {
-            return;
-        }
         self.spool.append(records, |dropped| LogRecord {
             level: Some(LogLevel::Warning),
             log: Some(format!("instep: {dropped} lines of output were dropped here, the master was too slow\n")),
@@ -196,13 +202,14 @@ impl Output {
     }
 }
 
-fn record(label: &LogRecord, stream: &str, bytes: &[u8], noticed: &mut Noticed) -> LogRecord {
+fn record(label: &LogRecord, stream: &str, bytes: &[u8], hidden: &Hidden, noticed: &mut Noticed) -> LogRecord {
     let line = Line::read(bytes);
-    noticed.line(&line.text);
+    let text = hidden.mask(line.text);
+    noticed.line(&text);
     LogRecord {
         rank_id: line.rank.map(Whole),
         level: line.level,
-        log: Some(line.text),
+        log: Some(text),
         stdtype: Some(stream.to_owned()),
         timestamp: Some(now()),
         ..label.clone()

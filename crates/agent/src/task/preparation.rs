@@ -2,8 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use instep_api::states::LogLevel;
@@ -104,6 +104,7 @@ pub fn prepare(client: &Client, order: &TaskOrder, view: &View, all: &Variables)
             context::unpack(&archive, &view.run.join(folder)).map_err(|error| error.to_string())?;
         }
     }
+    secret_files(order, view)?;
     let uuids = master::uuids(order);
     information::write(&view.run.join("info"), all, &uuids)?;
     if let Err(error) = master::report_devices(client, order) {
@@ -111,6 +112,23 @@ pub fn prepare(client: &Client, order: &TaskOrder, view: &View, all: &Variables)
         said.push((LogLevel::Warning, error));
     }
     Ok(said)
+}
+
+/// Writes the secrets that are files, for the task's user alone.
+fn secret_files(order: &TaskOrder, view: &View) -> Result<(), String> {
+    let files = &order.start.secrets.files;
+    if files.is_empty() {
+        return Ok(());
+    }
+    let folder = view.run.join("secrets");
+    let write = || {
+        fs::DirBuilder::new().mode(0o700).create(&folder)?;
+        files.iter().try_for_each(|(name, value)| {
+            let file = fs::File::options().create_new(true).write(true).mode(0o400).open(folder.join(name));
+            file.and_then(|mut file| file.write_all(value.as_bytes()))
+        })
+    };
+    write().map_err(|error: io::Error| format!("cannot write the secrets to {}: {error}", folder.display()))
 }
 
 /// Whether the task is a trial of an experiment.

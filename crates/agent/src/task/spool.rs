@@ -88,6 +88,9 @@ impl Spool {
             encode(&mut bytes, &note(state.dropped));
         }
         records.iter().for_each(|record| encode(&mut bytes, record));
+        if bytes.is_empty() {
+            return;
+        }
         let end = state.end;
         // A disk that is full is like a spool that is full.
         if end >= BOUND || state.file.write_all_at(&bytes, end).is_err() {

@@ -18,6 +18,7 @@ use super::relay::Orders;
 use super::supervisor::{self, DELIVERY};
 use super::view::{self, View, ViewError, Wanted};
 use super::{master, preparation, privileges};
+use crate::cgroup::task_group::TaskGroup;
 use crate::folder::{ShareFolder, TaskFolder};
 use crate::order::TaskOrder;
 
@@ -39,6 +40,9 @@ pub enum Outcome {
 pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::Result<Outcome> {
     let (order, orders) = Orders::receive(pipe)?;
     let _looking_after = folder.look_after()?;
+    if let Some(Err(error)) = order.cgroup.as_ref().map(TaskGroup::join) {
+        return Ok(Outcome::Ended(Exit::Failed { why: format!("cannot limit the task: {error}") }));
+    }
     // No program that the task starts gets more rights than the task has.
     prctl::set_no_new_privs()?;
     // What is known of users is asked before the task has a say in what is seen at /etc.

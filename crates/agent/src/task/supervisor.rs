@@ -32,6 +32,7 @@ use super::relay::Orders;
 use super::service::Watch;
 use super::view::View;
 use super::{failure, information, interface, preparation, tree};
+use crate::cgroup::task_group::TaskGroup;
 use crate::order::{StopOrder, TaskOrder};
 
 /// Milliseconds between two looks at what comes as a file.
@@ -193,10 +194,22 @@ impl Supervisor {
         let code = self.run_program(command, &all, place)?;
         drop(watch);
         self.explain(code);
+        let starved = self.order.cgroup.as_ref().and_then(TaskGroup::out_of_memory);
+        if let Some(starved) = &starved {
+            let level = if code == 0 { LogLevel::Warning } else { LogLevel::Error };
+            self.output.say(level, &format!("{starved}\nhint: {}", starved.hint()));
+        }
         if code == 0 {
             return Err(Ended::Code(code));
         }
-        let why = failure::read(&summary).or_else(|| self.output.exception().map(str::to_owned));
+        let why = failure::read(&summary)
+            .map(|why| self.output.masked(why))
+            .or_else(|| self.output.exception().map(str::to_owned));
+        let why = match (starved, why) {
+            (Some(starved), Some(why)) => Some(format!("{starved}; {why}")),
+            (Some(starved), None) => Some(starved.to_string()),
+            (None, why) => why,
+        };
         Err(why.map_or(Ended::Code(code), |why| Ended::Because(code, why)))
     }
 

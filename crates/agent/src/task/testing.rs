@@ -1,6 +1,7 @@
 //! An order and a view for tests.
 
 use instep_api::link::{Device, DeviceKind, Entrypoint, RunAs, Share, Start};
+use instep_api::secrets::GivenSecrets;
 use instep_api::wire::Timestamp;
 
 use super::view::View;
@@ -18,6 +19,7 @@ pub fn order() -> TaskOrder {
             container: "c0ffee00-1".to_owned(),
             environment: [("DET_TASK_TYPE".to_owned(), "TRIAL".to_owned())].into(),
             user_environment: Vec::new(),
+            secrets: GivenSecrets::default(),
             entrypoint: Entrypoint::Shell("true".to_owned()),
             token: "token".to_owned(),
             context: false,
@@ -42,6 +44,7 @@ pub fn order() -> TaskOrder {
             default_user: RunAs { uid: 65534, gid: 65534 },
             allowed_mounts: Vec::new(),
         },
+        cgroup: None,
     }
 }
 

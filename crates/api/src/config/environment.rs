@@ -1,9 +1,12 @@
 //! What a task finds around it: the `environment` section.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::reader::{Fields, Mistakes, text_at};
+use crate::secrets::{objection, variable_objection};
 
 /// Variables, image and ports.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -18,6 +21,10 @@ pub struct Environment {
     pub add_capabilities: Vec<String>,
     pub drop_capabilities: Vec<String>,
     pub pod_spec: Option<Map<String, Value>>,
+    /// Variables with the secrets that are their values; not Determined's.
+    pub secrets: BTreeMap<String, String>,
+    /// Files with the secrets that are their contents; not Determined's.
+    pub secret_files: BTreeMap<String, String>,
 }
 
 /// The same thing for each kind of device that a task may run on.
@@ -46,10 +53,31 @@ impl Environment {
             add_capabilities: fields.texts("add_capabilities"),
             drop_capabilities: fields.texts("drop_capabilities"),
             pod_spec: fields.map("pod_spec"),
+            secrets: secrets(&mut fields, "secrets", variable_objection),
+            secret_files: secrets(&mut fields, "secret_files", objection),
         };
         fields.finish();
         environment
     }
+}
+
+/// Names of secrets, by the names under which the task finds them.
+fn secrets(
+    fields: &mut Fields<'_>,
+    section: &'static str,
+    place_objection: fn(&str) -> Option<&'static str>,
+) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for (place, name) in fields.map(section).unwrap_or_default() {
+        let path = fields.path(&format!("{section}.{place}"));
+        let Some(name) = text_at(&path, &name, fields.mistakes()) else { continue };
+        match (place_objection(&place), objection(&name)) {
+            (Some(why), _) => fields.mistakes().add(path, why),
+            (None, Some(why)) => fields.mistakes().add(path, format!("the name of a secret {why}")),
+            (None, None) => drop(found.insert(place, name)),
+        }
+    }
+    found
 }
 
 fn ports(fields: &mut Fields<'_>) -> Map<String, Value> {

@@ -8,6 +8,7 @@
 //! - `reader`: fields taken one by one, mistakes collected.
 //! - `merge`: what it means to lay one configuration over another.
 //! - `task`: the configuration of a single task, which shares some of the sections.
+//! - `secrets`: which values are secret, and what is shown in their place ([`Configuration`]).
 //! - one module for each section: [`SearcherConfig`], [`Hyperparameters`], [`Resources`], [`Environment`],
 //!   [`CheckpointStorage`], [`LogPolicy`] and what only Determined's Trial classes read.
 
@@ -19,6 +20,7 @@ mod policies;
 mod reader;
 mod resources;
 mod searcher;
+mod secrets;
 mod storage;
 mod task;
 #[cfg(test)]
@@ -34,8 +36,9 @@ pub use length::{Length, Unit};
 pub use policies::{LogAction, LogPolicy};
 pub use reader::ConfigError;
 use reader::{Fields, Mistakes, kind};
-pub use resources::{BindMount, Device, Resources};
+pub use resources::{BindMount, Device, Resources, memory_size};
 pub use searcher::{AdaptiveAsha, AsyncHalving, Method, Mode, SearcherConfig, Span, Time};
+pub use secrets::{Configuration, ConfigurationText, MASK, is_secret_name, masked, masks, restored};
 pub use storage::{CheckpointStorage, StorageKind};
 pub use task::{TaskConfig, TaskSources};
 pub use training::{Optimizations, Profiling, Reproducibility, RetentionPolicy};
@@ -149,6 +152,9 @@ impl ExperimentConfig {
     }
 }
 
+/// Words of YAML that aliases may repeat: a few lines of aliases of aliases stand for billions.
+const MOST_REPEATED: usize = 10_000;
+
 /// Reads YAML or JSON without looking at what it says: for templates, which need not be complete. JSON is nearly all
 /// YAML, but for characters such as U+007F, which only JSON allows as they are.
 pub fn parse_text(text: &str) -> Result<Value, Vec<ConfigError>> {
@@ -157,7 +163,8 @@ pub fn parse_text(text: &str) -> Result<Value, Vec<ConfigError>> {
     {
         return Ok(value);
     }
-    serde_saphyr::from_str(text)
+    let limits = serde_saphyr::alias_limits! { max_total_replayed_events: MOST_REPEATED };
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { alias_limits: limits })
         .map_err(|error| vec![ConfigError { path: String::new(), what: format!("it is not YAML: {error}") }])
 }
 

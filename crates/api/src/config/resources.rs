@@ -85,7 +85,7 @@ fn shm_size(fields: &mut Fields<'_>) -> Option<u64> {
 }
 
 /// Reads `4g`, `1.5 GiB`, `512`; units are powers of 1024.
-fn memory_size(text: &str) -> Option<u64> {
+pub fn memory_size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);

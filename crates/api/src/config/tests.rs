@@ -59,7 +59,8 @@ fn a_small_configuration_gets_every_default() {
         "environment": {"image": {"cpu": null, "cuda": null, "rocm": null},
                         "environment_variables": {"cpu": [], "cuda": [], "rocm": []},
                         "ports": {}, "proxy_ports": [], "force_pull_image": false, "registry_auth": null,
-                        "add_capabilities": [], "drop_capabilities": [], "pod_spec": null},
+                        "add_capabilities": [], "drop_capabilities": [], "pod_spec": null,
+                        "secrets": {}, "secret_files": {}},
         "bind_mounts": [],
         "reproducibility": {"experiment_seed": 7},
         "profiling": {"enabled": false, "begin_on_batch": 0, "end_after_batch": null, "sync_timings": true},
@@ -219,6 +220,7 @@ fn each_mistake_is_explained() {
         (with("data: 1"), "data: must be a map, not 1"),
         (with("name: x\nname: y"), "it is not YAML: "),
         ("[".to_owned(), "it is not YAML: "),
+        (aliases_of_aliases(), "it is not YAML: "),
         ("7".to_owned(), "a configuration must be a map of keys, not 7"),
         (String::new(), "a configuration must be a map of keys, not nothing"),
         ("searcher: {name: single, metric: m}\nentrypoint: [1, {}]".to_owned(), "entrypoint[1]: must be text"),
@@ -417,4 +419,13 @@ proptest! {
     fn no_text_makes_reading_fail_badly(text in ".{0,60}") {
         let _ = ExperimentConfig::parse(&text, &managed());
     }
+}
+
+/// A few hundred bytes that stand for a million words.
+fn aliases_of_aliases() -> String {
+    let mut text = format!("a0: &a0 [{}]\n", ["x"; 10].join(", "));
+    for level in 1..6 {
+        text.push_str(&format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(", ")));
+    }
+    text
 }

@@ -4,6 +4,7 @@
 //! that is sent again because its answer was lost is recognised, also by a master that was killed in between.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use instep_api::metrics::{RefusedReport, Report, ReportBatch};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -11,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::ingest::Intake;
 use crate::Database;
 use crate::error::{Error, Result};
+use crate::log_quota::LogQuota;
 use crate::logs;
 use crate::rows::text_of;
 
@@ -24,7 +26,8 @@ impl Database {
             *groups.entry(report.group.clone()).or_insert(0) += 1;
         }
         let points = batch.reports.iter().map(|(_, report)| report.values.len()).sum();
-        let refused = self.engine.write(move |connection| store(connection, batch)).await?;
+        let quota = Arc::clone(&self.log_quota);
+        let refused = self.engine.write(move |connection| store(connection, batch, &quota)).await?;
         self.engine.count_points(points);
         for (group, rows) in groups {
             self.merger.note(trial, group, rows);
@@ -33,7 +36,7 @@ impl Database {
     }
 }
 
-fn store(connection: &Connection, batch: ReportBatch) -> Result<Vec<RefusedReport>> {
+fn store(connection: &Connection, batch: ReportBatch, quota: &LogQuota) -> Result<Vec<RefusedReport>> {
     let task: Option<String> = connection
         .prepare_cached("SELECT task_id FROM trials WHERE id = ?")?
         .query_row([batch.trial.0], |row| row.get(0))
@@ -55,7 +58,7 @@ fn store(connection: &Connection, batch: ReportBatch) -> Result<Vec<RefusedRepor
     for line in &mut lines {
         line.task_id.clone_from(&task);
     }
-    logs::append(connection, lines)?;
+    logs::append(connection, quota.admit(connection, lines)?)?;
     connection
         .prepare_cached(
             "INSERT INTO reporters (id, trial_id, last_sequence, refused) VALUES (?1, ?2, ?3, ?4) \

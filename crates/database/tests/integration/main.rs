@@ -1,5 +1,6 @@
 //! The database through its public calls, each test with a file of its own.
 
+mod audit;
 mod chunks;
 mod history;
 mod made;

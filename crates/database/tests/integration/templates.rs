@@ -7,7 +7,7 @@ use instep_database::Error;
 use serde_json::json;
 
 fn template(name: &str) -> Template {
-    Template { name: name.into(), config: json!({"max_restarts": 1}), workspace_id: WorkspaceId(1) }
+    Template { name: name.into(), config: json!({"max_restarts": 1}).into(), workspace_id: WorkspaceId(1) }
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn templates_are_made_once_changed_and_deleted() {
         let names: Vec<String> = database.templates().await.unwrap().into_iter().map(|each| each.name).collect();
         assert_eq!(names, ["a", "b"]);
         let changed = database.change_template("a".into(), json!({"max_restarts": 2})).await.unwrap();
-        assert_eq!(changed.config, json!({"max_restarts": 2}));
+        assert_eq!(*changed.config, json!({"max_restarts": 2}));
         assert_eq!(database.template("a".into()).await.unwrap().1, UserId(2));
         database.delete_template("a".into()).await.unwrap();
         for missing in [

@@ -4,14 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::secrets::GivenSecrets;
 use instep_database::{Database, Decision, Error};
 use tokio::sync::mpsc;
 
 use super::Message;
+use super::launch::Resume;
 use super::outbox::{Action, Outbox};
+use super::permit;
 use super::state::ClusterState;
 use crate::clock::now;
 use crate::notices::Notices;
+use crate::vault::Vault;
 
 /// Messages that are taken into one transaction.
 const MESSAGES_AT_A_TIME: usize = 256;
@@ -19,6 +23,9 @@ const MESSAGES_AT_A_TIME: usize = 256;
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// The longest sleep when nothing happens.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+/// What a task starts with; or why it may not start.
+type Prepared = Result<(Resume, GivenSecrets), String>;
 
 pub(super) struct Actor {
     pub(super) database: Database,
@@ -145,18 +152,39 @@ impl Actor {
         }
     }
 
-    /// Looks up where a task resumes, and starts it on its slots.
+    /// Looks up whether a task may still start, where it resumes and which secrets it is given; or why it may not.
+    async fn prepare(&mut self, allocation: &str, trial: Option<TrialId>) -> Result<Prepared, Error> {
+        let Some(task) = self.state.allocations.get(allocation).map(|allocation| allocation.task.clone()) else {
+            return Ok(Err("it is not known any more".to_owned()));
+        };
+        let permit = match permit::check(&self.database, self.state.options().roles, &task).await? {
+            Ok(permit) => permit,
+            Err(why) => return Ok(Err(why)),
+        };
+        let resume = match trial {
+            Some(trial) => self.database.resume_point(trial).await?,
+            None => (None, 0),
+        };
+        let wanted = self.state.wanted_secrets(allocation, permit);
+        let given = wanted.given(&self.database, &Vault::of(&self.database)).await?;
+        Ok(given.map(|secrets| (resume, secrets)))
+    }
+
+    /// Starts a task on its slots.
     async fn start(&mut self, allocation: &str, placement: &[instep_policy::schedule::Grant]) {
         let Some(launch) = self.state.allocations.reserve_ports(allocation) else { return };
-        let resume = match launch.trial {
-            Some(trial) => self.database.resume_point(trial).await,
-            None => Ok((None, 0)),
-        };
-        match resume {
-            Ok(resume) => self.state.start(allocation, placement, launch.ports, &resume, &mut self.outbox),
+        match self.prepare(allocation, launch.trial).await {
+            Ok(Ok((resume, secrets))) => {
+                self.state.start(allocation, placement, launch.ports, &resume, secrets, &mut self.outbox);
+            }
+            Ok(Err(why)) => {
+                tracing::warn!(allocation, why, "a task may not start any more");
+                self.state.allocations.free_ports(&launch.ports);
+                self.state.deny(allocation, &why, &mut self.outbox);
+            }
             Err(error) => {
                 // The next pass tries again; the database says what is wrong with every other request, too.
-                tracing::error!(%error, allocation, "cannot look up where the trial resumes");
+                tracing::error!(%error, allocation, "cannot look up what the task needs");
                 self.state.allocations.free_ports(&launch.ports);
                 self.outbox.request_pass();
             }

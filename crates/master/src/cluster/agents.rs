@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, Hello, Order, VERSION, Welcome};
+use instep_api::link::{Device, Hello, Order, Serves, VERSION, Welcome};
 use instep_api::wire::Timestamp;
 use instep_database::AgentRow;
 use serde_json::json;
@@ -30,6 +30,8 @@ pub(crate) struct Agent {
     pub version: String,
     pub addresses: Vec<String>,
     pub devices: Vec<Device>,
+    /// Whose tasks it takes, as it said or as was decided since.
+    pub serves: Serves,
     pub admin: AdminState,
     pub registered_at: Timestamp,
     /// It ends what it runs, and goes.
@@ -68,6 +70,8 @@ impl Agent {
             version: row.version,
             addresses: serde_json::from_value(row.addresses).unwrap_or_default(),
             devices: serde_json::from_value(row.devices).unwrap_or_default(),
+            // It says so when it comes back, and gets no work before.
+            serves: Serves::Everybody,
             admin: AdminState {
                 enabled: row.enabled,
                 draining: row.draining,
@@ -115,6 +119,12 @@ pub(crate) struct Agents {
     welcome: Welcome,
     /// How long a silent agent's work is left alone: longer than it may take the agent itself to end it.
     patience: Duration,
+}
+
+/// Whether an agent can have this name.
+pub(crate) fn can_name_an_agent(name: &str) -> bool {
+    let proper = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    (1..=255).contains(&name.len()) && name.chars().all(proper)
 }
 
 fn missing(agent: &str) -> Refusal {
@@ -172,6 +182,7 @@ impl Agents {
             version: hello.version,
             addresses: hello.addresses,
             devices: hello.devices,
+            serves: hello.serves,
             admin,
             registered_at,
             leaving: false,
@@ -196,8 +207,7 @@ impl Agents {
                  version of instep on both"
             ));
         }
-        let proper = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-        if hello.agent.is_empty() || hello.agent.len() > 255 || !hello.agent.chars().all(proper) {
+        if !can_name_an_agent(&hello.agent) {
             return Some(format!(
                 "`{}` cannot be the name of an agent\nhint: use letters, digits, dots and dashes",
                 hello.agent
@@ -239,6 +249,13 @@ impl Agents {
     pub(super) fn forget(&mut self, agent: &str) {
         if let Some(gone) = self.known.remove(agent) {
             self.absent.insert(agent.to_owned(), gone.admin);
+        }
+    }
+
+    /// A task of a user goes to an agent, which may serve nobody else from now on.
+    pub(super) fn admit(&mut self, agent: &str, user: &str) {
+        if let Some(known) = self.known.get_mut(agent).filter(|known| known.serves == Serves::First) {
+            known.serves = Serves::User { name: user.to_owned() };
         }
     }
 

@@ -11,7 +11,7 @@ use instep_policy::lifecycle::gang::{Gang, Step};
 
 use super::allocation::{Allocation, AllocationEvent, Placed, Purpose, Share, Signal};
 use super::outbox::{Action, Outbox};
-use super::ports::Ports;
+use super::ports::{Ports, is_open_here};
 use crate::clock::now;
 
 /// Before SIGKILL, for what the failure of another share takes along.
@@ -92,6 +92,15 @@ impl Allocations {
         }
     }
 
+    /// Ends one in the queue that may not start.
+    pub(super) fn deny(&mut self, name: &str, end: End, outbox: &mut Outbox) {
+        self.withdraw(name, sentence(&end, None), outbox);
+        if let Some(allocation) = self.live.get_mut(name) {
+            allocation.end = Some(end);
+        }
+        outbox.request_pass();
+    }
+
     /// Asks the script of one to stop in good order.
     pub(super) fn preempt(&mut self, name: &str, why: String, outbox: &mut Outbox) {
         if let Some(allocation) = self.live.get_mut(name) {
@@ -131,7 +140,7 @@ impl Allocations {
             Purpose::Trial { trial, .. } => (false, Some(*trial)),
             Purpose::Command => (true, None),
         };
-        let ports = self.ports.give(service);
+        let ports = self.ports.give(service, is_open_here);
         if ports.is_none() {
             tracing::error!(allocation = name, "there are no free ports");
         }

@@ -20,6 +20,7 @@ use super::log_policies::Patterns;
 use super::outbox::{Action, Outbox};
 use super::{Refusal, TrialReport, pool_of};
 use crate::clock::now;
+use crate::file_owners::unix_user;
 
 /// Before SIGKILL, for what is ended on somebody's word.
 const KILL_GRACE_SECONDS: u32 = 0;
@@ -57,10 +58,11 @@ impl Live {
     pub(super) fn of(found: &LiveExperiment) -> Result<Live, String> {
         let experiment = &found.experiment;
         let sources = Sources { managed: true, name: experiment.name.clone(), ..Sources::default() };
-        let config = ExperimentConfig::from_value(experiment.config.clone(), &sources).map_err(|errors| {
-            let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            all.join("; ")
-        })?;
+        let config =
+            ExperimentConfig::from_value(experiment.config.clone().into_value(), &sources).map_err(|errors| {
+                let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                all.join("; ")
+            })?;
         let (machine, journal) = match Journal::read(&found.stored)? {
             Some(read) => read,
             None => (machine(experiment.id, &config, found.state == State::Paused)?, Journal::new()),
@@ -72,7 +74,7 @@ impl Live {
             machine,
             journal,
             patterns: Patterns::of(&config)?,
-            full: experiment.config.clone(),
+            full: experiment.config.clone().into_value(),
             config,
             owner: Owner::of(found),
             job: experiment.job_id.clone(),
@@ -432,12 +434,6 @@ impl Owner {
 
     /// With what the account says about the machines' users.
     pub(super) fn new(id: UserId, name: String, group: Option<&Value>) -> Owner {
-        let number = |name: &str| {
-            let value = group?.get(name)?;
-            let number = value.as_i64().or_else(|| value.as_str()?.parse().ok())?;
-            u32::try_from(number).ok()
-        };
-        let run_as = number("agentUid").zip(number("agentGid")).map(|(uid, gid)| RunAs { uid, gid });
-        Owner { id, name, run_as }
+        Owner { id, name, run_as: unix_user(group) }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use instep_api::config::{BindMount, Entrypoint as Configured, Environment, ExperimentConfig};
 use instep_api::identifiers::UserId;
 use instep_api::link::{DeviceKind, Entrypoint, Mount, Order, Share as ShareName, Start};
+use instep_api::secrets::GivenSecrets;
 use instep_database::TaskSession;
 use instep_policy::schedule::Grant;
 
@@ -12,14 +13,16 @@ use super::allocation::{AllocationEvent, Purpose, Share};
 use super::environment::{self, TrialVariables};
 use super::experiments::Owner;
 use super::outbox::Outbox;
+use super::permit::Permit;
 use super::ports::SERVICE_PORT;
 use super::state::ClusterState;
 use crate::clock::now;
 use crate::passwords::token_hash;
 use crate::random;
+use crate::vault::WantedSecrets;
 
 /// The checkpoint that a trial resumes from, and how many steps it holds.
-type Resume = (Option<String>, i64);
+pub(super) type Resume = (Option<String>, i64);
 
 impl ClusterState {
     /// Gives an allocation its slots, and the agents their orders.
@@ -29,6 +32,7 @@ impl ClusterState {
         placement: &[Grant],
         ports: BTreeMap<String, u16>,
         resume: &Resume,
+        secrets: GivenSecrets,
         outbox: &mut Outbox,
     ) {
         let shares: Vec<Share> = placement.iter().map(|grant| self.share_on(grant)).collect();
@@ -36,6 +40,7 @@ impl ClusterState {
         let Some((owner, order)) = self.order_for(name, &shares, &ports, resume, &user_token) else {
             return self.allocations.free_ports(&ports);
         };
+        let order = Start { secrets, ..order };
         for hash in [token_hash(&order.token), token_hash(&user_token)] {
             let session = TaskSession { token_hash: hash, user: owner, allocation: name.to_owned() };
             outbox.decision.sessions.push(session);
@@ -43,6 +48,8 @@ impl ClusterState {
         let starts: Vec<Start> =
             shares.iter().enumerate().map(|(rank, share)| self.order_of_share(name, rank, share, &order)).collect();
         for (share, start) in shares.iter().zip(&starts) {
+            // By the name that the agent goes by.
+            self.agents.admit(&share.agent, start.environment.get("DET_USER").map_or("", String::as_str));
             outbox.order(&share.agent, Order::Start(Box::new(start.clone())));
         }
         self.allocations.place(name, (shares, starts), ports, order.decided_at, outbox);
@@ -67,6 +74,7 @@ impl ClusterState {
             container: String::new(),
             environment,
             user_environment: Vec::new(),
+            secrets: GivenSecrets::default(),
             entrypoint: Entrypoint::Shell(String::new()),
             token: random::token(),
             context: true,
@@ -124,6 +132,16 @@ impl ClusterState {
                 Some((live.owner.id, start))
             }
         }
+    }
+
+    /// The secrets that an allocation's configuration names, for who may have them.
+    pub(super) fn wanted_secrets(&self, name: &str, permit: Permit) -> WantedSecrets {
+        let environment = self.allocations.get(name).and_then(|allocation| match &allocation.purpose {
+            Purpose::Trial { experiment, .. } => Some(&self.experiments.get(*experiment)?.config.environment),
+            Purpose::Command => Some(&self.commands.get(&allocation.task)?.config.environment),
+        });
+        let wanted = environment.map(|environment| WantedSecrets::of(environment, permit.owner, permit.workspace));
+        wanted.unwrap_or_default()
     }
 
     /// What one share of an allocation is told.

@@ -12,7 +12,8 @@
 //! - `allocations`: the attempts to run something, each an `allocation`, with their `ports`. `rendezvous`: what the
 //!   running tasks ask.
 //! - `agents`: the machines that lend slots. `reports`: what they report.
-//! - `scheduler`: which allocation gets which slots. `launch`: starts them there, with an `environment`.
+//! - `scheduler`: which allocation gets which slots. `launch`: starts them there, with an `environment`; `permit`: those
+//!   that still may.
 //! - `views`: what people see of all this. `changes`: what they change about agents and jobs.
 //! - `restore`: what is found in the database at the start. `collection`: checkpoints that are not kept.
 
@@ -29,6 +30,7 @@ mod journal;
 mod launch;
 mod log_policies;
 mod outbox;
+mod permit;
 mod ports;
 mod rendezvous;
 mod reports;
@@ -58,7 +60,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::notices::Notices;
 use actor::Actor;
 use agents::Agents;
-pub(crate) use agents::Availability;
+pub(crate) use agents::{Availability, can_name_an_agent};
 pub(crate) use allocation::Signal;
 pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
@@ -109,6 +111,8 @@ pub struct ClusterOptions {
     pub scheduling: schedule::Settings,
     /// The priority of what does not say.
     pub default_priority: u32,
+    /// Whether roles decide who may run what where.
+    pub roles: bool,
 }
 
 impl Default for ClusterOptions {
@@ -125,6 +129,7 @@ impl ClusterOptions {
             margin: ENDING,
             scheduling: schedule::Settings::default(),
             default_priority: 42,
+            roles: false,
         };
         options.margin += options.silence();
         options

@@ -20,11 +20,12 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Gives the lowest free port from its base on for each name; `None` if they are used up.
-    pub(super) fn give(&mut self, service: bool) -> Option<BTreeMap<String, u16>> {
+    /// Gives the lowest free port from its base on for each name; `None` if they are used up. `is_open` tells ports on which
+    /// something else listens, as far as anybody knows.
+    pub(super) fn give(&mut self, service: bool, is_open: impl Fn(u16) -> bool) -> Option<BTreeMap<String, u16>> {
         let mut given = BTreeMap::new();
         for (name, base) in NAMES.iter().chain(service.then_some(&SERVICE)) {
-            let Some(port) = (*base..u16::MAX).find(|port| !self.taken.contains(port)) else {
+            let Some(port) = (*base..u16::MAX).find(|port| !self.taken.contains(port) && !is_open(*port)) else {
                 self.take_back(&given);
                 return None;
             };
@@ -47,6 +48,12 @@ impl Ports {
     }
 }
 
+/// Whether something listens on a port of this machine, where tasks may run too.
+pub(super) fn is_open_here(port: u16) -> bool {
+    std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, port))
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,18 +61,28 @@ mod tests {
     #[test]
     fn no_port_is_given_twice_until_it_is_free_again() {
         let mut ports = Ports::default();
-        let first = ports.give(false).unwrap();
+        let first = ports.give(false, |_| false).unwrap();
         assert_eq!((first["DTRAIN_SSH_PORT"], first["C10D_PORT"]), (12350, 29400));
-        let second = ports.give(false).unwrap();
+        let second = ports.give(false, |_| false).unwrap();
         assert_eq!((second["DTRAIN_SSH_PORT"], second["C10D_PORT"]), (12351, 29401));
         let mut all: Vec<u16> = first.values().chain(second.values()).copied().collect();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 8);
         ports.take_back(&first);
-        assert_eq!(ports.give(false).unwrap(), first);
+        assert_eq!(ports.give(false, |_| false).unwrap(), first);
         let mut restarted = Ports::default();
         restarted.claim(&first);
-        assert_eq!(restarted.give(false).unwrap()["C10D_PORT"], 29401);
+        assert_eq!(restarted.give(false, |_| false).unwrap()["C10D_PORT"], 29401);
+    }
+    #[test]
+    fn a_port_on_which_something_listens_is_left_out() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = listener.local_addr().unwrap().port();
+        assert!(is_open_here(taken));
+        drop(listener);
+        assert!(!is_open_here(taken));
+        let given = Ports::default().give(true, |port| [2600, 2601, 29400].contains(&port)).unwrap();
+        assert_eq!((given[SERVICE_PORT], given["C10D_PORT"], given["DTRAIN_SSH_PORT"]), (2602, 29401, 12350));
     }
 }

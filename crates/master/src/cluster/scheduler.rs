@@ -66,6 +66,7 @@ impl SchedulerStats {
 /// What an allocation asks of the scheduler, besides slots.
 struct Terms {
     job: String,
+    user: String,
     single_node: bool,
     preemptible: bool,
 }
@@ -152,6 +153,7 @@ impl ClusterState {
             pools.entry(agent.pool.clone()).or_insert_with(pool).agents.push(Agent {
                 id: agent.name.clone(),
                 takes_work: agent.takes_work(),
+                serves: agent.serves.clone(),
                 slots: slots.collect(),
             });
         }
@@ -174,11 +176,12 @@ impl ClusterState {
             queue.jobs.insert(live.job.clone(), Job { max_slots: None, ..job });
         }
         for allocation in self.allocations.open() {
-            let Some(Terms { job, single_node, preemptible }) = self.terms_of(allocation) else { continue };
+            let Some(Terms { job, user, single_node, preemptible }) = self.terms_of(allocation) else { continue };
             match &allocation.placed {
                 None => queue.waiting.push(Request {
                     id: allocation.id.clone(),
                     job,
+                    user,
                     slots: allocation.slots as usize,
                     single_node,
                     preemptible,
@@ -206,12 +209,13 @@ impl ClusterState {
             Purpose::Trial { experiment, .. } => {
                 let live = self.experiments.get(*experiment)?;
                 let single_node = live.config.resources.is_single_node.unwrap_or(false);
-                Some(Terms { job: live.job.clone(), single_node, preemptible: true })
+                Some(Terms { job: live.job.clone(), user: live.owner.name.clone(), single_node, preemptible: true })
             }
             // It could not resume where it stopped, and its parts would not find each other.
             Purpose::Command => {
                 let live = self.commands.get(&allocation.task)?;
-                Some(Terms { job: live.job.clone(), single_node: true, preemptible: false })
+                let user = live.owner.name.clone();
+                Some(Terms { job: live.job.clone(), user, single_node: true, preemptible: false })
             }
         }
     }

@@ -1,12 +1,14 @@
 //! The whole life of experiments, with a real database and agents that are played by the tests.
 
+mod permits;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use instep_api::config::Sources;
 use instep_api::identifiers::{ExperimentId, TrialId, UserId};
-use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, Share, ShareState, Start, VERSION};
+use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, Serves, Share, ShareState, Start, VERSION};
 use instep_api::pages::{Order as ListOrder, Slice};
 use instep_api::states::State;
 use instep_api::trials::Trial;
@@ -75,6 +77,10 @@ impl Master {
     }
 
     fn submit(&self, config: &str) -> ExperimentId {
+        self.submit_as(UserId(1), config)
+    }
+
+    fn submit_as(&self, owner: UserId, config: &str) -> ExperimentId {
         let sources = Sources { managed: true, seed: 1, ..Sources::default() };
         let config = crate::config::read(config, &sources).unwrap();
         let experiment = NewExperiment {
@@ -87,7 +93,7 @@ impl Master {
             job_id: crate::random::uuid(),
             project_id: None,
             project_names: None,
-            owner: UserId(1),
+            owner,
             searcher_name: config.searcher.name().into(),
             searcher_metric: config.searcher.metric.clone(),
             smaller_is_better: true,
@@ -143,6 +149,7 @@ fn hello(name: &str, slots: u32, shares: Vec<ShareState>) -> Hello {
         addresses: vec![format!("{name}.example")],
         devices: (0..slots).map(device).collect(),
         shares,
+        serves: Serves::Everybody,
     }
 }
 

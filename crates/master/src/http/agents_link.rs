@@ -1,16 +1,22 @@
 //! The websocket over which an agent hears what to run and says what became of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::ws::{Message, WebSocket};
+use instep_api::audit::TokenKind;
 use instep_api::link::{AgentToken, AgentTokenRequest, AgentTokenResponse, AgentTokensResponse, Hello, Order, Report};
-use tokio::sync::mpsc;
+use instep_database::AgentTokenRow;
+use tokio::sync::{mpsc, watch};
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing, Reply};
+use crate::application::Application;
+use crate::audit::Noted;
 use crate::clock::now;
-use crate::cluster::{Cluster, Refusal};
+use crate::cluster::{Cluster, DEFAULT_POOL, Refusal, can_name_an_agent};
+use crate::names;
 use crate::passwords::token_hash;
 use crate::random;
 
@@ -22,45 +28,141 @@ const LONGEST_MESSAGE: usize = 4 << 20;
 const LONGEST_NAME: usize = 100;
 /// How long an agent may take to say who it is.
 const HELLO: Duration = Duration::from_secs(10);
+/// How the audit log shows an agent that was sent away.
+const FORBIDDEN: u16 = 403;
 
 pub(crate) async fn connect(mut call: Call) -> Result<Reply, Failure> {
     let Some(upgrade) = call.upgrade.take() else {
         return Err(Failure::invalid("agents connect here with a websocket\nhint: run `instep agent --master …`"));
     };
+    let permit = Permit::of(&call).await?;
     let cluster = call.application.cluster.clone();
     let upgrade = upgrade.max_message_size(LONGEST_MESSAGE).max_frame_size(LONGEST_MESSAGE);
     // The task ends with its connection.
-    Ok(Reply::Upgrade(upgrade.on_upgrade(move |socket| talk(socket, cluster))))
+    Ok(Reply::Upgrade(upgrade.on_upgrade(move |socket| talk(socket, cluster, permit))))
 }
 
 /// The tokens that let agents in, without themselves.
 pub(crate) async fn tokens(call: Call) -> Result<Json<AgentTokensResponse>, Failure> {
     let found = call.application.database.agent_tokens().await?;
-    let token = |(name, user_id, created_at)| AgentToken { name, user_id, created_at };
+    let token = |row: AgentTokenRow| {
+        let AgentTokenRow { name, user, created_at, agent, pool } = row;
+        AgentToken { name, user_id: user, created_at, agent, pool }
+    };
     Ok(Json(AgentTokensResponse { tokens: found.into_iter().map(token).collect() }))
 }
 
 /// Makes a token; nobody learns it later.
 pub(crate) async fn create_token(call: Call) -> Result<Json<AgentTokenResponse>, Failure> {
     let request: AgentTokenRequest = call.json()?;
-    let name = request.name.unwrap_or_default();
-    if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['/', '\0']) {
+    let AgentTokenRequest { name, agent, pool } = request;
+    let name = name.unwrap_or_default();
+    if name.is_empty() || name.len() > LONGEST_NAME || name.contains('/') {
         return Err(Failure::invalid("`name` must be a text of 1 to 100 bytes without slashes"));
     }
+    if let Some(why) = names::objection(&name) {
+        return Err(Failure::invalid(format!("`name` {why}")));
+    }
+    if let Some(agent) = agent.as_ref().filter(|agent| !can_name_an_agent(agent)) {
+        return Err(Failure::invalid(format!("`agent`: {agent:?} cannot be the name of an agent")));
+    }
+    if let Some(why) = pool.as_deref().and_then(names::objection) {
+        return Err(Failure::invalid(format!("`pool` {why}")));
+    }
     let token = random::token();
-    let database = &call.application.database;
-    database.create_agent_token(token_hash(&token), name.clone(), call.user()?.id, now()).await?;
+    let row = AgentTokenRow { name: name.clone(), user: call.user()?.id, created_at: now(), agent, pool };
+    call.noted.subject(format!("token {name}"));
+    call.application.database.create_agent_token(token_hash(&token), row).await?;
     Ok(Json(AgentTokenResponse { name, token }))
 }
 
 pub(crate) async fn delete_token(call: Call) -> Result<Json<Nothing>, Failure> {
     call.application.database.delete_agent_token(call.part("name").to_owned()).await?;
+    call.application.notices.agent_token_revoked();
     Ok(Json(Nothing {}))
 }
 
-async fn talk(mut socket: WebSocket, cluster: Cluster) {
+/// What a connection may be used for, and for how long: what the token allows, as long as there is the token.
+struct Permit {
+    application: Arc<Application>,
+    /// Where the agent is.
+    address: String,
+    /// `None` for administrators, who have logged in.
+    token: Option<(String, AgentTokenRow)>,
+    revocations: watch::Receiver<()>,
+}
+
+impl Permit {
+    async fn of(call: &Call) -> Result<Permit, Failure> {
+        let application = Arc::clone(&call.application);
+        // Before the token is looked up, so that no revocation falls between.
+        let revocations = application.notices.follow_agent_tokens();
+        let token = match (&call.user, &call.token) {
+            (None, Some(token)) => {
+                let hash = token_hash(token);
+                let row = application.database.agent_token(hash.clone()).await?;
+                Some((hash, row.ok_or_else(Failure::unauthenticated)?))
+            }
+            _ => None,
+        };
+        if let Some((_, row)) = &token {
+            call.noted.subject(format!("token {}", row.name));
+        }
+        let address = call.peer.remote.ip().to_canonical().to_string();
+        Ok(Permit { application, address, token, revocations })
+    }
+
+    /// Why an agent is not one that may use the token.
+    fn objection(&self, hello: &Hello) -> Option<String> {
+        objection(&self.token.as_ref()?.1, hello)
+    }
+
+    /// Records that an agent was sent away, after its connection was let in.
+    async fn record_refusal(&self, agent: &str) {
+        let noted = Noted::default();
+        noted.token(if self.token.is_some() { TokenKind::Agent } else { TokenKind::Login });
+        let token = self.token.as_ref().map_or_else(String::new, |(_, row)| format!(", token {}", row.name));
+        noted.subject(format!("agent {agent}{token}"));
+        let record = noted.record("agent.connect", self.address.clone(), String::new(), FORBIDDEN);
+        self.application.audit.record(record).await;
+    }
+
+    /// Waits until the token is revoked, and gives its name.
+    async fn revoked(&mut self) -> String {
+        while self.revocations.changed().await.is_ok() {
+            let Some((hash, row)) = &self.token else { continue };
+            if let Ok(None) = self.application.database.agent_token(hash.clone()).await {
+                return row.name.clone();
+            }
+        }
+        // The sender lives as long as the master.
+        std::future::pending().await
+    }
+}
+
+fn objection(token: &AgentTokenRow, hello: &Hello) -> Option<String> {
+    let pool = if hello.pool.is_empty() { DEFAULT_POOL } else { &hello.pool };
+    let (name, hint) = (&token.name, "create another with `instep agent token create NAME`");
+    match token {
+        AgentTokenRow { agent: Some(only), .. } if *only != hello.agent => {
+            Some(format!("the token {name} is for agent {only}, not {}\nhint: {hint}", hello.agent))
+        }
+        AgentTokenRow { pool: Some(only), .. } if only != pool => {
+            Some(format!("the token {name} is for pool {only}, not {pool}\nhint: {hint}"))
+        }
+        _ => None,
+    }
+}
+
+async fn talk(mut socket: WebSocket, cluster: Cluster, mut permit: Permit) {
     let Ok(Some(hello)) = tokio::time::timeout(HELLO, first_word(&mut socket)).await else { return };
     let agent = hello.agent.clone();
+    if let Some(why) = permit.objection(&hello) {
+        tracing::warn!(agent, why, "refused an agent");
+        permit.record_refusal(&agent).await;
+        let _ = send(&mut socket, &Order::Refused { why }).await;
+        return;
+    }
     let (sender, mut orders) = mpsc::channel(ORDERS_AHEAD);
     let connection = match cluster.hello(hello, sender).await {
         Ok(connection) => connection,
@@ -70,11 +172,22 @@ async fn talk(mut socket: WebSocket, cluster: Cluster) {
                 // It may come back to the next master.
                 Refusal::Closed => return,
             };
+            permit.record_refusal(&agent).await;
             let _ = send(&mut socket, &Order::Refused { why }).await;
             return;
         }
     };
-    converse(&mut socket, &cluster, &agent, connection, &mut orders).await;
+    tokio::select! {
+        () = converse(&mut socket, &cluster, &agent, connection, &mut orders) => {}
+        token = permit.revoked() => {
+            let why = format!(
+                "the token {token} was revoked\nhint: create another with `instep agent token create NAME`, and start the \
+                 agent with it"
+            );
+            tracing::warn!(agent, token, "disconnected an agent whose token was revoked");
+            let _ = send(&mut socket, &Order::Refused { why }).await;
+        }
+    }
     let _ = cluster.disconnected(agent, connection).await;
 }
 
@@ -137,4 +250,40 @@ async fn converse(
 async fn send(socket: &mut WebSocket, order: &Order) -> Result<(), axum::Error> {
     let text = serde_json::to_string(order).map_err(axum::Error::new)?;
     socket.send(Message::Text(text.into())).await
+}
+
+#[cfg(test)]
+mod tests {
+    use instep_api::identifiers::UserId;
+    use instep_api::link::{Serves, VERSION};
+
+    use super::*;
+
+    #[test]
+    fn a_token_lets_in_its_agent_and_its_pool() {
+        let token = |agent: Option<&str>, pool: Option<&str>| AgentTokenRow {
+            name: "machines".to_owned(),
+            user: UserId(1),
+            created_at: now(),
+            agent: agent.map(str::to_owned),
+            pool: pool.map(str::to_owned),
+        };
+        let hello = |agent: &str, pool: &str| Hello {
+            protocol: VERSION,
+            version: String::new(),
+            agent: agent.to_owned(),
+            pool: pool.to_owned(),
+            addresses: Vec::new(),
+            devices: Vec::new(),
+            shares: Vec::new(),
+            serves: Serves::Everybody,
+        };
+        assert_eq!(objection(&token(None, None), &hello("a", "gpu")), None);
+        assert_eq!(objection(&token(Some("a"), None), &hello("a", "gpu")), None);
+        assert_eq!(objection(&token(Some("a"), Some(DEFAULT_POOL)), &hello("a", "")), None);
+        let why = objection(&token(Some("a"), None), &hello("b", "")).unwrap();
+        assert!(why.starts_with("the token machines is for agent a, not b\nhint: "), "{why}");
+        let why = objection(&token(None, Some("gpu")), &hello("b", "")).unwrap();
+        assert!(why.starts_with("the token machines is for pool gpu, not default\nhint: "), "{why}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use axum::http::header;
 use instep_api::error::Code;
 use instep_api::users::{LoginRequest, LoginResponse, UserResponse};
 use instep_api::wire::Timestamp;
@@ -9,17 +10,22 @@ use instep_api::wire::Timestamp;
 use super::call::Call;
 use super::failure::Failure;
 use super::hashing::work;
-use super::reply::{Json, Nothing};
+use super::reply::{Json, Nothing, WithCookie};
 use crate::clock::now;
 use crate::passwords::{matches, token_hash};
 use crate::random;
+use crate::sync::lock;
 
-pub(crate) async fn login(call: Call) -> Result<Json<LoginResponse>, Failure> {
+/// Opens a session. Programs are given its token; a browser, which asks with `cookie=true`, keeps it in a cookie that no
+/// page can read, and is not told it.
+pub(crate) async fn login(call: Call) -> Result<WithCookie<LoginResponse>, Failure> {
+    let for_browser = call.query.value("cookie")?.unwrap_or(false);
     let request: LoginRequest = call.json()?;
     let username = request.username.unwrap_or_default();
     if username.is_empty() {
         return Err(Failure::invalid("the request has no username"));
     }
+    call.noted.subject(format!("user {username}"));
     let password = request.password.unwrap_or_default();
     let is_hashed = request.is_hashed.unwrap_or(false);
     let account = call.application.database.account(username.clone()).await?;
@@ -43,12 +49,32 @@ pub(crate) async fn login(call: Call) -> Result<Json<LoginResponse>, Failure> {
     if !user.active {
         return Err(Failure::forbidden("user is not active"));
     }
+    call.noted.user(&user);
     let token = random::token();
     let time = now();
     let lasting = i64::try_from(call.application.session.as_micros()).unwrap_or(i64::MAX);
     let expiry = Timestamp(time.0.saturating_add(lasting));
     call.application.database.open_session(token_hash(&token), user.id, time, expiry).await?;
-    Ok(Json(LoginResponse { token, user }))
+    if !for_browser {
+        return Ok(WithCookie(Json(LoginResponse { token, user }), None));
+    }
+    // Whose place the new one takes.
+    if let (Some(before), true) = (&call.token, call.by_cookie) {
+        close(&call, before).await?;
+    }
+    let origin = call.headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    let secure = origin.is_some_and(|origin| origin.starts_with("https://"));
+    let cookie = call.application.cookies.set_session(&token, call.application.session, secure);
+    Ok(WithCookie(Json(LoginResponse { token: String::new(), user }), Some(cookie)))
+}
+
+/// Ends a session, and with it what it gave keys for.
+async fn close(call: &Call, token: &str) -> Result<(), Failure> {
+    let session = token_hash(token);
+    call.application.database.close_session(session.clone()).await?;
+    call.application.forget_sessions();
+    lock(&call.application.task_access).end_session(&session);
+    Ok(())
 }
 
 fn too_many(username: &str, wait: Duration) -> Failure {
@@ -78,12 +104,12 @@ async fn check_without_password(call: &Call, username: &str, password: &str) -> 
     Err(Failure::forbidden(what))
 }
 
-pub(crate) async fn logout(call: Call) -> Result<Json<Nothing>, Failure> {
+pub(crate) async fn logout(call: Call) -> Result<WithCookie<Nothing>, Failure> {
     if let Some(token) = &call.token {
-        call.application.database.close_session(token_hash(token)).await?;
-        call.application.forget_sessions();
+        close(&call, token).await?;
     }
-    Ok(Json(Nothing {}))
+    let cookie = call.by_cookie.then(|| call.application.cookies.clear_session());
+    Ok(WithCookie(Json(Nothing {}), cookie))
 }
 
 pub(crate) async fn me(call: Call) -> Result<Json<UserResponse>, Failure> {

@@ -5,9 +5,11 @@ use instep_api::identifiers::{ExperimentId, ProjectId};
 use instep_api::pages::{Order, Slice};
 use instep_database::{ExperimentFilter, ExperimentSort, Subject};
 use instep_policy::lifecycle::Event;
+use instep_policy::permissions::Kind;
 
 use super::call::Call;
 use super::control::{IfEnded, send_event};
+use super::experiments::may_make_in;
 use super::failure::Failure;
 use super::reply::Json;
 use crate::clock::now;
@@ -37,6 +39,9 @@ async fn each(call: &Call, request: BulkRequest, wish: BulkAction) -> Result<Jso
     let mut results = Vec::new();
     for id in meant(call, request).await? {
         let error = wish.grant(call, id).await.err().map(|failure| failure.message).unwrap_or_default();
+        if !error.is_empty() {
+            call.noted.not_done(Subject::Experiment(id));
+        }
         results.push(BulkResult { id, error });
     }
     Ok(Json(BulkResponse { results }))
@@ -58,6 +63,7 @@ async fn meant(call: &Call, request: BulkRequest) -> Result<Vec<ExperimentId>, F
         name: filters.name.filter(|name| !name.is_empty()),
         description: filters.description.filter(|text| !text.is_empty()),
         labels: filters.labels.unwrap_or_default(),
+        workspaces: call.seen_workspaces(Kind::Experiment),
     };
     let excluded = filters.excluded_experiment_ids.unwrap_or_default();
     let database = &call.application.database;
@@ -88,5 +94,6 @@ pub(crate) async fn set_archived(call: Call) -> Result<Json<BulkResponse>, Failu
 pub(crate) async fn relocate(call: Call) -> Result<Json<BulkResponse>, Failure> {
     let request: BulkRequest = call.json()?;
     let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
+    may_make_in(&call, Some(project), None).await?;
     each(&call, request, BulkAction::Move(project)).await
 }

@@ -2,20 +2,24 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use axum::body::Bytes;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::http::{HeaderMap, Uri};
+use hyper::upgrade::OnUpgrade;
 use instep_api::pages::{Order, Slice};
 use instep_api::users::User;
 use instep_api::wire::{Timestamp, camel_case};
 use instep_database::SessionTask;
+use instep_policy::permissions::Grants;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::failure::Failure;
 use super::routes::Route;
 use crate::application::Application;
+use crate::audit::Noted;
 use crate::names;
 use crate::peer::Peer;
 
@@ -30,10 +34,16 @@ pub(crate) struct Call {
     pub user: Option<User>,
     /// The task whose token it is.
     pub task: Option<SessionTask>,
+    /// What the user has been given; `None` without roles.
+    pub grants: Option<Arc<Grants>>,
+    /// Whether anybody has asked what the caller may see or make.
+    pub asked: Arc<AtomicBool>,
     /// When the token's session was opened.
     pub opened_at: Option<Timestamp>,
     /// The token itself.
     pub token: Option<String>,
+    /// The token came in a cookie, which a browser sends by itself.
+    pub by_cookie: bool,
     /// The variable parts of the path, decoded, in their order.
     pub path: Vec<(String, String)>,
     pub query: Query,
@@ -43,8 +53,12 @@ pub(crate) struct Call {
     pub headers: HeaderMap,
     pub uri: Uri,
     pub body: Bytes,
+    /// What the audit log is told of it.
+    pub noted: Arc<Noted>,
     /// What makes a websocket of the connection, where the route is one and the caller asks for it.
     pub upgrade: Option<WebSocketUpgrade>,
+    /// The caller's end of a connection that is to become something else, where that is passed on to a task.
+    pub on_upgrade: Option<OnUpgrade>,
 }
 
 impl Call {
@@ -91,7 +105,7 @@ impl Call {
 }
 
 /// Refuses control characters in the fields of a body that are names, each a path such as `user/username`.
-fn check_names(body: &[u8], fields: &[&str]) -> Result<(), Failure> {
+pub(crate) fn check_names(body: &[u8], fields: &[&str]) -> Result<(), Failure> {
     // JSON can only say them with a backslash.
     if fields.is_empty() || !body.contains(&b'\\') {
         return Ok(());

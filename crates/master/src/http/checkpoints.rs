@@ -16,6 +16,8 @@ use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
+use super::files::check_reported;
+use super::models::undeleted;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
 
@@ -50,6 +52,8 @@ pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
     call.may_change(Subject::Task(new.task_id.clone())).await?;
     // Another report under a known UUID replaces the first.
     call.may_change(Subject::Checkpoint(new.uuid.to_string())).await?;
+    let storage = call.application.database.storage_of_report(new.task_id.clone(), new.storage_id).await?;
+    check_reported(&call, &new.task_id, new.uuid.as_str(), storage).await?;
     call.application.database.report_checkpoint(new).await?;
     Ok(Json(Nothing {}))
 }
@@ -76,7 +80,9 @@ pub(crate) async fn shrink(call: Call) -> Result<Json<Nothing>, Failure> {
         patches.extend(patch.resources.map(|left| (uuid, left.resources.unwrap_or_default())));
     }
     for (uuid, left) in patches {
-        call.application.database.shrink_checkpoint(uuid, left).await?;
+        if let Err(error) = call.application.database.shrink_checkpoint(uuid, left).await {
+            return Err(undeleted(&call, error).await);
+        }
     }
     Ok(Json(Nothing {}))
 }

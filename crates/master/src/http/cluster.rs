@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterLogsElement, MasterResponse, TelemetryInfo};
+use instep_api::config::masked;
 use instep_api::error::Code;
 use instep_policy::schedule::{Fitting, Rule};
 use serde_json::json;
@@ -47,7 +48,7 @@ pub(crate) async fn info(call: Call) -> Result<Json<Info>, Failure> {
     }))
 }
 
-/// How the master runs experiments, for administrators. It holds no secrets.
+/// How the master runs experiments, for administrators.
 pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
     let options = call.application.cluster.read(|state| state.options().clone()).await?;
     let scheduling = &options.scheduling;
@@ -75,7 +76,7 @@ pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
             "agent_reconnect_wait": format!("{}s", options.reconnect_window.as_secs()),
         },
     });
-    Reply::json(&json!({"config": config}))
+    Reply::json(&json!({"config": masked(config)}))
 }
 
 pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> {
@@ -88,7 +89,7 @@ pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> 
         external_login_uri: String::new(),
         external_logout_uri: String::new(),
         branding: "determined".to_owned(),
-        rbac_enabled: false,
+        rbac_enabled: call.application.roles,
         product: "PRODUCT_UNSPECIFIED".to_owned(),
         feature_switches: Vec::new(),
         user_management_enabled: true,

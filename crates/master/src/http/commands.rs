@@ -4,18 +4,23 @@ use instep_api::commands::{
     Command, CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest, LaunchTensorboardResponse,
     PriorityRequest, TensorboardResponse, TensorboardsResponse,
 };
-use instep_api::config::{ConfigError, TaskConfig, TaskSources};
+use instep_api::config::{ConfigError, Configuration, TaskConfig, TaskSources};
 use instep_api::error::Code;
 use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
 use instep_api::pages::{Order, Pagination};
 use instep_api::states::AllocationState;
-use instep_database::{CommandFilter, CommandRow, NewCommand, ShownTrial};
-use serde_json::{Value, json};
+use instep_database::{CommandFilter, CommandRow, NewCommand, ShownTrial, Subject};
+use instep_policy::permissions;
+use serde_json::json;
 
 use super::call::Call;
+use super::experiments::template;
 use super::failure::Failure;
+use super::masks::unmasked;
+use super::ownership::Place;
 use super::queue::{Change, apply};
 use super::reply::Json;
+use super::{contexts, secrets};
 use crate::clock::now;
 use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, TensorboardContent};
 use crate::random;
@@ -23,26 +28,25 @@ use crate::storage::{self, Unreachable};
 
 /// Trials that one TensorBoard shows: what Determined shows at most.
 const MOST_TRIALS: usize = 100;
-/// Where a task belongs that does not say.
-const FIRST_WORKSPACE: WorkspaceId = WorkspaceId(1);
 
 /// A task that has been made.
 struct Launched {
     task: Command,
-    config: Value,
+    config: Configuration,
     warnings: Vec<String>,
 }
 
 async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
     let request: LaunchRequest = call.json()?;
     let database = &call.application.database;
-    let template = match request.template_name.filter(|name| !name.is_empty()) {
-        Some(name) => Some(database.template(name).await?.0.config),
-        None => None,
-    };
+    let place = Place::workspace(request.workspace_id);
+    call.may_make(permissions::Kind::Task, &place)?;
+    let template = template(call, request.template_name).await?;
     let sources = TaskSources { template, defaults: Some(call.application.defaults.clone()), ..kind.sources() };
     let config = request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({}));
+    let config = unmasked(config, [&sources.template, &sources.defaults].into_iter().flatten())?;
     let config = TaskConfig::from_value(config, &sources).map_err(|mistakes| wrong(&mistakes))?;
+    secrets::check(call, &config.environment, place.workspace).await?;
     let shown = match kind {
         Kind::Command => TensorboardContent::default(),
         Kind::Tensorboard => {
@@ -53,6 +57,8 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
     let files = request.files.unwrap_or_default();
     let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
     let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    let context = packed.map_err(Failure::invalid)?;
+    contexts::check(call, context.len()).await?;
     let task = random::uuid();
     let pool = Some(config.resources.resource_pool.clone()).filter(|pool| !pool.is_empty());
     let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
@@ -65,19 +71,20 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
         config: config.to_json(),
         job: random::uuid(),
         owner: call.user()?.id,
-        workspace: request.workspace_id.filter(|id| id.0 != 0).unwrap_or(FIRST_WORKSPACE),
+        workspace: place.workspace,
         pool,
         priority: config.resources.priority,
         slots: config.slots,
         details: json!(shown),
-        context: packed.map_err(Failure::invalid)?,
+        context,
         task,
     };
     let row = database.create_command(new, now()).await?;
     let task = row.task.clone();
+    call.noted.subject(Subject::Task(task.clone()));
     call.application.cluster.start_command(row).await?;
     let row = database.command(task).await?;
-    let config = row.config.clone();
+    let config = row.config.clone().into();
     Ok(Launched { task: shape(call, row).await?, config, warnings: exceeded.into_iter().collect() })
 }
 
@@ -94,6 +101,12 @@ async fn shown(
 ) -> Result<TensorboardContent, Failure> {
     if experiments.is_empty() && trials.is_empty() {
         return Err(Failure::invalid("a TensorBoard needs experiments or trials to show"));
+    }
+    for id in &experiments {
+        call.may_read(Subject::Experiment(*id)).await?;
+    }
+    for id in &trials {
+        call.may_read(Subject::Trial(*id)).await?;
     }
     let database = &call.application.database;
     let found = database.shown_trials(experiments.clone(), trials.clone(), MOST_TRIALS).await?;
@@ -169,7 +182,15 @@ async fn listed(call: &Call, kind: Kind) -> Result<(Vec<Command>, Pagination), F
         user_ids: query.values("userIds")?,
         workspace: query.value::<WorkspaceId>("workspaceId")?.filter(|id| id.0 != 0),
     };
+    let sight = call.sight(permissions::Kind::Task);
     let mut rows = call.application.database.commands(filter).await?;
+    // One that shows what the caller may not see is not shown either.
+    let seen: Vec<bool> = rows
+        .iter()
+        .map(|row| sight.covers(row.workspace) && call.sees_experiments_of(&row.shown.iter().copied().collect()))
+        .collect();
+    let mut seen = seen.into_iter();
+    rows.retain(|_| seen.next() == Some(true));
     if query.order()? == Some(Order::Descending) {
         rows.reverse();
     }
@@ -235,29 +256,32 @@ pub(crate) async fn list_tensorboards(call: Call) -> Result<Json<TensorboardsRes
 
 pub(crate) async fn command(call: Call) -> Result<Json<CommandResponse>, Failure> {
     let row = found(&call, Kind::Command).await?;
-    let config = row.config.clone();
+    let config = row.config.clone().into();
     Ok(Json(CommandResponse { command: shape(&call, row).await?, config }))
 }
 
 pub(crate) async fn tensorboard(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
     let row = found(&call, Kind::Tensorboard).await?;
-    let config = row.config.clone();
+    let config = row.config.clone().into();
     Ok(Json(TensorboardResponse { tensorboard: shape(&call, row).await?, config }))
 }
 
 pub(crate) async fn kill_command(call: Call) -> Result<Json<CommandResponse>, Failure> {
-    Ok(Json(CommandResponse { command: ended(&call, Kind::Command).await?, config: Value::Null }))
+    Ok(Json(CommandResponse { command: ended(&call, Kind::Command).await?, config: Configuration::default() }))
 }
 
 pub(crate) async fn kill_tensorboard(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
-    Ok(Json(TensorboardResponse { tensorboard: ended(&call, Kind::Tensorboard).await?, config: Value::Null }))
+    Ok(Json(TensorboardResponse {
+        tensorboard: ended(&call, Kind::Tensorboard).await?,
+        config: Configuration::default(),
+    }))
 }
 
 pub(crate) async fn set_command_priority(call: Call) -> Result<Json<CommandResponse>, Failure> {
-    Ok(Json(CommandResponse { command: prioritized(&call, Kind::Command).await?, config: Value::Null }))
+    Ok(Json(CommandResponse { command: prioritized(&call, Kind::Command).await?, config: Configuration::default() }))
 }
 
 pub(crate) async fn set_tensorboard_priority(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
     let tensorboard = prioritized(&call, Kind::Tensorboard).await?;
-    Ok(Json(TensorboardResponse { tensorboard, config: Value::Null }))
+    Ok(Json(TensorboardResponse { tensorboard, config: Configuration::default() }))
 }

@@ -9,8 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::call::Call;
+use super::experiments::may_start_from;
 use super::failure::Failure;
+use super::masks::unmasked;
 use super::reply::Json;
+use super::secrets;
 use crate::clock::now;
 use crate::config::wrong_names;
 
@@ -38,10 +41,21 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
         return refused(format!("experiment {id} has not ended ({state}): only one that has can be continued"));
     }
     let over = changes(request.override_config.as_deref().unwrap_or_default())?;
-    match (experiment.searcher_type.as_str(), over.as_object().is_some_and(|over| !over.is_empty())) {
+    let sources = Sources { managed: true, name: experiment.name.clone(), ..Sources::default() };
+    let (owner, workspace) = (experiment.user_id, experiment.workspace_id);
+    let is_changed = over.as_object().is_some_and(|over| !over.is_empty());
+    // It goes on as its owner, with the owner's rights and secrets: what it does is theirs to say.
+    if is_changed && call.user()?.id != owner {
+        return Err(Failure::forbidden(
+            "only its owner may continue an experiment with another configuration: it runs with the owner's rights\n\
+             hint: fork it; the fork runs with yours",
+        ));
+    }
+    match (experiment.searcher_type.as_str(), is_changed) {
         ("single", true) => {
-            let sources = Sources { managed: true, name: experiment.name.clone(), ..Sources::default() };
-            let config = ExperimentConfig::from_value(merge(over, experiment.config.clone()), &sources);
+            let stored = experiment.config.clone().into_value();
+            let over = unmasked(over, [&stored])?;
+            let config = ExperimentConfig::from_value(merge(over, stored), &sources);
             let config = config.map_err(|mistakes| mistaken(&mistakes))?;
             let mistakes = wrong_names(&config);
             if !mistakes.is_empty() {
@@ -50,6 +64,8 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
             if config.searcher.name() != "single" {
                 return Err(Failure::invalid("a single trial is continued as a single trial: searcher.name must stay"));
             }
+            may_start_from(&call, &config).await?;
+            secrets::check_for(&call, owner, &config.environment, workspace).await?;
             database.replace_config(id, config.to_json(), now()).await?;
         }
         ("random" | "grid", true) => {
@@ -58,7 +74,12 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
                 experiment.searcher_type
             )));
         }
-        ("single" | "random" | "grid", false) => {}
+        ("single" | "random" | "grid", false) => {
+            // What was valid when it was submitted is; a secret may be gone meanwhile.
+            if let Ok(config) = ExperimentConfig::from_value(experiment.config.clone().into_value(), &sources) {
+                secrets::check_for(&call, owner, &config.environment, workspace).await?;
+            }
+        }
         (other, _) => {
             return refused(format!("a search by {other} cannot be continued: its decisions are final"));
         }

@@ -1,21 +1,24 @@
 //! Experiments: making, listing, changing.
 
-use instep_api::config::{ExperimentConfig, Sources};
+use instep_api::config::{Configuration, ExperimentConfig, Sources};
 use instep_api::error::Code;
 use instep_api::experiments::{
     BestMetricResponse, CreateExperimentRequest, CreateExperimentResponse, ExperimentResponse, ExperimentsResponse,
     GetExperimentResponse, LabelsResponse, MoveExperimentRequest, PatchExperimentRequest,
 };
-use instep_api::identifiers::{ExperimentId, ProjectId};
+use instep_api::identifiers::{ExperimentId, ProjectId, TrialId};
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
-use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment, NewManagedExperiment};
+use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment, NewManagedExperiment, Subject};
+use instep_policy::permissions::Kind;
 use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
+use super::models::undeleted;
+use super::ownership::Place;
 use super::reply::{Json, Nothing};
-use super::{queue, retention};
+use super::{contexts, masks, queue, retention, secrets};
 use crate::clock::now;
 use crate::cluster::JobOf;
 use crate::{config, random};
@@ -43,9 +46,60 @@ async fn make(call: &Call, external_id: Option<String>) -> Result<Json<CreateExp
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
     let project = request.project_id;
     let new = NewExperiment { external_id, ..new_experiment(call, &config, (text, job_id), project)? };
+    let known = match &new.external_id {
+        Some(id) if call.grants.is_some() => {
+            call.application.database.ownership(Subject::ExternalExperiment(id.clone())).await?.is_some()
+        }
+        _ => false,
+    };
+    // One that is there stays where it is, and was asked about.
+    if !known {
+        may_make_in(call, new.project_id, new.project_names.clone()).await?;
+    }
+    may_start_from(call, &config).await?;
+    if request.validate_only == Some(true) {
+        return Ok(validated(Vec::new()));
+    }
     let experiment = call.application.database.create_experiment(new, now()).await?;
+    call.noted.subject(Subject::Experiment(experiment.id));
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings: Vec::new() }))
+}
+
+/// Refuses to put an experiment into a project of a workspace where the caller may make none.
+pub(super) async fn may_make_in(
+    call: &Call,
+    project: Option<ProjectId>,
+    names: Option<(String, String)>,
+) -> Result<(), Failure> {
+    if call.grants.is_none() {
+        return call.may_make(Kind::Experiment, &Place::workspace(None));
+    }
+    let named = match (project, &names) {
+        (Some(id), _) => Some(format!("project '{id}'")),
+        (None, Some((workspace, project))) => Some(format!("project '{workspace}/{project}'")),
+        (None, None) => None,
+    };
+    let workspace = call.application.database.workspace_of_project(project, names).await?;
+    call.may_make(Kind::Experiment, &Place { workspace, named })
+}
+
+/// Refuses to start from a checkpoint that the caller may not see, as from one that is not there.
+pub(super) async fn may_start_from(call: &Call, config: &ExperimentConfig) -> Result<(), Failure> {
+    if let Some(trial) = config.searcher.source_trial_id {
+        call.must_see(Subject::Trial(TrialId(trial))).await?;
+    }
+    if let Some(uuid) = &config.searcher.source_checkpoint_uuid {
+        call.must_see(Subject::Checkpoint(uuid.clone())).await?;
+    }
+    Ok(())
+}
+
+/// The configuration of a template that the caller may see.
+pub(super) async fn template(call: &Call, name: Option<String>) -> Result<Option<Value>, Failure> {
+    let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(None) };
+    call.may_read(Subject::Template(name.clone())).await?;
+    Ok(Some(call.application.database.template(name).await?.0.config.into_value()))
 }
 
 /// An experiment of the caller's, as its configuration describes it.
@@ -79,10 +133,7 @@ async fn make_managed(
 ) -> Result<Json<CreateExperimentResponse>, Failure> {
     let database = &call.application.database;
     let text = request.config.unwrap_or_default();
-    let template = match request.template.filter(|name| !name.is_empty()) {
-        Some(name) => Some(database.template(name).await?.0.config),
-        None => None,
-    };
+    let template = template(call, request.template).await?;
     let job_id = random::uuid();
     let sources = Sources {
         managed: true,
@@ -92,9 +143,14 @@ async fn make_managed(
         workspace_storage: None,
         defaults: Some(call.application.defaults.clone()),
     };
+    let forked_from = request.parent_id.filter(|id| id.0 != 0);
+    if let Some(parent) = forked_from {
+        call.may_read(Subject::Experiment(parent)).await?;
+    }
+    let text = masks::submitted(call, text, forked_from, &sources).await?;
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
     crate::cluster::check_log_policies(&config).map_err(Failure::invalid)?;
-    let forked_from = request.parent_id.filter(|id| id.0 != 0);
+    may_start_from(call, &config).await?;
     let files = request.model_definition.unwrap_or_default();
     let model_definition = match forked_from {
         Some(parent) if files.is_empty() => database.model_definition(parent, now()).await?,
@@ -104,21 +160,31 @@ async fn make_managed(
             packed.map_err(Failure::invalid)?
         }
     };
+    contexts::check(call, model_definition.len()).await?;
     let new = new_experiment(call, &config, (text, job_id), request.project_id)?;
+    may_make_in(call, new.project_id, new.project_names.clone()).await?;
+    let workspace = database.workspace_of_project(new.project_id, new.project_names.clone()).await?;
+    secrets::check(call, &config.environment, workspace).await?;
     let warnings = launch_warnings(call, &config).await?;
     if request.validate_only == Some(true) {
-        let experiment = super::zero::experiment();
-        return Ok(Json(CreateExperimentResponse { experiment, config: Value::Null, warnings }));
+        return Ok(validated(warnings));
     }
     let state = if request.activate == Some(false) { State::Paused } else { State::Active };
     let pool = config.resources.resource_pool.clone();
     let pool = if pool.is_empty() { crate::cluster::DEFAULT_POOL.to_owned() } else { pool };
     let new = NewManagedExperiment { experiment: new, state, pool, forked_from, model_definition };
     let id = database.create_managed_experiment(new, now()).await?.id;
+    call.noted.subject(Subject::Experiment(id));
     call.application.cluster.start_experiment(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings }))
+}
+
+/// The answer to who only wants to know whether an experiment could be made.
+fn validated(warnings: Vec<String>) -> Json<CreateExperimentResponse> {
+    let (experiment, config) = (super::zero::experiment(), Configuration::default());
+    Json(CreateExperimentResponse { experiment, config, warnings })
 }
 
 /// What the author of an experiment should know about where it is to run.
@@ -159,6 +225,7 @@ pub(crate) async fn list(call: Call) -> Result<Json<ExperimentsResponse>, Failur
         name: query.text("name").map(str::to_owned),
         description: query.text("description").map(str::to_owned),
         labels: query.texts("labels"),
+        workspaces: call.seen_workspaces(Kind::Experiment),
     };
     let sort = sort_by(query.text("sortBy").unwrap_or_default())?;
     let order = query.order()?.unwrap_or_default();
@@ -238,6 +305,7 @@ pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
 pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: MoveExperimentRequest = call.json()?;
     let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
+    may_make_in(&call, Some(project), None).await?;
     call.application.database.move_experiment(call.id("id")?, project, now()).await?;
     Ok(Json(Nothing {}))
 }
@@ -245,7 +313,9 @@ pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
 pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     let id: ExperimentId = call.id("id")?;
     let (checkpoints, _) = call.application.database.experiment_checkpoints(id, Vec::new(), now()).await?;
-    call.application.database.delete_experiment(id, now()).await?;
+    if let Err(error) = call.application.database.delete_experiment(id, now()).await {
+        return Err(undeleted(&call, error).await);
+    }
     let uuids: Vec<String> = checkpoints.into_iter().map(|checkpoint| checkpoint.uuid).collect();
     super::files::gone(&call, &uuids).await
 }

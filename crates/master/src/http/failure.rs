@@ -59,6 +59,7 @@ impl Failure {
             Code::AlreadyExists | Code::Aborted => StatusCode::CONFLICT,
             Code::PermissionDenied => StatusCode::FORBIDDEN,
             Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
             Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Code::Unauthenticated => StatusCode::UNAUTHORIZED,
@@ -97,7 +98,7 @@ impl From<Error> for Failure {
             Error::NotFound { .. } => Code::NotFound,
             Error::AlreadyExists(_) => Code::AlreadyExists,
             Error::Invalid(_) => Code::InvalidArgument,
-            Error::Precondition(_) => Code::FailedPrecondition,
+            Error::Precondition(_) | Error::Registered { .. } => Code::FailedPrecondition,
             Error::Aborted => Code::Aborted,
             Error::Closed | Error::Superseded | Error::InUse { .. } => Code::Unavailable,
             Error::NotDurable(_)

@@ -16,9 +16,11 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::call::Call;
 use super::failure::Failure;
+use super::models::undeleted;
 use super::reply::{Download, Json, Nothing, Reply};
 use crate::archive::{Format, pack};
 use crate::deletions::carry_out;
+use crate::file_owners::FileOwners;
 use crate::storage::{CheckpointFolder, Entry, Kind, Storage, Unreachable};
 
 /// Downloads at the same time; the next one waits.
@@ -41,6 +43,7 @@ struct Found {
 /// Looks for a checkpoint's files where its configuration says that they are.
 async fn find(call: &Call, uuid: String, storage: Option<Value>) -> Result<Found, Failure> {
     let storage = reachable(call, &uuid, storage)?;
+    let owners = owners(call, Subject::Checkpoint(uuid.clone())).await?;
     let looking = tokio::task::spawn_blocking(move || {
         let Some(found) = CheckpointFolder::open(&storage, &uuid).map_err(|error| unreadable(&uuid, &error))? else {
             let shown = storage.path();
@@ -48,6 +51,7 @@ async fn find(call: &Call, uuid: String, storage: Option<Value>) -> Result<Found
             return Err(Failure::not_found(what));
         };
         let entries = found.entries().map_err(|error| unreadable(&uuid, &error))?;
+        found.check(&entries, &owners).map_err(|error| not_theirs(&uuid, &error))?;
         if let Some(other) = entries.iter().find(|entry| entry.kind == Kind::Other) {
             let what = format!("checkpoint '{uuid}': {} is not a file and is not followed", other.path.display());
             return Err(Failure::new(Code::FailedPrecondition, what));
@@ -57,9 +61,38 @@ async fn find(call: &Call, uuid: String, storage: Option<Value>) -> Result<Found
     looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
 }
 
+/// Which files may be those of a thing's owner.
+async fn owners(call: &Call, subject: Subject) -> Result<FileOwners, Failure> {
+    let database = &call.application.database;
+    match database.ownership(subject).await?.and_then(|found| found.owners.first().copied()) {
+        Some(owner) => Ok(FileOwners::of(database, owner).await?),
+        None => Ok(FileOwners::default()),
+    }
+}
+
+/// Refuses a report of a checkpoint whose files are another's. What the master cannot see it neither serves nor deletes.
+pub(super) async fn check_reported(call: &Call, task: &str, uuid: &str, storage: Option<Value>) -> Result<(), Failure> {
+    let Ok(storage) = call.application.storage.find(&storage.unwrap_or(Value::Null)) else { return Ok(()) };
+    let owners = owners(call, Subject::Task(task.to_owned())).await?;
+    let uuid = uuid.to_owned();
+    let looking = tokio::task::spawn_blocking(move || {
+        let Ok(Some(folder)) = CheckpointFolder::open(&storage, &uuid) else { return Ok(()) };
+        folder.check(&[], &owners).map_err(|error| not_theirs(&uuid, &error))
+    });
+    looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
+}
+
+fn not_theirs(uuid: &str, error: &io::Error) -> Failure {
+    Failure::forbidden(format!("checkpoint '{uuid}' cannot be used: {error}"))
+}
+
 fn reachable(call: &Call, uuid: &str, storage: Option<Value>) -> Result<Storage, Failure> {
     let found = call.application.storage.find(&storage.unwrap_or(Value::Null));
-    found.map_err(|why| Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}")))
+    found.map_err(|why| out_of_reach(uuid, &why))
+}
+
+fn out_of_reach(uuid: &str, why: &Unreachable) -> Failure {
+    Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}"))
 }
 
 fn unreadable(uuid: &str, error: &io::Error) -> Failure {
@@ -135,9 +168,14 @@ async fn owned(call: &Call, uuids: Option<Vec<String>>) -> Result<Vec<(Checkpoin
         call.may_change(Subject::Checkpoint(uuid.clone())).await?;
         let (checkpoint, storage) = call.application.database.checkpoint_storage(uuid.clone()).await?;
         // Said before anything is given up: files that only this master could delete would stay for ever.
-        let config = storage.clone().unwrap_or(Value::Null);
-        if let Err(why @ Unreachable::Outside(_)) = call.application.storage.find(&config) {
-            return Err(Failure::new(Code::FailedPrecondition, format!("checkpoint '{uuid}': {why}")));
+        let config = storage.as_ref().unwrap_or(&Value::Null);
+        if let Err(why @ Unreachable::Outside(_)) = call.application.storage.find(config) {
+            return Err(out_of_reach(&uuid, &why));
+        }
+        if let Some(task) =
+            call.application.database.ownership(Subject::Checkpoint(uuid.clone())).await?.and_then(|found| found.task)
+        {
+            check_reported(call, &task, &uuid, storage.clone()).await?;
         }
         found.push((checkpoint, storage));
     }
@@ -160,7 +198,9 @@ pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: DeleteCheckpointsRequest = call.json()?;
     let uuids: Vec<String> =
         owned(&call, request.checkpoint_uuids).await?.into_iter().map(|(checkpoint, _)| checkpoint.uuid).collect();
-    call.application.database.delete_checkpoints(uuids.clone()).await?;
+    if let Err(error) = call.application.database.delete_checkpoints(uuids.clone()).await {
+        return Err(undeleted(&call, error).await);
+    }
     gone(&call, &uuids).await
 }
 
@@ -198,7 +238,9 @@ pub(crate) async fn remove(call: Call) -> Result<Json<Nothing>, Failure> {
         let uuid = checkpoint.uuid;
         let found = find(&call, uuid.clone(), storage).await?;
         let (left, paths) = split(&found.entries, &patterns);
-        call.application.database.delete_checkpoint_files(uuid.clone(), left, paths).await?;
+        if let Err(error) = call.application.database.delete_checkpoint_files(uuid.clone(), left, paths).await {
+            return Err(undeleted(&call, error).await);
+        }
         uuids.push(uuid);
     }
     gone(&call, &uuids).await
@@ -210,7 +252,7 @@ mod tests {
 
     #[test]
     fn patterns_choose_files_and_empty_folders_go() {
-        let entry = |path: &str, kind| Entry { path: path.into(), kind, size: 3, modified: 0 };
+        let entry = |path: &str, kind| Entry { path: path.into(), kind, size: 3, modified: 0, uid: 0 };
         let entries = [
             entry("a.pt", Kind::File),
             entry("metadata.json", Kind::File),

@@ -6,11 +6,16 @@
 use std::net::IpAddr;
 
 use axum::http::{Extensions, HeaderMap, header};
-use instep_database::Session;
+use instep_api::audit::TokenKind;
 
+use super::cookies::CookieNames;
+use super::credentials::{Credential, check_cookie_use, credential};
 use super::failure::Failure;
+use super::router::Method;
+use super::routes::{Kind, Route};
 use super::serving::Ambiguous;
-use crate::application::Application;
+use crate::application::{Application, Known};
+use crate::audit::Noted;
 use crate::passwords::token_hash;
 use crate::peer::Peer;
 
@@ -24,23 +29,36 @@ pub(crate) enum Access {
     Open,
     /// Everybody on this machine, and users.
     LocalOrUser,
-    /// Users and their tasks, about everybody's things: nothing is changed.
-    Read,
-    /// Users and their tasks: something new is made, which belongs to the user.
+    /// Users and their tasks, about a thing: nothing is changed. With roles, those who see the thing.
+    Read(Thing),
+    /// Users and their tasks: something new is made, which belongs to the user. With roles, where the user may: the
+    /// handler asks [`Call::may_make`](super::call::Call).
     Make,
     /// Users who have logged in, about themselves.
     Login,
+    /// Users who have logged in and, with roles, may give roles where the body says: the handler asks.
+    Share,
     /// Whose thing it is, and administrators; the task that it belongs to.
     Change(Thing),
     /// Users who administrate and have logged in.
     Administrator,
     /// Agents by a token of their own, and users who administrate and have logged in.
     Agent,
+    /// Users and their tasks, by a token in a header: what a task serves. Browsers that want a page are let through
+    /// without one, and sent to where the pages of tasks are.
+    Proxy,
+    /// Browsers with a key for the task's pages, or a ticket for one: the handler asks for it. No token counts.
+    TaskKey,
 }
 
-/// What is changed, and where its name is: in the path, unless it says otherwise.
+/// What is read or changed, and where its name is: in the path, unless it says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Thing {
+    /// The cluster and its users, which everybody who has logged in may know; never changed.
+    Common,
+    /// Things that the query names, or all: the handler leaves out what the caller may not see. It has to ask, or
+    /// nothing is answered.
+    Several,
     Experiment,
     ExternalExperiment,
     Trial,
@@ -48,6 +66,8 @@ pub(crate) enum Thing {
     Checkpoint,
     /// A command or a TensorBoard.
     Command,
+    /// A trial's task, or one of those.
+    Task,
     Model,
     ModelVersion,
     Workspace,
@@ -108,17 +128,23 @@ pub(crate) fn check_framing(extensions: &Extensions) -> Result<(), Failure> {
     ))
 }
 
-/// The token that a request carries: as a user's, as a task's, or in a cookie.
-pub(crate) fn token_of(headers: &HeaderMap) -> Option<String> {
-    let bearer = |name: &str| {
-        let value = headers.get(name)?.to_str().ok()?;
-        value.strip_prefix("Bearer ").map(|token| token.trim().to_owned())
-    };
-    let cookie = || {
-        let cookies = headers.get(header::COOKIE)?.to_str().ok()?;
-        cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix("auth=")).map(str::to_owned)
-    };
-    bearer("authorization").or_else(|| bearer("grpc-metadata-x-allocation-token")).or_else(cookie)
+/// What a request shows that counts for a route. A cookie that another origin's page lets a browser send does not.
+pub(crate) fn shown(headers: &HeaderMap, route: &Route, names: &CookieNames) -> Result<Credential, Failure> {
+    if route.access == Access::TaskKey {
+        return Ok(Credential::None);
+    }
+    // A websocket says as much as any change.
+    let changes =
+        route.method != Method::Get || route.kind == Kind::Socket || matches!(route.access, Access::Change(_));
+    let found = credential(headers, names).and_then(|found| match &found {
+        Credential::Cookie(_) => check_cookie_use(headers, changes).map(|()| found),
+        Credential::Bearer(_) | Credential::None => Ok(found),
+    });
+    match (route.access, found) {
+        // What strangers may do, those may do too whose cookie does not count.
+        (Access::Open | Access::LocalOrUser | Access::Proxy, Err(_)) => Ok(Credential::None),
+        (_, found) => found,
+    }
 }
 
 /// Lets a caller through whose kind of token may call a route, and says who it is. Whether a thing that is to be
@@ -128,41 +154,52 @@ pub(crate) async fn admit(
     access: Access,
     token: Option<&str>,
     peer: Peer,
-) -> Result<Option<Session>, Failure> {
-    let session = match token {
+    noted: &Noted,
+) -> Result<Option<Known>, Failure> {
+    let known = match token {
         Some(token) => application.session_of_token(token).await?,
         None => None,
     };
-    let is_agent = match (access, &session, token) {
-        (Access::Agent, None, Some(token)) => application.database.agent_token_name(token_hash(token)).await?.is_some(),
+    noted.token(if token.is_some() { TokenKind::Invalid } else { TokenKind::None });
+    if let Some(known) = &known {
+        noted.session(&known.session);
+    }
+    let is_agent = match (access, &known, token) {
+        (Access::Agent, None, Some(token)) => application.database.agent_token(token_hash(token)).await?.is_some(),
         _ => false,
     };
-    match (access, &session) {
-        (Access::Open, _) | (Access::Read | Access::Make | Access::Change(_) | Access::LocalOrUser, Some(_)) => {
-            Ok(session)
-        }
+    if is_agent {
+        noted.token(TokenKind::Agent);
+    }
+    let caller = known.as_ref().map(|known| (&known.session.user, &known.session.task));
+    match (access, caller) {
+        (Access::Open, _)
+        | (Access::Read(_) | Access::Make | Access::Change(_) | Access::LocalOrUser | Access::Proxy, Some(_))
+        | (Access::Login | Access::Share, Some((_, None))) => Ok(known),
+        (Access::TaskKey, _) => Ok(None),
         (Access::LocalOrUser, None) if peer.is_local() => Ok(None),
         (Access::Agent, None) if is_agent => Ok(None),
-        (Access::Login | Access::Administrator | Access::Agent, Some(Session { task: Some(task), .. })) => {
+        (Access::Login | Access::Share | Access::Administrator | Access::Agent, Some((_, Some(task)))) => {
             Err(Failure::forbidden(format!(
                 "the token of task {} may not do this: it only reads, makes things, and changes what is the task's own\n\
                  hint: log in, and do it with the token of the login",
                 task.task
             )))
         }
-        (Access::Login, Some(_)) => Ok(session),
-        (Access::Administrator | Access::Agent, Some(caller)) if caller.user.admin => Ok(session),
-        (Access::Administrator | Access::Agent, Some(caller)) => {
-            Err(Failure::forbidden(format!("user '{}' is not an administrator", caller.user.username)))
+        (Access::Administrator | Access::Agent, Some((user, None))) if user.admin => Ok(known),
+        (Access::Administrator | Access::Agent, Some((user, None))) => {
+            Err(Failure::forbidden(format!("user '{}' is not an administrator", user.username)))
         }
         (
-            Access::Read
+            Access::Read(_)
             | Access::Make
             | Access::Change(_)
             | Access::Login
+            | Access::Share
             | Access::LocalOrUser
             | Access::Administrator
-            | Access::Agent,
+            | Access::Agent
+            | Access::Proxy,
             None,
         ) => Err(Failure::unauthenticated()),
     }

@@ -1,7 +1,7 @@
 //! Logs: taking lines in, and giving them out, if wanted as they come.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use instep_api::identifiers::TrialId;
 use instep_api::logs::{LogFilter, LogLine, LogRecord, PostTaskLogsRequest, ShownLine};
@@ -243,9 +243,20 @@ impl Sink {
     }
 }
 
+/// Whether the caller of a stream may still read a task, by what they have been given meanwhile.
+async fn still_may_read(call: &Call, task: Option<&String>) -> Result<(), Failure> {
+    let token = call.token.as_deref().unwrap_or_default();
+    let known = call.application.session_of_token(token).await?.ok_or_else(Failure::unauthenticated)?;
+    match task {
+        Some(task) => call.may_read_with(known.grants.as_deref(), Subject::Task(task.clone())).await,
+        None => Ok(()),
+    }
+}
+
 async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<(), Stop> {
     let database = &call.application.database;
     let mut arrivals = call.application.follow_logs();
+    let mut checked = Instant::now();
     let mut from = request.from;
     loop {
         // Looked at before the lines are read: what is logged before the end is then among them.
@@ -283,6 +294,11 @@ async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<()
         let _ = tokio::time::timeout(LOOK_AGAIN, arrivals.changed()).await;
         if sink.is_closed() {
             return Err(Stop::Gone);
+        }
+        // Whoever has lost their role, or their session, reads no further.
+        if call.application.roles && checked.elapsed() >= LOOK_AGAIN {
+            checked = Instant::now();
+            still_may_read(call, request.tasks.first()).await.map_err(Stop::Failed)?;
         }
     }
 }

@@ -8,6 +8,7 @@ use instep_api::metrics::{
     ReportBatch, ReportBatchRequest, ReportBatchResponse, ReportMetricsRequest, TRAINING, VALIDATION,
 };
 use instep_api::trials::WorkloadsResponse;
+use instep_database::Subject;
 use serde_json::{Map, Value};
 
 use super::call::Call;
@@ -136,6 +137,10 @@ pub(crate) async fn stream(call: Call) -> Result<Reply, Failure> {
         other => return Err(Failure::not_found(format!("there is no stream `{other}`"))),
     };
     let trials: Vec<TrialId> = call.query.values("trialIds")?;
+    call.note_asked();
+    for trial in &trials {
+        call.may_read(Subject::Trial(*trial)).await?;
+    }
     let (sender, lines) = lines();
     // The task ends with its stream: when everything is sent, or when the reader goes away.
     tokio::spawn(async move {
@@ -184,8 +189,10 @@ pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, F
     let last = query.value("endBatches")?.filter(|last| *last > 0).unwrap_or(i64::MAX);
     let limit = query.value("maxDatapoints")?.filter(|limit| *limit > 0).unwrap_or(DEFAULT_POINTS);
     let database = &call.application.database;
+    call.note_asked();
     let mut trials = Vec::new();
     for id in query.values::<TrialId>("trialIds")? {
+        call.may_read(Subject::Trial(id)).await?;
         let trial = database.trial(id, now()).await?;
         let mut groups = wanted.clone();
         if groups.is_empty() {

@@ -4,12 +4,15 @@
 //! - [`serving`] speaks HTTP on connections and closes those on which nothing comes, by what [`framing`] sees of their bytes.
 //! - [`call`] is a request as handlers see it, [`reply`] what they answer, [`failure`] what they answer when they cannot.
 //! - [`openapi`] describes the table for programs, with [`shape`] for what bodies hold.
-//! - [`guard`] refuses requests before any handler sees them, [`ownership`] changes of what is somebody else's.
+//! - [`guard`] refuses requests before any handler sees them, by what [`credentials`] and [`cookies`] read from them;
+//!   [`ownership`] refuses changes of what is somebody else's.
+//! - [`task_pages`] lets browsers see what tasks serve, at an origin of its own; [`proxy`] passes requests on to them.
 //! - The other modules are the handlers, one for each kind of thing.
 
 mod agents;
 mod agents_link;
 mod assets;
+mod audit;
 mod authentication;
 mod bulk;
 mod call;
@@ -17,16 +20,21 @@ mod checkpoints;
 mod cluster;
 mod commands;
 mod conformance;
+mod contexts;
 mod continuing;
 mod control;
+pub(crate) mod cookies;
+mod credentials;
 mod experiments;
 mod export;
 mod failure;
 mod files;
 mod framing;
+mod groups;
 mod guard;
 mod hashing;
 mod logs;
+mod masks;
 mod metrics;
 mod models;
 mod openapi;
@@ -38,13 +46,17 @@ mod queue;
 mod reply;
 mod request_id;
 mod retention;
+mod roles;
 pub(crate) mod router;
 pub(crate) mod routes;
+mod secrets;
 pub(crate) mod serving;
 mod shape;
+mod task_pages;
 mod tasks;
 mod templates;
 mod trials;
+pub(crate) mod untrusted;
 mod users;
 mod workspaces;
 mod zero;

@@ -3,16 +3,22 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use instep_api::checkpoints::Training;
+use instep_api::error::Code;
 use instep_api::experiments::LabelsResponse;
 use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_api::models::{
-    Model, ModelRequest, ModelResponse, ModelVersionRequest, ModelVersionResponse, ModelVersionsResponse,
+    Model, ModelRequest, ModelResponse, ModelVersion, ModelVersionRequest, ModelVersionResponse, ModelVersionsResponse,
     ModelsResponse, MoveModelRequest,
 };
 use instep_api::pages::Order;
+use instep_database::{Error, Subject};
+use instep_policy::permissions::Kind;
+use serde_json::{Map, Value};
 
 use super::call::{Call, Query};
 use super::failure::Failure;
+use super::ownership::Place;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
 
@@ -39,6 +45,47 @@ fn named(call: &Call) -> String {
 /// The model of a request.
 async fn meant(call: &Call) -> Result<Model, Failure> {
     Ok(call.application.database.model(named(call)).await?)
+}
+
+/// The workspace that a request names, by its name or its number, if it names one.
+async fn place(call: &Call, request: &ModelRequest) -> Result<Option<Place>, Failure> {
+    let Some(name) = &request.workspace_name else {
+        return Ok(request.workspace_id.map(|id| Place::workspace(Some(id))));
+    };
+    let named = Some(format!("workspace '{name}'"));
+    let found = call.application.database.workspaces().await?.into_iter().find(|workspace| workspace.name == *name);
+    let missing = || Failure::not_found(format!("workspace '{name}' not found"));
+    Ok(Some(Place { workspace: found.ok_or_else(missing)?.id, named }))
+}
+
+/// A version as the caller may see it: of a checkpoint of an experiment that they may not see, only its name.
+async fn visible(call: &Call, mut version: ModelVersion) -> Result<ModelVersion, Failure> {
+    let checkpoint = &mut version.checkpoint;
+    match call.may_read(Subject::Checkpoint(checkpoint.uuid.clone())).await {
+        Ok(()) => Ok(version),
+        Err(failure) if failure.code == Code::NotFound => {
+            checkpoint.task_id.clear();
+            checkpoint.allocation_id = None;
+            checkpoint.storage_id = None;
+            checkpoint.resources.clear();
+            checkpoint.metadata = Value::Object(Map::new());
+            checkpoint.training = Training::default();
+            Ok(version)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Why a deletion failed, without the name of a model that the caller may not see.
+pub(super) async fn undeleted(call: &Call, error: Error) -> Failure {
+    let Error::Registered { uuid, model, .. } = &error else { return error.into() };
+    match call.may_read(Subject::Model(model.clone())).await {
+        Ok(()) => error.into(),
+        Err(_) => {
+            let what = format!("checkpoint '{uuid}' is a version of a model in the registry, and cannot be deleted");
+            Failure::new(Code::FailedPrecondition, what)
+        }
+    }
 }
 
 /// What a list of models is sorted by.
@@ -80,8 +127,9 @@ pub(crate) async fn list(call: Call) -> Result<Json<ModelsResponse>, Failure> {
     let workspaces: HashMap<WorkspaceId, String> =
         database.workspaces().await?.into_iter().map(|workspace| (workspace.id, workspace.name)).collect();
     let mut models = Vec::new();
+    let sight = call.sight(Kind::Model);
     for model in database.models().await? {
-        if wanted(&call.query, &model, &workspaces)? {
+        if sight.covers(model.workspace_id) && wanted(&call.query, &model, &workspaces)? {
             models.push(model);
         }
     }
@@ -98,8 +146,9 @@ pub(crate) async fn list(call: Call) -> Result<Json<ModelsResponse>, Failure> {
 pub(crate) async fn labels(call: Call) -> Result<Json<LabelsResponse>, Failure> {
     let workspace: Option<WorkspaceId> = call.query.value("workspaceId")?.filter(|id: &WorkspaceId| id.0 != 0);
     let mut counts: HashMap<String, usize> = HashMap::new();
+    let sight = call.sight(Kind::Model);
     for model in call.application.database.models().await? {
-        if workspace.is_none_or(|id| id == model.workspace_id) {
+        if sight.covers(model.workspace_id) && workspace.is_none_or(|id| id == model.workspace_id) {
             for label in model.labels {
                 *counts.entry(label).or_default() += 1;
             }
@@ -114,8 +163,10 @@ pub(crate) async fn labels(call: Call) -> Result<Json<LabelsResponse>, Failure> 
 pub(crate) async fn create(call: Call) -> Result<Json<ModelResponse>, Failure> {
     let request: ModelRequest = call.json()?;
     checked_name(request.name.as_deref().unwrap_or_default())?;
+    call.may_make(Kind::Model, &place(&call, &request).await?.unwrap_or_else(|| Place::workspace(None)))?;
     let owner = call.user()?.id;
     let model = call.application.database.create_model(request, owner, now()).await?;
+    call.noted.subject(Subject::Model(model.name.clone()));
     Ok(Json(ModelResponse { model }))
 }
 
@@ -129,6 +180,9 @@ pub(crate) async fn change(call: Call) -> Result<Json<ModelResponse>, Failure> {
     if let Some(name) = &request.name {
         checked_name(name)?;
     }
+    if let Some(place) = place(&call, &request).await? {
+        call.may_make(Kind::Model, &place)?;
+    }
     let id = meant(&call).await?.id;
     let model = call.application.database.change_model(id.to_string(), request, now()).await?;
     Ok(Json(ModelResponse { model }))
@@ -138,6 +192,7 @@ pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: MoveModelRequest = call.json()?;
     let workspace_id = request.destination_workspace_id;
     let workspace_id = workspace_id.ok_or_else(|| Failure::invalid("destinationWorkspaceId is missing"))?;
+    call.may_make(Kind::Model, &Place::workspace(Some(workspace_id)))?;
     let id = meant(&call).await?.id;
     let change = ModelRequest { workspace_id: Some(workspace_id), ..ModelRequest::default() };
     call.application.database.change_model(id.to_string(), change, now()).await?;
@@ -167,11 +222,19 @@ pub(crate) async fn versions(call: Call) -> Result<Json<ModelVersionsResponse>, 
         versions.reverse();
     }
     let (range, pagination) = call.query.slice(None)?.of(versions.len());
-    Ok(Json(ModelVersionsResponse { model, model_versions: versions.drain(range).collect(), pagination }))
+    let mut shown = Vec::with_capacity(range.len());
+    for version in versions.drain(range) {
+        shown.push(visible(&call, version).await?);
+    }
+    Ok(Json(ModelVersionsResponse { model, model_versions: shown, pagination }))
 }
 
 pub(crate) async fn register(call: Call) -> Result<Json<ModelVersionResponse>, Failure> {
     let request: ModelVersionRequest = call.json()?;
+    call.may_add_to(Subject::Model(named(&call))).await?;
+    if let Some(uuid) = &request.checkpoint_uuid {
+        call.may_read(Subject::Checkpoint(uuid.clone())).await?;
+    }
     let owner = call.user()?.id;
     let version = call.application.database.register_version(named(&call), request, owner, now()).await?;
     Ok(Json(ModelVersionResponse { model_version: version }))
@@ -179,6 +242,7 @@ pub(crate) async fn register(call: Call) -> Result<Json<ModelVersionResponse>, F
 
 pub(crate) async fn version(call: Call) -> Result<Json<ModelVersionResponse>, Failure> {
     let version = call.application.database.model_version(named(&call), call.id("version")?).await?;
+    let version = visible(&call, version).await?;
     Ok(Json(ModelVersionResponse { model_version: version }))
 }
 
@@ -186,6 +250,7 @@ pub(crate) async fn change_version(call: Call) -> Result<Json<ModelVersionRespon
     let request: ModelVersionRequest = call.json()?;
     let number: i64 = call.id("version")?;
     let version = call.application.database.change_version(named(&call), number, request, now()).await?;
+    let version = visible(&call, version).await?;
     Ok(Json(ModelVersionResponse { model_version: version }))
 }
 

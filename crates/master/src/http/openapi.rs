@@ -10,7 +10,7 @@ use super::routes::{Kind, Route, routes};
 
 /// What the parameters behind the question mark are; a name means the same on every route.
 const PARAMETERS: &[(&[&str], &str)] = &[
-    (&["archived", "active", "admin", "follow", "enableRegex", "includeBatchMetrics"], "boolean"),
+    (&["archived", "active", "admin", "follow", "enableRegex", "includeBatchMetrics", "cookie", "ask"], "boolean"),
     (
         &[
             "limit",
@@ -121,8 +121,10 @@ fn operation(route: &Route) -> Value {
     let security = match route.access {
         Access::Open => json!([]),
         Access::LocalOrUser => json!([{}, token]),
-        Access::Read | Access::Make | Access::Change(_) | Access::Login => json!([token]),
-        Access::Administrator | Access::Agent => json!([token]),
+        Access::Read(_) | Access::Make | Access::Change(_) | Access::Login | Access::Share => json!([token]),
+        Access::Administrator | Access::Agent | Access::Proxy => json!([token]),
+        // Not a row of the master's own table.
+        Access::TaskKey => json!([]),
     };
     let mut operation = json!({
         "operationId": operation_id(route),

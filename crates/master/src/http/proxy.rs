@@ -1,25 +1,33 @@
-//! What tasks serve, under the master's own address: `/proxy/TASK/…` goes to the port of that task, and nowhere else.
+//! Passes a request on to the port of a task, and its answer back; websockets too.
 //!
-//! Whoever asks is known to the master by then. The task does not learn their token, and cannot set cookies for the
-//! master's address.
+//! Whoever asks is known to the master by then. The task learns neither their token nor a cookie of the master's; what it
+//! answers holds for its own pages alone.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::header::{self, HeaderName, HeaderValue};
-use axum::http::{HeaderMap, Request, Response, Uri};
+use axum::http::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper::client::conn::http1;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use instep_api::error::Code;
 use instep_api::link::Service;
 use tokio::net::TcpStream;
 
 use super::call::Call;
+use super::cookies;
 use super::failure::Failure;
 use super::reply::Reply;
+use super::task_pages::holds;
+use crate::application::Application;
+use crate::task_access::Grant;
 
 /// How long a task may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
+/// How often an open websocket is asked whether it may stay.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// What belongs to one connection, and not to the message.
 const OF_CONNECTIONS: [HeaderName; 7] = [
@@ -32,29 +40,97 @@ const OF_CONNECTIONS: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 
+/// What a browser would take for all pages of the origin, or of the host: a task speaks for its own alone.
+const OF_ORIGINS: [&str; 7] = [
+    "alt-svc",
+    "clear-site-data",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "strict-transport-security",
+];
+
+/// The way to a task, for somebody who may go it.
+#[derive(Debug)]
+pub(crate) struct Passage {
+    /// The task, and the session for which the way is open.
+    pub grant: Grant,
+    pub service: Service,
+    /// Whether the answer comes from the master's own origin, where no browser may run what is in it.
+    pub sandboxed: bool,
+}
+
 /// Passes a request on to a task, and its answer back.
-pub(crate) async fn pass(call: Call) -> Result<Reply, Failure> {
-    let task = call.part("id").to_owned();
-    let Some(service) = call.application.cluster.use_service(task.clone()).await? else {
-        let row = call.application.database.command(task.clone()).await?;
-        let (code, what) = match row.ended_at {
-            Some(_) => (Code::NotFound, format!("task {task} has ended")),
-            None => (Code::Unavailable, format!("task {task} is not ready yet")),
-        };
-        return Err(Failure::new(code, what));
-    };
+pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Failure> {
     let away = |error: &dyn std::fmt::Display| {
-        Failure::new(Code::Unavailable, format!("task {task} cannot be reached: {error}"))
+        Failure::new(Code::Unavailable, format!("task {} cannot be reached: {error}", passage.grant.task))
     };
+    let service = &passage.service;
     let connecting = TcpStream::connect((service.address.as_str(), service.port));
     let stream = tokio::time::timeout(CONNECT, connecting).await.map_err(|error| away(&error))?;
     let stream = stream.map_err(|error| away(&error))?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| away(&error))?;
-    // It ends with its one answer.
-    tokio::spawn(connection);
-    let request = request(call, &service)?;
-    let answer = sender.send_request(request).await.map_err(|error| away(&error))?;
-    Ok(Reply::Passed(answered(answer.map(Body::new))))
+    // It ends with its one answer, or with what that turns into.
+    tokio::spawn(connection.with_upgrades());
+    let (application, upgrade) = (Arc::clone(&call.application), call.on_upgrade.take());
+    let request = request(call, service)?;
+    let mut answer = sender.send_request(request).await.map_err(|error| away(&error))?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(caller) = upgrade else { return Err(away(&"it changes the protocol unasked")) };
+        let task = hyper::upgrade::on(&mut answer);
+        let mut response = answered(answer.map(Body::new), &passage);
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        // It ends when either side closes the connection, or when the session or the task ends.
+        tokio::spawn(relay(caller, task, application, passage));
+        return Ok(Reply::Passed(response));
+    }
+    Ok(Reply::Passed(answered(answer.map(Body::new), &passage)))
+}
+
+/// Whether a request wants a websocket.
+pub(crate) fn asks_for_websocket(headers: &HeaderMap) -> bool {
+    let has = |name: HeaderName, word: &str| {
+        let texts = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        texts.flat_map(|text| text.split(',')).any(|found| found.trim().eq_ignore_ascii_case(word))
+    };
+    has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
+}
+
+/// Carries bytes between a caller and a task, for as long as the caller may see it.
+async fn relay(caller: OnUpgrade, task: OnUpgrade, application: Arc<Application>, passage: Passage) {
+    let (Ok(caller), Ok(task)) = (caller.await, task.await) else { return };
+    let (mut caller, mut task) = (TokioIo::new(caller), TokioIo::new(task));
+    let allowed = async || {
+        let holds = holds(&application, &passage.grant).await;
+        // As long as somebody is connected the task is in use.
+        let service = application.cluster.use_service(passage.grant.task.clone()).await;
+        matches!((holds, service), (Ok(true), Ok(Some(_))))
+    };
+    let ended = async {
+        while allowed().await {
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    };
+    tokio::select! {
+        // Either end may break off as it likes.
+        _ = tokio::io::copy_bidirectional(&mut caller, &mut task) => {}
+        () = ended => tracing::debug!(task = passage.grant.task, "closed a websocket whose session or task has ended"),
+    }
+}
+
+/// Removes what belongs to one connection: the known ones, and those that `Connection` names.
+fn without_those_of_the_connection(headers: &mut HeaderMap) {
+    let named: Vec<String> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|names| names.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect();
+    OF_CONNECTIONS.iter().for_each(|name| drop(headers.remove(name)));
+    named.iter().for_each(|name| drop(headers.remove(name.as_str())));
 }
 
 fn request(call: Call, service: &Service) -> Result<Request<Body>, Failure> {
@@ -69,26 +145,18 @@ fn request(call: Call, service: &Service) -> Result<Request<Body>, Failure> {
 
 /// The headers that a task sees.
 fn passed_on(mut headers: HeaderMap, service: &Service) -> HeaderMap {
-    let others: Vec<String> = headers
-        .get_all(header::COOKIE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|cookies| cookies.split(';'))
-        .map(str::trim)
-        .filter(|cookie| !cookie.is_empty() && !cookie.starts_with("auth="))
-        .map(str::to_owned)
-        .collect();
-    for name in OF_CONNECTIONS {
-        headers.remove(name);
-    }
+    let (theirs, websocket) = (cookies::for_task(&headers), asks_for_websocket(&headers));
+    without_those_of_the_connection(&mut headers);
     // Written anew with the body, which has been read.
     for name in ["authorization", "grpc-metadata-x-allocation-token", "cookie", "host", "content-length", "expect"] {
         headers.remove(name);
     }
-    if let Ok(value) = HeaderValue::from_str(&others.join("; "))
-        && !others.is_empty()
-    {
-        headers.insert(header::COOKIE, value);
+    if let Some(cookies) = theirs {
+        headers.insert(header::COOKIE, cookies);
+    }
+    if websocket {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     }
     let host = match service.address.contains(':') {
         true => format!("[{}]:{}", service.address, service.port),
@@ -101,11 +169,22 @@ fn passed_on(mut headers: HeaderMap, service: &Service) -> HeaderMap {
 }
 
 /// The answer that the asker sees.
-fn answered(mut response: Response<Body>) -> Response<Body> {
-    for name in OF_CONNECTIONS.iter().chain([&header::SET_COOKIE]) {
-        response.headers_mut().remove(name);
+fn answered(mut response: Response<Body>, passage: &Passage) -> Response<Body> {
+    let headers = response.headers_mut();
+    without_those_of_the_connection(headers);
+    for name in OF_ORIGINS {
+        headers.remove(name);
     }
-    response.headers_mut().remove("service-worker-allowed");
+    if let header::Entry::Occupied(given) = headers.entry(header::SET_COOKIE) {
+        let (_, given) = given.remove_entry_mult();
+        let texts: Vec<HeaderValue> = given.collect();
+        let set = texts.iter().filter_map(|value| cookies::from_task(value.to_str().ok()?, &passage.grant.task));
+        headers.extend(set.map(|cookie| (header::SET_COOKIE, cookie)));
+    }
+    if passage.sandboxed {
+        headers.remove(header::SET_COOKIE);
+        headers.append(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox; frame-ancestors 'none'"));
+    }
     response
 }
 
@@ -119,8 +198,9 @@ mod tests {
         for (name, value) in [
             ("authorization", "Bearer secret"),
             ("grpc-metadata-x-allocation-token", "Bearer secret"),
-            ("cookie", "a=1; auth=secret;b=2"),
-            ("connection", "keep-alive"),
+            ("cookie", "a=1; auth=secret;b=2; instep_session_1=secret; instep_task_1=secret"),
+            ("connection", "keep-alive, X-Hop"),
+            ("x-hop", "secret"),
             ("accept", "text/html"),
             ("host", "master:8080"),
         ] {
@@ -135,12 +215,60 @@ mod tests {
         assert_eq!(passed.len(), 3, "{passed:?}");
     }
 
-    #[test]
-    fn a_task_sets_no_cookies() {
+    fn passage(sandboxed: bool) -> Passage {
+        let service = Service { address: "::1".to_owned(), port: 2600, path: "/".to_owned() };
+        Passage { grant: Grant { task: "t".to_owned(), session: String::new() }, service, sandboxed }
+    }
+
+    fn answer() -> Response<Body> {
         let mut response = Response::new(Body::empty());
-        response.headers_mut().insert(header::SET_COOKIE, HeaderValue::from_static("auth=mine"));
-        response.headers_mut().insert(header::ETAG, HeaderValue::from_static("x"));
-        let answer = answered(response);
-        assert_eq!(answer.headers().len(), 1);
+        for (name, value) in [
+            ("set-cookie", "auth=mine"),
+            ("set-cookie", "own=1; Path=/; Domain=example.org"),
+            ("set-cookie", "instep_session_1=mine; Path=/"),
+            ("set-cookie", "two=2"),
+            ("content-security-policy", "default-src 'self'"),
+            ("clear-site-data", "\"cookies\""),
+            ("service-worker-allowed", "/"),
+            ("strict-transport-security", "max-age=1"),
+            ("upgrade", "h2c"),
+            ("etag", "x"),
+        ] {
+            response.headers_mut().append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        response
+    }
+
+    fn all<'a>(response: &'a Response<Body>, name: &str) -> Vec<&'a str> {
+        response.headers().get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_task_speaks_for_its_own_pages_alone() {
+        let found = answered(answer(), &passage(false));
+        assert_eq!(all(&found, "set-cookie"), ["own=1; Path=/proxy/t/", "two=2; Path=/proxy/t/"]);
+        assert_eq!((all(&found, "etag"), all(&found, "content-security-policy").len()), (vec!["x"], 1));
+        assert_eq!(found.headers().len(), 4, "{found:?}");
+    }
+
+    #[test]
+    fn at_the_master_s_own_origin_an_answer_is_no_page() {
+        let found = answered(answer(), &passage(true));
+        assert_eq!(all(&found, "set-cookie").len(), 0);
+        assert!(all(&found, "content-security-policy").contains(&"sandbox; frame-ancestors 'none'"), "{found:?}");
+    }
+
+    #[test]
+    fn a_websocket_is_asked_for_in_two_headers() {
+        let asks = |connection: &'static str, upgrade: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONNECTION, HeaderValue::from_static(connection));
+            headers.insert(header::UPGRADE, HeaderValue::from_static(upgrade));
+            let passed = passed_on(headers.clone(), &passage(false).service);
+            assert_eq!(asks_for_websocket(&passed), asks_for_websocket(&headers));
+            asks_for_websocket(&headers)
+        };
+        assert!(asks("Upgrade", "websocket") && asks("keep-alive, upgrade", "WebSocket"));
+        assert!(!asks("keep-alive", "websocket") && !asks("upgrade", "h2c"));
     }
 }

@@ -1,13 +1,15 @@
 //! The queue: jobs in their order, changes of it, and what runs or waits now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_api::jobs::{
     AllocationSummary, FullJob, Job, JobStatsResponse, JobUpdate, JobsResponse, JobsResponseV2, PoolQueueStats,
     TaskResponse, TaskSummariesResponse, UpdateJobsRequest,
 };
 use instep_api::pages::{Order, Pagination};
 use instep_database::Subject;
+use instep_policy::permissions::{Kind, Sight};
 use instep_policy::schedule::Side;
 use serde_json::{Map, Value, json};
 
@@ -20,6 +22,7 @@ use crate::cluster::{JobChange, JobOf};
 async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
     let pool = call.query.text("resourcePool").map(str::to_owned);
     let mut jobs = call.application.cluster.read(move |state| state.shown_jobs(pool.as_deref())).await?;
+    hide(call, &mut jobs).await?;
     let states = call.query.texts("states");
     jobs.retain(|job| states.is_empty() || job.summary.as_ref().is_some_and(|each| states.contains(&each.state)));
     if call.query.order()? == Some(Order::Descending) {
@@ -27,6 +30,30 @@ async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
     }
     let (range, pagination) = call.query.slice(None)?.of(jobs.len());
     Ok((jobs.drain(range).collect(), pagination))
+}
+
+/// Leaves of jobs that the caller may not see what the queue is about: how much they hold and want, and since when.
+async fn hide(call: &Call, jobs: &mut [Job]) -> Result<(), Failure> {
+    let (experiments, tasks) = (call.sight(Kind::Experiment), call.sight(Kind::Task));
+    if experiments == Sight::Everything && tasks == Sight::Everything {
+        return Ok(());
+    }
+    let ids = jobs.iter().map(|job| job.job_id.clone()).collect();
+    let workspaces = call.application.database.workspaces_of_jobs(ids).await?;
+    for job in jobs {
+        let sight = if job.kind == "TYPE_EXPERIMENT" { &experiments } else { &tasks };
+        match workspaces.get(&job.job_id) {
+            Some(workspace) if sight.covers(*workspace) => job.workspace_id = *workspace,
+            _ => {
+                job.entity_id.clear();
+                job.name.clear();
+                job.username.clear();
+                job.reason.clear();
+                (job.user_id, job.workspace_id, job.progress) = (UserId(0), WorkspaceId(0), 0.0);
+            }
+        }
+    }
+    Ok(())
 }
 
 pub(crate) async fn jobs(call: Call) -> Result<Json<JobsResponse>, Failure> {
@@ -160,7 +187,18 @@ async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Resul
 }
 
 async fn allocations(call: &Call) -> Result<BTreeMap<String, AllocationSummary>, Failure> {
-    Ok(call.application.cluster.read(|state| state.shown_allocations()).await?)
+    let mut found = call.application.cluster.read(|state| state.shown_allocations()).await?;
+    if call.grants.is_none() {
+        return Ok(found);
+    }
+    call.note_asked();
+    let mut seen = BTreeMap::new();
+    for task in found.values().map(|summary| summary.task_id.clone()).collect::<BTreeSet<_>>() {
+        let may = call.may_read(Subject::Task(task.clone())).await.is_ok();
+        seen.insert(task, may);
+    }
+    found.retain(|_, summary| seen.get(&summary.task_id) == Some(&true));
+    Ok(found)
 }
 
 pub(crate) async fn tasks(call: Call) -> Result<Json<TaskSummariesResponse>, Failure> {

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderValue, Response, StatusCode, header};
 use futures_core::Stream;
 use instep_api::error::Code;
 use serde::de::DeserializeOwned;
@@ -33,6 +33,10 @@ pub(crate) enum Reply {
     Upgrade(Response<Body>),
     /// What a task answered, whatever that is.
     Passed(Response<Body>),
+    /// The browser is to go somewhere else.
+    Redirect(Redirect),
+    /// Another answer, with a cookie.
+    Cookie(Box<Reply>, HeaderValue),
 }
 
 /// What handlers may answer with.
@@ -67,6 +71,27 @@ impl<T: Serialize + DeserializeOwned> Answer for Json<T> {
             return Err(Failure::new(Code::Internal, format!("the answer is not what the document says: {why}")));
         }
         Reply::json(&self.0)
+    }
+}
+
+/// Where a browser is to go, by GET.
+pub(crate) struct Redirect {
+    pub location: String,
+    pub cookie: Option<HeaderValue>,
+}
+
+/// A JSON object that comes with a cookie, or without.
+pub(crate) struct WithCookie<T>(pub Json<T>, pub Option<HeaderValue>);
+
+impl<T: Serialize + DeserializeOwned> Answer for WithCookie<T> {
+    const SCHEMA: Option<fn() -> Value> = Json::<T>::SCHEMA;
+
+    fn reply(self) -> Result<Reply, Failure> {
+        let reply = self.0.reply()?;
+        Ok(match self.1 {
+            Some(cookie) => Reply::Cookie(Box::new(reply), cookie),
+            None => reply,
+        })
     }
 }
 
@@ -108,7 +133,7 @@ impl Reply {
                 HeaderValue::from_str(&format!("attachment; filename=\"{}\"", download.name)).ok()
             }
             Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) => None,
-            Reply::Upgrade(_) | Reply::Passed(_) => None,
+            Reply::Upgrade(_) | Reply::Passed(_) | Reply::Redirect(_) | Reply::Cookie(_, _) => None,
         };
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
@@ -116,6 +141,14 @@ impl Reply {
             Reply::Measures(text) => (Body::from(text), MEASURES),
             Reply::Asset(asset) => return file(asset),
             Reply::Upgrade(response) | Reply::Passed(response) => return response,
+            Reply::Redirect(redirect) => return redirect.response(),
+            Reply::Cookie(reply, cookie) => {
+                let mut response = reply.response();
+                response.headers_mut().insert(header::SET_COOKIE, cookie);
+                // It is one browser's alone.
+                response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                return response;
+            }
             Reply::Download(download) => {
                 let kind = download.media_type;
                 (Body::from_stream(download), kind)
@@ -128,6 +161,21 @@ impl Reply {
             // What is in it is anybody's, and must not be taken for a page of ours.
             response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         }
+        response
+    }
+}
+
+impl Redirect {
+    fn response(self) -> Response<Body> {
+        let mut response = Response::new(Body::empty());
+        // What cannot be an address leads to the pages.
+        let location = HeaderValue::from_str(&self.location).unwrap_or(HeaderValue::from_static("/"));
+        *response.status_mut() = StatusCode::SEE_OTHER;
+        let headers = response.headers_mut();
+        headers.insert(header::LOCATION, location);
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        headers.extend(self.cookie.map(|cookie| (header::SET_COOKIE, cookie)));
         response
     }
 }

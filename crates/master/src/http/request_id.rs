@@ -22,6 +22,12 @@ pub(crate) fn of(headers: &HeaderMap) -> String {
     given.filter(plain).map_or_else(fresh, str::to_owned)
 }
 
+/// The same for the audit log, where nobody's choice can be taken for one of our names: it has a `~` before it.
+pub(crate) fn recorded(headers: &HeaderMap, id: &str) -> String {
+    let chosen = headers.get(&HEADER).is_some_and(|value| value.as_bytes() == id.as_bytes());
+    if chosen { format!("~{id}") } else { id.to_owned() }
+}
+
 /// Names the request in its answer.
 pub(crate) fn mark(mut response: Response<Body>, id: &str) -> Response<Body> {
     if let Ok(value) = HeaderValue::from_str(id) {
@@ -50,5 +56,9 @@ mod tests {
             assert_ne!(named(wrong), wrong);
         }
         assert_ne!(of(&HeaderMap::new()), of(&HeaderMap::new()));
+        let headers = HeaderMap::from_iter([(HEADER, HeaderValue::from_static("mine"))]);
+        assert_eq!(recorded(&headers, &of(&headers)), "~mine");
+        let (none, ours) = (HeaderMap::new(), of(&HeaderMap::new()));
+        assert_eq!(recorded(&none, &ours), ours);
     }
 }

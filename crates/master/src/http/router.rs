@@ -1,30 +1,43 @@
 //! Makes a server of the table of routes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request};
-use axum::http::{Response, header};
+use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::routing::{MethodFilter, on};
+use hyper::upgrade::OnUpgrade;
 use instep_api::error::Code;
 
 use super::call::{Call, Query, check_path_names};
+use super::credentials::{Credential, is_navigation};
 use super::failure::Failure;
-use super::guard::{admit, check_framing, check_origin, token_of};
+use super::guard::{Access, admit, check_framing, check_origin, shown};
 use super::ownership;
 use super::reply::Reply;
 use super::request_id;
-use super::routes::{Kind, Route, routes};
+use super::routes::{Action, Kind, Route, routes, task_routes};
 use crate::application::Application;
+use crate::audit::Noted;
 use crate::peer::Peer;
 
-/// The server's router.
+/// The router of the master itself: its API and its pages.
 pub(crate) fn router(application: &Arc<Application>) -> Router {
+    router_of(application, routes())
+}
+
+/// The router of the tasks' pages, which have an origin of their own.
+pub(crate) fn task_router(application: &Arc<Application>) -> Router {
+    router_of(application, task_routes())
+}
+
+fn router_of(application: &Arc<Application>, routes: Vec<Route>) -> Router {
     let mut router = Router::new();
-    for route in routes() {
+    for route in routes {
         let application = Arc::clone(application);
         let filter = route.method.filter();
         let path = route.path;
@@ -53,9 +66,11 @@ fn refused(application: &Application, request: &Request, failure: Failure) -> Re
     let checked =
         check_framing(request.extensions()).and_then(|()| check_origin(request.headers(), &application.allowed_hosts));
     let failure = checked.err().unwrap_or(failure);
-    request_id::mark(failure.response("", &id), &id)
+    request_id::mark(closed(failure.response("", &id)), &id)
 }
 
+/// Answers a request of a route. What is recorded is done whole, also if the caller goes away meanwhile: otherwise what was
+/// done could miss in the audit log.
 async fn answer(
     application: Arc<Application>,
     route: Arc<Route>,
@@ -63,9 +78,30 @@ async fn answer(
     parts: Vec<(String, String)>,
     request: Request,
 ) -> Response<Body> {
+    let path = route.path;
+    if !matches!(route.action, Action::Recorded(_)) {
+        return answered(application, route, peer, parts, request).await;
+    }
+    let id = request_id::of(request.headers());
+    tokio::spawn(answered(application, route, peer, parts, request)).await.unwrap_or_else(|error| {
+        tracing::error!(request = id, route = path, %error, "a handler has failed");
+        let failure = Failure::new(Code::Internal, "the request could not be done");
+        request_id::mark(failure.response(path, &id), &id)
+    })
+}
+
+async fn answered(
+    application: Arc<Application>,
+    route: Arc<Route>,
+    peer: Peer,
+    parts: Vec<(String, String)>,
+    request: Request,
+) -> Response<Body> {
     let (id, started) = (request_id::of(request.headers()), Instant::now());
+    let recorded_id = request_id::recorded(request.headers(), &id);
+    let (noted, subject) = (Arc::new(Noted::default()), subject_of(&route, &parts, &request));
     application.telemetry.begun();
-    let work = handle(Arc::clone(&application), Arc::clone(&route), peer, parts, request);
+    let work = handle(Arc::clone(&application), Arc::clone(&route), peer, parts, request, Arc::clone(&noted));
     let outcome = tokio::time::timeout(route.patience, work).await.unwrap_or_else(|_| {
         let what = format!("the request took longer than {} s", route.patience.as_secs());
         Err(Failure::new(Code::Unavailable, what))
@@ -76,13 +112,48 @@ async fn answer(
     };
     let (method, path, status, took) = (route.method.name(), route.path, response.status(), started.elapsed());
     application.telemetry.answered(method, path, status.as_u16(), took);
+    let refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    if refused || matches!(route.action, Action::Recorded(_)) {
+        if !noted.has_subject() {
+            noted.subject(subject);
+        }
+        let address = peer.remote.ip().to_canonical().to_string();
+        application.audit.record(noted.record(route.action.name(), address, recorded_id, status.as_u16())).await;
+    }
     match &outcome {
         Err(failure) if status.is_server_error() => {
             tracing::error!(request = id, method, route = path, status = status.as_u16(), why = failure.message);
         }
         _ => tracing::debug!(request = id, method, route = path, status = status.as_u16(), ?took, peer = %peer.remote),
     }
-    request_id::mark(outcome.map_or(response, Reply::response), &id)
+    let response = outcome.map_or(response, Reply::response);
+    let response = if route.access == Access::TaskKey { response } else { closed(response) };
+    request_id::mark(response, &id)
+}
+
+/// Keeps other origins from showing an answer in their pages, and browsers from taking it for something else than it
+/// says. What pages say of themselves stays.
+fn closed(mut response: Response<Body>) -> Response<Body> {
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// What a request is about, as far as its address says it: of changes the parts that vary, else all of it.
+fn subject_of(route: &Route, parts: &[(String, String)], request: &Request) -> String {
+    match route.action {
+        Action::Read => request.uri().path().to_owned(),
+        Action::Recorded(_) | Action::Report(_) => {
+            parts.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+        }
+    }
 }
 
 async fn handle(
@@ -91,14 +162,27 @@ async fn handle(
     peer: Peer,
     path: Vec<(String, String)>,
     request: Request,
+    noted: Arc<Noted>,
 ) -> Result<Reply, Failure> {
     let (mut head, body) = request.into_parts();
     check_framing(&head.extensions)?;
     check_origin(&head.headers, &application.allowed_hosts)?;
-    let token = token_of(&head.headers);
-    let session = admit(&application, route.access, token.as_deref(), peer).await?;
+    let (token, by_cookie) = match shown(&head.headers, &route, &application.cookies)? {
+        Credential::None => (None, false),
+        Credential::Bearer(token) => (Some(token), false),
+        Credential::Cookie(token) => (Some(token), true),
+    };
+    let known = match admit(&application, route.access, token.as_deref(), peer, &noted).await {
+        // A browser without a session is sent to where somebody can sign in.
+        Err(_) if route.access == Access::Proxy && (token.is_none() || by_cookie) && is_navigation(&head.headers) => {
+            None
+        }
+        admitted => admitted?,
+    };
+    let (session, grants) = known.map_or((None, None), |known| (Some(known.session), known.grants));
     let opened_at = session.as_ref().map(|session| session.opened_at);
     let (user, task) = session.map_or((None, None), |session| (Some(session.user), session.task));
+    let (with_roles, asked) = (grants.is_some(), Arc::new(AtomicBool::new(false)));
     let body = to_bytes(body, route.body_limit).await.map_err(|error| {
         let too_large =
             std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit"));
@@ -112,6 +196,10 @@ async fn handle(
         Kind::Socket => WebSocketUpgrade::from_request_parts(&mut head, &()).await.ok(),
         Kind::Json | Kind::Lines | Kind::Other(_) => None,
     };
+    let on_upgrade = match route.access {
+        Access::Proxy | Access::TaskKey => head.extensions.remove::<OnUpgrade>(),
+        _ => None,
+    };
     let query = Query::parse(head.uri.query().unwrap_or_default(), route.query);
     let accept = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let (headers, uri) = (head.headers, head.uri);
@@ -122,22 +210,34 @@ async fn handle(
         peer,
         user,
         task,
+        grants,
+        asked: Arc::clone(&asked),
         opened_at,
         token,
+        by_cookie,
         path,
         query,
         accept,
         headers,
         uri,
         body,
+        noted,
         upgrade,
+        on_upgrade,
     };
     // What is there under such a name can still be read, renamed and deleted.
     if matches!(route.method, Method::Post | Method::Put) && route.kind == Kind::Json {
         check_path_names(&call.path)?;
     }
     ownership::check(&call).await?;
-    (route.handler)(call).await
+    let reply = (route.handler)(call).await?;
+    // An answer that nobody has compared with what the caller may see is not given.
+    if with_roles && ownership::must_ask(route.access) && !asked.load(Ordering::Relaxed) {
+        let what = format!("{} {} answers without asking who may see it", route.method.name(), route.path);
+        tracing::error!("{what}");
+        return Err(Failure::new(Code::Internal, what));
+    }
+    Ok(reply)
 }
 
 /// The methods that routes use.

@@ -1,6 +1,11 @@
 //! The table of everything that is served, and who may ask for it.
 
+mod actions;
 mod commands;
+mod roles;
+mod tasks_pages;
+
+pub(crate) use tasks_pages::task_routes;
 
 use std::any::TypeId;
 use std::future::Future;
@@ -19,6 +24,7 @@ use instep_api::link::{self, AgentTokenRequest};
 use instep_api::logs::{LogRecord, PostTaskLogsRequest};
 use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
 use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
+use instep_api::secrets::SecretRequest;
 use instep_api::tasks::AllGatherRequest;
 use instep_api::templates::TemplateRequest;
 use instep_api::trials::{
@@ -30,21 +36,24 @@ use instep_api::workspaces::{ProjectRequest, WorkspaceRequest};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub(crate) use actions::{Action, action_names};
+
 use super::call::Call;
 use super::continuing::ContinueRequest;
 use super::failure::Failure;
 use super::guard::Access::{self, Administrator, Agent, Change, LocalOrUser, Login, Make, Open, Read};
 use super::guard::Thing::{
-    Allocation, Checkpoint, Experiment, ExternalExperiment, InBody, Model, ModelVersion, Project, Template, Trial,
-    User, Workspace,
+    Allocation, Checkpoint, Common, Experiment, ExternalExperiment, InBody, Model, ModelVersion, Project, Several,
+    Task, Template, Trial, User, Workspace,
 };
 use super::preview::PreviewRequest;
 use super::reply::{Answer, Reply};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::shape::schema_of;
 use super::{
-    agents, agents_link, authentication, bulk, checkpoints, cluster, continuing, control, experiments, export, files,
-    logs, metrics, models, openapi, pages, preview, queue, retention, tasks, templates, trials, users, workspaces,
+    agents, agents_link, audit, authentication, bulk, checkpoints, cluster, continuing, control, experiments, export,
+    files, logs, metrics, models, openapi, pages, preview, queue, retention, secrets, tasks, templates, trials, users,
+    workspaces,
 };
 
 /// How long a request may take, unless a route says otherwise.
@@ -120,6 +129,8 @@ pub(crate) struct Route {
     /// Which parameters it looks at.
     pub query: &'static [&'static str],
     pub kind: Kind,
+    /// What the audit log calls its requests.
+    pub action: Action,
     /// How long a request may take to be read and done; streams may take longer to be sent.
     pub patience: Duration,
 }
@@ -157,6 +168,7 @@ where
         gives: Given::SCHEMA,
         query: &[],
         kind: Kind::Json,
+        action: Action::Read,
         patience: PATIENCE,
     }
 }
@@ -206,10 +218,10 @@ pub(crate) fn routes() -> Vec<Route> {
         route(Get, "/det/queue", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/det/experiments/{id}", Open, pages::experiment).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/assets/{name}", Open, pages::asset).answers(Kind::Other("*/*")),
-        route(Post, "/api/v1/auth/login", Open, authentication::login).takes::<LoginRequest>(),
+        route(Post, "/api/v1/auth/login", Open, authentication::login).takes::<LoginRequest>().asks(&["cookie"]),
         route(Post, "/api/v1/auth/logout", Login, authentication::logout),
-        route(Get, "/api/v1/auth/user", Read, authentication::me),
-        route(Get, "/api/v1/me", Read, authentication::me),
+        route(Get, "/api/v1/auth/user", Read(Common), authentication::me),
+        route(Get, "/api/v1/me", Read(Common), authentication::me),
     ];
     routes.extend(user_routes());
     routes.extend(workspace_routes());
@@ -222,7 +234,9 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(cluster_routes());
     routes.extend(bulk_routes());
     routes.extend(commands::routes());
-    routes
+    routes.extend(secret_routes());
+    routes.extend(roles::routes());
+    actions::named(routes)
 }
 
 /// What agents and tasks ask, and what people want of experiments that the master runs.
@@ -238,16 +252,16 @@ fn managed_routes() -> Vec<Route> {
         route(Post, "/api/v1/experiments/{id}/pause", Change(Experiment), control::pause),
         route(Post, "/api/v1/experiments/{id}/cancel", Change(Experiment), control::cancel),
         route(Post, "/api/v1/experiments/{id}/kill", Change(Experiment), control::kill),
-        route(Get, "/api/v1/experiments/{id}/model_def", Read, control::model_definition),
-        route(Get, "/experiments/{id}/model_def", Read, control::model_definition_file)
+        route(Get, "/api/v1/experiments/{id}/model_def", Read(Experiment), control::model_definition),
+        route(Get, "/experiments/{id}/model_def", Read(Experiment), control::model_definition_file)
             .answers(Kind::Other("application/gzip")),
         route(Post, "/api/v1/trials/{id}/kill", Change(Trial), control::kill_trial),
         route(Post, "/api/v1/trials/{id}/early_exit", Change(Trial), tasks::early_exit).takes::<EarlyExitRequest>(),
-        route(Get, "/api/v1/tasks/{id}/context_directory", Read, tasks::context),
+        route(Get, "/api/v1/tasks/{id}/context_directory", Read(Task), tasks::context),
         route(Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", Change(Allocation), tasks::rendezvous)
             .waits_up_to(MEETING),
         route(Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", Change(Allocation), tasks::daemon),
-        route(Get, "/api/v1/allocations/{id}/signals/preemption", Read, tasks::preemption)
+        route(Get, "/api/v1/allocations/{id}/signals/preemption", Read(Allocation), tasks::preemption)
             .asks(&["timeoutSeconds"])
             .waits_up_to(LONG_POLL),
         route(Post, "/api/v1/allocations/{id}/signals/ack_preemption", Change(Allocation), tasks::acknowledge),
@@ -268,36 +282,43 @@ fn cluster_routes() -> Vec<Route> {
     const LISTED: &[&str] = &["limit", "offset"];
     const JOBS: &[&str] = &["resourcePool", "states", "orderBy", "limit", "offset"];
     vec![
-        route(Get, "/api/v1/agents", Read, agents::list).asks(LISTED),
-        route(Get, "/api/v1/agents/{agent}", Read, agents::get),
+        route(Get, "/api/v1/agents", Read(Common), agents::list).asks(LISTED),
+        route(Get, "/api/v1/agents/{agent}", Read(Common), agents::get),
         route(Post, "/api/v1/agents/{agent}/enable", Administrator, agents::enable),
         route(Post, "/api/v1/agents/{agent}/disable", Administrator, agents::disable).takes::<DisableRequest>(),
-        route(Get, "/api/v1/agents/{agent}/slots", Read, agents::slots),
-        route(Get, "/api/v1/agents/{agent}/slots/{slot}", Read, agents::slot),
+        route(Get, "/api/v1/agents/{agent}/slots", Read(Common), agents::slots),
+        route(Get, "/api/v1/agents/{agent}/slots/{slot}", Read(Common), agents::slot),
         route(Post, "/api/v1/agents/{agent}/slots/{slot}/enable", Administrator, agents::enable_slot),
         route(Post, "/api/v1/agents/{agent}/slots/{slot}/disable", Administrator, agents::disable_slot)
             .takes::<DisableRequest>(),
         route(Get, "/api/v1/master/config", Administrator, cluster::config),
+        route(Get, "/api/v1/master/audit", Administrator, audit::list)
+            .asks(&["since", "user", "action", "afterId", "beforeId", "limit"]),
         route(Get, "/api/v1/master/logs", Administrator, cluster::logs)
             .asks(&["offset", "limit", "follow"])
             .answers(Kind::Lines),
-        route(Get, "/api/v1/resource-pools", Read, agents::pools).asks(LISTED),
-        route(Get, "/api/v1/job-queues", Read, queue::jobs).asks(JOBS),
-        route(Get, "/api/v1/job-queues-v2", Read, queue::jobs_v2).asks(JOBS),
-        route(Get, "/api/v1/job-queues/stats", Read, queue::stats).asks(&["resourcePools"]),
+        route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).asks(LISTED),
+        route(Get, "/api/v1/job-queues", Read(Several), queue::jobs).asks(JOBS),
+        route(Get, "/api/v1/job-queues-v2", Read(Several), queue::jobs_v2).asks(JOBS),
+        route(Get, "/api/v1/job-queues/stats", Read(Common), queue::stats).asks(&["resourcePools"]),
         route(Post, "/api/v1/job-queues", Change(InBody), queue::update).takes::<UpdateJobsRequest>(),
-        route(Get, "/api/v1/tasks", Read, queue::tasks),
-        route(Get, "/api/v1/tasks/{id}", Read, queue::task),
-        route(Get, "/tasks", Read, queue::plain_tasks),
-        route(Post, "/api/v1/preview-hp-search", Read, preview::preview).takes::<PreviewRequest>(),
-        route(Get, "/api/v1/templates", Read, templates::list).asks(&["name", "workspaceIds", "limit", "offset"]),
-        route(Get, "/api/v1/templates/{name}", Read, templates::get),
+        route(Get, "/api/v1/tasks", Read(Several), queue::tasks),
+        route(Get, "/api/v1/tasks/{id}", Read(Task), queue::task),
+        route(Get, "/tasks", Read(Several), queue::plain_tasks),
+        route(Post, "/api/v1/preview-hp-search", Read(Common), preview::preview).takes::<PreviewRequest>(),
+        route(Get, "/api/v1/templates", Read(Several), templates::list).asks(&[
+            "name",
+            "workspaceIds",
+            "limit",
+            "offset",
+        ]),
+        route(Get, "/api/v1/templates/{name}", Read(Template), templates::get),
         route(Post, "/api/v1/templates/{name}", Change(Template), templates::create).takes::<TemplateRequest>(),
         route(Put, "/api/v1/templates/{name}", Change(Template), templates::put).takes::<TemplateRequest>(),
         route(Patch, "/api/v1/templates/{name}", Change(Template), templates::change_config).takes::<Value>(),
         route(Delete, "/api/v1/templates/{name}", Change(Template), templates::delete),
         route(Post, "/api/v1/experiments/continue", Change(InBody), continuing::carry_on).takes::<ContinueRequest>(),
-        route(Get, "/experiments/{id}/preview_gc", Read, retention::preview).asks(&[
+        route(Get, "/experiments/{id}/preview_gc", Read(Experiment), retention::preview).asks(&[
             "saveExperimentBest",
             "saveTrialBest",
             "saveTrialLatest",
@@ -321,16 +342,25 @@ fn bulk_routes() -> Vec<Route> {
     ]
 }
 
+/// Values that tasks are given and no route shows.
+fn secret_routes() -> Vec<Route> {
+    vec![
+        route(Get, "/api/v1/secrets", Read(Several), secrets::list).asks(&["workspaceId"]),
+        route(Put, "/api/v1/secrets/{name}", Login, secrets::set).takes::<SecretRequest>(),
+        route(Delete, "/api/v1/secrets/{name}", Login, secrets::delete).asks(&["workspaceId"]),
+    ]
+}
+
 fn user_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/users", Read, users::list).asks(&["active", "admin", "name", "limit", "offset"]),
+        route(Get, "/api/v1/users", Read(Common), users::list).asks(&["active", "admin", "name", "limit", "offset"]),
         route(Post, "/api/v1/users", Administrator, users::create).takes::<PostUserRequest>().names(&[
             "user/username",
             "user/displayName",
             "user/display_name",
         ]),
-        route(Get, "/api/v1/users/{id}", Read, users::get),
-        route(Get, "/api/v1/users/{name}/by-username", Read, users::get_by_name),
+        route(Get, "/api/v1/users/{id}", Read(Common), users::get),
+        route(Get, "/api/v1/users/{name}/by-username", Read(Common), users::get_by_name),
         route(Patch, "/api/v1/users/{id}", Change(User), users::change).takes::<PatchUserRequest>().names(&[
             "username",
             "displayName",
@@ -341,20 +371,20 @@ fn user_routes() -> Vec<Route> {
 
 fn workspace_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/workspaces", Read, workspaces::list).asks(OWNED),
+        route(Get, "/api/v1/workspaces", Read(Several), workspaces::list).asks(OWNED),
         route(Post, "/api/v1/workspaces", Make, workspaces::create).takes::<WorkspaceRequest>().names(&["name"]),
-        route(Get, "/api/v1/workspaces/{id}", Read, workspaces::get),
+        route(Get, "/api/v1/workspaces/{id}", Read(Workspace), workspaces::get),
         route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change)
             .takes::<WorkspaceRequest>()
             .names(&["name"]),
         route(Delete, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::delete),
         route(Post, "/api/v1/workspaces/{id}/archive", Change(Workspace), workspaces::set_archived),
         route(Post, "/api/v1/workspaces/{id}/unarchive", Change(Workspace), workspaces::set_archived),
-        route(Get, "/api/v1/workspaces/{id}/projects", Read, workspaces::list_projects).asks(OWNED),
+        route(Get, "/api/v1/workspaces/{id}/projects", Read(Workspace), workspaces::list_projects).asks(OWNED),
         route(Post, "/api/v1/workspaces/{id}/projects", Make, workspaces::create_project)
             .takes::<ProjectRequest>()
             .names(&["name", "key"]),
-        route(Get, "/api/v1/projects/{id}", Read, workspaces::get_project),
+        route(Get, "/api/v1/projects/{id}", Read(Project), workspaces::get_project),
         route(Patch, "/api/v1/projects/{id}", Change(Project), workspaces::change_project)
             .takes::<ProjectRequest>()
             .names(&["name", "key"]),
@@ -366,7 +396,7 @@ fn workspace_routes() -> Vec<Route> {
 
 fn experiment_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/experiments", Read, experiments::list).asks(&[
+        route(Get, "/api/v1/experiments", Read(Several), experiments::list).asks(&[
             "archived",
             "users",
             "userIds",
@@ -386,7 +416,7 @@ fn experiment_routes() -> Vec<Route> {
         route(Put, "/api/v1/experiments/by-external-id/{*external}", Change(ExternalExperiment), experiments::put)
             .takes::<CreateExperimentRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Get, "/api/v1/experiments/{id}", Read, experiments::get),
+        route(Get, "/api/v1/experiments/{id}", Read(Experiment), experiments::get),
         route(Patch, "/api/v1/experiments/{id}", Change(Experiment), experiments::change)
             .takes::<PatchExperimentRequest>()
             .names(&["name", "labels"]),
@@ -397,13 +427,14 @@ fn experiment_routes() -> Vec<Route> {
             .takes::<MoveExperimentRequest>(),
         route(Put, "/api/v1/experiments/{id}/labels/{label}", Change(Experiment), experiments::add_label),
         route(Delete, "/api/v1/experiments/{id}/labels/{label}", Change(Experiment), experiments::remove_label),
-        route(Get, "/api/v1/experiments/{id}/trials", Read, trials::list)
+        route(Get, "/api/v1/experiments/{id}/trials", Read(Experiment), trials::list)
             .asks(&["states", "orderBy", "limit", "offset"]),
-        route(Get, "/api/v1/experiments/{id}/checkpoints", Read, checkpoints::of_experiment).asks(CHECKPOINTS),
+        route(Get, "/api/v1/experiments/{id}/checkpoints", Read(Experiment), checkpoints::of_experiment)
+            .asks(CHECKPOINTS),
         route(
             Get,
             "/api/v1/experiments/{id}/searcher/best_searcher_validation_metric",
-            Read,
+            Read(Experiment),
             experiments::best_validation,
         ),
     ]
@@ -415,8 +446,8 @@ fn trial_routes() -> Vec<Route> {
         route(Put, "/api/v1/trials", Change(InBody), trials::put)
             .takes::<PutTrialRequest>()
             .names(&["externalTrialId", "external_trial_id"]),
-        route(Get, "/api/v1/trials/by-external-id/{*external}", Read, trials::get_by_external_id),
-        route(Get, "/api/v1/trials/time-series", Read, metrics::compare).asks(&[
+        route(Get, "/api/v1/trials/by-external-id/{*external}", Read(Several), trials::get_by_external_id),
+        route(Get, "/api/v1/trials/time-series", Read(Several), metrics::compare).asks(&[
             "trialIds",
             "metricIds",
             "metricNames",
@@ -425,10 +456,10 @@ fn trial_routes() -> Vec<Route> {
             "endBatches",
             "maxDatapoints",
         ]),
-        route(Get, "/api/v1/trials/metrics/{kind}", Read, metrics::stream)
+        route(Get, "/api/v1/trials/metrics/{kind}", Read(Several), metrics::stream)
             .asks(&["group", "trialIds"])
             .answers(Kind::Lines),
-        route(Get, "/api/v1/trials/{id}", Read, trials::get),
+        route(Get, "/api/v1/trials/{id}", Read(Trial), trials::get),
         route(Patch, "/api/v1/trials/{id}", Change(Trial), trials::change).takes::<PatchTrialRequest>(),
         route(Post, "/api/v1/trials/{id}/start", Change(Trial), trials::start).takes::<StartTrialRequest>(),
         route(Post, "/api/v1/trials/{id}/metrics", Change(Trial), metrics::report).takes::<ReportMetricsRequest>(),
@@ -438,17 +469,17 @@ fn trial_routes() -> Vec<Route> {
         route(Post, "/api/v1/trials/{id}/progress", Change(Trial), trials::progress).takes::<ProgressRequest>(),
         route(Post, "/api/v1/trials/{id}/runner/metadata", Change(Trial), trials::runner_metadata)
             .takes::<RunnerMetadataRequest>(),
-        route(Get, "/api/v1/trials/{id}/workloads", Read, metrics::workloads).asks(&[
+        route(Get, "/api/v1/trials/{id}/workloads", Read(Trial), metrics::workloads).asks(&[
             "includeBatchMetrics",
             "orderBy",
             "limit",
             "offset",
         ]),
-        route(Get, "/api/v1/trials/{id}/checkpoints", Read, checkpoints::of_trial).asks(CHECKPOINTS),
-        route(Get, "/api/v1/trials/{id}/logs", Read, logs::of_trial).asks(LOGS).answers(Kind::Lines),
-        route(Get, "/api/v1/trials/{id}/logs/fields", Read, logs::fields_of_trial).answers(Kind::Lines),
+        route(Get, "/api/v1/trials/{id}/checkpoints", Read(Trial), checkpoints::of_trial).asks(CHECKPOINTS),
+        route(Get, "/api/v1/trials/{id}/logs", Read(Trial), logs::of_trial).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/trials/{id}/logs/fields", Read(Trial), logs::fields_of_trial).answers(Kind::Lines),
         route(Post, "/api/v1/runs/start", Change(InBody), trials::start_run).takes::<StartRunRequest>(),
-        route(Get, "/api/v1/runs/{id}/metadata", Read, trials::metadata),
+        route(Get, "/api/v1/runs/{id}/metadata", Read(Trial), trials::metadata),
         route(Post, "/api/v1/runs/{id}/metadata", Change(Trial), trials::set_metadata).takes::<RunMetadata>(),
     ]
 }
@@ -459,24 +490,24 @@ fn checkpoint_and_log_routes() -> Vec<Route> {
         route(Patch, "/api/v1/checkpoints", Change(InBody), checkpoints::shrink).takes::<PatchCheckpointsRequest>(),
         route(Delete, "/api/v1/checkpoints", Change(InBody), files::delete).takes::<DeleteCheckpointsRequest>(),
         route(Post, "/api/v1/checkpoints/rm", Change(InBody), files::remove).takes::<RemoveFilesRequest>(),
-        route(Get, "/api/v1/checkpoints/{uuid}", Read, checkpoints::get),
+        route(Get, "/api/v1/checkpoints/{uuid}", Read(Checkpoint), checkpoints::get),
         route(Post, "/api/v1/checkpoints/{uuid}/metadata", Change(Checkpoint), checkpoints::set_metadata)
             .takes::<PostCheckpointMetadataRequest>(),
         route(Post, "/task-logs", Change(InBody), logs::append).takes::<Vec<LogRecord>>().body_up_to(LOGS_LIMIT),
         route(Post, "/api/v1/task/logs", Change(InBody), logs::append_wrapped)
             .takes::<PostTaskLogsRequest>()
             .body_up_to(LOGS_LIMIT),
-        route(Get, "/api/v1/tasks/{id}/logs", Read, logs::of_task).asks(LOGS).answers(Kind::Lines),
-        route(Get, "/api/v1/tasks/{id}/logs/fields", Read, logs::fields_of_task).answers(Kind::Lines),
+        route(Get, "/api/v1/tasks/{id}/logs", Read(Task), logs::of_task).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/tasks/{id}/logs/fields", Read(Task), logs::fields_of_task).answers(Kind::Lines),
     ]
 }
 
 fn model_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/models", Read, models::list).asks(MODELS),
+        route(Get, "/api/v1/models", Read(Several), models::list).asks(MODELS),
         route(Post, "/api/v1/models", Make, models::create).takes::<ModelRequest>().names(&["name", "labels"]),
-        route(Get, "/api/v1/model/labels", Read, models::labels).asks(&["workspaceId"]),
-        route(Get, "/api/v1/models/{name}", Read, models::get),
+        route(Get, "/api/v1/model/labels", Read(Several), models::labels).asks(&["workspaceId"]),
+        route(Get, "/api/v1/models/{name}", Read(Model), models::get),
         route(Patch, "/api/v1/models/{name}", Change(Model), models::change)
             .takes::<ModelRequest>()
             .names(&["name", "labels"]),
@@ -484,12 +515,12 @@ fn model_routes() -> Vec<Route> {
         route(Post, "/api/v1/models/{name}/archive", Change(Model), models::set_archived),
         route(Post, "/api/v1/models/{name}/unarchive", Change(Model), models::set_archived),
         route(Post, "/api/v1/models/{name}/move", Change(Model), models::relocate).takes::<MoveModelRequest>(),
-        route(Get, "/api/v1/models/{name}/versions", Read, models::versions)
+        route(Get, "/api/v1/models/{name}/versions", Read(Model), models::versions)
             .asks(&["sortBy", "orderBy", "limit", "offset"]),
         route(Post, "/api/v1/models/{name}/versions", Make, models::register)
             .takes::<ModelVersionRequest>()
             .names(&["name", "labels"]),
-        route(Get, "/api/v1/models/{name}/versions/{version}", Read, models::version),
+        route(Get, "/api/v1/models/{name}/versions/{version}", Read(ModelVersion), models::version),
         route(Patch, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::change_version)
             .takes::<ModelVersionRequest>()
             .names(&["name", "labels"]),
@@ -500,23 +531,23 @@ fn model_routes() -> Vec<Route> {
 /// Files to be saved, for people with a browser or curl, and for the command line.
 fn download_routes() -> Vec<Route> {
     vec![
-        route(Get, "/checkpoints/{uuid}", Read, files::download).answers(Kind::Other("application/x-tar")),
-        route(Get, "/trials/{id}/logs.txt", Read, logs::text_of_trial)
+        route(Get, "/checkpoints/{uuid}", Read(Checkpoint), files::download).answers(Kind::Other("application/x-tar")),
+        route(Get, "/trials/{id}/logs.txt", Read(Trial), logs::text_of_trial)
             .asks(LOGS)
             .answers(Kind::Other("text/plain; charset=utf-8")),
-        route(Get, "/tasks/{id}/logs.txt", Read, logs::text_of_task)
+        route(Get, "/tasks/{id}/logs.txt", Read(Task), logs::text_of_task)
             .asks(LOGS)
             .answers(Kind::Other("text/plain; charset=utf-8")),
-        route(Get, "/trials/{id}/metrics.csv", Read, export::trial_csv)
+        route(Get, "/trials/{id}/metrics.csv", Read(Trial), export::trial_csv)
             .asks(&["group"])
             .answers(Kind::Other("text/csv")),
-        route(Get, "/trials/{id}/metrics.jsonl", Read, export::trial_lines)
+        route(Get, "/trials/{id}/metrics.jsonl", Read(Trial), export::trial_lines)
             .asks(&["group"])
             .answers(Kind::Other("application/jsonl")),
-        route(Get, "/experiments/{id}/metrics.csv", Read, export::experiment_csv)
+        route(Get, "/experiments/{id}/metrics.csv", Read(Experiment), export::experiment_csv)
             .asks(&["group"])
             .answers(Kind::Other("text/csv")),
-        route(Get, "/experiments/{id}/metrics.jsonl", Read, export::experiment_lines)
+        route(Get, "/experiments/{id}/metrics.jsonl", Read(Experiment), export::experiment_lines)
             .asks(&["group"])
             .answers(Kind::Other("application/jsonl")),
     ]

@@ -31,6 +31,9 @@ use super::framing::{Framing, Place};
 use crate::listener::{Connections, Stream};
 use crate::peer::Peer;
 
+/// Bytes of a request's head, and of what is read of a body at a time: each connection may take as much memory.
+const LONGEST_HEAD: usize = 64 << 10;
+
 /// How long the master waits for what a caller has to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -101,7 +104,7 @@ async fn serve_connection(
         }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.idle);
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(LONGEST_HEAD);
     let mut connection = pin!(builder.serve_connection(stream, service).with_upgrades());
     let mut stopping = false;
     loop {

@@ -3,22 +3,24 @@
 use instep_api::config::{ExperimentConfig, Sources};
 use instep_api::identifiers::WorkspaceId;
 use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
+use instep_policy::permissions::Kind;
 use serde_json::Value;
 
 use super::call::Call;
 use super::failure::Failure;
+use super::masks::unmasked;
+use super::ownership::Place;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-
-/// The workspace of templates that name none.
-const UNCATEGORIZED: WorkspaceId = WorkspaceId(1);
 
 pub(crate) async fn list(call: Call) -> Result<Json<TemplatesResponse>, Failure> {
     let part = call.query.text("name").unwrap_or_default().to_lowercase();
     let workspaces: Vec<WorkspaceId> = call.query.values("workspaceIds")?;
     let mut templates = call.application.database.templates().await?;
+    let sight = call.sight(Kind::Template);
     templates.retain(|template| {
-        template.name.to_lowercase().contains(&part)
+        sight.covers(template.workspace_id)
+            && template.name.to_lowercase().contains(&part)
             && (workspaces.is_empty() || workspaces.contains(&template.workspace_id))
     });
     let (range, pagination) = call.query.slice(None)?.of(templates.len());
@@ -40,11 +42,14 @@ async fn make(call: &Call, request: TemplateRequest) -> Result<Template, Failure
     if name.trim().is_empty() || name.len() > 255 {
         return Err(Failure::invalid("a template needs a name of 1 to 255 letters"));
     }
-    let config = checked(request.config.unwrap_or_else(|| Value::Object(Default::default())))?;
-    let workspace_id = request.workspace_id.filter(|id| id.0 != 0).unwrap_or(UNCATEGORIZED);
+    let config = unmasked(request.config.unwrap_or_else(|| Value::Object(Default::default())), [])?;
+    let config = checked(config)?;
+    let place = Place::workspace(request.workspace_id);
+    call.may_make(Kind::Template, &place)?;
+    let workspace_id = place.workspace;
     let database = &call.application.database;
     database.workspace(workspace_id).await?;
-    let new = Template { name, config, workspace_id };
+    let new = Template { name, config: config.into(), workspace_id };
     Ok(database.create_template(new, call.user()?.id, now()).await?)
 }
 
@@ -58,8 +63,8 @@ pub(crate) async fn put(call: Call) -> Result<Json<TemplateResponse>, Failure> {
             Ok(Json(TemplateResponse { template: make(&call, request).await? }))
         }
         found => {
-            found?;
-            let config = checked(request.config.unwrap_or(Value::Null))?;
+            let config = unmasked(request.config.unwrap_or(Value::Null), [&*found?.0.config])?;
+            let config = checked(config)?;
             Ok(Json(TemplateResponse { template: database.change_template(name, config).await? }))
         }
     }
@@ -70,6 +75,7 @@ pub(crate) async fn change_config(call: Call) -> Result<Json<TemplateResponse>, 
     let config: Value = call.json()?;
     let database = &call.application.database;
     let name = call.part("name").to_owned();
+    let config = unmasked(config, [&*database.template(name.clone()).await?.0.config])?;
     Ok(Json(TemplateResponse { template: database.change_template(name, checked(config)?).await? }))
 }
 

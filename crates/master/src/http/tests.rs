@@ -2,6 +2,15 @@
 //!
 //! What is expected follows from the table's [`Access`]: a route that is served is in the table, so none is missing.
 
+mod auditing;
+mod browsers;
+mod checkpoints;
+mod masking;
+mod roles;
+mod secrets;
+mod validating;
+mod workspaces;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -10,18 +19,19 @@ use std::time::Duration;
 use instep_api::identifiers::{ExperimentId, TrialId, UserId};
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
-use instep_database::{AllocationRow, Database, Decision, NewAccount, Opening, TaskSession};
+use instep_database::{AgentTokenRow, AllocationRow, Database, Decision, NewAccount, Opening, TaskSession};
 use serde_json::{Value, json};
 
 use super::guard::{Access, Thing};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
-use super::router::router;
+use super::router::{router, task_router};
 use super::routes::{Route, routes};
 use super::serving::{Limits, serve as serve_connections};
 use crate::application::{Application, ApplicationOptions};
 use crate::clock::now;
 use crate::listener::Connections;
 use crate::passwords::token_hash;
+use crate::sites::Sites;
 
 const UNAUTHENTICATED: u16 = 401;
 const FORBIDDEN: u16 = 403;
@@ -34,17 +44,24 @@ const OTHER: UserId = UserId(3);
 /// A server on a database of its own, with a token of each kind, each named after whose it is.
 struct Served {
     address: SocketAddr,
+    /// Where the pages of tasks are.
+    tasks: SocketAddr,
+    application: Arc<Application>,
     database: Database,
     runtime: tokio::runtime::Runtime,
     _folder: tempfile::TempDir,
 }
 
 fn serve() -> Served {
+    serve_with(false)
+}
+
+fn serve_with(roles: bool) -> Served {
     let folder = tempfile::tempdir().unwrap();
     let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: now() };
     let database = Database::open(&folder.path().join("a.db"), &opening).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let address = runtime.block_on(async {
+    let (address, tasks, application) = runtime.block_on(async {
         let other = NewAccount {
             username: "other".into(),
             display_name: String::new(),
@@ -67,21 +84,35 @@ fn serve() -> Served {
             database.open_session(token_hash(token), user, Timestamp(0), expiry).await.unwrap();
         }
         database.close_session(token_hash("revoked")).await.unwrap();
-        database.create_agent_token(token_hash("agent"), "machine".into(), ADMINISTRATOR, now()).await.unwrap();
-        let told = ApplicationOptions { session: Duration::from_secs(60), ..ApplicationOptions::default() };
-        let application = Arc::new(Application::start(database.clone(), told).await.unwrap());
+        let row =
+            AgentTokenRow { name: "machine".into(), user: ADMINISTRATOR, created_at: now(), agent: None, pool: None };
+        database.create_agent_token(token_hash("agent"), row).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (connections, router) = (Connections::of(listener, None), router(&application));
-        tokio::spawn(serve_connections(connections, router, Limits::default(), std::future::pending()));
-        address
+        let task_listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, tasks) = (listener.local_addr().unwrap(), task_listener.local_addr().unwrap());
+        let told = ApplicationOptions {
+            session: Duration::from_secs(60),
+            sites: Sites::new(false, address.port(), tasks.port(), None),
+            roles,
+            ..ApplicationOptions::default()
+        };
+        let application = Arc::new(Application::start(database.clone(), told).await.unwrap());
+        for (listener, router) in [(listener, router(&application)), (task_listener, task_router(&application))] {
+            let connections = Connections::of(listener, None);
+            tokio::spawn(serve_connections(connections, router, Limits::default(), std::future::pending()));
+        }
+        (address, tasks, application)
     });
-    Served { address, database, runtime, _folder: folder }
+    Served { address, tasks, application, database, runtime, _folder: folder }
 }
 
 /// Asks, and gives the whole answer.
 fn ask(served: &Served, method: Method, path: &str, header: &str, body: &str) -> (u16, String) {
-    let mut connection = TcpStream::connect(served.address).unwrap();
+    ask_at(served.address, method, path, header, body)
+}
+
+fn ask_at(address: SocketAddr, method: Method, path: &str, header: &str, body: &str) -> (u16, String) {
+    let mut connection = TcpStream::connect(address).unwrap();
     connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let (method, length) = (method.name(), body.len());
     let host = if header.contains("Host:") { "" } else { "Host: localhost\r\n" };
@@ -141,9 +172,17 @@ fn give_token(served: &Served, token: &str, number: i64, task: &str, user: UserI
 }
 
 fn fill(served: &Served) -> Things {
+    fill_workspace(served, 1)
+}
+
+/// Makes the owner's things in a workspace: the first one, or the one that is made for it.
+fn fill_workspace(served: &Served, workspace: i64) -> Things {
     let mut tasks = Vec::new();
+    make(served, "/api/v1/workspaces", &json!({"name": roles::MARKER}));
+    make(served, "/api/v1/workspaces/2/projects", &json!({"name": roles::MARKER, "description": roles::MARKER}));
     for number in [1, 2] {
-        let config = json!({"config": "{name: a, searcher: {name: single, metric: x}}", "unmanaged": true}).to_string();
+        let config = roles::config();
+        let config = json!({"config": config, "unmanaged": true, "projectId": workspace}).to_string();
         let path = format!("/api/v1/experiments/by-external-id/{}", if number == 1 { "x/y" } else { "z" });
         assert_eq!(ask(served, Put, &path, &bearer("owner"), &config).0, 200);
         let trial = make(served, "/api/v1/trials", &json!({"experimentId": number, "unmanaged": true}));
@@ -152,14 +191,16 @@ fn fill(served: &Served) -> Things {
     give_token(served, "own task", 1, &tasks[0], OWNER);
     give_token(served, "other task", 2, &tasks[1], OWNER);
     let checkpoint = json!({"uuid": UUID, "taskId": tasks[0], "state": "STATE_COMPLETED", "resources": {},
-        "metadata": {"steps_completed": 1}});
+        "metadata": {"steps_completed": 1, "note": roles::MARKER}});
     make(served, "/api/v1/checkpoints", &checkpoint);
-    make(served, "/api/v1/templates/name", &json!({"config": {"max_restarts": 1}}));
-    make(served, "/api/v1/models", &json!({"name": "name"}));
-    make(served, "/api/v1/models/name/versions", &json!({"checkpointUuid": UUID}));
-    make(served, "/api/v1/workspaces", &json!({"name": "mine"}));
-    make(served, "/api/v1/workspaces/2/projects", &json!({"name": "mine"}));
-    let command = make(served, "/api/v1/commands", &json!({"config": {"entrypoint": ["true"]}}));
+    let template = json!({"config": {"description": roles::MARKER}, "workspaceId": workspace});
+    make(served, "/api/v1/templates/name", &template);
+    let model = json!({"name": "name", "description": roles::MARKER, "labels": [roles::MARKER],
+        "workspaceId": workspace});
+    make(served, "/api/v1/models", &model);
+    make(served, "/api/v1/models/name/versions", &json!({"checkpointUuid": UUID, "comment": roles::MARKER}));
+    let command = json!({"config": {"entrypoint": ["true"], "description": roles::MARKER}, "workspaceId": workspace});
+    let command = make(served, "/api/v1/commands", &command);
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (command, job) = (text(&command["command"]["id"]), text(&command["command"]["jobId"]));
     Things { task: tasks.swap_remove(0), command, job }
@@ -171,7 +212,7 @@ fn filled(path: &str, things: &Things) -> String {
         Some("allocations") => format!("{}.1", things.task),
         Some("commands" | "tensorboards" | "proxy") => things.command.clone(),
         Some("tasks") => things.task.clone(),
-        Some("workspaces" | "projects" | "users") => "2".to_owned(),
+        Some("workspaces" | "projects" | "users" | "roles") => "2".to_owned(),
         _ => "1".to_owned(),
     };
     path.replace("{*external}", "x/y")
@@ -181,6 +222,8 @@ fn filled(path: &str, things: &Things) -> String {
         .replace("{kind}", "trial_metrics")
         .replace("{version}", "1")
         .replace("{slot}", "0")
+        .replace("{group}", "1")
+        .replace("{user}", "2")
         .replace(['{', '}'], "")
 }
 
@@ -221,8 +264,8 @@ use Answer::{Allowed, Refused};
 fn expected(route: &Route, token: &str) -> Answer {
     let is_task = token.ends_with("task");
     let allowed = match (route.access, token) {
-        (Access::Open | Access::LocalOrUser | Access::Read | Access::Make, _) => true,
-        (Access::Login, _) => !is_task,
+        (Access::Open | Access::LocalOrUser | Access::Read(_) | Access::Make | Access::Proxy, _) => true,
+        (Access::Login | Access::Share, _) => !is_task,
         (Access::Administrator | Access::Agent, token) => token == "administrator",
         (Access::Change(_), "owner" | "administrator") => true,
         (Access::Change(_), "other") => false,
@@ -234,6 +277,7 @@ fn expected(route: &Route, token: &str) -> Answer {
             // A command's place in the queue is not the trial's.
             Thing::InBody => route.path != "/api/v1/job-queues",
             Thing::Command | Thing::Workspace | Thing::Project | Thing::Template | Thing::User => false,
+            Thing::Common | Thing::Several | Thing::Task => panic!("{} changes nothing", route.path),
         },
         (Access::Change(thing), "other task") => matches!(thing, Thing::Model | Thing::ModelVersion),
         (access, token) => panic!("what does {access:?} mean for {token}?"),
@@ -246,7 +290,9 @@ fn outcome(served: &Served, route: &Route, things: &Things, token: &str) -> Answ
     let body = body(route, things).map(|body| body.to_string()).unwrap_or_default();
     let (status, answer) = ask(served, route.method, &filled(route.path, things), &bearer(token), &body);
     let what = format!("{} {} for {token}: {answer}", route.method.name(), route.path);
-    assert!(status != UNAUTHENTICATED && status < 500 || route.path.starts_with("/proxy"), "{what}");
+    // Roles are off.
+    let unimplemented = status == 501;
+    assert!(status != UNAUTHENTICATED && (status < 500 || unimplemented) || route.path.starts_with("/proxy"), "{what}");
     let in_part = answer.contains(r#""error":"only its owner"#) || answer.contains(r#""error":"the token of task"#);
     if status == FORBIDDEN || in_part { Refused } else { Allowed }
 }
@@ -256,11 +302,13 @@ fn every_change_says_whose_the_thing_is() {
     for route in routes() {
         let what = format!("{} {}", route.method.name(), route.path);
         let is_change = route.method != Get;
-        let harmless = ["/api/v1/auth/login", "/api/v1/preview-hp-search", "/proxy/{id}/{*rest}"];
+        let harmless = ["/api/v1/auth/login", "/api/v1/preview-hp-search"];
         match route.access {
-            Access::Open | Access::Read | Access::LocalOrUser if is_change => {
-                assert!(harmless.contains(&route.path), "{what} changes something: who may?");
+            Access::Open | Access::Read(_) | Access::LocalOrUser if is_change => {
+                let searches = route.path.contains("/search");
+                assert!(searches || harmless.contains(&route.path), "{what} changes something: who may?");
             }
+            Access::Read(Thing::User | Thing::InBody) => panic!("{what}: which thing is read?"),
             Access::Make => assert!(is_change && !route.path.ends_with('}'), "{what} makes nothing"),
             _ => {}
         }
@@ -290,7 +338,7 @@ fn every_route_answers_each_kind_of_token_as_the_table_says() {
                 || (route.access == Access::Agent && token == "agent");
             assert_eq!(found == UNAUTHENTICATED, !open, "{what} with {token:?}: {found}");
         }
-        for header in ["", "Cookie: auth=no\r\n"] {
+        for header in ["", "Cookie: instep_session_cluster=no\r\nOrigin: http://localhost\r\n"] {
             let found = ask(&served, route.method, &path, header, "").0;
             let open = matches!(route.access, Access::Open | Access::LocalOrUser);
             assert_eq!(found == UNAUTHENTICATED, !open, "{what} with {header:?}: {found}");

@@ -56,16 +56,20 @@ pub(crate) async fn get(call: Call) -> Result<Json<TrialResponse>, Failure> {
 /// The two ids are joined by a slash, which they may hold themselves: every way to part them is tried.
 pub(crate) async fn get_by_external_id(call: Call) -> Result<Json<TrialResponse>, Failure> {
     let ids = call.part("external");
-    let mut outcome = Err(Failure::not_found(format!("trial '{ids}' not found")));
+    call.note_asked();
+    let missing = || Failure::not_found(format!("trial '{ids}' not found"));
     for (at, _) in ids.match_indices('/') {
         let (experiment, trial) = (ids[..at].to_owned(), ids[at + 1..].to_owned());
         match call.application.database.trial_by_external_id(experiment, trial, now()).await {
-            Ok(trial) => return Ok(Json(TrialResponse { trial })),
-            Err(error @ instep_database::Error::NotFound { .. }) => outcome = Err(error.into()),
+            Ok(trial) if call.may_read(Subject::Trial(trial.id)).await.is_ok() => {
+                return Ok(Json(TrialResponse { trial }));
+            }
+            Ok(_) => {}
+            Err(instep_database::Error::NotFound { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    outcome
+    Err(missing())
 }
 
 pub(crate) async fn list(call: Call) -> Result<Json<TrialsResponse>, Failure> {

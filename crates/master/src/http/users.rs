@@ -9,6 +9,7 @@ use super::failure::Failure;
 use super::hashing::work;
 use super::reply::Json;
 use crate::clock::now;
+use crate::names;
 use crate::passwords::to_store;
 
 /// How long after a login its user may change the password without giving the old one again: an hour.
@@ -56,6 +57,7 @@ pub(crate) async fn create(call: Call) -> Result<Json<UserResponse>, Failure> {
         agent_user_group: user.agent_user_group,
     };
     let user = call.application.database.create_user(new, now()).await?;
+    call.noted.subject(format!("user {}", user.username));
     Ok(Json(UserResponse { user }))
 }
 
@@ -114,8 +116,11 @@ async fn check_password_change(call: &Call) -> Result<(), Failure> {
 
 fn checked_name(name: &str) -> Result<String, Failure> {
     let name = name.trim();
-    if name.is_empty() || name.contains(['/', '\\']) || name.chars().any(char::is_control) {
-        return Err(Failure::invalid(format!("`{name}` cannot be a username")));
+    if let Some(objection) = names::objection(name) {
+        return Err(Failure::invalid(format!("`username` {objection}")));
+    }
+    if name.is_empty() || name.contains(['/', '\\']) {
+        return Err(Failure::invalid(format!("`{name}` cannot be a username: it is empty, or has a slash")));
     }
     Ok(name.to_owned())
 }

@@ -5,11 +5,14 @@ use instep_api::workspaces::{
     DeletionResponse, ProjectRequest, ProjectResponse, ProjectsResponse, WorkspaceRequest, WorkspaceResponse,
     WorkspacesResponse,
 };
+use instep_policy::permissions::Kind;
 
 use super::call::{Call, Query};
 use super::failure::Failure;
+use super::ownership::Place;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
+use instep_database::Subject;
 
 /// Whether a workspace or project is wanted by a query that filters by name, owner and archive.
 fn wanted(query: &Query, name: &str, owner: &str, owner_id: UserId, archived: bool) -> Result<bool, Failure> {
@@ -35,9 +38,10 @@ fn named(name: Option<String>, what: &str) -> Result<String, Failure> {
 
 pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure> {
     let mut workspaces = Vec::new();
+    let sight = call.sight(Kind::Workspace);
     for workspace in call.application.database.workspaces().await? {
         let (name, owner) = (&workspace.name, &workspace.username);
-        if wanted(&call.query, name, owner, workspace.user_id, workspace.archived)? {
+        if sight.covers(workspace.id) && wanted(&call.query, name, owner, workspace.user_id, workspace.archived)? {
             workspaces.push(workspace);
         }
     }
@@ -48,8 +52,12 @@ pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure
 pub(crate) async fn create(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
     let request: WorkspaceRequest = call.json()?;
     let name = named(request.name, "workspace")?;
+    call.may_make_workspace()?;
     let owner = call.user()?.id;
     let workspace = call.application.database.create_workspace(name, owner, now()).await?;
+    call.noted.subject(Subject::Workspace(workspace.id));
+    // Whoever made it administrates it.
+    call.application.forget_sessions();
     Ok(Json(WorkspaceResponse { workspace, namespace_bindings: Default::default() }))
 }
 
@@ -78,13 +86,17 @@ pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
 pub(crate) async fn delete(call: Call) -> Result<Json<DeletionResponse>, Failure> {
     let id: WorkspaceId = call.id("id")?;
     call.application.database.delete_workspace(id).await?;
+    call.application.forget_sessions();
     Ok(Json(DeletionResponse { completed: true }))
 }
 
 pub(crate) async fn list_projects(call: Call) -> Result<Json<ProjectsResponse>, Failure> {
     let mut projects = Vec::new();
+    let sight = call.sight(Kind::Project);
     for project in call.application.database.projects(call.id("id")?).await? {
-        if wanted(&call.query, &project.name, &project.username, project.user_id, project.archived)? {
+        if sight.covers(project.workspace_id)
+            && wanted(&call.query, &project.name, &project.username, project.user_id, project.archived)?
+        {
             projects.push(project);
         }
     }
@@ -98,7 +110,9 @@ pub(crate) async fn create_project(call: Call) -> Result<Json<ProjectResponse>, 
     let description = request.description.unwrap_or_default();
     let owner = call.user()?.id;
     let workspace: WorkspaceId = call.id("id")?;
+    call.may_make(Kind::Project, &Place { workspace, named: Some(format!("workspace '{workspace}'")) })?;
     let project = call.application.database.create_project(workspace, name, description, owner, now()).await?;
+    call.noted.subject(Subject::Project(project.id));
     Ok(Json(ProjectResponse { project }))
 }
 

@@ -2,10 +2,10 @@
 
 use instep_api::commands::{LaunchRequest, PriorityRequest};
 
-use super::super::guard::Access::{Change, Make, Open, Read};
-use super::super::guard::Thing::Command;
+use super::super::guard::Access::{Change, Make, Open, Proxy, Read};
+use super::super::guard::Thing::{Command, Several};
 use super::super::router::Method::{Get, Post};
-use super::super::{commands, pages, proxy};
+use super::super::{commands, task_pages};
 use super::{EXPERIMENT_LIMIT, Kind, Route, route};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -15,22 +15,24 @@ pub(super) fn routes() -> Vec<Route> {
         route(Post, "/api/v1/commands", Make, commands::launch_command)
             .takes::<LaunchRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Get, "/api/v1/commands", Read, commands::list_commands).asks(LISTED),
-        route(Get, "/api/v1/commands/{id}", Read, commands::command),
+        route(Get, "/api/v1/commands", Read(Several), commands::list_commands).asks(LISTED),
+        route(Get, "/api/v1/commands/{id}", Read(Command), commands::command),
         route(Post, "/api/v1/commands/{id}/kill", Change(Command), commands::kill_command),
         route(Post, "/api/v1/commands/{id}/set_priority", Change(Command), commands::set_command_priority)
             .takes::<PriorityRequest>(),
         route(Post, "/api/v1/tensorboards", Make, commands::launch_tensorboard)
             .takes::<LaunchRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
-        route(Get, "/api/v1/tensorboards", Read, commands::list_tensorboards).asks(LISTED),
-        route(Get, "/api/v1/tensorboards/{id}", Read, commands::tensorboard),
+        route(Get, "/api/v1/tensorboards", Read(Several), commands::list_tensorboards).asks(LISTED),
+        route(Get, "/api/v1/tensorboards/{id}", Read(Command), commands::tensorboard),
         route(Post, "/api/v1/tensorboards/{id}/kill", Change(Command), commands::kill_tensorboard),
         route(Post, "/api/v1/tensorboards/{id}/set_priority", Change(Command), commands::set_tensorboard_priority)
             .takes::<PriorityRequest>(),
-        route(Get, "/proxy/{id}/", Read, proxy::pass).answers(ANYTHING),
-        route(Get, "/proxy/{id}/{*rest}", Read, proxy::pass).answers(ANYTHING),
-        route(Post, "/proxy/{id}/{*rest}", Read, proxy::pass).answers(ANYTHING),
-        route(Get, "/det/interactive/{id}/{*rest}", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
+        route(Get, "/proxy/{id}/", Proxy, task_pages::at_master).answers(ANYTHING),
+        route(Get, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING),
+        route(Post, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING),
+        route(Get, "/det/interactive/{id}/{*rest}", Open, task_pages::waiting_page)
+            .asks(&["ask"])
+            .answers(Kind::Other("text/html; charset=utf-8")),
     ]
 }

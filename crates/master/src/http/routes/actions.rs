@@ -1,0 +1,177 @@
+//! What the audit log calls the requests of each route: a stable name, or that they are not recorded.
+//!
+//! Every route that changes something is here; a test says which one is missing. Refusals are recorded for all routes.
+
+use super::super::router::Method::{self, Delete, Get, Patch, Post, Put};
+use super::Route;
+
+/// What the audit log knows of a route's requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// All of them, under this name.
+    Recorded(&'static str),
+    /// Refusals only: running tasks report so often, and what they report is kept elsewhere.
+    Report(&'static str),
+    /// Refusals only: nothing is changed.
+    Read,
+}
+
+use Action::{Recorded, Report};
+
+impl Action {
+    /// By which the audit log names it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Recorded(name) | Report(name) => name,
+            Action::Read => "read",
+        }
+    }
+}
+
+/// The paths are those of the table of routes, without `/api/v1`.
+const ACTIONS: &[(Method, &str, Action)] = &[
+    (Post, "/auth/login", Recorded("auth.login")),
+    (Post, "/auth/logout", Recorded("auth.logout")),
+    (Post, "/users", Recorded("user.create")),
+    (Patch, "/users/{id}", Recorded("user.change")),
+    (Get, "/agents/link", Recorded("agent.connect")),
+    (Post, "/agents/tokens", Recorded("agent_token.create")),
+    (Delete, "/agents/tokens/{name}", Recorded("agent_token.delete")),
+    (Post, "/agents/{agent}/enable", Recorded("agent.enable")),
+    (Post, "/agents/{agent}/disable", Recorded("agent.disable")),
+    (Post, "/agents/{agent}/slots/{slot}/enable", Recorded("slot.enable")),
+    (Post, "/agents/{agent}/slots/{slot}/disable", Recorded("slot.disable")),
+    (Post, "/workspaces", Recorded("workspace.create")),
+    (Patch, "/workspaces/{id}", Recorded("workspace.change")),
+    (Delete, "/workspaces/{id}", Recorded("workspace.delete")),
+    (Post, "/workspaces/{id}/archive", Recorded("workspace.archive")),
+    (Post, "/workspaces/{id}/unarchive", Recorded("workspace.unarchive")),
+    (Post, "/workspaces/{id}/projects", Recorded("project.create")),
+    (Patch, "/projects/{id}", Recorded("project.change")),
+    (Delete, "/projects/{id}", Recorded("project.delete")),
+    (Post, "/projects/{id}/archive", Recorded("project.archive")),
+    (Post, "/projects/{id}/unarchive", Recorded("project.unarchive")),
+    (Post, "/projects/{id}/experiments/activate", Recorded("experiment.activate")),
+    (Post, "/projects/{id}/experiments/pause", Recorded("experiment.pause")),
+    (Post, "/projects/{id}/experiments/cancel", Recorded("experiment.cancel")),
+    (Post, "/projects/{id}/experiments/kill", Recorded("experiment.kill")),
+    (Post, "/projects/{id}/experiments/archive", Recorded("experiment.archive")),
+    (Post, "/projects/{id}/experiments/unarchive", Recorded("experiment.unarchive")),
+    (Post, "/projects/{id}/experiments/move", Recorded("experiment.move")),
+    (Post, "/experiments", Recorded("experiment.create")),
+    (Put, "/experiments/by-external-id/{*external}", Recorded("experiment.create")),
+    (Post, "/experiments/continue", Recorded("experiment.continue")),
+    (Patch, "/experiments/{id}", Recorded("experiment.change")),
+    (Delete, "/experiments/{id}", Recorded("experiment.delete")),
+    (Post, "/experiments/{id}/activate", Recorded("experiment.activate")),
+    (Post, "/experiments/{id}/pause", Recorded("experiment.pause")),
+    (Post, "/experiments/{id}/cancel", Recorded("experiment.cancel")),
+    (Post, "/experiments/{id}/kill", Recorded("experiment.kill")),
+    (Post, "/experiments/{id}/archive", Recorded("experiment.archive")),
+    (Post, "/experiments/{id}/unarchive", Recorded("experiment.unarchive")),
+    (Post, "/experiments/{id}/move", Recorded("experiment.move")),
+    (Put, "/experiments/{id}/labels/{label}", Recorded("experiment.label")),
+    (Delete, "/experiments/{id}/labels/{label}", Recorded("experiment.unlabel")),
+    (Post, "/trials", Recorded("trial.create")),
+    (Put, "/trials", Recorded("trial.create")),
+    (Patch, "/trials/{id}", Recorded("trial.change")),
+    (Post, "/trials/{id}/kill", Recorded("trial.kill")),
+    (Post, "/trials/{id}/start", Recorded("trial.start")),
+    (Post, "/runs/{id}/metadata", Recorded("trial.set_metadata")),
+    (Patch, "/checkpoints", Recorded("checkpoint.change")),
+    (Delete, "/checkpoints", Recorded("checkpoint.delete")),
+    (Post, "/checkpoints/rm", Recorded("checkpoint.remove_files")),
+    (Post, "/checkpoints/{uuid}/metadata", Recorded("checkpoint.change")),
+    (Post, "/models", Recorded("model.create")),
+    (Patch, "/models/{name}", Recorded("model.change")),
+    (Delete, "/models/{name}", Recorded("model.delete")),
+    (Post, "/models/{name}/archive", Recorded("model.archive")),
+    (Post, "/models/{name}/unarchive", Recorded("model.unarchive")),
+    (Post, "/models/{name}/move", Recorded("model.move")),
+    (Post, "/models/{name}/versions", Recorded("model_version.create")),
+    (Patch, "/models/{name}/versions/{version}", Recorded("model_version.change")),
+    (Delete, "/models/{name}/versions/{version}", Recorded("model_version.delete")),
+    (Post, "/templates/{name}", Recorded("template.create")),
+    (Put, "/templates/{name}", Recorded("template.change")),
+    (Patch, "/templates/{name}", Recorded("template.change")),
+    (Delete, "/templates/{name}", Recorded("template.delete")),
+    (Post, "/roles/add-assignments", Recorded("role.assign")),
+    (Post, "/roles/remove-assignments", Recorded("role.remove")),
+    (Post, "/groups", Recorded("group.create")),
+    (Put, "/groups/{group}", Recorded("group.change")),
+    (Delete, "/groups/{group}", Recorded("group.delete")),
+    (Patch, "/users/assignments", Recorded("group.assign_users")),
+    (Put, "/secrets/{name}", Recorded("secret.set")),
+    (Delete, "/secrets/{name}", Recorded("secret.delete")),
+    (Post, "/job-queues", Recorded("job.change")),
+    (Post, "/commands", Recorded("command.create")),
+    (Post, "/commands/{id}/kill", Recorded("command.kill")),
+    (Post, "/commands/{id}/set_priority", Recorded("command.set_priority")),
+    (Post, "/tensorboards", Recorded("tensorboard.create")),
+    (Post, "/tensorboards/{id}/kill", Recorded("tensorboard.kill")),
+    (Post, "/tensorboards/{id}/set_priority", Recorded("tensorboard.set_priority")),
+    (Post, "/trials/{id}/early_exit", Report("trial.early_exit")),
+    (Post, "/trials/{id}/metrics", Report("trial.metrics")),
+    (Post, "/trials/{id}/reports", Report("trial.metrics")),
+    (Post, "/trials/{id}/progress", Report("trial.progress")),
+    (Post, "/trials/{id}/runner/metadata", Report("trial.runner_metadata")),
+    (Post, "/runs/start", Report("trial.start_run")),
+    (Post, "/checkpoints", Report("checkpoint.report")),
+    (Post, "/task-logs", Report("task.logs")),
+    (Post, "/task/logs", Report("task.logs")),
+    (Post, "/allocations/{id}/resources/{resources}/daemon", Report("allocation.report")),
+    (Post, "/allocations/{id}/signals/ack_preemption", Report("allocation.report")),
+    (Post, "/allocations/{id}/signals/pending_preemption", Report("allocation.report")),
+    (Post, "/allocations/{id}/acceleratorData", Report("allocation.report")),
+    (Post, "/allocations/{id}/proxy_address", Report("allocation.report")),
+    (Post, "/allocations/{id}/notify_container_running", Report("allocation.report")),
+    (Post, "/allocations/{id}/ready", Report("allocation.report")),
+    (Post, "/allocations/{id}/waiting", Report("allocation.report")),
+    (Post, "/allocations/{id}/all_gather", Report("allocation.report")),
+    (Post, "/preview-hp-search", Action::Read),
+    (Post, "/roles/search", Action::Read),
+    (Post, "/roles/search/by-assignability", Action::Read),
+    (Post, "/roles/search/by-ids", Action::Read),
+    (Post, "/groups/search", Action::Read),
+    (Post, "/proxy/{id}/{*rest}", Action::Read),
+];
+
+/// What the audit log knows of a route's requests; `None` if nobody has said it.
+fn find(method: Method, path: &str) -> Option<Action> {
+    let path = path.strip_prefix("/api/v1").unwrap_or(path);
+    ACTIONS.iter().find(|(known, name, _)| (*known, *name) == (method, path)).map(|(_, _, action)| *action)
+}
+
+/// All names that records have.
+pub(crate) fn action_names() -> impl Iterator<Item = &'static str> {
+    ACTIONS.iter().map(|(_, _, action)| action.name())
+}
+
+/// Gives every route of a table its action.
+pub(super) fn named(mut routes: Vec<Route>) -> Vec<Route> {
+    for route in &mut routes {
+        route.action = find(route.method, route.path).unwrap_or(Action::Read);
+    }
+    routes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_change_has_a_name_in_the_audit_log() {
+        let routes = super::super::routes();
+        for route in &routes {
+            let named = find(route.method, route.path).is_some();
+            assert!(named || route.method == Get, "{} {}: what is it called?", route.method.name(), route.path);
+        }
+        for (method, path, action) in ACTIONS {
+            let whole = format!("/api/v1{path}");
+            let is_served = |route: &&Route| route.method == *method && [*path, whole.as_str()].contains(&route.path);
+            assert!(routes.iter().any(|route| is_served(&route)), "{} {path} is not served", method.name());
+            let plain = |letter: char| letter.is_ascii_lowercase() || "._".contains(letter);
+            assert!(action.name().chars().all(plain), "{}", action.name());
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What tasks serve, for browsers: at an origin of its own, so that a page of a task reaches nothing of the master's.
+//!
+//! ```text
+//! browser ── GET /proxy/TASK/… with the session's cookie ──▶ master
+//!         ◀─ 303 to the tasks' origin, with a ticket ───────
+//!         ── GET /proxy/TASK/…?instep_ticket=… ────────────▶ tasks' pages
+//!         ◀─ 303 to the same without it, with a key ────────   (a cookie for /proxy/TASK/)
+//!         ── GET /proxy/TASK/… with the key ───────────────▶ tasks' pages ──▶ the task
+//! ```
+//!
+//! At the master's own address only programs get what a task serves, which show a token in a header. A browser that
+//! has no session yet is sent to the page where one signs in, which leads back.
+
+use std::time::Instant;
+
+use axum::http::{HeaderMap, Uri, header};
+use instep_api::error::Code;
+use instep_api::link::Service;
+
+use super::call::Call;
+use super::cookies::{path_of, values};
+use super::credentials::{check_cookie_use, is_navigation};
+use super::failure::Failure;
+use super::ownership::sees_task;
+use super::pages;
+use super::proxy::{self, Passage, asks_for_websocket};
+use super::reply::{Redirect, Reply};
+use super::router::Method;
+use crate::application::Application;
+use crate::cluster::Kind;
+use crate::passwords::token_hash;
+use crate::random;
+use crate::sync::lock;
+use crate::task_access::Grant;
+
+/// The parameter with which a ticket travels.
+pub(crate) const TICKET: &str = "instep_ticket";
+/// Bytes of a task's name.
+const LONGEST_NAME: usize = 64;
+
+/// `/proxy/TASK/…` at the master's own address.
+pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
+    let task = task_of(&call)?;
+    if let (Some(token), Some(_), false) = (&call.token, &call.user, call.by_cookie) {
+        let session = token_hash(token);
+        let service = service_of(&call, &task).await?;
+        return proxy::pass(call, Passage { grant: Grant { task, session }, service, sandboxed: true }).await;
+    }
+    if call.route.method != Method::Get {
+        let what = format!("the pages of task {task} are at another address than the master's");
+        return Err(Failure::forbidden(format!("{what}\nhint: open {} in the browser", path_of(&task))));
+    }
+    let Some(token) = call.token.as_ref().filter(|_| call.user.is_some()) else {
+        return Ok(to_waiting_page(&call.uri, &task));
+    };
+    if call.headers.contains_key("sec-fetch-dest") && !is_navigation(&call.headers) {
+        return Err(Failure::forbidden(format!("the pages of task {task} are not for other pages")));
+    }
+    if let Err(failure) = service_of(&call, &task).await {
+        return if is_coming(&call, &task).await? { Ok(to_waiting_page(&call.uri, &task)) } else { Err(failure) };
+    }
+    let Some(origin) = call.application.sites.tasks_origin(host(&call.headers)) else {
+        let what = "the pages of tasks have the address of the master itself, where they could use its session";
+        let hint = "let --proxy-url name another host or port, which leads to --proxy-port";
+        return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: {hint}")));
+    };
+    let (ticket, grant) = (random::token(), Grant { task, session: token_hash(token) });
+    lock(&call.application.task_access).issue(&ticket, grant, Instant::now());
+    let (page, _) = without_ticket(&call.uri);
+    let joint = if page.contains('?') { '&' } else { '?' };
+    let location = format!("{origin}{page}{joint}{TICKET}={ticket}");
+    Ok(Reply::Redirect(Redirect { location, cookie: None }))
+}
+
+/// `/proxy/TASK/…` at the origin of the tasks' pages.
+pub(crate) async fn at_own_origin(call: Call) -> Result<Reply, Failure> {
+    let task = task_of(&call)?;
+    let reads = call.route.method == Method::Get;
+    let (page, ticket) = without_ticket(&call.uri);
+    if let Some(ticket) = ticket.filter(|_| reads) {
+        return exchanged(&call, &task, page, &ticket).await;
+    }
+    let Some(session) = session_of_key(&call, &task).await? else {
+        let master = call.application.sites.master_origin(host(&call.headers));
+        return match master.filter(|_| reads && is_navigation(&call.headers)) {
+            Some(origin) => Ok(Reply::Redirect(Redirect { location: format!("{origin}{page}"), cookie: None })),
+            None => {
+                let what = "this browser has no key for the pages of the task, or the session has ended";
+                let hint = format!("open {} at the master's address", path_of(&task));
+                Err(Failure::new(Code::Unauthenticated, format!("{what}\nhint: {hint}")))
+            }
+        };
+    };
+    let socket = asks_for_websocket(&call.headers);
+    if socket && !call.headers.contains_key(header::ORIGIN) {
+        return Err(Failure::forbidden("a websocket of a task's page needs the header Origin, as browsers send it"));
+    }
+    // A link from anywhere may lead here; a page of elsewhere may do nothing else.
+    if socket || !reads || !is_navigation(&call.headers) {
+        check_cookie_use(&call.headers, socket || !reads)?;
+    }
+    let service = service_of(&call, &task).await?;
+    proxy::pass(call, Passage { grant: Grant { task, session }, service, sandboxed: false }).await
+}
+
+/// Gives a key for a ticket.
+async fn exchanged(call: &Call, task: &str, page: String, ticket: &str) -> Result<Reply, Failure> {
+    let grant = lock(&call.application.task_access).redeem(ticket, task, Instant::now());
+    let holds = match &grant {
+        Some(grant) => holds(&call.application, grant).await?,
+        None => false,
+    };
+    let Some(grant) = grant.filter(|_| holds) else {
+        let what = format!("this link to task {task} was used before, or has expired");
+        let hint = format!("open {} at the master's address once more", path_of(task));
+        return Err(Failure::forbidden(format!("{what}\nhint: {hint}")));
+    };
+    let key = random::token();
+    lock(&call.application.task_access).admit(&key, grant, Instant::now());
+    let cookie = Some(call.application.cookies.set_key(&key, task));
+    Ok(Reply::Redirect(Redirect { location: page, cookie }))
+}
+
+/// The session, by the hash of its token, whose key for this task a request shows; if it lasts.
+async fn session_of_key(call: &Call, task: &str) -> Result<Option<String>, Failure> {
+    let keys = values(&call.headers, &call.application.cookies.key);
+    let found: Vec<Grant> = {
+        let access = lock(&call.application.task_access);
+        keys.into_iter().filter_map(|key| access.grant(key, task).cloned()).collect()
+    };
+    for grant in found {
+        if holds(&call.application, &grant).await? {
+            return Ok(Some(grant.session));
+        }
+        lock(&call.application.task_access).end_session(&grant.session);
+    }
+    Ok(None)
+}
+
+/// Whether what was granted holds still: the session lasts, and its user may see the task. Asked with every request, and
+/// of open websockets.
+pub(crate) async fn holds(application: &Application, grant: &Grant) -> Result<bool, Failure> {
+    let Some(known) = application.session_of_hash(grant.session.clone()).await? else { return Ok(false) };
+    sees_task(application, known.grants.as_deref(), &grant.task).await
+}
+
+/// `/det/interactive/TASK/…`: the page that waits for a task and leads to its own. If another origin's page leads there it
+/// asks first, because the pages of tasks share an origin: one of them could open all the others, and use them.
+pub(crate) async fn waiting_page(call: Call) -> Result<Reply, Failure> {
+    let led = call.headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
+    let foreign = led.is_some_and(|site| !matches!(site, "same-origin" | "none"));
+    if foreign && call.query.text("ask").is_none() {
+        let joint = if call.uri.query().is_some() { '&' } else { '?' };
+        let page = call.uri.path_and_query().map_or("/", |page| page.as_str());
+        return Ok(Reply::Redirect(Redirect { location: format!("{page}{joint}ask=true"), cookie: None }));
+    }
+    pages::page(call).await
+}
+
+/// The task of the address. Its name stands in addresses and cookies that we write.
+fn task_of(call: &Call) -> Result<String, Failure> {
+    let task = call.part("id");
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    if task.is_empty() || task.len() > LONGEST_NAME || !task.chars().all(plain) {
+        return Err(Failure::not_found(format!("task {task:?} not found")));
+    }
+    Ok(task.to_owned())
+}
+
+/// Where a task serves.
+async fn service_of(call: &Call, task: &str) -> Result<Service, Failure> {
+    if let Some(service) = call.application.cluster.use_service(task.to_owned()).await? {
+        return Ok(service);
+    }
+    let row = call.application.database.command(task.to_owned()).await?;
+    if row.ended_at.is_some() {
+        lock(&call.application.task_access).end_task(task);
+        return Err(Failure::not_found(format!("task {task} has ended")));
+    }
+    Err(Failure::new(Code::Unavailable, format!("task {task} is not ready yet")))
+}
+
+/// Whether a task that does not serve yet is one that will.
+async fn is_coming(call: &Call, task: &str) -> Result<bool, Failure> {
+    let row = call.application.database.command(task.to_owned()).await?;
+    Ok(row.ended_at.is_none() && row.kind == Kind::Tensorboard.task_type())
+}
+
+/// The page where somebody signs in and waits for a task, and which leads back.
+fn to_waiting_page(uri: &Uri, task: &str) -> Reply {
+    let (page, _) = without_ticket(uri);
+    let location = format!("/det/interactive/{task}/page?to={}", encoded(&page));
+    Reply::Redirect(Redirect { location, cookie: None })
+}
+
+fn host(headers: &HeaderMap) -> &str {
+    headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default()
+}
+
+/// The path and the query of an address without its ticket, and the ticket.
+pub(crate) fn without_ticket(uri: &Uri) -> (String, Option<String>) {
+    let is_ticket = |pair: &&str| pair.split('=').next() == Some(TICKET);
+    let pairs = || uri.query().unwrap_or_default().split('&');
+    let rest: Vec<&str> = pairs().filter(|pair| !is_ticket(pair)).collect();
+    let ticket = pairs().find(is_ticket).map(|pair| pair.split_once('=').map_or("", |(_, value)| value).to_owned());
+    let query = rest.join("&");
+    let page = if query.is_empty() { uri.path().to_owned() } else { format!("{}?{query}", uri.path()) };
+    (page, ticket)
+}
+
+/// A text as the value of a parameter.
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => encoded.push(byte.into()),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+        encoded
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::call::decoded;
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_taken_out_of_the_address() {
+        for (address, page, ticket) in [
+            ("/proxy/t/", "/proxy/t/", None),
+            ("/proxy/t/?a=1&b", "/proxy/t/?a=1&b", None),
+            ("/proxy/t/?instep_ticket=x", "/proxy/t/", Some("x")),
+            ("/proxy/t/c?a=1&instep_ticket=x&b=2", "/proxy/t/c?a=1&b=2", Some("x")),
+            ("/proxy/t/?instep_ticket=x&instep_ticket=y", "/proxy/t/", Some("x")),
+            ("/proxy/t/?instep_ticket", "/proxy/t/", Some("")),
+            ("/proxy/t/?instep_tickets=x", "/proxy/t/?instep_tickets=x", None),
+        ] {
+            let found = without_ticket(&address.parse().unwrap());
+            assert_eq!(found, (page.to_owned(), ticket.map(str::to_owned)), "{address}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_passed_in_a_parameter_comes_back(text in ".{0,40}") {
+            let written = encoded(&text);
+            prop_assert!(written.is_ascii() && !written.contains(['&', '#', '=', ' ']), "{}", written);
+            prop_assert_eq!(decoded(&written), text);
+        }
+
+        #[test]
+        fn no_ticket_is_passed_on(query in "([a-z_]{0,5}|instep_ticket|=|&|%20){0,8}") {
+            let Ok(uri) = format!("/proxy/t/?{query}").parse::<Uri>() else { return Ok(()) };
+            let (page, _) = without_ticket(&uri);
+            prop_assert_eq!(without_ticket(&page.parse().unwrap()).1, None);
+        }
+    }
+}

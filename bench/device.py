@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 
 SIZES = [8, 4 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 25 << 20, 100 << 20]
+# Not measured, before each size.
+WARM_UP = 10
 CONTENDERS = {"device": ("instep", "1"), "host": ("instep", "0"), "gloo": ("gloo", "1")}
 
 
@@ -35,7 +37,8 @@ def rank_main(options: argparse.Namespace) -> None:
     results: dict[str, list[float]] = {}
 
     def measure(name: str, act: object, times: int) -> None:
-        act()  # type: ignore[operator]
+        for _ in range(WARM_UP):
+            act()  # type: ignore[operator]
         torch.cuda.synchronize()
         dist.barrier()
         samples = results.setdefault(name, [])

@@ -84,6 +84,8 @@ COMMANDS = {
     "command run": "",
     "tensorboard": "",
     "tensorboard start": "",
+    "secret": "Configurations name secrets: [secrets](../concepts/tasks.md#secrets).",
+    "secret set": "",
     "template": "",
     "preview-search": "",
     "diagnose": "Cause classes, exit codes, JSON: [instep diagnose](diagnose.md).",

@@ -2,8 +2,9 @@
 
     python3 scripts/soak.py [SUITE] [PYTEST ARGS]    (`make soak SUITE=ordinary`); without a suite all of them
 
-A suite is a folder of tests/ with tests marked `soak`, or one of: models (of shared memory, in every order of
-accesses), simulations, collectives (every combination), deny (the dependencies, with cargo-deny), fuzz. SOAK_ROUNDS (1)
+A suite is a folder of tests/ with tests marked `soak`, or one of: walls (all that users try against agents and each
+other; takes root), models (of shared memory, in every order of accesses), simulations, collectives (every combination),
+deny (the dependencies, with cargo-deny), fuzz. SOAK_ROUNDS (1)
 says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000) how many
 fresh schedules every simulation takes.
 """
@@ -45,6 +46,15 @@ def soak_tests(folder: str, arguments: list[str]) -> None:
             return
         if status != 0:
             sys.exit(status)
+
+
+def walls() -> None:
+    """Try every escalation chain, also those that CI tries."""
+    for made in NEEDED["managed"]:
+        run([sys.executable, "scripts/build.py", made], what=made)
+    say("walls between users")
+    files = [f"tests/managed/test_{name}.py" for name in ("walls", "limits", "quotas")]
+    run([VENV_PYTHON, "-m", "pytest", "-m", "soak or not soak", *files], what="try the walls")
 
 
 def models() -> None:
@@ -155,7 +165,14 @@ def main(arguments: list[str]) -> None:
 
 
 # What runs without pytest.
-OTHERS = {"models": models, "simulations": simulations, "collectives": every_combination, "deny": deny, "fuzz": fuzz}
+OTHERS = {
+    "walls": walls,
+    "models": models,
+    "simulations": simulations,
+    "collectives": every_combination,
+    "deny": deny,
+    "fuzz": fuzz,
+}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -44,8 +44,6 @@ class Stage:
     alone: bool = False
     # Repeat the tool's own last line ("12 passed in 3 s") in the closing table.
     show_totals: bool = False
-    # Its output is for programs.
-    quiet: bool = False
 
 
 @dataclass
@@ -119,8 +117,8 @@ class Check:
                 text=True,
                 errors="replace",
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if stage.quiet else subprocess.PIPE,
-                stderr=None if stage.quiet else subprocess.STDOUT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 process_group=0,
             )
         except FileNotFoundError:

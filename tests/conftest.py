@@ -145,8 +145,16 @@ class Running:
         return self._text["stderr"]
 
     def poll(self) -> int | None:
-        """Its exit status, or None while it runs."""
-        return self._process.poll()
+        """Its exit status, with all of its output read, or None while it runs."""
+        status = self._process.poll()
+        if status is not None:
+            self._read_all()
+        return status
+
+    def _read_all(self) -> None:
+        for reader in self._readers:
+            # A descendant that outlives the command holds the pipe open; its output is not the command's.
+            reader.join(timeout=2)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the command alone, not to its children."""
@@ -168,9 +176,7 @@ class Running:
             self.kill_tree()
             pytest.fail(f"still running after {timeout} s\n{self._result(-1)}", pytrace=True)
         seconds = time.monotonic() - self.started
-        for reader in self._readers:
-            # A descendant that outlives the command holds the pipe open; its output is not the command's.
-            reader.join(timeout=2)
+        self._read_all()
         return Result(self.command, status, self.stdout, self.stderr, seconds)
 
     def _result(self, status: int) -> Result:

@@ -23,6 +23,7 @@ __all__ = [
     "StoreServer",
     "Ticket",
     "__version__",
+    "digest",
     "stop_callbacks",
 ]
 
@@ -37,6 +38,9 @@ def stop_callbacks() -> None:
 
 # Address and length in bytes. Whoever gives it keeps it valid until the operation has ended.
 _Memory = tuple[int, int]
+
+def digest(memory: Sequence[_Memory]) -> bytes:
+    """The BLAKE3 hash of pieces of memory, one after the other."""
 
 @final
 class Operation:
@@ -92,6 +96,9 @@ class Ticket:
 
     def failure(self) -> BaseException | None:
         """The exception it ended with, or None."""
+
+    def output(self) -> str:
+        """What has become of the output: "untouched", "complete" or "undefined"; the last while it is under way."""
 
     def source(self) -> int | None:
         """Who sent what a finished receive received."""
@@ -190,6 +197,12 @@ class CollectiveGroup:
     ) -> Self: ...
     def address(self) -> bytes:
         """Where this rank listens, for the other ranks."""
+
+    def stand_by(self, rank: int, world: int) -> None:
+        """Answer operations as if all peers gave what this rank gives, until `connect` is called."""
+
+    def supersede(self, generation: int) -> None:
+        """Have `connect` fail that waits for ranks of a generation before this one: one of them is lost."""
 
     def needs_network(self, addresses: Sequence[bytes]) -> bool:
         """Whether these ranks, this one among them, can only be connected over the network."""

@@ -127,7 +127,8 @@ def fuzz(master: Master, count: int) -> None:
         where, body = chance.path(path, operation), chance.body(operation)
         status, headers, answer = admin.raw(method, where, body)
         shown = f"{method} {where[:500]} {(body or b'')[:2000]!r}\n{status} {answer[:2000]!r}"
-        assert status < 500, shown
+        # 501: roles are off.
+        assert status < 500 or status == 501, shown
         # An administrator may do everything; only a login is judged by what it says.
         assert status not in (401, 403) or path.endswith("/auth/login"), shown
         assert headers.get("x-request-id"), shown

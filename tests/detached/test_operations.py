@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import socket
 import sqlite3
@@ -90,6 +92,9 @@ def test_up_gives_a_master_that_is_up_the_slots_that_are_asked_for(
     assert lent(address) == 4
     assert "agent" not in operator("up", "--slots", "4").expect(0).stdout, "nothing is to be done"
     assert "agent" not in operator("up").expect(0).stdout, "nothing else is wanted"
+    agent = json.loads(operator("up", "--json").expect(0).stdout)["agent"]
+    assert (agent["connected"], agent["slots"], agent["gpus"]) == (True, 4, False)
+    assert Path(agent["log"]).is_file()
     operator("up", "--slots", "0").expect(0)
     wait_until(lambda: lent(address) == 0, 20, "the end of the agent")
 
@@ -121,6 +126,49 @@ def test_up_refuses_settings_that_do_not_apply(operator: Operator) -> None:
     failed(operator("up", INSTEP_MASTER_LOG_LEVEL="debug"), "--log-level is info, not debug")
     failed(operator("up", "--foreground"), "already", "instep down && instep up --foreground")
     assert "already up" in operator("up", "--host", "127.0.0.1", "--port", "0").expect(0).stdout
+
+
+def two_ports() -> int:
+    """Find two free ports side by side, and give the first: below those that the system hands out to others."""
+    first = 20_000 + os.getpid() % 10_000
+    for port in range(first, first + 2_000, 2):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):  # noqa: SIM117
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+    pytest.fail("there are no two free ports side by side")
+
+
+def test_the_pages_of_tasks_have_a_port_of_their_own(operator: Operator) -> None:
+    """The next one, which people can guess; another if that is taken; the one that somebody wants, or an error."""
+
+    def tasks(result: Result) -> str:
+        found: str = json.loads(result.expect(0).stdout)["tasks_address"]
+        return found
+
+    own = two_ports()
+    port = own + 1
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = busy.getsockname()[1]
+        words = ("--port", "0", "--proxy-port", str(taken))
+        said = f"cannot listen on 127.0.0.1:{taken}, for the pages of tasks"
+        failed(operator("up", *words), said, "choose another --proxy-port")
+    same = ("--port", str(port), "--proxy-port", str(port))
+    failed(operator("master", *same), f"the master's own port {port}", "--proxy-port")
+    failed(operator("master", "--proxy-url", "example.org/x"), "`example.org/x` is not an address such as https://")
+    wanted = tasks(operator("up", "--json", "--slots", "0", "--port", "0", "--proxy-port", str(port)))
+    assert wanted == f"http://127.0.0.1:{port}"
+    again = operator("up", "--slots", "0").expect(0).stdout
+    assert f"\npages of tasks: {wanted}\n" in again
+    failed(operator("up", "--proxy-port", "1"), f"--proxy-port is {port}, not 1")
+    status, _, body = Client(wanted).raw("GET", "/api/v1/me")
+    assert status == 404 and b"there is no GET" in body, "only pages of tasks are there"
+    operator("down").expect(0)
+    # Nobody says: the next port, and any other while that is taken.
+    with socket.create_server(("127.0.0.1", own + 1)):
+        other = tasks(operator("up", "--json", "--slots", "0", "--port", str(own)))
+        assert other not in (f"http://127.0.0.1:{own + 1}", f"http://127.0.0.1:{own}")
+    operator("down").expect(0)
+    assert tasks(operator("up", "--json", "--slots", "0", "--port", str(own))) == f"http://127.0.0.1:{own + 1}"
 
 
 def test_a_master_that_cannot_start_says_why(operator: Operator) -> None:
@@ -175,7 +223,12 @@ def test_a_backup_of_a_busy_master_can_be_restored(operator: Operator, master: M
     report(api, trial, 1, {"loss": 1.0})
     words = ("master", "--db", str(master.database))
     copy = operator.folder / "copy.db"
-    operator(*words, "backup", copy).expect(0)
+    assert "key" not in operator(*words, "backup", operator.folder / "early.db").expect(0).stderr
+    api("PUT", "/api/v1/secrets/token", {"value": "hunter2"})
+    key = master.database.with_name("master.db.secret-key")
+    said = operator(*words, "backup", copy).expect(0).stderr
+    assert "their key is not in the backup" in said
+    assert f"hint: keep a copy of {key}" in said
     assert copy.stat().st_mode & 0o077 == 0
     failed(operator(*words, "backup", copy), "exists already")
     report(api, trial, 2, {"loss": 0.5})
@@ -185,7 +238,12 @@ def test_a_backup_of_a_busy_master_can_be_restored(operator: Operator, master: M
     corrupt = operator.folder / "corrupt.db"
     corrupt.write_bytes(copy.read_bytes()[:5000] + b"x" * 3000)
     failed(operator(*words, "restore", corrupt, "--replace"), "corrupt.db is not a usable database")
-    said = operator(*words, "restore", copy, "--replace").expect(0).stdout
+    elsewhere = operator("master", "--db", operator.folder / "elsewhere.db", "restore", copy).expect(0).stderr
+    assert "their key is missing" in elsewhere
+    assert f"to {operator.folder / 'elsewhere.db.secret-key'}" in elsewhere
+    restored = operator(*words, "restore", copy, "--replace").expect(0)
+    said = restored.stdout
+    assert f"{key} must be the key with which they were encrypted" in restored.stderr
     operator("up", *words[1:], "--port", "0").expect(0)
     (kept,) = [path for path in master.database.parent.iterdir() if re.search(r"replaced-\d+$", path.name)]
     assert str(kept) in said
@@ -194,3 +252,10 @@ def test_a_backup_of_a_busy_master_can_be_restored(operator: Operator, master: M
     path = f"/api/v1/trials/metrics/trial_metrics?trialIds={trial}&group=training"
     assert [row["totalBatches"] for element in api.lines(path) for row in element["metrics"]] == [1]
     operator("down", *words[1:]).expect(0)
+
+
+def test_what_asks_a_master_takes_no_options_of_a_server(operator: Operator, master: Master) -> None:
+    for command in ("audit", "logs"):
+        for option in ("--port=1234", "--db=other.db", "--roles"):
+            refused = operator("master", command, option, "--master", master.address)
+            failed(refused, f"`{option}` means nothing to `instep master {command}`", "--master")

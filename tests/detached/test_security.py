@@ -8,10 +8,12 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +23,9 @@ import pytest
 from conftest import Runner
 
 from .conftest import Client, Failed, Master
+from .det import Commands, det
+
+__all__ = ["det"]
 
 # Nobody may not read this interpreter's modules: nothing is imported after the change.
 LOGIN = """
@@ -113,6 +118,10 @@ def test_connections_are_encrypted_for_the_stock_client_too(
     assert found, serving.stderr
     certificate = tmp_path / "master.cert.pem"
     assert https(found[0], certificate, "/info")["version"] == "0.38.1"
+    # The pages of tasks have the same certificate, on a port of their own.
+    wait_until(lambda: "pages of tasks: " in serving.stdout, 30, "the master to say where the pages of tasks are")
+    tasks = serving.stdout.split("pages of tasks: ")[1].strip()
+    assert "no key for the pages" in https(tasks, certificate, "/proxy/some-task/")["message"]
     # Who does not encrypt gets an alert of TLS, which is no HTTP.
     with pytest.raises((OSError, http.client.HTTPException)):
         Client(found[0].replace("https", "http"))("GET", "/info")
@@ -248,3 +257,106 @@ def test_names_have_no_control_characters(master: Master) -> None:
             )
     # Texts that are no names may have lines.
     owner("PATCH", experiment, {"notes": "two\nlines", "description": "two\nlines", "name": "größer"})
+
+
+def test_secrets_of_configurations_are_masked_for_everybody(
+    master: Master, run: Runner, instep: Path, det: Commands, tmp_path: Path
+) -> None:
+    config = tmp_path / "secret.yaml"
+    config.write_text(
+        "name: hushed # hunter2 is the key\n"
+        "entrypoint: 'true'\n"
+        "searcher: {name: single, metric: loss}\n"
+        "checkpoint_storage: {type: s3, bucket: shown, access_key: hunter2, secret_key: hunter2}\n"
+        "environment: {environment_variables: [HF_TOKEN=hunter2, SHOWN=yes]}\n"
+        "data: {secrets: {any: hunter2}}\n"
+    )
+
+    def ours(*words: object) -> str:
+        done = run(instep, *words, env=det.settings | {"INSTEP_MASTER": master.address}).expect(0)
+        return f"{done.stdout}{done.stderr}"
+
+    outputs = [
+        ours("experiment", "create", "--paused", config),
+        *det("experiment config 1", "experiment describe --json 1", "experiment list"),
+        ours("experiment", "config", "1"),
+        ours("experiment", "list", "--json"),
+        ours("experiment", "fork", "1", "--paused", "--config", "name=forked"),
+        ours("experiment", "config", "2"),
+        json.dumps(master.client.login("admin")("GET", "/api/v1/experiments/1")),
+    ]
+    assert not [output for output in outputs if "hunter2" in output]
+    assert all("********" in outputs[at] and "SHOWN=yes" in outputs[at] for at in (1, 4, 7, 8))
+    master.stop()
+    # The fork has the real values, for its tasks.
+    rows = sqlite3.connect(master.database).execute("SELECT config FROM experiments ORDER BY id").fetchall()
+    found = [json.loads(row[0]) for row in rows]
+    assert [each["checkpoint_storage"]["secret_key"] for each in found] == ["hunter2", "hunter2"]
+    assert [each["environment"]["environment_variables"]["cpu"][0] for each in found] == ["HF_TOKEN=hunter2"] * 2
+
+
+def test_the_audit_log_says_who_did_what(master: Master, run: Runner, instep: Path, tmp_path: Path) -> None:
+    environment = {"INSTEP_MASTER": master.address, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    audit = (instep, "master", "audit")
+    api = master.client.login()
+    api("POST", "/api/v1/workspaces", {"name": "mine"})
+    for _ in range(3):
+        with pytest.raises(Failed):
+            master.client("GET", "/api/v1/users")
+    with pytest.raises(Failed):
+        api("DELETE", "/api/v1/models/" + quote("\x1b[2Jnone", safe=""))
+    shown = run(*audit, env=environment).expect(0).stdout
+    assert re.search(r"determined +workspace\.create +workspace 2 +done \(200\) +127\.0\.0\.1 +login", shown)
+    assert re.search(r"- +read +/api/v1/users +refused \(401\) +127\.0\.0\.1 +none", shown)
+    assert r"model \u{1b}[2Jnone" in shown
+    assert "\x1b" not in shown
+    lines = run(*audit, "--json", "--since", "1h", "--user", "determined", "--action", "workspace", env=environment)
+    (record,) = [json.loads(line) for line in lines.expect(0).stdout.splitlines()]
+    assert (record["action"], record["subject"], record["userId"]) == ("workspace.create", "workspace 2", 2)
+    nothing = run(*audit, "--action", "group", env=environment).expect(0)
+    assert (nothing.stdout, "hint:" in nothing.stderr) == ("", True)
+    for option, name, what in (("--user", "nobody", "user 'nobody' not found"), ("--action", "x", "no action `x`")):
+        unknown = run(*audit, option, name, env=environment).expect(1)
+        assert what in unknown.stderr
+        assert "hint:" in unknown.stderr
+    wrong = run(*audit, "--since", "yesterday", env=environment).expect(2)
+    assert "90s, 30m, 2h, 7d" in wrong.stderr
+    with pytest.raises(Failed) as refused:
+        api("GET", "/api/v1/master/audit")
+    assert refused.value.status == 403
+    # It is there when the master comes back, with what the minute held back.
+    master.stop()
+    counted = sqlite3.connect(master.database).execute(
+        "SELECT SUM(count) FROM audit WHERE action = 'read' AND user_id IS NULL"
+    )
+    assert counted.fetchone() == (3,)
+
+
+def test_the_audit_log_is_followed(
+    master: Master, run: Runner, instep: Path, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    environment = {"INSTEP_MASTER": master.address, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    follower = run.start(instep, "master", "audit", "-f", "--json", env=environment)
+    wait_until(lambda: "auth.login" in follower.stdout, 30, "the first records")
+    master.client.login()("POST", "/api/v1/models", {"name": "followed"})
+    wait_until(lambda: "model followed" in follower.stdout, 30, "the new record")
+
+
+def test_the_memory_of_many_logins_at_once_is_bounded(master: Master) -> None:
+    set_password(master, "admin", "Abcdefg1")
+    set_password(master, "determined", "Abcdefg2")
+
+    def memory(field: str) -> int:
+        status = Path(f"/proc/{master.process.pid}/status").read_text()
+        found = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert found, status
+        return int(found[1]) << 10
+
+    idle = memory("VmRSS")
+    # Checking a password takes 19 MiB: all at once would be 1.2 GiB.
+    with ThreadPoolExecutor(64) as pool:
+        clients = list(pool.map(lambda _: master.client.login("determined", "Abcdefg2"), range(64)))
+    assert len({client.token for client in clients}) == 64
+    grown = memory("VmHWM") - idle
+    assert grown <= 200 << 20, f"{grown >> 20} MiB more than {idle >> 20} MiB"
+    print(f"idle {idle >> 20} MiB, at most {grown >> 20} MiB more")

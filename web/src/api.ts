@@ -1,7 +1,7 @@
-// Talks to the master: requests with the session's token, answers as types, streams line by line.
+// Talks to the master: requests with the session's cookie, answers as types, streams line by line.
 //
-// The token is kept in this browser's storage for this origin, and not in a cookie: cookies are shared between the
-// ports of a host, so that any other server on this machine would be sent it.
+// The session is in a cookie that no script can read, this one included. Pages of tasks have another origin, and the
+// master takes the cookie from its own alone.
 
 export interface User {
   id: number;
@@ -153,17 +153,8 @@ export class Failure extends Error {
   }
 }
 
-const KEY = "instep.token";
-
-/**
- * The address of what a task serves. A browser that goes there can show who asks by a cookie alone, so it gets one that
- * is sent to this address and to no other.
- */
-export function passage(task: string): string {
-  const path = `/proxy/${task}/`;
-  document.cookie = `auth=${localStorage.getItem(KEY) ?? ""}; path=${path}; SameSite=Strict`;
-  return path;
-}
+/** Forgets what earlier versions kept where every page of this origin could read it. */
+localStorage.removeItem("instep.token");
 
 /** What a question may carry behind its question mark; lists are repeated, what is undefined is left out. */
 export type Parameters = Record<string, string | number | boolean | undefined | (string | number)[]>;
@@ -179,11 +170,9 @@ function address(path: string, parameters: Parameters = {}): string {
 }
 
 async function ask(path: string, options: RequestInit): Promise<Response> {
-  const token = localStorage.getItem(KEY);
-  const headers: Record<string, string> = token ? { Authorization: `Bearer ${token}` } : {};
   let response: Response;
   try {
-    response = await fetch(path, { ...options, headers, credentials: "omit" });
+    response = await fetch(path, { ...options, credentials: "same-origin" });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new Failure(0, "the master is not responding");
@@ -235,18 +224,18 @@ export async function stream<T>(
 
 export async function signIn(username: string, password: string): Promise<User> {
   const body = JSON.stringify({ username, password, isHashed: false });
-  const response = await ask("/api/v1/auth/login", { method: "POST", body });
-  const answer = (await response.json()) as { token: string; user: User };
-  localStorage.setItem(KEY, answer.token);
-  return answer.user;
+  const response = await ask("/api/v1/auth/login?cookie=true", { method: "POST", body });
+  return ((await response.json()) as { user: User }).user;
 }
 
 export async function signOut(): Promise<void> {
-  try {
-    await ask("/api/v1/auth/logout", { method: "POST" });
-  } finally {
-    localStorage.removeItem(KEY);
-  }
+  await ask("/api/v1/auth/logout", { method: "POST" });
+}
+
+/** Whether the user may see anything: always without roles, otherwise if somebody has given them one. */
+export async function hasRole(): Promise<boolean> {
+  if (!(await get<{ rbacEnabled: boolean }>("/api/v1/master")).rbacEnabled) return true;
+  return (await get<{ assignments: unknown[] }>("/api/v1/permissions/summary")).assignments.length > 0;
 }
 
 /**
@@ -254,13 +243,10 @@ export async function signOut(): Promise<void> {
  * its own machine.
  */
 export async function whoAmI(): Promise<User | null> {
-  if (localStorage.getItem(KEY)) {
-    try {
-      return (await get<{ user: User }>("/api/v1/me")).user;
-    } catch (error) {
-      if (!(error instanceof Failure) || error.status !== 401) throw error;
-      localStorage.removeItem(KEY);
-    }
+  try {
+    return (await get<{ user: User }>("/api/v1/me")).user;
+  } catch (error) {
+    if (!(error instanceof Failure) || error.status !== 401) throw error;
   }
   try {
     return await signIn("determined", "");

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use instep_agent::agent::{self, AgentError, Host, Options};
+use instep_agent::cgroup::limits::{Budget, MemoryBudget, ProcessBudget};
 use instep_agent::order::AllowedMount;
 use instep_api::link::{Device, DeviceKind, RunAs};
 use instep_client::Address;
@@ -22,7 +23,7 @@ use crate::report::{Hinted, chain};
 const NOBODY: u32 = 65534;
 
 /// What `instep agent` takes besides the master's address.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct LendArguments {
     /// Name that identifies this agent to the master [default: the host name]
     #[arg(long, value_name = "NAME", env = "INSTEP_AGENT_NAME", hide_env = true)]
@@ -70,6 +71,13 @@ pub(crate) struct LendArguments {
     /// Without root: the only user whose tasks to run [default: the first who gets a task here]
     #[arg(long, value_name = "NAME", conflicts_with = "shared_uid")]
     pub(crate) serve_user: Option<String>,
+    /// Memory that all tasks together may use: a size such as 64GiB, a part of the machine's, or `none`; a task gets its
+    /// part by its slots, and at least 2GiB
+    #[arg(long, value_name = "SIZE", default_value = "95%")]
+    pub(crate) task_memory: MemoryBudget,
+    /// Processes and threads that a task may have for each of its slots, or `none`
+    #[arg(long, value_name = "N", default_value = "4096")]
+    pub(crate) task_processes: ProcessBudget,
     /// Stop the tasks too when the agent gets SIGTERM
     #[arg(long)]
     pub(crate) stop_tasks: bool,
@@ -221,6 +229,7 @@ fn options(master: Address, certificates: Option<PathBuf>, arguments: &LendArgum
         allowed_mounts: arguments.allow_mount.iter().map(|text| allowed_mount(text)).collect::<Result<_, _>>()?,
         shared_uid: arguments.shared_uid,
         serve_user: arguments.serve_user.clone(),
+        budget: Budget { memory: arguments.task_memory, processes: arguments.task_processes },
         name,
     })
 }

@@ -171,6 +171,9 @@ fn status_line(status: &Status) -> String {
     if status.max_restarts > 0 {
         parts.push(format!("restarts {}/{}", status.restarts, status.max_restarts));
     }
+    if status.replacements > 0 {
+        parts.push(format!("replaced {}", status.replacements));
+    }
     parts.push(format!("up {clock}"));
     parts.join(" · ")
 }
@@ -201,6 +204,7 @@ mod tests {
             workers: 8,
             restarts: 1,
             max_restarts: 3,
+            replacements: 0,
             uptime: Duration::from_secs(75),
         };
         assert_eq!(status_line(&status), "running · 16 workers · 2 nodes · round 1 · restarts 1/3 · up 1:15");
@@ -210,5 +214,8 @@ mod tests {
         status.round = 0;
         status.max_restarts = 0;
         assert_eq!(status_line(&status), "running · 6 of 8 workers here still running · 1 node · up 1:02:03");
+        status.alive = 8;
+        status.replacements = 2;
+        assert_eq!(status_line(&status), "running · 16 workers · 1 node · replaced 2 · up 1:02:03");
     }
 }

@@ -92,6 +92,7 @@ fn render(program: &str, outcome: &Outcome) -> String {
     };
     let mut text = format!("{}\n{}\n", rule("="), paint("31;1", &format!("{program} {end}")));
     text.extend(reason.map(|reason| format!("{reason}\n")));
+    text.extend(replacements(outcome));
     let root = outcome.root_cause().filter(|failure| outcome.signal.is_none() || !failure.stopped);
     match (&outcome.cause, root) {
         (Some(Cause::Failed { .. }), Some(root)) => {
@@ -125,6 +126,15 @@ fn render(program: &str, outcome: &Outcome) -> String {
     }
     text.push_str(&format!("{}\n", rule("=")));
     text
+}
+
+/// How often ranks were replaced before the end, if any were.
+fn replacements(outcome: &Outcome) -> Option<String> {
+    let times = |number: u64| if number == 1 { "once".to_owned() } else { format!("{number} times") };
+    let Outcome { replacements, recoveries, .. } = outcome;
+    let ranks = if *replacements == 1 { "1 rank was".to_owned() } else { format!("{replacements} ranks were") };
+    (*replacements > 0)
+        .then(|| format!("before that {ranks} replaced, and steps were recovered {}\n", times(*recoveries)))
 }
 
 fn details(failure: &Failure) -> String {
@@ -227,6 +237,8 @@ mod tests {
             failures,
             rounds: 1,
             restarts: 0,
+            replacements: 0,
+            recoveries: 0,
             world_size: 4,
             group_rank: Some(0),
             started: SystemTime::UNIX_EPOCH,
@@ -234,6 +246,19 @@ mod tests {
             log_directory: None,
             drill: None,
         }
+    }
+
+    #[test]
+    fn ranks_that_were_replaced_before_the_end_are_counted() {
+        let told = |replacements: u64, recoveries: u64| {
+            let outcome = Outcome { replacements, recoveries, ..outcome(vec![failure(2, -9, false)]) };
+            render("train.py", &outcome).lines().find(|line| line.contains("replaced")).map(str::to_owned)
+        };
+        assert_eq!(told(0, 0), None);
+        let one = "before that 1 rank was replaced, and steps were recovered once";
+        assert_eq!(told(1, 1).as_deref(), Some(one));
+        let many = "before that 3 ranks were replaced, and steps were recovered 2 times";
+        assert_eq!(told(3, 2).as_deref(), Some(many));
     }
 
     #[test]

@@ -85,6 +85,11 @@ fn unknown_command(given: &str, below: &Command, subcommand: &str) -> String {
     let program = if subcommand.is_empty() { "instep".to_owned() } else { format!("instep {subcommand}") };
     let near = nearest(given, below.get_subcommands());
     let hint = match near.as_slice() {
+        _ if subcommand == "secret" && ["get", "show", "read", "describe", "cat"].contains(&given) => {
+            "no command shows the value of a secret: only tasks are given it; `instep secret list` lists the names, \
+             `instep secret set NAME` sets another value"
+                .to_owned()
+        }
         [] => format!("`{program} --help` lists the commands"),
         [one] => format!("did you mean `{program} {one}`?"),
         [rest @ .., last] => format!("did you mean `{}` or `{last}`?", rest.join("`, `")),
@@ -192,6 +197,16 @@ mod tests {
         ] {
             assert_eq!(nearest(given, program.get_subcommands()), expected, "{given}");
         }
+    }
+
+    #[test]
+    fn who_wants_to_see_a_secret_is_told_that_nothing_shows_it() {
+        let secret = Command::new("secret").subcommands(["set", "list", "delete"].map(Command::new));
+        for given in ["get", "show", "cat"] {
+            let said = unknown_command(given, &secret, "secret");
+            assert!(said.contains(&format!("`{given}`")) && said.contains("hint: no command shows"), "{said}");
+        }
+        assert!(unknown_command("lst", &secret, "secret").contains("did you mean `instep secret list`?"));
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
 //! - [`lifecycle`]: experiments, their trials and the trials' runs.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
+//! - [`permissions`]: who may do what in which workspace.
+//! - [`recovery`]: what follows when a rank is lost inside a round whose other ranks keep their step.
 //! - [`retention`]: which checkpoints are kept.
 //! - [`schedule`]: who gets which slots, and why the others wait.
 //! - [`failure_detector`]: when a peer that should send heartbeats has been silent for too long.
@@ -18,6 +20,8 @@ pub mod failure_detector;
 pub mod heartbeat;
 pub mod lifecycle;
 pub mod membership;
+pub mod permissions;
+pub mod recovery;
 pub mod retention;
 pub mod schedule;
 pub mod search;

@@ -98,8 +98,7 @@ const GLOSSARIES: &[Glossary] = &[
             ("watch", "context or monitor"),
             ("wishes", "preferences"),
         ],
-        // CUDA has streams and launches of its own.
-        except: &["src/device", "examples/versus_mpi"],
+        except: &["examples/versus_mpi"],
     },
     Glossary {
         krate: "database",

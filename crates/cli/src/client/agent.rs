@@ -39,11 +39,17 @@ pub(crate) enum TokenVerb {
     Create {
         /// Name of the token
         name: String,
+        /// Let only the agent of this name connect with it
+        #[arg(long, value_name = "NAME")]
+        agent: Option<String>,
+        /// Let agents lend their slots only to this pool
+        #[arg(long)]
+        pool: Option<String>,
     },
     /// List tokens, without their values
     #[command(visible_alias = "ls")]
     List,
-    /// Revoke a token; connected agents stay until they disconnect
+    /// Revoke a token and disconnect the agents that use it
     Revoke {
         /// Name of the token
         name: String,
@@ -72,8 +78,9 @@ impl Which {
 fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<()> {
     const PATH: &str = "/api/v1/agents/tokens";
     match verb {
-        TokenVerb::Create { name } => {
-            let made: AgentTokenResponse = client.post(PATH, &AgentTokenRequest { name: Some(name.clone()) })?;
+        TokenVerb::Create { name, agent, pool } => {
+            let wanted = AgentTokenRequest { name: Some(name.clone()), agent: agent.clone(), pool: pool.clone() };
+            let made: AgentTokenResponse = client.post(PATH, &wanted)?;
             if common.json {
                 return table::json(&made);
             }
@@ -85,9 +92,11 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
             if common.json {
                 return table::json(&found.tokens);
             }
-            let mut table = table::Table::new(&["NAME", "CREATED"]);
+            let mut table = table::Table::new(&["NAME", "AGENT", "POOL", "CREATED"]);
             for token in found.tokens {
-                table.row(vec![token.name, shown::time(token.created_at)]);
+                let any = || "any".to_owned();
+                let (agent, pool) = (token.agent.unwrap_or_else(any), token.pool.unwrap_or_else(any));
+                table.row(vec![token.name, agent, pool, shown::time(token.created_at)]);
             }
             table.print("no tokens", "create one with `instep agent token create NAME`");
         }

@@ -13,7 +13,7 @@ use super::logs::{self, LogArguments};
 use super::options::Common;
 use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
-use super::{context, session};
+use super::{context, lookup, session};
 use crate::report::Hinted;
 
 /// The verbs of commands, for [`task_verbs`].
@@ -94,6 +94,9 @@ struct RunArguments {
     /// Apply the configuration on top of this template
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
+    /// Run it in this workspace [default: Uncategorized]
+    #[arg(short, long, value_name = "NAME")]
+    workspace: Option<String>,
     /// Print its id and return without following its output
     #[arg(short, long)]
     detach: bool,
@@ -129,6 +132,7 @@ fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::R
         config: Some(config),
         template_name: arguments.template,
         files: Some(packed.files),
+        workspace_id: lookup::named_workspace(client, arguments.workspace.as_deref())?,
         ..LaunchRequest::default()
     };
     let made: LaunchCommandResponse = client.post("/api/v1/commands", &request)?;

@@ -2,7 +2,7 @@
 
 use instep_api::agents::{Agent, AgentsResponse};
 use instep_api::experiments::{Experiment, ExperimentsResponse, GetExperimentResponse};
-use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
 use instep_api::workspaces::{Project, ProjectsResponse, Workspace, WorkspacesResponse};
 use instep_client::{Client, Query};
 
@@ -75,6 +75,11 @@ pub(super) fn workspace(client: &Client, name: &str) -> anyhow::Result<Workspace
     let found: WorkspacesResponse = client.get(&format!("/api/v1/workspaces{query}"))?;
     let none = || Hinted::new(format!("workspace '{name}' not found"), "list all with `instep workspace list`");
     Ok(found.workspaces.into_iter().next().ok_or_else(none)?)
+}
+
+/// The workspace that an option names, if it was given.
+pub(super) fn named_workspace(client: &Client, name: Option<&str>) -> anyhow::Result<Option<WorkspaceId>> {
+    Ok(name.map(|name| workspace(client, name)).transpose()?.map(|found| found.id))
 }
 
 /// Finds a project by the names of its workspace and itself.

@@ -12,6 +12,7 @@
 
 mod account;
 pub(crate) mod agent;
+mod audit;
 mod checkpoint;
 mod command;
 mod configuration;
@@ -21,6 +22,7 @@ mod dialog;
 mod experiment;
 mod export;
 mod follow;
+mod group;
 mod interrupt;
 mod job;
 mod logs;
@@ -35,7 +37,9 @@ mod pool;
 mod preview;
 mod project;
 mod requests;
+mod secret;
 mod session;
+mod sharing;
 mod shown;
 mod slot;
 mod submit;
@@ -55,6 +59,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use instep_client::Error;
 
+pub(crate) use audit::MasterAuditArguments;
 pub(crate) use master_log::MasterLogsArguments;
 pub(crate) use options::Common;
 
@@ -90,6 +95,12 @@ pub(crate) enum Verb {
     /// Manage users
     #[command(visible_alias = "u", arg_required_else_help = true)]
     User(user::UserArguments),
+    /// Manage secrets: values that tasks are given and nothing shows
+    #[command(arg_required_else_help = true)]
+    Secret(secret::SecretArguments),
+    /// Manage groups of users, which share workspaces; needs a master with --roles
+    #[command(arg_required_else_help = true)]
+    Group(group::GroupArguments),
     /// Manage slots: list, enable, disable
     #[command(visible_alias = "s", arg_required_else_help = true)]
     Slot(slot::SlotArguments),
@@ -135,6 +146,8 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Workspace(arguments) => workspace::run(arguments),
         Verb::Project(arguments) => project::run(arguments),
         Verb::User(arguments) => user::run(arguments),
+        Verb::Secret(arguments) => secret::run(arguments),
+        Verb::Group(arguments) => group::run(arguments),
         Verb::Slot(arguments) => slot::run(arguments),
         Verb::Job(arguments) => job::run(arguments),
         Verb::ResourcePool(arguments) => pool::run(&arguments),
@@ -149,6 +162,11 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
 /// Prints what a master has logged.
 pub(crate) fn master_logs(arguments: &MasterLogsArguments) -> anyhow::Result<ExitCode> {
     master_log::print(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Prints who did what at a master.
+pub(crate) fn master_audit(arguments: &MasterAuditArguments) -> anyhow::Result<ExitCode> {
+    audit::print(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
 }
 
 /// Does what a verb says about agents.

@@ -154,7 +154,7 @@ pub(super) fn fork(client: &Client, common: &Common, arguments: ForkArguments) -
     let config = match &arguments.file {
         Some(file) => configuration::read(file, &settings.config)?,
         None => {
-            let original = lookup::get_experiment(client, arguments.id)?.original_config;
+            let original = lookup::get_experiment(client, arguments.id)?.original_config.into_text();
             if settings.config.is_empty() {
                 original
             } else {

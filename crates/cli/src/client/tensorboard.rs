@@ -18,7 +18,7 @@ use super::logs::{self, LogArguments};
 use super::options::Common;
 use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
-use super::{session, table};
+use super::{lookup, session, table};
 use crate::console;
 use crate::report::Hinted;
 
@@ -104,6 +104,9 @@ struct StartArguments {
     /// Override one setting, such as idle_timeout=1h; may be repeated
     #[arg(long = "config", value_name = "KEY=VALUE")]
     config: Vec<String>,
+    /// Run it in this workspace [default: Uncategorized]
+    #[arg(short, long, value_name = "NAME")]
+    workspace: Option<String>,
     /// Print its id and return without waiting
     #[arg(short, long)]
     detach: bool,
@@ -139,6 +142,7 @@ fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow:
         config: Some(task_verbs::read_config(arguments.file.as_deref(), &arguments.config)?),
         experiment_ids: Some(arguments.experiments),
         trial_ids: Some(arguments.trials),
+        workspace_id: lookup::named_workspace(client, arguments.workspace.as_deref())?,
         ..LaunchRequest::default()
     };
     let made: LaunchTensorboardResponse = client.post("/api/v1/tensorboards", &request)?;

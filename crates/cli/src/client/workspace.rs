@@ -8,6 +8,7 @@ use serde_json::json;
 use super::dialog::{confirm, say};
 use super::options::Common;
 use super::requests::{delete, post_empty};
+use super::sharing::{self, GivenRole, Target};
 use super::{lookup, project, session, table};
 
 #[derive(Debug, Args)]
@@ -40,7 +41,28 @@ enum Verb {
     Archive { name: String },
     /// Unarchive a workspace
     Unarchive { name: String },
-    /// Delete a workspace without projects
+    /// List who has which role in a workspace; needs a master with --roles
+    Members { name: String },
+    /// Give a user or a group a role in a workspace, in place of the one that they had
+    #[command(override_usage = "instep workspace share [OPTIONS] --role <ROLE> <WORKSPACE> <USER|@GROUP>\n       \
+        instep workspace share [OPTIONS] --role <ROLE> <WORKSPACE> --everyone\n       \
+        instep workspace share [OPTIONS] --role <ROLE> --everywhere <USER|@GROUP>")]
+    Share {
+        #[command(flatten)]
+        target: Target,
+        /// Role to give
+        #[arg(long, value_enum)]
+        role: GivenRole,
+    },
+    /// Take the roles of a user or a group in a workspace away
+    #[command(override_usage = "instep workspace unshare [OPTIONS] <WORKSPACE> <USER|@GROUP>\n       \
+        instep workspace unshare [OPTIONS] <WORKSPACE> --everyone\n       \
+        instep workspace unshare [OPTIONS] --everywhere <USER|@GROUP>")]
+    Unshare {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Delete a workspace that holds nothing any more
     Delete {
         name: String,
         /// Do not ask for confirmation
@@ -72,6 +94,9 @@ pub(crate) fn run(arguments: WorkspaceArguments) -> anyhow::Result<()> {
         Verb::Unarchive { name } => {
             post_empty(&client, &format!("{}/unarchive", path(&lookup::workspace(&client, &name)?)))
         }
+        Verb::Members { name } => sharing::members(&client, &common, &name),
+        Verb::Share { target, role } => sharing::share(&client, &target, role),
+        Verb::Unshare { target } => sharing::unshare(&client, &target),
         Verb::Delete { name, yes } => {
             let workspace = lookup::workspace(&client, &name)?;
             confirm(yes, &format!("deleting workspace {name}"))?;
@@ -98,7 +123,10 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             if workspace.archived { "yes".to_owned() } else { String::new() },
         ]);
     }
-    table.print("no workspaces", "create one with `instep workspace create NAME`");
+    table.print(
+        "no workspaces that you may see",
+        "create one with `instep workspace create NAME`, or let the owner of one share it with you",
+    );
     Ok(())
 }
 

@@ -18,6 +18,14 @@ pub(crate) struct SettingsArguments {
     /// Port to listen on; 0 picks any free port [default: 8080] [env: INSTEP_MASTER_PORT]
     #[arg(long, global = true, value_name = "PORT")]
     port: Option<u16>,
+    /// Port for the pages of tasks, such as TensorBoards, which browsers must reach too; 0 picks any free port
+    /// [default: the port after --port, or any free port if that is taken] [env: INSTEP_MASTER_PROXY_PORT]
+    #[arg(long, global = true, value_name = "PORT")]
+    proxy_port: Option<u16>,
+    /// Address at which browsers reach --proxy-port, if another server is in front of it, such as
+    /// `https://tasks.example.org` [env: INSTEP_MASTER_PROXY_URL]
+    #[arg(long, global = true, value_name = "URL")]
+    proxy_url: Option<String>,
     /// Database file, created if missing [default: instep/master.db in your data folder] [env:
     /// INSTEP_MASTER_DB]
     #[arg(long, global = true, value_name = "FILE")]
@@ -51,6 +59,21 @@ pub(crate) struct SettingsArguments {
     /// Hours until a login expires [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]
     #[arg(long, global = true, value_name = "HOURS")]
     session_hours: Option<u32>,
+    /// Days that the audit log is kept [default: 90] [env: INSTEP_MASTER_AUDIT_RETENTION_DAYS]
+    #[arg(long, global = true, value_name = "DAYS")]
+    audit_retention_days: Option<u32>,
+    /// How much the log of one task may take in the database, such as 100MiB, or none; what comes beyond it is dropped
+    /// [default: 1GiB] [env: INSTEP_MASTER_TASK_LOG_LIMIT]
+    #[arg(long, global = true, value_name = "SIZE")]
+    task_log_limit: Option<String>,
+    /// How much all the code which one user sent may take in the database, such as 5GiB, or none [default: 20GiB] [env:
+    /// INSTEP_MASTER_USER_CONTEXT_LIMIT]
+    #[arg(long, global = true, value_name = "SIZE")]
+    user_context_limit: Option<String>,
+    /// Let roles decide who sees and changes what in which workspace; without, everybody sees everything [env:
+    /// INSTEP_MASTER_ROLES]
+    #[arg(long, global = true)]
+    roles: bool,
     /// Encrypt connections with this certificate and its chain, PEM [env: INSTEP_MASTER_TLS_CERT]
     #[arg(long, global = true, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
@@ -116,7 +139,7 @@ impl SettingsArguments {
             for value in values {
                 let flag = flag(name).unwrap_or(name);
                 // Those that take no value.
-                let bare = ["tls.self_signed", "scheduler.preemption"].contains(&name);
+                let bare = ["tls.self_signed", "scheduler.preemption", "roles"].contains(&name);
                 let word = if bare { format!("--{flag}") } else { format!("--{flag}={value}") };
                 words.push(word);
             }
@@ -129,6 +152,8 @@ impl SettingsArguments {
         let mut said = Assignments::new();
         said.extend(self.host.clone().map(|host| ("host", vec![host])));
         said.extend(self.port.map(|port| ("port", vec![port.to_string()])));
+        said.extend(self.proxy_port.map(|port| ("proxy_port", vec![port.to_string()])));
+        said.extend(self.proxy_url.clone().map(|url| ("proxy_url", vec![url])));
         said.extend(self.db.as_ref().map(|path| ("db", vec![path.to_string_lossy().into_owned()])));
         if !self.allow_hosts.is_empty() {
             said.push(("allow_hosts", self.allow_hosts.clone()));
@@ -146,7 +171,13 @@ impl SettingsArguments {
             said.push(("scheduler.preemption", vec!["true".to_owned()]));
         }
         said.extend(self.fitting_policy.clone().map(|policy| ("scheduler.fitting_policy", vec![policy])));
+        said.extend(self.audit_retention_days.map(|days| ("audit_retention_days", vec![days.to_string()])));
+        said.extend(self.task_log_limit.clone().map(|size| ("task_log_limit", vec![size])));
+        said.extend(self.user_context_limit.clone().map(|size| ("user_context_limit", vec![size])));
         said.extend(self.session_hours.map(|hours| ("session_hours", vec![hours.to_string()])));
+        if self.roles {
+            said.push(("roles", vec!["true".to_owned()]));
+        }
         said.extend(self.tls_cert.as_ref().map(|path| ("tls.cert", vec![path.to_string_lossy().into_owned()])));
         said.extend(self.tls_key.as_ref().map(|path| ("tls.key", vec![path.to_string_lossy().into_owned()])));
         if self.tls_self_signed {

@@ -34,6 +34,9 @@ pub(crate) struct UpArguments {
     /// Stay in the foreground and log to the terminal
     #[arg(long, short = 'F')]
     foreground: bool,
+    /// Print JSON instead of text
+    #[arg(long, conflicts_with = "foreground")]
+    json: bool,
     /// Offer this many CPU slots of this machine; 0 offers none [default: GPUs, else one slot per core]
     #[arg(long, value_name = "N")]
     slots: Option<u32>,
@@ -75,8 +78,10 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
         if arguments.foreground {
             return Err(Hinted::new(what, format!("to restart it in the foreground: {again}")).into());
         }
-        say(&presence, &options, "already up");
-        companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
+        let told = Told { json: arguments.json, presence: &presence, database: &options.database };
+        told.say(&told.served("already up"));
+        let agent = companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
+        told.end(true, agent.as_ref());
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.foreground {
@@ -86,10 +91,12 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     let (child, log_start) = start(&arguments.settings, &log)?;
     match wait_for_start(child, &options.database)? {
         Ok(presence) => {
-            say(&presence, &options, "up");
-            console::print(format!("log: {}\n", log.display()).as_bytes());
-            companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
-            console::print(format!("stop it with: {}\n", down_command(&settings)).as_bytes());
+            let told = Told { json: arguments.json, presence: &presence, database: &options.database };
+            told.say(&told.served("up"));
+            told.say(&format!("log: {}\n", log.display()));
+            let agent = companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
+            told.end(false, agent.as_ref());
+            told.say(&format!("stop it with: {}\n", down_command(&settings)));
             Ok(ExitCode::SUCCESS)
         }
         Err(code) => {
@@ -213,9 +220,45 @@ fn shown(presence: &Presence) -> String {
     format!("{address} (pid {})", presence.pid)
 }
 
-fn say(presence: &Presence, options: &Options, how: &str) {
-    let line = format!("instep is {how} at {}\ndatabase: {}\n", shown(presence), options.database.display());
-    console::print(line.as_bytes());
+/// What `instep up` says of a master: line by line to people, at once to programs.
+struct Told<'a> {
+    json: bool,
+    presence: &'a Presence,
+    database: &'a Path,
+}
+
+impl Told<'_> {
+    /// Where it serves.
+    fn served(&self, how: &str) -> String {
+        let line = format!("instep is {how} at {}\ndatabase: {}\n", shown(self.presence), self.database.display());
+        let tasks = self.presence.tasks.as_ref().map(|tasks| format!("pages of tasks: {tasks}\n"));
+        line + &tasks.unwrap_or_default()
+    }
+
+    /// Says something to people.
+    fn say(&self, text: &str) {
+        if !self.json {
+            console::print(text.as_bytes());
+        }
+    }
+
+    /// Says what became of the agent; to programs, everything.
+    fn end(&self, already_up: bool, agent: Option<&companion::Beside>) {
+        let news = agent.and_then(|agent| agent.news.as_ref());
+        self.say(&news.map(|news| format!("agent: {news}\n")).unwrap_or_default());
+        if self.json {
+            let value = serde_json::json!({
+                "address": self.presence.address,
+                "tasks_address": self.presence.tasks,
+                "pid": self.presence.pid,
+                "already_up": already_up,
+                "database": self.database,
+                "log": log_path(self.database),
+                "agent": agent.map(companion::Beside::to_json),
+            });
+            console::print(format!("{value:#}\n").as_bytes());
+        }
+    }
 }
 
 /// What stops this master again: the same choice of a database.

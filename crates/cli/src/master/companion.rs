@@ -30,23 +30,61 @@ fn log_path(database: &Path) -> PathBuf {
     database.with_extension("agent.log")
 }
 
+/// The agent beside a master.
+#[derive(Debug)]
+pub(super) struct Beside {
+    agent: Running,
+    log: PathBuf,
+    /// What people should hear of it, if anything is new.
+    pub news: Option<String>,
+}
+
+impl Beside {
+    fn new(agent: Running, log: PathBuf, replaced: Option<Lent>, is_new: bool) -> Beside {
+        let lent = agent.lends.map(|lent| lent.to_string()).unwrap_or_default();
+        let instead = replaced.map(|lent| format!(" instead of {lent}")).unwrap_or_default();
+        let news = if !agent.registered {
+            Some(format!("started, but not connected to the master yet (log: {})", log.display()))
+        } else {
+            is_new.then(|| format!("offers {lent} of this machine{instead} (log: {})", log.display()))
+        };
+        Beside { agent, log, news }
+    }
+
+    /// For programs.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "pid": self.agent.pid,
+            "connected": self.agent.registered,
+            "slots": self.agent.lends.map(|lent| lent.slots),
+            "gpus": self.agent.lends.map(|lent| lent.gpus),
+            "log": self.log,
+        })
+    }
+}
+
 /// Sees to it that an agent lends what is wanted to a master at an address: `slots` of the processors, or whatever there
-/// is. One that runs is replaced if it lends something else; its tasks go on. Says what it did. `again` is the command
-/// that starts everything again.
-pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, again: &str) -> anyhow::Result<()> {
-    let state = state_folder(database);
-    let running = agent::running(&state);
-    if let Some(running) = &running {
+/// is. One that runs is replaced if it lends something else; its tasks go on. Gives the agent, if there is one. `again` is
+/// the command that starts everything again.
+pub(super) fn start(
+    database: &Path,
+    address: Option<&str>,
+    slots: Option<u32>,
+    again: &str,
+) -> anyhow::Result<Option<Beside>> {
+    let (state, log) = (state_folder(database), log_path(database));
+    let mut replaced = None;
+    if let Some(running) = agent::running(&state) {
         match slots.map(|slots| Lent { slots: slots as usize, gpus: false }) {
-            Some(wanted) if running.lends != Some(wanted) => replace(database, running, wanted, again)?,
-            Some(_) | None => return Ok(()),
+            Some(wanted) if running.lends != Some(wanted) => replace(database, &running, wanted, again)?,
+            Some(_) | None => return Ok(Some(Beside::new(running, log, None, false))),
         }
+        replaced = running.lends;
     }
     if slots == Some(0) {
-        return Ok(());
+        return Ok(None);
     }
-    let Some(address) = address else { return Ok(()) };
-    let log = log_path(database);
+    let Some(address) = address else { return Ok(None) };
     let output = File::options().create(true).append(true).open(&log)?;
     let before = output.metadata()?.len();
     let mut child = command(database, address, slots)?
@@ -65,16 +103,12 @@ pub(super) fn start(database: &Path, address: Option<&str>, slots: Option<u32>, 
             // The master serves all the same; who only tracks needs no agent.
             let said = super::log_file::read_from(&log, before);
             console::print_error(&format!("warning: no agent offers this machine's slots:\n{said}"));
-            return Ok(());
+            return Ok(None);
         }
         std::thread::sleep(PAUSE);
     };
-    let instead = running.and_then(|before| before.lends).map(|lent| format!(" instead of {lent}")).unwrap_or_default();
-    let lent = started.lends.map(|lent| lent.to_string()).unwrap_or_default();
-    let line = format!("agent: offers {lent} of this machine{instead} (log: {})\n", log.display());
-    console::print(line.as_bytes());
     note(address).into_iter().for_each(console::print_error);
-    Ok(())
+    Ok(Some(Beside::new(started, log, replaced, true)))
 }
 
 /// Ends an agent that lends something else than is wanted, and leaves its tasks to the next one. Slots that tasks may be
@@ -105,12 +139,12 @@ fn command(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result
 }
 
 /// What an agent beside a master that serves this machine alone may do: the cluster is one person's, so all its users are
-/// that person, and tasks get that person's environment. `None` for a master that others reach.
+/// that person; tasks get that person's environment and need no limits. `None` for a master that others reach.
 fn rights(address: &str, root: bool) -> Option<Vec<&'static str>> {
     if !is_loopback(address) {
         return None;
     }
-    let mut words = vec!["--pass-environment=*"];
+    let mut words = vec!["--pass-environment=*", "--task-memory=none", "--task-processes=none"];
     words.push(if root { "--default-user=root" } else { "--shared-uid" });
     Some(words)
 }
@@ -202,6 +236,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn slots_are_offered_by_an_agent_that_the_master_has_accepted() {
+        let lends = Some(Lent { slots: 2, gpus: false });
+        let beside = |registered, is_new| {
+            let agent = Running { pid: 7, lends, registered };
+            Beside::new(agent, "a.log".into(), Some(Lent { slots: 1, gpus: false }), is_new)
+        };
+        assert_eq!(beside(true, true).news.unwrap(), "offers 2 slots of this machine instead of 1 slot (log: a.log)");
+        assert_eq!(beside(true, false).news, None);
+        for is_new in [true, false] {
+            let waiting = beside(false, is_new);
+            assert!(waiting.news.as_ref().unwrap().contains("not connected to the master yet"), "{waiting:?}");
+            let expected = serde_json::json!({"pid": 7, "connected": false, "slots": 2, "gpus": false, "log": "a.log"});
+            assert_eq!(waiting.to_json(), expected);
+        }
+    }
+
+    #[test]
     fn a_master_on_every_address_is_reached_at_our_own() {
         assert_eq!(reachable("http://0.0.0.0:8080"), "http://127.0.0.1:8080");
         assert_eq!(reachable("https://[::]:1"), "https://[::1]:1");
@@ -211,8 +262,10 @@ mod tests {
     #[test]
     fn only_a_cluster_of_one_person_runs_tasks_with_that_persons_rights() {
         for address in ["http://127.0.0.1:8080", "https://[::1]:1", "http://localhost:80/x", "http://127.9.0.1:1"] {
-            assert_eq!(rights(address, true), Some(vec!["--pass-environment=*", "--default-user=root"]), "{address}");
-            assert_eq!(rights(address, false), Some(vec!["--pass-environment=*", "--shared-uid"]), "{address}");
+            for (root, user) in [(true, "--default-user=root"), (false, "--shared-uid")] {
+                let words = ["--pass-environment=*", "--task-memory=none", "--task-processes=none", user];
+                assert_eq!(rights(address, root), Some(words.to_vec()), "{address}");
+            }
         }
         for address in ["http://0.0.0.0:8080", "http://[::]:8080", "http://10.0.0.1:1", "http://127.0.0.1.evil:1", ""] {
             assert_eq!(rights(address, true), None, "{address}");

@@ -12,12 +12,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use instep_master::SecretsKey;
 
 pub(crate) use arguments::SettingsArguments;
 pub(crate) use background::{DownArguments, UpArguments, down, up};
 
-use crate::client::MasterLogsArguments;
+use crate::client::{MasterAuditArguments, MasterLogsArguments};
 use crate::console;
+use crate::report::Hinted;
 
 #[derive(Debug, Args)]
 #[command(subcommand_negates_reqs = true)]
@@ -33,6 +35,8 @@ pub(crate) struct MasterArguments {
 
 #[derive(Debug, Subcommand)]
 enum MasterCommand {
+    /// Print who did what: changes, logins and refusals; for administrators
+    Audit(MasterAuditArguments),
     /// Show or check the settings from file, environment and options
     Config {
         #[command(subcommand)]
@@ -85,16 +89,70 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
             instep_master::back_up(&database, &file).map_err(serve::explained)?;
             let line = format!("copied {} to {}\n", database.display(), file.display());
             console::print(line.as_bytes());
+            if let Some(key) = SecretsKey::of(&database).map_err(serve::explained)? {
+                console::print_error(&after_backup(&key));
+            }
             Ok(ExitCode::SUCCESS)
         }
-        Some(MasterCommand::Logs(logs)) => crate::client::master_logs(&logs),
+        Some(MasterCommand::Audit(audit)) => {
+            no_settings(&arguments.settings, "audit")?;
+            crate::client::master_audit(&audit)
+        }
+        Some(MasterCommand::Logs(logs)) => {
+            no_settings(&arguments.settings, "logs")?;
+            crate::client::master_logs(&logs)
+        }
         Some(MasterCommand::Restore { file, replace }) => {
             let database = arguments.settings.options()?.database;
             let kept = instep_master::restore(&file, &database, replace).map_err(serve::explained)?;
             let kept = kept.map(|path| format!(" (the previous database is {})", path.display())).unwrap_or_default();
             let line = format!("restored {} from {}{kept}\n", database.display(), file.display());
             console::print(line.as_bytes());
+            if let Some(key) = SecretsKey::of(&database).map_err(serve::explained)? {
+                console::print_error(&after_restore(&key));
+            }
             Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// What is not in a backup.
+fn after_backup(key: &SecretsKey) -> String {
+    let path = key.path.display();
+    if key.is_there {
+        return format!(
+            "note: the database holds secrets, and their key is not in the backup: who has only the backup cannot read them\n\
+             hint: keep a copy of {path} in another place; without it the secrets are lost\n"
+        );
+    }
+    format!(
+        "warning: the database holds secrets, and their key {path} is missing: nobody can read them\n\
+         hint: put the key back, or set the secrets again\n"
+    )
+}
+
+/// What a backup did not bring.
+fn after_restore(key: &SecretsKey) -> String {
+    let path = key.path.display();
+    if key.is_there {
+        return format!(
+            "note: the database holds secrets; {path} must be the key with which they were encrypted\n\
+             hint: if it is not, replace it with the one that was beside the database when it was backed up\n"
+        );
+    }
+    format!(
+        "warning: the database holds secrets, and their key is missing: tasks that name them cannot start\n\
+         hint: copy the key that was beside the backed-up database to {path}, readable by its owner alone\n"
+    )
+}
+
+/// Refuses the options of a server for what asks one that runs: they would mean nothing.
+fn no_settings(settings: &SettingsArguments, command: &str) -> Result<(), Hinted> {
+    match settings.words().first() {
+        None => Ok(()),
+        Some(word) => {
+            let what = format!("`{word}` means nothing to `instep master {command}`, which asks a running master");
+            Err(Hinted::new(what, "name the master with --master, or log in to it with `instep login`"))
         }
     }
 }

@@ -2,6 +2,9 @@
 //! wants others that they do not apply.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use instep_master::Presence;
@@ -24,8 +27,22 @@ pub(super) fn record(settings: &Settings, database: &Path) {
     let settings = settings.rows().into_iter().map(|(name, value, _)| (name.to_owned(), value)).collect();
     let record = Record { pid: std::process::id().cast_signed(), settings };
     if let Ok(text) = serde_json::to_string(&record) {
-        let _ = std::fs::write(path(database), text);
+        let _ = write(&path(database), text.as_bytes());
     }
+}
+
+/// Writes a file for its owner alone, through no link: what stands at this name may be somebody else's wish.
+fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let no_link = nix::libc::O_NOFOLLOW;
+    // Truncated only once it is known to be a file of its own.
+    let mut file =
+        File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(no_link).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.nlink() > 1 {
+        return Err(std::io::Error::other("it is not a file of its own"));
+    }
+    file.set_len(0)?;
+    file.write_all(content)
 }
 
 /// What somebody wants otherwise than a master that runs has it: `--host is 127.0.0.1, not 0.0.0.0`. What nobody said,
@@ -35,15 +52,42 @@ pub(super) fn changed(wanted: &Settings, database: &Path, presence: &Presence) -
     let record = serde_json::from_str(&text).ok().filter(|record: &Record| record.pid == presence.pid);
     let mut running = record.map(|record| record.settings).unwrap_or_default();
     // Where it really serves, also if any free port was to be taken.
-    if let Some((_, port)) = presence.address.as_ref().and_then(|address| address.rsplit_once(':')) {
-        running.insert("port".to_owned(), port.to_owned());
+    for (name, address) in [("port", &presence.address), ("proxy_port", &presence.tasks)] {
+        if let Some((_, port)) = address.as_ref().and_then(|address| address.rsplit_once(':')) {
+            running.insert(name.to_owned(), port.to_owned());
+        }
     }
     let flag = |name: &str| KEYS.iter().find(|key| key.name == name).map_or("", |key| key.flag);
     let said = wanted.rows().into_iter().filter(|(name, _, origin)| *name != "db" && *origin != Origin::Default);
-    let any_port = |name: &str, value: &str| name == "port" && value == "0";
+    let any_port = |name: &str, value: &str| ["port", "proxy_port"].contains(&name) && value == "0";
     let differs = said.filter_map(|(name, value, _)| {
         let now = running.get(name).filter(|now| **now != value && !any_port(name, &value))?;
         Some(format!("--{} is {}, not {value}", flag(name), if now.is_empty() { "not set" } else { now }))
     });
     differs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn settings_are_written_through_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, other) = (folder.path().join("own.json"), folder.path().join("other"));
+        write(&own, b"a longer text").unwrap();
+        write(&own, b"short").unwrap();
+        assert_eq!(fs::read_to_string(&own).unwrap(), "short");
+        assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::write(&other, "untouched").unwrap();
+        for hard in [true, false] {
+            fs::remove_file(&own).unwrap();
+            if hard { fs::hard_link(&other, &own) } else { symlink(&other, &own) }.unwrap();
+            write(&own, b"written").unwrap_err();
+            assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
+        }
+    }
 }

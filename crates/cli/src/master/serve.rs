@@ -9,7 +9,7 @@ use super::{logging, running};
 use crate::console;
 use crate::report::{Hinted, chain};
 
-/// Serves; `ready` is called with the address once it does.
+/// Serves; `ready` is called with the master's address once it does.
 pub(super) fn serve(
     arguments: &SettingsArguments,
     options: &Options,
@@ -19,9 +19,11 @@ pub(super) fn serve(
     let (json, level) = settings.log();
     logging::start(json, level, options.journal.clone());
     let shown = options.database.display().to_string();
-    instep_master::serve(options, |address| {
+    instep_master::serve(options, |addresses| {
         running::record(&settings, &options.database);
-        console::print(format!("instep master listening on {address} (database {shown})\n").as_bytes());
+        let (address, tasks) = (&addresses.master, &addresses.tasks);
+        let said = format!("instep master listening on {address} (database {shown})\npages of tasks: {tasks}\n");
+        console::print(said.as_bytes());
         ready(address);
     })
     .map_err(explained)?;

@@ -43,6 +43,8 @@ fn as_json(plan: &Plan) -> serde_json::Value {
         "workers_per_node": plan.job.workers,
         "role": plan.job.role,
         "max_restarts": plan.terms.max_restarts,
+        "recover": if plan.terms.step_recovery { "step" } else { "round" },
+        "spares": plan.shared_spares,
         "signals": plan.signals.iter().map(|signal| signal.as_str()).collect::<Vec<_>>(),
         "warnings": plan.warnings,
     })
@@ -73,6 +75,15 @@ fn as_text(plan: &Plan) -> String {
         ("job id", plan.job.run_id.clone()),
         ("restarts", restarts),
     ];
+    if let Some(spares) = plan.shared_spares {
+        let modules = plan.preload.join(", ");
+        let spares = match spares {
+            0 => "a lost rank is replaced by a cold start".to_owned(),
+            1 => format!("a lost rank is replaced; 1 spare interpreter imports {modules}"),
+            many => format!("a lost rank is replaced; {many} spare interpreters import {modules}"),
+        };
+        rows.push(("recovery", spares));
+    }
     rows.extend(plan.warnings.iter().map(|warning| ("warning", warning.clone())));
     let lines: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect();
     format!("{}nothing was started (--dry-run)\n", lines.concat())

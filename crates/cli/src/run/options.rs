@@ -93,6 +93,13 @@ pub(crate) struct RunArguments {
         help_heading = "Nodes and workers"
     )]
     max_restarts: i64,
+    /// When a worker is lost: round restarts all workers, step replaces that one (the script needs
+    /// instep.elastic.Session)
+    #[arg(long, default_value = "round", value_name = "round|step", help_heading = "Nodes and workers")]
+    recover: String,
+    /// Spare processes per node, with torch or the --preload modules imported, for --recover step [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Nodes and workers")]
+    spares: Option<i64>,
 
     /// Run on one node, on any free port; no rendezvous options needed
     #[arg(long, help_heading = "Rendezvous")]
@@ -423,6 +430,8 @@ impl RunArguments {
             event_log_handler: self.event_log_handler,
             python: self.python,
             preload: self.preload,
+            recover: self.recover,
+            spares: self.spares,
             replace_gloo: self.replace_gloo,
             drill: self.drill,
             fold: self.fold,

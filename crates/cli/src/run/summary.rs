@@ -84,6 +84,8 @@ pub(super) fn of_outcome(plan: &Plan, outcome: &Outcome) -> Value {
         "workers_per_node": plan.job.workers,
         "rounds": outcome.rounds,
         "restarts": outcome.restarts,
+        "replacements": outcome.replacements,
+        "recoveries": outcome.recoveries,
         "max_restarts": plan.terms.max_restarts,
         "started": chrono::DateTime::<chrono::Utc>::from(outcome.started).to_rfc3339(),
         "duration_seconds": outcome.duration.as_secs_f64(),

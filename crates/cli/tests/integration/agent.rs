@@ -26,6 +26,8 @@ impl Agent {
             .arg(folder)
             // Tests that root runs: tasks write to the tests' own folders.
             .args(["--default-user", "root"])
+            // A killed agent leaves its control group behind; tests of limits are in tests/managed.
+            .args(["--task-memory", "none", "--task-processes", "none"])
             .args(more)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -65,6 +67,7 @@ fn start(name: &str, entrypoint: &str, devices: &[u32]) -> Order {
         container: name.to_owned(),
         environment: [("DET_TASK_TYPE".to_owned(), "COMMAND".to_owned())].into(),
         user_environment: Vec::new(),
+        secrets: Default::default(),
         entrypoint: Entrypoint::Shell(entrypoint.to_owned()),
         token: "a".to_owned(),
         context: false,

@@ -53,6 +53,7 @@ impl Case {
                 container: "c0ffee00".to_owned(),
                 environment: environment.map(|(name, value)| (name.to_owned(), value)).into(),
                 user_environment: vec!["GREETING=hello".to_owned()],
+                secrets: Default::default(),
                 entrypoint: Entrypoint::Shell(entrypoint.to_owned()),
                 token: "allocation-token".to_owned(),
                 context: true,
@@ -78,6 +79,7 @@ impl Case {
                 default_user: RunAs { uid: 0, gid: 0 },
                 allowed_mounts: Vec::new(),
             },
+            cgroup: None,
         };
         Case { master, folder, order }
     }

@@ -27,7 +27,7 @@ pub enum End {
         /// For people.
         why: String,
     },
-    /// No arrangement of the cluster could ever run it.
+    /// Trying again changes nothing: no arrangement of the cluster could run it, or it may not start any more.
     Impossible {
         /// For people.
         why: String,

@@ -33,6 +33,8 @@ pub struct MembershipTerms {
     pub fence: Duration,
     /// Who may go on after silence.
     pub quorum: Quorum,
+    /// Lost ranks are replaced inside a round where that can be: [`crate::recovery`].
+    pub step_recovery: bool,
 }
 
 impl MembershipTerms {
@@ -92,6 +94,11 @@ pub enum Event {
         node: NodeId,
         /// What happened, for people: "rank 1 exited with code 3".
         cause: String,
+    },
+    /// The job cannot succeed, however many restarts are left.
+    Hopeless {
+        /// Why, for people.
+        reason: String,
     },
     /// A node is about to leave, and ends its workers.
     Draining {

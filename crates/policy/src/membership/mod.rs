@@ -230,6 +230,7 @@ impl Membership {
                 self.complete_if_finished()
             }
             Event::Failed { node, cause } => self.failed(node, cause, now),
+            Event::Hopeless { reason } => self.fail(reason),
             Event::Draining { node, cause } => self.draining(node, &cause, now),
             Event::Left { node, cause, failed } => {
                 let mut actions = Vec::new();

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use instep_api::link::Serves;
+
 use super::model::{Agent, Grant, Holder};
 
 /// Who has a slot.
@@ -19,7 +21,7 @@ enum Occupant {
 }
 
 /// One machine; its slots lie at `first..first + count` of the board.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Machine {
     first: u32,
     count: u32,
@@ -30,7 +32,53 @@ pub(super) struct Machine {
     /// Tasks without slots.
     pub guests: usize,
     pub takes_work: bool,
+    /// The only user whose tasks it takes.
+    tenant: Tenant,
     pub hash: u64,
+}
+
+/// Whose tasks a machine takes.
+#[derive(Debug, Clone)]
+enum Tenant {
+    Everybody,
+    User(Arc<str>),
+    /// Whoever comes first, and nobody else from then on.
+    First,
+}
+
+impl Tenant {
+    fn of(serves: &Serves) -> Tenant {
+        match serves {
+            Serves::Everybody => Tenant::Everybody,
+            Serves::User { name } => Tenant::User(name.as_str().into()),
+            Serves::First => Tenant::First,
+        }
+    }
+}
+
+impl Machine {
+    /// Whether it takes tasks of a user.
+    pub fn serves(&self, user: &str) -> bool {
+        match &self.tenant {
+            Tenant::Everybody | Tenant::First => true,
+            Tenant::User(name) => **name == *user,
+        }
+    }
+
+    /// The only user that it serves, if there is one by now.
+    pub fn served(&self) -> Option<&str> {
+        match &self.tenant {
+            Tenant::User(name) => Some(name),
+            Tenant::Everybody | Tenant::First => None,
+        }
+    }
+
+    /// Takes a user in.
+    pub fn admit(&mut self, user: &str) {
+        if matches!(self.tenant, Tenant::First) {
+            self.tenant = Tenant::User(user.into());
+        }
+    }
 }
 
 /// The names of machines and numbers of slots, which a pass does not change.
@@ -79,6 +127,7 @@ impl Board {
                 usable,
                 guests: 0,
                 takes_work: agent.takes_work,
+                tenant: Tenant::of(&agent.serves),
                 hash: hash(&agent.id),
             });
         }
@@ -139,7 +188,8 @@ impl Board {
     /// Gives slots on a machine away: those that are free on `now` first, if that is another board, so that as few
     /// holders as possible have to go.
     pub fn promise(&mut self, machine: usize, count: usize, now: Option<&Board>) -> Grant {
-        let Machine { first, count: all, .. } = self.machines[machine];
+        let Machine { first, count: all, .. } = &self.machines[machine];
+        let (first, all) = (*first, *all);
         let mut chosen: Vec<usize> = (first as usize..(first + all) as usize)
             .filter(|slot_index| self.occupants[*slot_index] == Occupant::Free)
             .collect();
@@ -161,7 +211,9 @@ impl Board {
     pub fn adopt(&mut self, other: &Board, machines: impl Iterator<Item = usize>) -> Vec<usize> {
         let mut in_the_way = Vec::new();
         for index in machines {
-            let Machine { first, count, .. } = self.machines[index];
+            self.machines[index].tenant = other.machines[index].tenant.clone();
+            let Machine { first, count, .. } = &self.machines[index];
+            let (first, count) = (*first, *count);
             for slot_index in first as usize..(first + count) as usize {
                 if other.occupants[slot_index] != Occupant::Promised {
                     continue;
@@ -179,14 +231,19 @@ impl Board {
         in_the_way
     }
 
+    /// Whether a machine that takes work takes a user's.
+    pub fn serves(&self, user: &str) -> bool {
+        self.machines.iter().any(|machine| machine.takes_work && machine.serves(user))
+    }
+
     /// All slots that may be used, on machines that take work.
     pub fn capacity(&self) -> usize {
         self.machines.iter().filter(|machine| machine.takes_work).map(|machine| machine.usable).sum()
     }
 
-    /// Those that nobody has, and the most of them on one machine.
-    pub fn free(&self) -> (usize, usize) {
-        let working = self.machines.iter().filter(|machine| machine.takes_work);
+    /// Those that nobody has on machines that serve a user, and the most of them on one.
+    pub fn free(&self, user: &str) -> (usize, usize) {
+        let working = self.machines.iter().filter(|machine| machine.takes_work && machine.serves(user));
         working.fold((0, 0), |(sum, most), machine| (sum + machine.free, most.max(machine.free)))
     }
 }

@@ -163,7 +163,11 @@ fn start<'a>(
             }
         } else if let Some(fit) = no_fit.unless_known(request, || view.find(request)) {
             share.held += request.slots;
-            Decision::Start(Start { request: request.id.clone(), placement: view.promise(&fit), backfilled: false })
+            Decision::Start(Start {
+                request: request.id.clone(),
+                placement: view.promise(request, &fit),
+                backfilled: false,
+            })
         } else {
             Decision::NoRoom
         };

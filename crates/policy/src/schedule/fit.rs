@@ -23,7 +23,9 @@ pub(super) fn find(board: &Board, request: &Request, settings: &Settings) -> Opt
 /// The machines that may take the request.
 fn candidates<'a>(board: &'a Board, request: &'a Request) -> impl Iterator<Item = (usize, &'a Machine)> {
     board.machines.iter().enumerate().filter(|(index, machine)| {
-        machine.takes_work && (request.excluded.is_empty() || !request.excluded.contains(board.name(*index)))
+        machine.takes_work
+            && machine.serves(&request.user)
+            && (request.excluded.is_empty() || !request.excluded.contains(board.name(*index)))
     })
 }
 

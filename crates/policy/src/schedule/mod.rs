@@ -12,7 +12,8 @@
 //!
 //! Invariants, cited by the tests:
 //!
-//! - S1: a slot is given only if nobody has it, it is enabled and its machine takes work.
+//! - S1: a slot is given only if nobody has it, it is enabled, and its machine takes work and serves the request's
+//!   user: a machine that serves whoever comes first serves one user, also within a pass.
 //! - S2: what is asked to stop can be asked, is less important (or later in the queue) than who needs it, and makes room.
 //! - S3: every waiting request is started or has a reason.
 
@@ -66,7 +67,7 @@ fn without_slots<'a>(view: &mut View<'a>) -> Vec<(Candidate<'a>, Decision<'a>)> 
         let decision = match view.find(candidate.request) {
             Some(fit) => Decision::Start(Start {
                 request: candidate.request.id.clone(),
-                placement: view.promise(&fit),
+                placement: view.promise(candidate.request, &fit),
                 backfilled: false,
             }),
             None => Decision::NoRoom,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use instep_api::link::Serves;
 use instep_api::wire::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +78,8 @@ pub struct Agent {
     pub id: String,
     /// Whether it takes new work: connected, neither disabled nor draining.
     pub takes_work: bool,
+    /// Whose tasks it takes.
+    pub serves: Serves,
     /// What it lends.
     pub slots: Vec<Slot>,
 }
@@ -127,6 +130,8 @@ pub struct Job {
 pub struct Request {
     pub id: String,
     pub job: String,
+    /// Whose it is: some machines serve one user only.
+    pub user: String,
     /// How many it needs, all at once.
     pub slots: usize,
     /// Whether they must be on one machine.

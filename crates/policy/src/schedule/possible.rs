@@ -10,7 +10,7 @@ use super::view::{Shape, shape};
 fn sizes(board: &Board, request: &Request, only_working: bool) -> BTreeMap<usize, usize> {
     let mut sizes = BTreeMap::new();
     for (index, machine) in board.machines.iter().enumerate() {
-        let allowed = machine.takes_work || !only_working;
+        let allowed = (machine.takes_work || !only_working) && machine.serves(&request.user);
         if allowed && machine.usable > 0 && !request.excluded.contains(board.name(index)) {
             *sizes.entry(machine.usable).or_default() += 1;
         }

@@ -75,7 +75,10 @@ impl<'a> Pass<'_, 'a> {
             if matches!(decision, Decision::NoRoom) {
                 unfit.push(decisions.len());
             }
-            if matches!(decision, Decision::NoRoom | Decision::MakingRoom(_)) {
+            // What no machine may take at all must not keep others off machines that are not for it.
+            if matches!(decision, Decision::NoRoom | Decision::MakingRoom(_))
+                && self.view.board.serves(&candidate.request.user)
+            {
                 self.blocked_by.get_or_insert(candidate);
             }
             decisions.push((candidate, decision));
@@ -93,7 +96,7 @@ impl<'a> Pass<'_, 'a> {
     fn try_to_fit(&mut self, request: &'a Request, backfilled: bool) -> Decision<'a> {
         let view = &mut *self.view;
         if let Some(fit) = self.no_fit.unless_known(request, || view.find(request)) {
-            let placement = view.promise(&fit);
+            let placement = view.promise(request, &fit);
             self.later.adopt(&view.board, machines(&fit));
             if !self.preempt.is_empty() {
                 return Decision::NextPass;
@@ -108,7 +111,7 @@ impl<'a> Pass<'_, 'a> {
     fn after_stops(&mut self, request: &'a Request) -> Option<Vec<usize>> {
         let (view, later) = (&mut *self.view, &mut self.later);
         let fit = self.no_fit_after_stops.unless_known(request, || fit::find(later, request, view.settings))?;
-        promise(later, &fit, Some(&view.board));
+        promise(later, request, &fit, Some(&view.board));
         Some(view.board.adopt(later, machines(&fit)))
     }
 
@@ -123,7 +126,7 @@ impl<'a> Pass<'_, 'a> {
         let (mut roomy, fit) = self
             .no_fit_after_preemption
             .unless_known(candidate.request, || remove_until_fit(view, later, &victims[..end], candidate.request))?;
-        promise(&mut roomy, &fit, Some(&view.board));
+        promise(&mut roomy, candidate.request, &fit, Some(&view.board));
         let leaving = view.board.adopt(&roomy, machines(&fit));
         let (name, priority) = (&candidate.job.name, candidate.job.priority);
         for victim in leaving.iter().copied() {
@@ -157,7 +160,7 @@ fn without_stopping(view: &View<'_>) -> Board {
 fn remove_until_fit(view: &View<'_>, later: &Board, victims: &[usize], request: &Request) -> Option<(Board, fit::Fit)> {
     let mut later = later.clone();
     let within_reach: usize = victims.iter().map(|victim| later.held(*victim)).sum();
-    if later.free().0 + within_reach < request.slots {
+    if later.free(&request.user).0 + within_reach < request.slots {
         return None;
     }
     // A job does not make room for itself.

@@ -23,6 +23,14 @@ pub enum Reason {
         /// Machines that do not take work at present.
         idle: usize,
     },
+    /// Every machine that takes work serves somebody else.
+    ServesOthers {
+        pool: String,
+        /// Whose request it is.
+        user: String,
+        /// The machines, each with whom it serves.
+        machines: Vec<(String, String)>,
+    },
     /// No arrangement of the pool could run it.
     Impossible {
         /// What it needs.
@@ -36,6 +44,8 @@ pub enum Reason {
         machines: String,
         /// Machines that it must not run on.
         excluded: Vec<String>,
+        /// How many machines serve only somebody else.
+        reserved: usize,
         /// It would fit if all machines took work.
         disabled: bool,
     },
@@ -50,6 +60,8 @@ pub enum Reason {
         free_on_one: usize,
         /// Machines that it must not run on.
         excluded: Vec<String>,
+        /// How many machines serve only somebody else.
+        reserved: usize,
         /// Who else waits.
         ahead: Ahead,
     },
@@ -121,7 +133,17 @@ impl fmt::Display for Reason {
             Reason::NoAgents { pool, idle } => {
                 write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or offline)")
             }
-            Reason::Impossible { slots: needed, single_node, pool, largest, machines, excluded, disabled } => {
+            Reason::ServesOthers { pool, user, machines } => serves_others(formatter, pool, user, machines),
+            Reason::Impossible {
+                slots: needed,
+                single_node,
+                pool,
+                largest,
+                machines,
+                excluded,
+                reserved,
+                disabled,
+            } => {
                 let suffix = if *single_node { " on one agent" } else { "" };
                 write!(formatter, "needs {}{suffix}", slots(*needed))?;
                 if *needed > *largest {
@@ -133,17 +155,19 @@ impl fmt::Display for Reason {
                     write!(formatter, " (it has {machines})")?;
                 }
                 exclusions(formatter, excluded)?;
+                reservations(formatter, *reserved)?;
                 if *disabled {
                     write!(formatter, "; it would fit if all agents were enabled and connected")?;
                 }
                 Ok(())
             }
-            Reason::NoRoom { slots: needed, pool, free, free_on_one, excluded, ahead } => {
+            Reason::NoRoom { slots: needed, pool, free, free_on_one, excluded, reserved, ahead } => {
                 write!(formatter, "needs {}, pool {pool} has {free} free", slots(*needed))?;
                 if free >= needed {
                     write!(formatter, ", but at most {free_on_one} on one agent and too few idle agents")?;
                 }
                 exclusions(formatter, excluded)?;
+                reservations(formatter, *reserved)?;
                 match (&ahead.first, ahead.jobs) {
                     (None, _) => Ok(()),
                     (Some(first), 0 | 1) => write!(formatter, ", behind {first}"),
@@ -180,10 +204,39 @@ fn exclusions(formatter: &mut fmt::Formatter<'_>, excluded: &[String]) -> fmt::R
     }
 }
 
+fn reservations(formatter: &mut fmt::Formatter<'_>, reserved: usize) -> fmt::Result {
+    match reserved {
+        0 => Ok(()),
+        1 => write!(formatter, ", and 1 agent serves only another user"),
+        count => write!(formatter, ", and {count} agents serve only other users"),
+    }
+}
+
+/// Machines that are named; of more, how many there are.
+const NAMED: usize = 3;
+
+fn serves_others(
+    formatter: &mut fmt::Formatter<'_>,
+    pool: &str,
+    user: &str,
+    machines: &[(String, String)],
+) -> fmt::Result {
+    let named = machines.iter().take(NAMED).map(|(agent, served)| format!("agent {agent} serves only {served}"));
+    let more = machines.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(", and {more} more agents serve others") } else { String::new() };
+    let named = named.collect::<Vec<_>>().join(", ");
+    write!(
+        formatter,
+        "no agent of pool {pool} serves user {user} ({named}{more}); hint: an agent without root serves one user, \
+         unless it runs with --shared-uid; start one as root, or with --serve-user {user}"
+    )
+}
+
 /// Says why requests wait, once the pass is over.
 pub(super) struct Explainer<'v, 'a> {
     view: &'v View<'a>,
-    free: (usize, usize),
+    /// By user: free slots, the most on one machine, and machines for somebody else.
+    free: HashMap<&'a str, (usize, usize, usize)>,
     first: Option<&'a Job>,
     last: Option<&'a str>,
     jobs: usize,
@@ -193,7 +246,7 @@ pub(super) struct Explainer<'v, 'a> {
 
 impl<'v, 'a> Explainer<'v, 'a> {
     pub fn new(view: &'v View<'a>) -> Self {
-        Explainer { view, free: view.board.free(), first: None, last: None, jobs: 0, never: HashMap::new() }
+        Explainer { view, free: HashMap::new(), first: None, last: None, jobs: 0, never: HashMap::new() }
     }
 
     /// Explains the next one in the queue.
@@ -247,10 +300,26 @@ impl<'v, 'a> Explainer<'v, 'a> {
         if let Some(reason) = never {
             return reason.clone();
         }
-        let (free, free_on_one) = self.free;
+        let (free, free_on_one, reserved) = *self.free.entry(&request.user).or_insert_with(|| {
+            let (free, on_one) = view.board.free(&request.user);
+            (free, on_one, reserved(view, request))
+        });
         let (pool, excluded) = (self.view.pool.to_owned(), request.excluded.iter().cloned().collect());
-        Reason::NoRoom { slots: request.slots, pool, free, free_on_one, excluded, ahead: self.ahead(candidate) }
+        Reason::NoRoom {
+            slots: request.slots,
+            pool,
+            free,
+            free_on_one,
+            excluded,
+            reserved,
+            ahead: self.ahead(candidate),
+        }
     }
+}
+
+/// How many machines take work, but not this user's.
+fn reserved(view: &View<'_>, request: &Request) -> usize {
+    view.board.machines.iter().filter(|machine| machine.takes_work && !machine.serves(&request.user)).count()
 }
 
 /// Why a request does not fit whatever else runs, if that is so.
@@ -258,6 +327,12 @@ fn never(view: &View<'_>, request: &Request) -> Option<Reason> {
     let (board, settings, pool) = (&view.board, view.settings, view.pool.to_owned());
     if !board.machines.iter().any(|machine| machine.takes_work) {
         return Some(Reason::NoAgents { pool, idle: board.machines.len() });
+    }
+    if !board.serves(&request.user) {
+        let working = board.machines.iter().enumerate().filter(|(_, machine)| machine.takes_work);
+        let served =
+            working.filter_map(|(index, machine)| Some((board.name(index).to_owned(), machine.served()?.to_owned())));
+        return Some(Reason::ServesOthers { pool, user: request.user.clone(), machines: served.collect() });
     }
     if request.slots == 0 {
         return Some(Reason::NoGuests { pool, most: settings.most_without_slots });
@@ -269,6 +344,7 @@ fn never(view: &View<'_>, request: &Request) -> Option<Reason> {
         largest: possible::largest(board, request, settings),
         machines: possible::machines_in_words(board, request),
         excluded: request.excluded.iter().cloned().collect(),
+        reserved: reserved(view, request),
         disabled: possible::with_all_machines(board, request, settings),
     };
     (!possible::Possible::default().ever(board, request, settings)).then(reason)

@@ -57,7 +57,7 @@ pub(super) enum Decision<'a> {
 }
 
 /// What a request needs, apart from who it is: alike requests fit or fail alike.
-pub(super) type Shape<'a> = (usize, bool, &'a BTreeSet<String>);
+pub(super) type Shape<'a> = (usize, bool, &'a BTreeSet<String>, &'a str);
 
 /// Shapes for which a kind of search was in vain. While a pass only takes slots away, it stays so.
 #[derive(Default)]
@@ -87,7 +87,7 @@ impl<'a> Failures<'a> {
 
 /// What a request needs.
 pub(super) fn shape(request: &Request) -> Shape<'_> {
-    (request.slots, request.single_node, &request.excluded)
+    (request.slots, request.single_node, &request.excluded, &request.user)
 }
 
 impl<'a> View<'a> {
@@ -127,16 +127,17 @@ impl<'a> View<'a> {
         fit::find(&self.board, request, self.settings)
     }
 
-    /// Gives slots away.
-    pub fn promise(&mut self, fit: &Fit) -> Vec<Grant> {
-        promise(&mut self.board, fit, None)
+    /// Gives slots to a request.
+    pub fn promise(&mut self, request: &Request, fit: &Fit) -> Vec<Grant> {
+        promise(&mut self.board, request, fit, None)
     }
 }
 
-/// Gives slots of a board away; see [`Board::promise`].
-pub(super) fn promise(board: &mut Board, fit: &Fit, now: Option<&Board>) -> Vec<Grant> {
+/// Gives slots of a board to a request; see [`Board::promise`].
+pub(super) fn promise(board: &mut Board, request: &Request, fit: &Fit, now: Option<&Board>) -> Vec<Grant> {
     fit.iter()
         .map(|(machine, count)| {
+            board.machines[*machine].admit(&request.user);
             if *count == 0 {
                 board.machines[*machine].guests += 1;
             }

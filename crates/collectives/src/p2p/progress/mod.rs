@@ -199,8 +199,10 @@ impl ProgressThread {
             let request = Request { kind: request.kind, timeout, deadline, ticket: request.ticket, touched: false };
             self.requests.insert(id, request);
             if let Err(end) = self.decide(posted) {
-                // The others fail with it: nobody may wait for a request that was forgotten.
-                lock(&self.shared.inbox).requests = requests;
+                // The others fail with it, and so do those that came meanwhile: nobody may wait for one that was forgotten.
+                let mut inbox = lock(&self.shared.inbox);
+                requests.append(&mut inbox.requests);
+                inbox.requests = requests;
                 return Err(end);
             }
         }

@@ -128,7 +128,7 @@ impl Allocations {
     /// Repeats the order to stop, which the agent of a share may have missed.
     pub(super) fn stop_again(&self, agent: &str, share: &ShareName, outbox: &mut Outbox) {
         let Some(allocation) = self.live.get(&share.allocation) else { return };
-        if allocation.state == AllocationState::Terminating {
+        if allocation.placed.as_ref().is_some_and(|placed| placed.gang.is_ending()) {
             let (share, why) = (share.clone(), allocation.reason.clone());
             outbox.order(agent, Order::Stop { share, grace_seconds: GANG_GRACE_SECONDS, why });
         }
@@ -175,14 +175,15 @@ impl Allocations {
         (allocation.placed.as_ref()?.shares.get(rank)?.agent == agent).then_some(rank)
     }
 
-    /// The shares that an agent should run, and the orders of those that it may not have heard of.
+    /// The shares that an agent should run, and the orders of those that it may not have heard of and is still to start.
     pub(super) fn expected_on(&self, agent: &str) -> Vec<(ShareName, Option<Start>)> {
         let mut expected = Vec::new();
         for allocation in self.open() {
             let Some(placed) = &allocation.placed else { continue };
             for rank in placed.gang.alive() {
                 let Some(share) = placed.shares.get(rank).filter(|share| share.agent == agent) else { continue };
-                let start = placed.starts.get(rank).filter(|_| !share.started).cloned();
+                let starts = !share.started && !placed.gang.is_ending();
+                let start = placed.starts.get(rank).filter(|_| starts).cloned();
                 expected.push((allocation.share_name(share), start));
             }
         }

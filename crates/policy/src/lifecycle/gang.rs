@@ -45,14 +45,20 @@ impl Gang {
         Gang { members: vec![Member::default(); shares], fate: None, told_to_end: false }
     }
 
-    /// A share runs.
+    /// A share runs. What is being ended is not said to run, however late a share reports that it has started.
     pub fn started(&mut self, rank: usize) -> Option<Step> {
         let member = self.members.get_mut(rank)?;
         if member.started {
             return None;
         }
         member.started = true;
-        self.members.iter().all(|member| member.started).then_some(Step::AllStarted)
+        let all_started = self.members.iter().all(|member| member.started);
+        (all_started && !self.told_to_end).then_some(Step::AllStarted)
+    }
+
+    /// Whether the shares that still run are to be ended: an agent that missed the order is told again.
+    pub fn is_ending(&self) -> bool {
+        self.told_to_end
     }
 
     /// A share is a daemon: nobody waits for its end.
@@ -140,6 +146,15 @@ mod tests {
             Step::Over(end) => Some(end),
             _ => None,
         })
+    }
+
+    #[test]
+    fn a_share_that_reports_its_start_too_late_does_not_run_alone() {
+        let mut gang = Gang::new(2);
+        assert_eq!(gang.started(0), None);
+        assert!(matches!(gang.exited(0, code(1)).as_slice(), [Step::EndOthers { .. }]));
+        assert_eq!(gang.started(1), None);
+        assert!(gang.is_ending());
     }
 
     #[test]

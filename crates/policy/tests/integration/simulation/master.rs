@@ -501,7 +501,7 @@ impl Master {
         }
     }
 
-    /// An agent is back and says what it has to say; what it no longer has is lost.
+    /// An agent is back and says what it has to say; what it no longer has is lost, and what it should have ended is ended.
     fn returns(&mut self, agent: &str, random: &mut Random) {
         let link = self.links.get_mut(agent).expect("it is known");
         link.cut = None;
@@ -509,13 +509,21 @@ impl Master {
         self.update_agents();
         backlog.into_iter().for_each(|report| self.take(report, random));
         let running: BTreeSet<(String, usize)> = self.machines.on(agent).into_iter().collect();
-        let mut lost = Vec::new();
+        let (mut lost, mut overdue) = (Vec::new(), Vec::new());
         for (name, known) in &self.allocations {
             let on_it = known.gang.alive().filter(|rank| known.placement[*rank].agent == agent);
-            lost.extend(on_it.map(|rank| (name.clone(), rank)).filter(|share| !running.contains(share)));
+            for share in on_it.map(|rank| (name.clone(), rank)) {
+                let list = if running.contains(&share) { &mut overdue } else { &mut lost };
+                list.push(share);
+            }
         }
         for (allocation, rank) in lost {
             self.exited(&allocation, rank, Exit::Lost { why: "the agent has not got it any more".to_owned() }, random);
+        }
+        for (allocation, rank) in overdue {
+            if self.allocations.get(&allocation).is_some_and(|known| known.gang.is_ending()) {
+                self.happen(SECOND, Happening::Exited { allocation, rank, exit: Exit::Killed });
+            }
         }
     }
 }

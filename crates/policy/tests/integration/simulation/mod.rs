@@ -19,7 +19,7 @@ const UNREST: i64 = 900 * SECOND;
 
 #[test]
 fn a_cluster_in_trouble_loses_nothing_and_comes_to_rest() {
-    for seed in seeds(100, 50, &[]) {
+    for seed in seeds(100, 50, &[14797021652621338427]) {
         let mut random = Random::new(seed);
         let mut master = Master::new(seed, settings(&mut random), &mut random);
         while master.now < UNREST {

@@ -65,6 +65,10 @@ class Generations:
         """Say that this rank can recover."""
         self._client.set(f"{_PREFIX}/session/{self._rank}", str(incarnation))
 
+    def all_ready(self, size: int) -> bool:
+        """Whether every rank of so many can recover."""
+        return all(self._client.try_get(f"{_PREFIX}/session/{rank}") is not None for rank in range(size))
+
     def resumed(self, generation: int, step: int) -> None:
         """Say that the ranks go on with this step."""
         self._client.set(f"{_PREFIX}/resumed/{generation}", json.dumps({"step": step}))

@@ -28,7 +28,7 @@ from instep.backend import link as links
 from instep.backend import standby
 from instep.backend.groups import link_of
 from instep.backend.link import Link
-from instep.elastic import ballot, ddp, transfer
+from instep.elastic import ballot, ddp, transfer, understudy
 from instep.elastic.ballot import Place, Verdict
 from instep.elastic.generations import Generation, Generations
 from instep.elastic.state import State
@@ -98,15 +98,15 @@ class Recovery:
     def begin(self) -> None:
         """The training begins, or this process takes a lost rank's place in it."""
         self._check()
-        incarnation = standby.incarnation()
         if standby.is_waiting():
-            self._generations.ready(incarnation)
+            understudy.park()
+            self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
             self._join()
         else:
             self._compare_parameters()
             self._kept = self._exchange_private()
-            self._generations.ready(incarnation)
+            self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
 
     def vote(self) -> Verdict:

@@ -1,7 +1,7 @@
 //! `--dry-run`: what would be started, for people or programs.
 
-use instep_launch::plan::{Plan, RendezvousMode};
-use serde_json::json;
+use instep_launch::plan::{Plan, RendezvousMode, SpareKind};
+use serde_json::{Value, json};
 
 use super::options::DryRunFormat;
 use crate::console;
@@ -30,7 +30,7 @@ fn rendezvous(plan: &Plan) -> String {
     }
 }
 
-fn as_json(plan: &Plan) -> serde_json::Value {
+fn as_json(plan: &Plan) -> Value {
     json!({
         "command": command(plan),
         "interpreter": plan.interpreter.as_ref().map(|found| json!({
@@ -44,7 +44,7 @@ fn as_json(plan: &Plan) -> serde_json::Value {
         "role": plan.job.role,
         "max_restarts": plan.terms.max_restarts,
         "recover": if plan.terms.step_recovery { "step" } else { "round" },
-        "spares": plan.shared_spares,
+        "spares": spares(plan),
         "signals": plan.signals.iter().map(|signal| signal.as_str()).collect::<Vec<_>>(),
         "warnings": plan.warnings,
     })
@@ -75,18 +75,27 @@ fn as_text(plan: &Plan) -> String {
         ("job id", plan.job.run_id.clone()),
         ("restarts", restarts),
     ];
-    if let Some(spares) = plan.shared_spares {
-        let modules = plan.preload.join(", ");
-        let spares = match spares {
-            0 => "a lost rank is replaced by a cold start".to_owned(),
-            1 => format!("a lost rank is replaced; 1 spare interpreter imports {modules}"),
-            many => format!("a lost rank is replaced; {many} spare interpreters import {modules}"),
-        };
-        rows.push(("recovery", spares));
-    }
+    let modules = plan.preload.join(", ");
+    let recovery = match plan.spares {
+        SpareKind::EachRank => None,
+        SpareKind::Shared(0) => Some("a lost rank is replaced by a cold start".to_owned()),
+        SpareKind::Shared(1) => Some(format!("a lost rank is replaced; 1 spare interpreter imports {modules}")),
+        SpareKind::Shared(many) => Some(format!("a lost rank is replaced; {many} spare interpreters import {modules}")),
+        SpareKind::Hot => Some("a lost rank is replaced by its hot spare".to_owned()),
+    };
+    rows.extend(recovery.map(|recovery| ("recovery", recovery)));
     rows.extend(plan.warnings.iter().map(|warning| ("warning", warning.clone())));
     let lines: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect();
     format!("{}nothing was started (--dry-run)\n", lines.concat())
+}
+
+/// The spares that replace lost ranks, as `--spares` names them.
+fn spares(plan: &Plan) -> Value {
+    match plan.spares {
+        SpareKind::EachRank => Value::Null,
+        SpareKind::Shared(count) => count.into(),
+        SpareKind::Hot => "hot".into(),
+    }
 }
 
 /// A word as a shell would need it.

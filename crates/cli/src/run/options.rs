@@ -97,9 +97,10 @@ pub(crate) struct RunArguments {
     /// instep.elastic.Session)
     #[arg(long, default_value = "round", value_name = "round|step", help_heading = "Nodes and workers")]
     recover: String,
-    /// Spare processes per node, with torch or the --preload modules imported, for --recover step [default: 1]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Nodes and workers")]
-    spares: Option<i64>,
+    /// Spare processes for --recover step: so many per node, with torch or the --preload modules imported, or hot: one per
+    /// rank, which has also run the script up to its loop [default: 1]
+    #[arg(long, value_name = "N|hot", allow_hyphen_values = true, help_heading = "Nodes and workers")]
+    spares: Option<String>,
 
     /// Run on one node, on any free port; no rendezvous options needed
     #[arg(long, help_heading = "Rendezvous")]
@@ -431,7 +432,7 @@ impl RunArguments {
             python: self.python,
             preload: self.preload,
             recover: self.recover,
-            spares: self.spares,
+            spares: self.spares.clone(),
             replace_gloo: self.replace_gloo,
             drill: self.drill,
             fold: self.fold,

@@ -21,6 +21,7 @@ use nix::sys::signal::Signal;
 pub use self::error::PlanError;
 use self::error::{error, split_hint};
 use self::logs::log_policy;
+pub use self::recovery::SpareKind;
 pub use self::rendezvous::RendezvousMode;
 use self::rendezvous::{RendezvousConf, job_terms, resolve_rendezvous};
 pub use self::request::Request;
@@ -54,8 +55,8 @@ pub struct Plan {
     pub runs_python: bool,
     /// Modules that spare interpreters import ahead; without any there are no spares.
     pub preload: Vec<String>,
-    /// How many spares this node keeps for all of its ranks together; without a number each rank has its own.
-    pub shared_spares: Option<usize>,
+    /// Which of them this node keeps.
+    pub spares: SpareKind,
     /// What is to be killed on purpose.
     pub drill: Option<DrillSettings>,
     /// How the nodes find each other.
@@ -129,9 +130,9 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let serves_from_worker = text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1");
     let worker_serves_store = !job_terms.terms.fixed_ranks && serves_from_worker;
     recovery::check_terms(&request, &job_terms.terms, worker_serves_store)?;
-    let shared_spares = match job_terms.terms.step_recovery {
-        true => Some(recovery::spares(&request, &command, &mut warnings)?),
-        false => None,
+    let spares = match job_terms.terms.step_recovery {
+        true => recovery::spares(&request, &command, &mut warnings)?,
+        false => SpareKind::EachRank,
     };
     Ok(Plan {
         command,
@@ -139,8 +140,8 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         program_name: request.script.to_string_lossy().into_owned(),
         interpreter,
         runs_python,
-        preload: preload(&request, max_nodes, shared_spares, &mut warnings)?,
-        shared_spares,
+        preload: preload(&request, max_nodes, spares, &mut warnings)?,
+        spares,
         drill: drill(&request)?,
         job: JobFacts {
             run_id: rendezvous.run_id,
@@ -220,11 +221,11 @@ fn hang_after(seconds: Option<f64>) -> Result<Option<Duration>, PlanError> {
 fn preload(
     request: &Request,
     max_nodes: usize,
-    shared_spares: Option<usize>,
+    spares: SpareKind,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<String>, PlanError> {
     let Some(text) = &request.preload else {
-        let wanted = shared_spares.is_some_and(|count| count > 0);
+        let wanted = !matches!(spares, SpareKind::EachRank | SpareKind::Shared(0));
         return Ok(if wanted { recovery::default_preload() } else { Vec::new() });
     };
     if request.no_python {
@@ -232,7 +233,7 @@ fn preload(
         return Err(error("--preload and --no-python contradict each other", hint));
     }
     let modules = preload::parse(text).map_err(|(message, hint)| error(message, hint))?;
-    if request.max_restarts == 0 && max_nodes == 1 && shared_spares.is_none() {
+    if request.max_restarts == 0 && max_nodes == 1 && spares == SpareKind::EachRank {
         warnings.push("--preload has no effect with --max-restarts 0: workers are never restarted".to_owned());
         return Ok(Vec::new());
     }

@@ -15,6 +15,17 @@ const DEFAULT_SPARES: usize = 1;
 /// What spares import where `--preload` is not given: torch and the session, and the compiler, which optimizers import.
 const DEFAULT_PRELOAD: [&str; 2] = ["instep.elastic", "torch._dynamo"];
 
+/// Which spare interpreters a node keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpareKind {
+    /// One for each rank, for restarts of all workers (`--preload`).
+    EachRank,
+    /// So many for all ranks of the node together, for replacements (`--spares N`).
+    Shared(usize),
+    /// One for each rank that has run the script up to its loop, for replacements (`--spares hot`).
+    Hot,
+}
+
 /// Whether a lost rank is replaced while its peers keep their step.
 pub(super) fn step_recovery(request: &Request) -> Result<bool, PlanError> {
     let step = match request.recover.as_str() {
@@ -25,7 +36,7 @@ pub(super) fn step_recovery(request: &Request) -> Result<bool, PlanError> {
             return Err(error(format!("--recover \"{other}\" is neither round nor step"), hint));
         }
     };
-    if let (false, Some(spares)) = (step, request.spares) {
+    if let (false, Some(spares)) = (step, &request.spares) {
         let hint = "add --recover step; --preload torch keeps spares for restarts of all workers";
         return Err(error(format!("--spares {spares} has no effect without --recover step"), hint));
     }
@@ -54,24 +65,32 @@ pub(super) fn check_terms(
     Ok(())
 }
 
-/// How many spares a node keeps for all of its ranks together.
-pub(super) fn spares(request: &Request, command: &[OsString], warnings: &mut Vec<String>) -> Result<usize, PlanError> {
-    let spares = match request.spares {
-        None if request.no_python => 0,
-        None => DEFAULT_SPARES,
-        Some(given) => usize::try_from(given)
-            .map_err(|_| error(format!("--spares {given} is negative"), "0 starts replacements cold"))?,
+/// Which spares a node keeps.
+pub(super) fn spares(
+    request: &Request,
+    command: &[OsString],
+    warnings: &mut Vec<String>,
+) -> Result<SpareKind, PlanError> {
+    let spares = match request.spares.as_deref() {
+        None if request.no_python => SpareKind::Shared(0),
+        None => SpareKind::Shared(DEFAULT_SPARES),
+        Some("hot") => SpareKind::Hot,
+        Some(given) => SpareKind::Shared(given.parse().map_err(|_| {
+            let hint = "give a number (0 starts replacements cold), or hot for a spare of every rank";
+            error(format!("--spares \"{given}\" is neither a number of processes nor hot"), hint)
+        })?),
     };
-    if request.no_python && spares > 0 {
+    let wanted = spares != SpareKind::Shared(0);
+    if request.no_python && wanted {
         let hint = "leave one of them out; without Python there is no interpreter to prepare";
         return Err(error("--spares and --no-python contradict each other", hint));
     }
-    if spares > 0 && names_local_rank(command) {
+    if matches!(spares, SpareKind::Shared(1..)) && names_local_rank(command) {
         let text = "no spares are kept: the command line names ${local_rank}, so that no spare fits every rank";
         warnings.push(text.to_owned());
-        return Ok(0);
+        return Ok(SpareKind::Shared(0));
     }
-    if spares == 0 && request.preload.is_some() {
+    if !wanted && request.preload.is_some() {
         warnings.push("--preload has no effect without spares".to_owned());
     }
     Ok(spares)

@@ -41,7 +41,7 @@ pub struct Request {
     pub python: Option<PathBuf>,
     pub preload: Option<String>,
     pub recover: String,
-    pub spares: Option<i64>,
+    pub spares: Option<String>,
     pub replace_gloo: bool,
     pub drill: Option<String>,
     pub fold: bool,

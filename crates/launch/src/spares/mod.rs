@@ -1,5 +1,6 @@
 //! Spare interpreters, made in the background: one for each worker of this node (`--preload`), or some that are shared by all
-//! of its workers (`--recover step --spares N`), each of which takes over whichever rank is lost first.
+//! of its workers (`--recover step --spares N`), each of which takes over whichever rank is lost first, or hot ones, one for
+//! each worker (`--recover step --spares hot`), which have run the script up to its loop.
 //!
 //! When: [`SETTLE`] after the workers of a round have started, one after another, at low priority where that can be
 //! taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
@@ -15,6 +16,8 @@
 //! A shared spare waits in the slot of a local rank as good as any: what is different for another one, environment and CPUs,
 //! it is given when it is woken. Whether a stream is a file Python finds out at its start, so that it serves no rank for
 //! which that is different.
+//!
+//! A hot spare is one of its round: it has the rank and the store of that, so that all of them end with it.
 
 mod archive;
 pub(crate) mod priority;
@@ -26,9 +29,10 @@ use nix::poll::{PollFd, PollFlags};
 
 use crate::console::{Console, Note};
 use crate::control::Start;
-use crate::plan::Plan;
+use crate::plan::{Plan, SpareKind};
 use crate::spares::priority::LoweredPriority;
 use crate::spares::spare::{Spare, SpareMessage, SpareSettings, quiet_streams, same_streams};
+use crate::workers::environment::{Incarnation, recovery_variables};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Spawn, Worker};
 use crate::workers::spawn::worker_spawn;
@@ -46,6 +50,8 @@ pub(crate) struct Spares {
     slots: Vec<Slot>,
     /// Any worker may take any of them.
     shared: bool,
+    /// They run the script up to its loop.
+    hot: bool,
     /// The one that is being made; its place in `slots`, or the proof.
     preparing: Option<PreparingSpare>,
     settings: Option<SpareSettings>,
@@ -86,9 +92,14 @@ struct PreparingSpare {
 impl Spares {
     /// For the workers of a plan; none are kept unless it says so.
     pub(crate) fn new(plan: &Plan) -> Spares {
-        let slots = if plan.preload.is_empty() { 0 } else { plan.shared_spares.unwrap_or(plan.job.workers) };
+        let slots = match plan.spares {
+            _ if plan.preload.is_empty() => 0,
+            SpareKind::Shared(count) => count,
+            SpareKind::EachRank | SpareKind::Hot => plan.job.workers,
+        };
         let slots = (0..slots).map(|_| Slot::default()).collect();
-        Spares { slots, shared: plan.shared_spares.is_some(), ..Spares::default() }
+        let shared = matches!(plan.spares, SpareKind::Shared(_));
+        Spares { slots, shared, hot: plan.spares == SpareKind::Hot, ..Spares::default() }
     }
 
     /// What to poll; [`Spares::mark_readable`] if there is something.
@@ -118,8 +129,8 @@ impl Spares {
         spawn: &Spawn,
         guardian: &mut Guardian,
     ) -> Option<Worker> {
-        let ready = self.slot_for(plan, local_rank)?.ready.take();
-        if self.shared && ready.is_some() {
+        let ready = self.slot_for(plan, local_rank)?.ready.take_if(|spare| spare.can_be_woken());
+        if (self.shared || self.hot) && ready.is_some() {
             // The ranks need the machine now; the next spare can wait.
             self.due = Some(Instant::now() + SETTLE);
         }
@@ -161,6 +172,7 @@ impl Spares {
             self.round = None;
             self.due = None;
             self.hold(true);
+            self.end_hot(guardian);
             return;
         };
         let now = Instant::now();
@@ -182,6 +194,15 @@ impl Spares {
             && let Err(cause) = self.prepare_next(plan, start, guardian, file_limit)
         {
             self.give_up(guardian, console, &cause.to_string());
+        }
+    }
+
+    /// Ends hot spares, which can serve no other round.
+    fn end_hot(&mut self, guardian: &mut Guardian) {
+        if self.hot {
+            let preparing = self.preparing.take().map(|preparing| preparing.spare);
+            let ready = self.slots.iter_mut().filter_map(|slot| slot.ready.take());
+            ready.chain(preparing).for_each(|spare| spare.end(guardian));
         }
     }
 
@@ -209,12 +230,13 @@ impl Spares {
             return;
         }
         for index in 0..self.slots.len() {
-            let message = self.slots[index].ready.as_mut().and_then(Spare::message);
-            if let Some(SpareMessage::Failed(why)) = message
-                && let Some(spare) = self.slots[index].ready.take()
-            {
-                spare.end(guardian);
-                self.died(index, &why, console);
+            match self.slots[index].ready.as_mut().and_then(Spare::message) {
+                Some(SpareMessage::Failed(why)) => {
+                    self.slots[index].ready.take().into_iter().for_each(|spare| spare.end(guardian));
+                    self.died(index, &why, console);
+                }
+                Some(SpareMessage::Parked) => self.announce(console),
+                _ => {}
             }
         }
         let Some(preparing) = &mut self.preparing else { return };
@@ -230,8 +252,11 @@ impl Spares {
                     self.preparation_time = preparing.worked + preparing.since.elapsed();
                     self.slots[slot].ready = Some(preparing.spare);
                 }
+                // It may have said more meanwhile.
+                self.has_messages = true;
                 self.announce(console);
             }
+            (Some(SpareMessage::Rehearsing | SpareMessage::Parked), _) => {}
             (Some(SpareMessage::Here | SpareMessage::Ready), None) => {
                 self.proven = true;
                 if let Some(preparing) = self.preparing.take() {
@@ -258,6 +283,14 @@ impl Spares {
     /// Says when the last spare has become ready: from now on a restart is a warm one.
     fn announce(&self, console: &mut dyn Console) {
         if self.slots.iter().any(Slot::needs_spare) {
+            return;
+        }
+        if self.hot {
+            let mut ready = self.slots.iter().filter_map(|slot| slot.ready.as_ref());
+            if ready.all(Spare::is_parked) {
+                let text = "hot spares are ready: the next replacement goes on where the script's loop begins";
+                console.note(Note::Progress(text.to_owned()));
+            }
             return;
         }
         let spares = match self.slots.iter().filter(|slot| slot.ready.is_some()).count() {
@@ -306,13 +339,18 @@ impl Spares {
         let Some(slot) = self.slots.iter().position(Slot::needs_spare) else { return Ok(()) };
         if self.settings.is_none() {
             let script = plan.script.as_ref().map(|script| script.as_os_str());
-            self.settings = Some(SpareSettings::new(&plan.preload, script, LoweredPriority::find())?);
+            self.settings = Some(SpareSettings::new(&plan.preload, script, LoweredPriority::find(), self.hot)?);
         }
         let Some(settings) = &self.settings else { return Ok(()) };
         let local_rank = slot % plan.job.workers.max(1);
         let (reader, streams) = quiet_streams(&plan.logs, local_rank)?;
         let prepared = worker_spawn(plan, start, local_rank, None, guardian, file_limit, streams);
         let mut spawn = prepared.map_err(std::io::Error::other)?;
+        if self.hot {
+            // Which incarnation it is to be, and in which generation, it is told when it is woken.
+            let standby = Incarnation { number: 1, generation: 0 };
+            spawn.variables.extend(recovery_variables(true, standby, |_| None));
+        }
         if !self.proven {
             spawn.command.truncate(1);
             spawn.command.extend(["-c", "pass"].map(Into::into));

@@ -3,14 +3,17 @@
 The launcher starts a spare with the very command line of a worker (`python -u train.py ...`) and with this file, as
 `sitecustomize` in an archive, at the head of `PYTHONPATH`. So it runs while the interpreter starts, before anything is
 known of the script. When it is woken it returns, and the interpreter goes on to the script by itself: `__main__`,
-`sys.argv`, tracebacks and everything else are a fresh interpreter's because this is one. Of this file nothing stays.
+`sys.argv`, tracebacks and everything else are a fresh interpreter's because this is one. Of this file nothing stays,
+except in a hot spare, which goes on by itself once all ranks have sessions, and waits where the script's loop begins.
 
 The channel is a Unix socket with message boundaries:
 
     spare -> launcher    here          this file runs, nothing has been imported
     launcher -> spare    go            limits are lifted, import
     spare -> launcher    failed TEXT   the end
-                         ready
+                         ready         imported; a hot spare may now be woken, or goes on:
+                         rehearsing    the script runs up to its loop
+                         parked        and waits there
     launcher -> spare    wake          with four descriptors: stdout, stderr, working directory, environment
 
 The end of the channel is the end of the spare. It never runs the script without having been woken.
@@ -25,7 +28,7 @@ WOKEN_WITH = 4  # descriptors
 
 def _settings():
     """Take what the launcher said, and leave the environment and the search path as a worker finds them."""
-    channel, archive, nice, had_path, modules, script = os.environ.pop("INSTEP_SPARE").split(":", 5)
+    channel, archive, nice, had_path, hot, modules, script = os.environ.pop("INSTEP_SPARE").split(":", 6)
     entry = "/proc/self/fd/" + archive
     if had_path == "1":
         os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"][len(entry) + 1 :]
@@ -36,7 +39,7 @@ def _settings():
     sys.modules["zipimport"]._zip_directory_cache.pop(entry, None)
     os.close(int(archive))
     os.set_inheritable(int(channel), False)
-    return socket(fileno=int(channel)), nice, modules.split(","), script
+    return socket(fileno=int(channel)), nice, hot == "1", modules.split(","), script
 
 
 def _real_customization():
@@ -79,14 +82,15 @@ def _give_priority_back(nice):
             os.setpriority(os.PRIO_PROCESS, int(thread), int(nice))
 
 
-def _become(rights, before):
-    """Take over the worker's streams, folder and environment."""
+def _become(rights, before, rehearsed):
+    """Take over the worker's streams and environment, and its folder where the script has not chosen another."""
     size = len(rights) // WOKEN_WITH
     received = [int.from_bytes(rights[at : at + size], sys.byteorder) for at in range(0, len(rights), size)]
     out, err, folder, variables = received
     os.dup2(out, 1)
     os.dup2(err, 2)
-    os.fchdir(folder)
+    if not rehearsed:
+        os.fchdir(folder)
     text = os.pread(variables, os.fstat(variables).st_size, 0)
     for number in received:
         os.close(number)
@@ -100,9 +104,36 @@ def _become(rights, before):
             os.environb[name] = value
 
 
+def _await_call(channel, nice, before, rehearsed):
+    """Wait until the launcher makes this a worker."""
+    data, ancillary, _, _ = channel.recvmsg(16, CMSG_SPACE(4 * WOKEN_WITH))
+    if data != b"wake":
+        os._exit(0)
+    _become(ancillary[0][2], before, rehearsed)
+    if rehearsed:
+        _give_priority_back(nice)
+    channel.close()
+
+
+def _rehearses(channel, nice, before):
+    """Whether the script may run up to its loop, before anybody is lost; it then waits there."""
+    from instep.elastic import understudy
+
+    if not understudy.sessions_begin(channel.fileno()):
+        return False  # somebody was lost already, or the launcher is gone
+    channel.send(b"rehearsing")
+
+    def wait():
+        channel.send(b"parked")
+        _await_call(channel, nice, before, rehearsed=True)
+
+    understudy.park_with(wait)
+    return True
+
+
 def _live():
     """Go from the start to the moment at which the interpreter may go on; give what must be raised then."""
-    channel, nice, modules, script = _settings()
+    channel, nice, hot, modules, script = _settings()
     channel.send(b"here")
     if channel.recv(16) != b"go":
         os._exit(0)
@@ -112,13 +143,11 @@ def _live():
     if failed:
         channel.send(("failed " + failed).encode(errors="replace")[:4000])
         os._exit(1)
-    _give_priority_back(nice)
+    if not hot:
+        _give_priority_back(nice)
     channel.send(b"ready")
-    data, ancillary, _, _ = channel.recvmsg(16, CMSG_SPACE(4 * WOKEN_WITH))
-    if data != b"wake":
-        os._exit(0)
-    _become(ancillary[0][2], before)
-    channel.close()
+    if not (hot and _rehearses(channel, nice, before)):
+        _await_call(channel, nice, before, rehearsed=False)
     return raised
 
 

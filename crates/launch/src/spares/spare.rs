@@ -3,6 +3,9 @@
 //! It is started with a worker's own command line and held up inside the start of the interpreter by `spare.py`, which
 //! says how. Until it is woken it has everything of its slot (interpreter, CPUs, limits, environment, session, guardian,
 //! parent-death signal) but no output of its own; what its imports print is kept for the case that they fail.
+//!
+//! A hot one goes on by itself when it has imported: once every rank of the job has a session it runs the script as a
+//! standby of its rank, and stops again where the loop begins. In between it cannot be woken.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -42,6 +45,7 @@ pub(crate) struct SpareSettings {
     /// Absent with `-m`.
     script: Option<OsString>,
     lowered_priority: Option<LoweredPriority>,
+    hot: bool,
     archive: OwnedFd,
 }
 
@@ -50,11 +54,12 @@ impl SpareSettings {
         modules: &[String],
         script: Option<&OsStr>,
         lowered_priority: Option<LoweredPriority>,
+        hot: bool,
     ) -> io::Result<SpareSettings> {
         let mut archive = File::from(memfd_create(c"instep-spare", MFdFlags::MFD_CLOEXEC)?);
         archive.write_all(&archive::of_one_file(PROGRAM_NAME, PROGRAM.as_bytes()))?;
         let script = script.map(OsStr::to_owned);
-        Ok(SpareSettings { modules: modules.join(","), script, lowered_priority, archive: archive.into() })
+        Ok(SpareSettings { modules: modules.join(","), script, lowered_priority, hot, archive: archive.into() })
     }
 
     /// Adds to a worker's variables what makes a spare of it.
@@ -68,9 +73,9 @@ impl SpareSettings {
         }
         variables.push((SEARCH_PATH, path));
         let nice = self.lowered_priority.map(|lowered_priority| lowered_priority.own.to_string()).unwrap_or_default();
-        let had_path = i32::from(own.is_some());
+        let (had_path, hot) = (i32::from(own.is_some()), i32::from(self.hot));
         let mut settings =
-            OsString::from(format!("{}:{archive}:{nice}:{had_path}:{}:", channel.as_raw_fd(), self.modules));
+            OsString::from(format!("{}:{archive}:{nice}:{had_path}:{hot}:{}:", channel.as_raw_fd(), self.modules));
         settings.push(self.script.as_deref().unwrap_or_default());
         variables.push((SETTINGS, settings));
     }
@@ -83,6 +88,10 @@ pub(crate) enum SpareMessage {
     Here,
     /// It has imported everything and can be woken.
     Ready,
+    /// It runs the script up to its loop, and cannot be woken meanwhile.
+    Rehearsing,
+    /// It waits where the loop begins, and can be woken.
+    Parked,
     /// It is no more, or will not be; why.
     Failed(String),
 }
@@ -94,6 +103,15 @@ pub(crate) struct Spare {
     channel: OwnedFd,
     output: File,
     printed: Vec<u8>,
+    stage: Stage,
+}
+
+/// How far a spare has come since it has imported everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Imported,
+    Rehearsing,
+    Parked,
 }
 
 impl Spare {
@@ -113,7 +131,7 @@ impl Spare {
             nice: settings.lowered_priority.map(|lowered_priority| lowered_priority.low),
         });
         let worker = Worker::start(0, local_rank, spawn)?;
-        Ok(Spare { worker, channel, output: File::from(output), printed: Vec::new() })
+        Ok(Spare { worker, channel, output: File::from(output), printed: Vec::new(), stage: Stage::Imported })
     }
 
     /// What to poll for input.
@@ -134,6 +152,14 @@ impl Spare {
         match text.as_str() {
             "here" => Some(SpareMessage::Here),
             "ready" => Some(SpareMessage::Ready),
+            "rehearsing" => {
+                self.stage = Stage::Rehearsing;
+                Some(SpareMessage::Rehearsing)
+            }
+            "parked" => {
+                self.stage = Stage::Parked;
+                Some(SpareMessage::Parked)
+            }
             other => Some(SpareMessage::Failed(other.strip_prefix("failed ").unwrap_or(other).to_owned())),
         }
     }
@@ -153,6 +179,16 @@ impl Spare {
         self.worker.local_rank
     }
 
+    /// Whether it would take up a call to become a worker at once.
+    pub(crate) fn can_be_woken(&self) -> bool {
+        self.stage != Stage::Rehearsing
+    }
+
+    /// Whether it waits where the script's loop begins.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.stage == Stage::Parked
+    }
+
     /// Makes it the worker of `rank`, with the streams, CPUs and exactly the variables of `spawn`; gives it back if it
     /// cannot be.
     pub(crate) fn wake(self, rank: usize, local_rank: usize, spawn: &Spawn) -> Result<Worker, (Spare, io::Error)> {
@@ -161,7 +197,7 @@ impl Spare {
             _ => Ok(()),
         };
         match moved.and_then(|()| self.send_wake(spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables)) {
-            Ok(()) => Ok(Worker { rank, local_rank, warm: true, ..self.worker }),
+            Ok(()) => Ok(Worker { rank, local_rank, warm: true, hot: self.is_parked(), ..self.worker }),
             Err(cause) => Err((self, cause)),
         }
     }

@@ -98,7 +98,7 @@ impl Supervisor<'_> {
                 Ok(worker) => {
                     let seconds = since.map(|since| since.elapsed().as_secs_f64());
                     let replaced = json!({"rank": rank, "incarnation": number, "generation": generation,
-                        "pid": worker.pid, "warm": worker.warm, "seconds": seconds});
+                        "pid": worker.pid, "warm": worker.warm, "hot": worker.hot, "seconds": seconds});
                     self.reports.events.note("rank_replaced", replaced);
                 }
                 Err(failure) => not_started.push(LostWorker { incarnation: number, failure: *failure }),

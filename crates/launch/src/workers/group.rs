@@ -13,7 +13,7 @@ use crate::failure::{self, ExitStatus, Failure};
 use crate::output::Output;
 use crate::output::fold::describe_ranks;
 use crate::output::logs::{self, AttemptDirectory, WorkerFiles};
-use crate::plan::Plan;
+use crate::plan::{Plan, SpareKind};
 use crate::spares::Spares;
 use crate::workers::environment::{Incarnation, recovery_variables};
 use crate::workers::guardian::Guardian;
@@ -51,8 +51,9 @@ pub(crate) struct WorkerSource<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Replaced {
     pub(crate) pid: i32,
-    /// It was a spare.
+    /// It was a spare, and whether one that had run the script up to its loop.
     pub(crate) warm: bool,
+    pub(crate) hot: bool,
 }
 
 impl WorkerGroup {
@@ -113,7 +114,7 @@ impl WorkerGroup {
             error_file.set_file_name(format!("error.{}.json", incarnation.number));
         }
         let worker = self.start_worker(plan, local_rank, incarnation, source, console)?;
-        let replaced = Replaced { pid: worker.pid.as_raw(), warm: worker.warm };
+        let replaced = Replaced { pid: worker.pid.as_raw(), warm: worker.warm, hot: worker.hot };
         let old = std::mem::replace(&mut self.workers[local_rank], worker);
         source.guardian.ended(old.pid);
         old.release();
@@ -153,7 +154,9 @@ impl WorkerGroup {
                 .map_err(|cause| other(&cause))?;
         let inherited = |name: &str| std::env::var_os(name);
         spawn.variables.extend(recovery_variables(plan.terms.step_recovery, incarnation, inherited));
-        if let Some(worker) = source.spares.take(plan, rank, local_rank, &spawn, source.guardian) {
+        // Hot spares are for the round whose script they have run.
+        let fits = !fresh || plan.spares != SpareKind::Hot;
+        if fits && let Some(worker) = source.spares.take(plan, rank, local_rank, &spawn, source.guardian) {
             return Ok(worker);
         }
         let program = spawn.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();

@@ -70,8 +70,9 @@ pub(crate) struct Worker {
     pub(crate) local_rank: usize,
     /// Counts from 0 in each round: which of the workers that had this place one after the other.
     pub(crate) incarnation: u32,
-    /// It was a spare.
+    /// It was a spare, and whether one that had run the script up to its loop.
     pub(crate) warm: bool,
+    pub(crate) hot: bool,
     pub(crate) pid: Pid,
     pub(crate) exit: Option<ExitStatus>,
 }
@@ -115,7 +116,7 @@ impl Worker {
         }
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        Ok(Worker { rank, local_rank, incarnation: 0, warm: false, pid: Pid::from_raw(pid), exit: None })
+        Ok(Worker { rank, local_rank, incarnation: 0, warm: false, hot: false, pid: Pid::from_raw(pid), exit: None })
     }
 
     /// Notices whether the worker has ended; true the one time it has.

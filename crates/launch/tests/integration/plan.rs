@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use instep_launch::plan::{self, Plan, RendezvousMode};
+use instep_launch::plan::{self, Plan, RendezvousMode, SpareKind};
 use instep_launch::{PlanError, Request};
 
 /// The options' defaults, as the command line fills them in.
@@ -164,29 +164,37 @@ fn wrong_command_lines_are_refused_with_a_hint() {
 #[test]
 fn lost_ranks_are_replaced_where_the_user_asks_for_it() {
     let plan = resolve(|_| {}).expect("valid");
-    assert_eq!((plan.terms.step_recovery, plan.shared_spares), (false, None));
+    assert_eq!((plan.terms.step_recovery, plan.spares), (false, SpareKind::EachRank));
     let plan = resolve(|request| request.recover = "step".to_owned()).expect("valid");
-    assert_eq!((plan.terms.step_recovery, plan.shared_spares), (true, Some(1)));
+    assert_eq!((plan.terms.step_recovery, plan.spares), (true, SpareKind::Shared(1)));
     assert_eq!(plan.preload, ["instep.elastic", "torch._dynamo"]);
     let cold = resolve(|request| {
         request.recover = "step".to_owned();
-        request.spares = Some(0);
+        request.spares = Some("0".to_owned());
     });
     assert_eq!(cold.expect("valid").preload, Vec::<String>::new());
     let other_modules = resolve(|request| {
         request.recover = "step".to_owned();
-        request.spares = Some(2);
+        request.spares = Some("2".to_owned());
         request.preload = Some("jax".to_owned());
     });
     let plan = other_modules.expect("valid");
-    assert_eq!((plan.shared_spares, plan.preload, plan.warnings), (Some(2), vec!["jax".to_owned()], Vec::new()));
+    assert_eq!((plan.spares, plan.preload, plan.warnings), (SpareKind::Shared(2), vec!["jax".to_owned()], Vec::new()));
     let legacy = resolve(|request| {
         request.recover = "step".to_owned();
         request.pass_local_rank = true;
     });
     let plan = legacy.expect("valid");
-    assert_eq!(plan.shared_spares, Some(0));
+    assert_eq!(plan.spares, SpareKind::Shared(0));
     assert!(plan.warnings[0].starts_with("no spares are kept: the command line names ${local_rank}"));
+    let hot = resolve(|request| {
+        request.recover = "step".to_owned();
+        request.spares = Some("hot".to_owned());
+        request.pass_local_rank = true;
+    });
+    let plan = hot.expect("a spare of its own fits every rank");
+    assert_eq!((plan.spares, plan.warnings), (SpareKind::Hot, Vec::new()));
+    assert_eq!(plan.preload, ["instep.elastic", "torch._dynamo"]);
 }
 
 #[test]
@@ -194,13 +202,17 @@ fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
     type Change = fn(&mut Request);
     let cases: [(Change, &str, &str); 5] = [
         (|request| request.recover = "always".to_owned(), "neither round nor step", "step replaces that one"),
-        (|request| request.spares = Some(2), "--spares 2 has no effect without --recover step", "add --recover step"),
+        (
+            |request| request.spares = Some("2".to_owned()),
+            "--spares 2 has no effect without --recover step",
+            "add --recover step",
+        ),
         (
             |request| {
                 request.recover = "step".to_owned();
-                request.spares = Some(-1);
+                request.spares = Some("-1".to_owned());
             },
-            "--spares -1 is negative",
+            "--spares \"-1\" is neither a number of processes nor hot",
             "0 starts replacements cold",
         ),
         (
@@ -216,7 +228,7 @@ fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
             |request| {
                 request.recover = "step".to_owned();
                 request.no_python = true;
-                request.spares = Some(1);
+                request.spares = Some("1".to_owned());
             },
             "--spares and --no-python contradict each other",
             "leave one of them out",

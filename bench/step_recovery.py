@@ -115,6 +115,10 @@ class Contender:
                 fresh.append(line)
         return fresh
 
+    def printed(self, text: str) -> int:
+        """Say how often the job has printed this."""
+        return self.log.with_suffix(".err").read_text(errors="replace").count(text)
+
     def errors(self) -> str:
         """Give the end of what the job has printed."""
         return self.log.with_suffix(".err").read_text(errors="replace")[-3000:]

@@ -8,6 +8,7 @@ that is only appended to, so that a SIGKILL loses none that was written.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -80,7 +81,10 @@ def with_session(log: Path) -> None:
     sampler = torch.utils.data.DistributedSampler(Numbers())
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=BATCH, sampler=sampler)
     session = instep.elastic.Session(model, optimizer)
+    end = log.with_suffix(".end")
     for indices, batch in session.batches(loader):
+        if end.exists() and session.steps >= int(end.read_text()):
+            break
         with session.step():
             step = session.steps
             lines.tried(step, indices)
@@ -88,6 +92,17 @@ def with_session(log: Path) -> None:
             optimizer.step()
             lines.committed(step)
             optimizer.zero_grad()
+    log.with_suffix(f".{dist.get_rank()}").write_text(digest(model, optimizer))
+    dist.destroy_process_group()
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Give a digest of the weights and of what the optimizer has."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
+            found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
 
 
 def with_snapshots(log: Path) -> None:

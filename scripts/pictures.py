@@ -336,25 +336,16 @@ def doctor(folder: Path) -> None:
 
 
 def demo(folder: Path) -> None:
-    """Photograph the end of the demo, from the kill on."""
-    with Terminal("demo --no-torch", folder) as terminal:
+    """Photograph the first part of the demo: the kill, the next steps, and how it ended."""
+    with Terminal("demo", folder) as terminal:
         lines = friendly(terminal.read(), folder).splitlines()
     kill = next(number for number, line in enumerate(lines) if "killing rank" in line)
-    last = max(number for number, line in enumerate(lines) if "loss" in line and "epoch" in line)
+    last = max(number for number, line in enumerate(lines) if "| loss" in line)
+    end = next(number for number, line in enumerate(lines) if "recorded" in line)
     dots = Text("    ...", style="dim")
-    parts = [lines[kill - 2 : kill + 7], lines[last - 1 :]]
-    save(
-        "demo",
-        "instep demo",
-        Group(
-            typed("demo --no-torch"),
-            shown(lines[0]),
-            dots,
-            shown("\n".join(parts[0])),
-            dots,
-            shown("\n".join(parts[1])),
-        ),
-    )
+    parts = [lines[kill - 2 : kill + 6], lines[last:end]]
+    middle = [element for part in parts for element in (dots, shown("\n".join(part)))]
+    save("demo", "instep demo", Group(typed("demo"), shown(lines[0]), *middle))
 
 
 def dry_run(folder: Path) -> None:

@@ -24,6 +24,7 @@ from instep.demo.console import Console
 from instep.demo.events import EVENTS_FILE, WAIT_TO_BE_KILLED, Event, EventReader
 from instep.demo.search import RANKS, SLOTS, TRIALS, Outcome, Search, SearchError
 from instep.demo.tracking import DATABASE, Client, OwnMaster, Run, TrackingError
+from instep.demo.undisturbed import losses
 
 TOTAL_EPOCHS = 20
 SAVE_EVERY = 5
@@ -33,13 +34,11 @@ PACE_S = 0.15
 DEADLINE_S = 300.0
 POLL_INTERVAL_S = 0.02
 STOP_TIMEOUT_S = 10.0
-# The first optimizer imports torch._dynamo, which takes as long as torch itself.
-PRELOADED = "torch,torch._dynamo"
-# Spare interpreters import torch one after another, at low priority; the demo does not wait longer for them.
+# Hot spares import torch one after another, at low priority; the demo does not wait longer for them.
 SPARES_TIMEOUT_S = 150.0
-# What `instep run --preload` says when its spares are ready, and when there will be none.
-SPARES_READY = "the next restart skips the imports"
-NO_SPARES = "--preload has no effect"
+# What `instep run --spares hot` says when its spares are ready, and when there will be none.
+SPARES_READY = "hot spares are ready"
+NO_SPARES = "no spares are kept"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,11 @@ class Options:
     kill: bool
     keep: Path | None
     with_torch: bool
+
+    @property
+    def keeps_step(self) -> bool:
+        """Whether the rank alone is replaced: with torch, and with peers that have its state."""
+        return self.with_torch and self.ranks > 1
 
     @property
     def victim(self) -> int:
@@ -63,13 +67,15 @@ class Record:
 
     victim_waits: Event | None = None  # in the epoch in which it is to be killed
     killed_at: float | None = None
-    warm: bool = False  # spare interpreters were ready when the rank was killed
+    hot: bool = False  # a hot spare was ready when the rank was killed
     kill_epoch: int | None = None
     resumed_epoch: int | None = None
     recovered_at: float | None = None
     restarts: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (attempt, epoch), as rank 0 began them
     losses: dict[int, float] = field(default_factory=dict)  # rank -> final loss
+    curve: dict[int, float] = field(default_factory=dict)  # epochs done -> loss
+    undisturbed: dict[int, float] = field(default_factory=dict)  # the same, where no rank was killed
     recorded: int | None = None  # points of the loss that the master has
 
 
@@ -112,7 +118,12 @@ class Demo:
         self._tracked(self._begin_recording)
         problem: str | None = "it was interrupted"
         try:
-            problem = self._problem(self._run_job())
+            status = self._run_job()
+            if status == 0 and self._options.keeps_step and self._record.killed_at is not None:
+                self._console.narrate("training once more without a kill, to compare")
+                command = [launcher(), *self._launch(spares="0"), *self._script(pace_s=0.0)]
+                self._record.undisturbed = losses(command, self._folder / "undisturbed", worker_environment())
+            problem = self._problem(status)
         finally:
             self._tracked(lambda: self._end_recording(well=problem is None))
         return problem
@@ -158,10 +169,7 @@ class Demo:
 
     def _run_job(self) -> int | None:
         """Start `instep run` and follow it to its end; None when it did not end in time."""
-        module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"
-        launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
-        launch += [f"--preload={PRELOADED}"] if self._preloads else []
-        script = ["-m", module, f"--total-epochs={TOTAL_EPOCHS}", f"--save-every={SAVE_EVERY}", f"--pace={PACE_S}"]
+        launch, script = self._launch(spares="hot" if self._options.kill else "0"), self._script(PACE_S)
         self._console.job_output(f"$ instep {' '.join([*launch, *script])}")
         process = subprocess.Popen(
             [launcher(), *launch, *script],
@@ -188,10 +196,17 @@ class Demo:
             pump.join()
             self._follow()
 
+    def _launch(self, spares: str) -> list[str]:
+        launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
+        return [*launch, "--recover=step", f"--spares={spares}"] if self._options.keeps_step else launch
+
+    def _script(self, pace_s: float) -> list[str]:
+        module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"
+        return ["-m", module, f"--total-epochs={TOTAL_EPOCHS}", f"--save-every={SAVE_EVERY}", f"--pace={pace_s}"]
+
     @property
-    def _preloads(self) -> bool:
-        """Whether spare interpreters are worth their memory: there will be a restart, and torch is slow to import."""
-        return self._options.with_torch and self._options.kill
+    def _awaits_spares(self) -> bool:
+        return self._options.keeps_step and self._options.kill
 
     def _job_environment(self) -> dict[str, str]:
         held = {WAIT_TO_BE_KILLED: f"{self._options.victim}:{KILL_AT_EPOCH}"} if self._options.kill else {}
@@ -217,9 +232,9 @@ class Demo:
             self._kill(waiting)
 
     def _time_to_kill(self, waiting: Event) -> bool:
-        """Whether the restart will be as fast as it can be, or we have waited long enough for that."""
+        """Whether the recovery will be as fast as it can be, or we have waited long enough for that."""
         overdue = time.monotonic() > waiting.at + SPARES_TIMEOUT_S
-        return not self._preloads or self._spares_ready.is_set() or self._no_more_spares.is_set() or overdue
+        return not self._awaits_spares or self._spares_ready.is_set() or self._no_more_spares.is_set() or overdue
 
     def _on(self, event: Event) -> None:
         record = self._record
@@ -233,16 +248,26 @@ class Demo:
             record.losses[event.rank] = event.loss
         elif event.kind == "epoch":
             self._on_epoch(event)
+        elif event.kind == "step":
+            self._on_first_step(event)
         elif event.rank != 0:
             return
         elif event.kind == "resumed":
             record.resumed_epoch = event.epoch
             self._console.narrate(f"resumed from the snapshot at epoch {event.epoch}")
-        elif event.kind == "loss" and self._run is not None:
-            run = self._run
-            self._tracked(lambda: run.report(event.epoch, event.loss))
-        elif event.kind == "step" and event.attempt > 0 and record.recovered_at is None:
-            record.recovered_at = event.at
+        elif event.kind == "loss":
+            record.curve[event.epoch] = event.loss
+            if self._run is not None:
+                run = self._run
+                self._tracked(lambda: run.report(event.epoch, event.loss))
+
+    def _on_first_step(self, event: Event) -> None:
+        """A process trains: is it one that was started because of the kill?"""
+        if (event.attempt, event.incarnation) == (0, 0) or self._record.recovered_at is not None:
+            return
+        self._record.recovered_at = event.at
+        if event.incarnation > 0:
+            self._console.narrate(f"another process is rank {event.rank} now, and the step was done again")
 
     def _on_epoch(self, event: Event) -> None:
         if event.rank == 0:
@@ -251,21 +276,21 @@ class Demo:
         if to_be_killed and event.epoch == KILL_AT_EPOCH:
             self._record.victim_waits = event
             if not self._time_to_kill(event):
-                self._console.narrate("waiting for spare interpreters, which import torch for the restart (--preload)")
+                self._console.narrate("waiting for hot spares, which run the script up to its loop")
 
     def _kill(self, event: Event) -> None:
         """Be the failing machine."""
         victim = self._options.victim
         self._console.narrate(f"killing rank {victim} (pid {event.pid}, SIGKILL) on purpose at epoch {event.epoch}")
         self._record.killed_at = time.monotonic()
-        self._record.warm = self._spares_ready.is_set()
+        self._record.hot = self._spares_ready.is_set()
         self._record.kill_epoch = event.epoch
         os.kill(event.pid, signal.SIGKILL)
 
     def _problem(self, status: int | None) -> str | None:
         """The first thing that is not as it should be."""
         record, options = self._record, self._options
-        expected_restarts = 1 if options.kill else 0
+        expected_restarts = 1 if options.kill and not options.keeps_step else 0
         lineage = final_lineage(record.epochs)
         problems = [
             (status is None, f"the job was still running after {DEADLINE_S:.0f} s"),
@@ -276,8 +301,14 @@ class Demo:
             (lineage != list(range(TOTAL_EPOCHS)), f"epochs were lost or trained twice: {lineage}"),
             (len(set(record.losses.values())) > 1, f"the ranks disagree on the final loss: {record.losses}"),
             (not all(map(math.isfinite, record.losses.values())), "the final loss is not a number"),
+            (self._differs(), "the loss is not that of a training without a kill"),
         ]
         return next((problem for wrong, problem in problems if wrong), None)
+
+    def _differs(self) -> bool:
+        """Whether the kill has changed the loss of any epoch, by as little as a bit."""
+        compared = self._options.keeps_step and self._record.killed_at is not None
+        return compared and self._record.curve != self._record.undisturbed
 
     def _summarise(self, seconds: float) -> None:
         record, options = self._record, self._options
@@ -288,8 +319,10 @@ class Demo:
                 epochs += f" (killed in epoch {record.kill_epoch}, resumed at epoch {record.resumed_epoch})"
         rows = [("ranks", str(options.ranks)), ("epochs", epochs), ("kills", kills), ("restarts", str(record.restarts))]
         if record.killed_at is not None and record.recovered_at is not None:
-            ahead = ", with torch imported ahead" if record.warm else ""
-            rows.append(("kill to first step after restart", f"{record.recovered_at - record.killed_at:.2f} s{ahead}"))
+            spare = ", by a hot spare" if record.hot else ""
+            rows.append(("kill to the next step done", f"{record.recovered_at - record.killed_at:.2f} s{spare}"))
+        if record.undisturbed:
+            rows.append(("loss of every epoch", "the same bits as in a training without the kill"))
         rows += [("final loss", f"{record.losses[0]:.6f}, the same on every rank"), ("took", f"{seconds:.1f} s")]
         if self._run is not None and record.recorded is not None:
             rows.append(("recorded", f"{record.recorded} points of the loss, experiment {self._run.experiment}"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 EVENTS_FILE = "events.jsonl"
-# RANK:EPOCH. That rank waits there, in the first attempt, for the demo to kill it.
+# RANK:EPOCH. The first process of that rank waits there for the demo to kill it.
 WAIT_TO_BE_KILLED = "INSTEP_DEMO_WAIT_TO_BE_KILLED"
 WAIT_S = 300.0
 
@@ -21,7 +21,7 @@ Kind = Literal[
     "started",  # the process runs; `pid` is its process id
     "resumed",  # a snapshot was loaded; `epoch` is the next epoch to run
     "epoch",  # `epoch` begins
-    "step",  # the first optimizer step of this attempt is done
+    "step",  # the first optimizer step of this process is done
     "loss",  # `epoch` epochs are done, with this `loss`
     "finished",  # training is over; `loss` is the final loss
 ]
@@ -38,6 +38,8 @@ class Event:
     pid: int = 0
     epoch: int = 0
     loss: float = 0.0
+    # How many processes the rank has had before in this attempt.
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Reporter:
     rank: int
     world_size: int
     attempt: int
+
+    @property
+    def incarnation(self) -> int:
+        """How many processes have been this rank before in this attempt; a spare learns it when it takes over."""
+        return int(os.environ.get("INSTEP_INCARNATION", "0"))
 
     @classmethod
     def from_environment(cls) -> "Reporter":
@@ -61,14 +68,15 @@ class Reporter:
 
     def report(self, kind: Kind, *, epoch: int = 0, loss: float = 0.0) -> None:
         """Append one event."""
-        event = Event(kind, self.rank, self.attempt, time.monotonic(), os.getpid(), epoch, loss)
+        event = Event(kind, self.rank, self.attempt, time.monotonic(), os.getpid(), epoch, loss, self.incarnation)
         with Path(EVENTS_FILE).open("ab", buffering=0) as file:
             file.write(json.dumps(asdict(event)).encode() + b"\n")
 
     def begin(self, epoch: int) -> None:
         """Report that an epoch begins; the rank that the demo kills goes no further, however late the kill comes."""
         self.report("epoch", epoch=epoch)
-        if self.attempt == 0 and os.environ.get(WAIT_TO_BE_KILLED) == f"{self.rank}:{epoch}":
+        first = (self.attempt, self.incarnation) == (0, 0)
+        if first and os.environ.get(WAIT_TO_BE_KILLED) == f"{self.rank}:{epoch}":
             time.sleep(WAIT_S)
 
 

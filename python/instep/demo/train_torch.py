@@ -1,7 +1,8 @@
 """The demo's training with torch: a small MLP under DistributedDataParallel on the instep backend, on CPUs.
 
-An ordinary training script: it would run under torchrun, or with "gloo" in place of "instep", as it is.
-`examples/ddp` has the longer version.
+With a session around its steps, a lost rank costs no more than the step it was in (`instep run --recover step`). Apart
+from that it is an ordinary training script: it would run under torchrun, or with "gloo" in place of "instep", as it is.
+`examples/ddp` has a longer one.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import instep.elastic
 from instep.demo.events import Reporter
 
 SNAPSHOT = Path("snapshot.pt")
@@ -38,20 +40,24 @@ def mean_loss(model: nn.Module, dataset: TensorDataset) -> float:
         return float(nn.functional.mse_loss(model(features), targets))
 
 
-def load_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take weights and optimizer state of the snapshot, if there is one; return how many epochs are done."""
+def load_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int] | None:
+    """Take weights and optimizer state of the snapshot, if there is one; return how far the training was."""
     if not SNAPSHOT.exists():
-        return 0
+        return None
     saved = torch.load(SNAPSHOT, weights_only=True)
     model.load_state_dict(saved["MODEL_STATE"])
     optimizer.load_state_dict(saved["OPTIMIZER_STATE"])
-    return int(saved["EPOCHS_RUN"])
+    return dict(saved["SESSION_STATE"])
 
 
-def save_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, epochs_run: int) -> None:
+def save_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, session: instep.elastic.Session) -> None:
     """Replace the snapshot in one step, after the bytes have reached the disk."""
     unfinished = SNAPSHOT.with_suffix(".tmp")
-    state = {"MODEL_STATE": model.state_dict(), "OPTIMIZER_STATE": optimizer.state_dict(), "EPOCHS_RUN": epochs_run}
+    state = {
+        "MODEL_STATE": model.state_dict(),
+        "OPTIMIZER_STATE": optimizer.state_dict(),
+        "SESSION_STATE": session.state_dict(),
+    }
     with unfinished.open("wb") as file:
         torch.save(state, file)
         file.flush()
@@ -66,29 +72,34 @@ def train(reporter: Reporter, *, total_epochs: int, save_every: int, pace_s: flo
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    epochs_run = load_snapshot(model, optimizer)
-    if epochs_run:
-        reporter.report("resumed", epoch=epochs_run)
+    snapshot = load_snapshot(model, optimizer)
     replica = DistributedDataParallel(model)
+    session = instep.elastic.Session(replica, optimizer)
+    if snapshot is not None:
+        session.load_state_dict(snapshot)
+        if reporter.incarnation == 0:  # one that takes a lost rank's place gets the newer state of its peers
+            reporter.report("resumed", epoch=session.epoch)
     dataset = make_dataset()
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
-    for epoch in range(epochs_run, total_epochs):
+    first = True
+    for epoch in session.epochs(total_epochs):
         next_epoch_at = time.monotonic() + pace_s
         reporter.begin(epoch)
-        sampler.set_epoch(epoch)
-        for step, (features, targets) in enumerate(loader):
-            optimizer.zero_grad()
-            torch.autograd.backward(nn.functional.mse_loss(replica(features), targets))
-            optimizer.step()
-            if epoch == epochs_run and step == 0:
-                reporter.report("step", epoch=epoch)
+        for features, targets in session.batches(loader):
+            with session.step():
+                torch.autograd.backward(nn.functional.mse_loss(replica(features), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+                if first:
+                    reporter.report("step", epoch=epoch)
+                    first = False
         if reporter.rank == 0:
             loss = mean_loss(model, dataset)
             reporter.report("loss", epoch=epoch + 1, loss=loss)
             sys.stdout.write(f"epoch {epoch:2} | loss {loss:.6f}\n")
             if epoch % save_every == 0 or epoch == total_epochs - 1:
-                save_snapshot(model, optimizer, epoch + 1)
+                save_snapshot(model, optimizer, session)
                 sys.stdout.write(f"epoch {epoch:2} | snapshot saved\n")
         time.sleep(max(0.0, next_epoch_at - time.monotonic()))
     reporter.report("finished", epoch=total_epochs, loss=mean_loss(model, dataset))

@@ -137,6 +137,15 @@ def test_a_rank_that_dies_again_and_again_before_it_resumes_ends_the_job(job: Jo
     assert len(job.events("rank_replaced")) == 5
 
 
+def test_a_range_of_nodes_is_refused_before_anything_starts(job: Job) -> None:
+    options = ("--nnodes", "1:4", "--rdzv-backend", "static")
+    result = job.run(2, options=options)
+    assert result.status != 0
+    assert "--recover step needs a fixed number of nodes, but --nnodes is 1:4" in result.stderr
+    assert "hint: give one number of nodes" in result.stderr
+    assert not list(job.folder.glob("*.json"))
+
+
 def test_without_a_session_all_workers_restart(job: Job) -> None:
     result = job.run(2, "0.0@start:mute", "1.0@start:kill", options=("--max-restarts", "1")).expect(0)
     assert "rank 0 has no instep.elastic.Session, so all workers restart; restart 1 of 1" in result.stderr

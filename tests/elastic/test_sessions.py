@@ -30,6 +30,8 @@ KINDS = [
     ("static-norm", ["1:3:backward"]),
     ("views-zeros", ["1:6:backward"]),
     ("unused", ["0:1:between"]),
+    # The last step of an epoch: its peers are on their way to the next one.
+    ("adam-norm", ["1:5:done"]),
 ]
 
 # More ranks die while the others recover. A replacement is at step 0 until it has its peers' state.

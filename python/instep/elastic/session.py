@@ -228,6 +228,8 @@ class Session:
     def _end_epoch(self) -> None:
         """All ranks have done all steps of the epoch."""
         while self._recovery is not None:
+            # The last step is done: a loss takes nothing of it back.
+            self._state.remember()
             if self._recovery.vote() is Verdict.FORWARD:
                 break
         self._position.votes += 1

@@ -33,6 +33,7 @@ __all__ = [
     "Mismatch",
     "NotConnected",
     "PeerLost",
+    "SessionMisuse",
     "Unfinished",
 ]
 
@@ -90,6 +91,10 @@ class ConnectFailed(CollectiveError):
 
 class InvalidCall(CollectiveError, ValueError):
     """The arguments contradict each other, or the operation is not defined for this type. Nothing was sent."""
+
+
+class SessionMisuse(InvalidCall):
+    """The script uses an `instep.elastic.Session` in a way that it refuses: on every rank, and each time."""
 
 
 class Unfinished(CollectiveError):

@@ -38,9 +38,9 @@ from instep.errors import (
     CollectiveError,
     CollectiveTimeout,
     ConnectFailed,
-    InvalidCall,
     NotConnected,
     PeerLost,
+    SessionMisuse,
 )
 
 _log = logging.getLogger("instep.elastic")
@@ -67,6 +67,8 @@ class Position:
     # Steps done, and votes passed: those of steps and those at the ends of epochs.
     steps: int = 0
     votes: int = 0
+    # The ranks have begun the epoch, with the same number of batches.
+    opened: bool = False
 
 
 def is_wanted() -> bool:
@@ -109,24 +111,25 @@ class Recovery:
             self._generations.ready(incarnation)
             self._generations.watch(0, self._lost)
 
-    def vote(self) -> Verdict:
-        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again."""
+    def vote(self, batches: int = 0) -> Verdict:
+        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again.
+
+        At the beginning of an epoch ranks say how many batches it has.
+        """
+        own = Place(self._position.votes, in_vote=True, settings=self._state.settings(), batches=batches)
         try:
             kept = self._exchange_private()
-            places = self._gather(Place(self._position.votes, in_vote=True, settings=self._state.settings()))
+            places = self._gather(own)
         except CollectiveError as error:
+            if not self.is_loss(error):
+                raise
             verdict = self._recover(error, in_vote=True)
             if verdict is Verdict.REDO:
                 return verdict
         else:
             if any(place.vote != self._position.votes for place in places):
                 raise CannotRecover(f"the ranks are at different steps: {[place.vote for place in places]}")
-            different = [rank for rank, place in enumerate(places) if place.settings != places[0].settings]
-            if different:
-                raise self._impossible(
-                    f"rank {different[0]} trains with other settings than rank 0, such as the learning rate\n"
-                    "hint: change them in session.step(), after optimizer.step(), and give the session the scheduler"
-                )
+            _compare(places)
             self._kept = kept
         return Verdict.FORWARD
 
@@ -142,7 +145,7 @@ class Recovery:
         self._owes = False
         try:
             self._hand_on(redo=False)
-        except CollectiveError as error:
+        except LOSSES as error:
             self._recover(error, in_vote=False, redo=False)
 
     def is_loss(self, error: BaseException) -> bool:
@@ -305,21 +308,21 @@ class Recovery:
             for part in model.modules():
                 names = {base.__name__ for base in type(part).__mro__}
                 if names & {"FullyShardedDataParallel", "FSDPModule"}:
-                    raise InvalidCall(
+                    raise SessionMisuse(
                         f"{type(part).__name__} is sharded, which --recover step cannot do yet\nhint: use DDP"
                     )
         for parameter in self._state.parameters():
             if not parameter.is_cpu or type(parameter.data) is not torch.Tensor:
                 what = f"on {parameter.device}" if not parameter.is_cpu else f"a {type(parameter.data).__name__}"
-                raise InvalidCall(f"a parameter is {what}: --recover step is for tensors on the CPU so far")
+                raise SessionMisuse(f"a parameter is {what}: --recover step is for tensors on the CPU so far")
         if self._state.has_unknown_scheduler():
-            raise InvalidCall(
+            raise SessionMisuse(
                 "an optimizer has a scheduler that the session does not know, so a replacement would not have it\n"
                 "hint: Session(model, optimizer, scheduler=scheduler)"
             )
         for optimizer in self._state.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise InvalidCall("LBFGS evaluates the model in its step, after which nothing can be taken back")
+                raise SessionMisuse("LBFGS evaluates the model in its step, after which nothing can be taken back")
 
     def _compare_parameters(self) -> None:
         """All ranks must begin with the same parameters: a replacement gets its peers'."""
@@ -327,7 +330,23 @@ class Recovery:
         dist.all_gather_object(found, transfer.digest_of(self._state.parameters()))
         different = [rank for rank, each in enumerate(found) if each != found[0]]
         if different:
-            raise InvalidCall(
+            raise SessionMisuse(
                 f"the parameters of rank {different[0]} are not those of rank 0, so no other rank could give them to a "
                 "replacement\nhint: wrap the model in DistributedDataParallel, or broadcast its parameters"
+            )
+
+
+def _compare(places: Sequence[Place]) -> None:
+    """What ranks that vote have to have in common."""
+    for rank, place in enumerate(places):
+        if place.batches != places[0].batches:
+            raise SessionMisuse(
+                f"the loaders have different lengths: rank 0 has {places[0].batches} batches in this epoch, "
+                f"rank {rank} has {place.batches}; one of them would wait for the other in vain\n"
+                "hint: a DistributedSampler gives all ranks the same number of samples"
+            )
+        if place.settings != places[0].settings:
+            raise SessionMisuse(
+                f"rank {rank} trains with other settings than rank 0, such as the learning rate\n"
+                "hint: change them in session.step(), after optimizer.step(), and give the session the scheduler"
             )

@@ -94,7 +94,11 @@ class InvalidCall(CollectiveError, ValueError):
 
 
 class SessionMisuse(InvalidCall):
-    """The script uses an `instep.elastic.Session` in a way that it refuses: on every rank, and each time."""
+    """The script uses an `instep.elastic.Session` in a way that it refuses.
+
+    Every rank does so, and each time: `instep run` knows this class by its name, and ends the job instead of replacing
+    the rank.
+    """
 
 
 class Unfinished(CollectiveError):

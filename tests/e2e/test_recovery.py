@@ -129,6 +129,7 @@ def test_a_rank_that_fails_twice_in_one_step_ends_the_job_with_its_traceback(job
     assert "ValueError: no such thing in step 3" in result.stderr.split("Root cause")[1]
     summary = job.summary()
     assert (summary["restarts"], summary["root_cause"]["rank"]) == (0, 1), "restarts would not help"
+    assert summary["replacements"] == 1, "nor would a second replacement"
 
 
 def test_a_rank_that_dies_again_and_again_before_it_resumes_ends_the_job(job: Job) -> None:

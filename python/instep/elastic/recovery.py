@@ -47,8 +47,10 @@ _log = logging.getLogger("instep.elastic")
 
 # What a lost rank looks like to the others.
 LOSSES = (PeerLost, Aborted, NotConnected, ConnectFailed, CollectiveTimeout)
-# How long the launcher may take to notice and to decide.
+# How long the launcher may take to notice and to decide; and if nothing shows that a rank has ended, but that it was
+# waited for as long as the script allows.
 _PATIENCE_S = 20.0
+_PATIENCE_AFTER_TIMEOUT_S = 5.0
 # How long the launcher may take to stop the workers.
 _END_S = 30.0
 
@@ -156,6 +158,10 @@ class Recovery:
             isinstance(each.native.failure(), LOSSES) for each in links.of_this_process()
         )
 
+    def failed(self) -> None:
+        """This rank ends by an error of its own, in this step."""
+        self._generations.failed(standby.incarnation(), self._position.steps)
+
     # The protocol.
 
     def _recover(self, error: BaseException | None, *, in_vote: bool, redo: bool = True) -> Verdict:
@@ -198,9 +204,14 @@ class Recovery:
 
     def _next(self, error: BaseException | None) -> Generation:
         """The launcher's answer to a loss."""
-        generation = self._generations.after(self._generation, _PATIENCE_S)
+        if error is not None:
+            self._generations.awaits(self._generation + 1)
+        timed_out = isinstance(error, (ConnectFailed, CollectiveTimeout))
+        generation = self._generations.after(self._generation, _PATIENCE_AFTER_TIMEOUT_S if timed_out else _PATIENCE_S)
         if generation is None:
-            raise self._impossible(f"no rank was replaced within {_PATIENCE_S:g} s") from error
+            # A time-out says who was missing.
+            why = str(error).partition("\n")[0] if timed_out else f"no rank was replaced within {_PATIENCE_S:g} s"
+            raise self._impossible(why) from error
         if generation.abandoned:
             time.sleep(_END_S)  # the launcher ends this process, and says why
             raise CannotRecover(f"all workers start again: {generation.reason}") from error

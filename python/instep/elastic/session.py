@@ -146,7 +146,7 @@ class Session:
         found = source.batches(position.epoch, position.batch)
         while position.batch < len(source):
             places = range(position.batch, min(position.batch + accumulate, len(source)))
-            chosen = [next(found) for _ in places]
+            chosen = self._load(found, len(places))
             self._done, self._following = False, places.stop
             while not self._done:
                 self._redone = False
@@ -165,6 +165,13 @@ class Session:
                     # The body has changed what it was given.
                     chosen = [source.batch(position.epoch, place) for place in places]
         self._end_epoch()
+
+    def _load(self, found: Iterator[Any], count: int) -> list[Any]:
+        try:
+            return [next(found) for _ in range(count)]
+        except Exception:
+            self._failed()
+            raise
 
     def step(self) -> Step:
         """Everything that one batch does, `optimizer.step()` included."""
@@ -237,6 +244,7 @@ class Session:
             self._redone = True
             return True
         if self._recovery is None or not self._recovery.is_loss(error):
+            self._failed()
             return False
         if self._voted:
             raise CannotRecover(
@@ -246,6 +254,11 @@ class Session:
         self._recovery.lost(error)
         self._redone = True
         return True
+
+    def _failed(self) -> None:
+        """An error of the script's own ends this rank: the launcher counts how often that happens in one step."""
+        if self._recovery is not None:
+            self._recovery.failed()
 
     def _open_epoch(self, batches: int) -> None:
         """All ranks begin an epoch of so many batches."""

@@ -256,8 +256,8 @@ pub enum ToCoordinator {
     },
     /// Workers ended with 0 while others of this node run: with `--recover step` alone.
     RanksFinished {
-        /// Which.
-        ranks: Vec<usize>,
+        /// Their ends, without what they wrote.
+        ends: Vec<Failure>,
     },
     /// This node will end, and has told its workers to.
     Draining {

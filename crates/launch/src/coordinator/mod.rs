@@ -399,9 +399,9 @@ impl Coordinator {
                     recovery.lost(node, workers);
                 }
             }
-            ToCoordinator::RanksFinished { ranks } => {
+            ToCoordinator::RanksFinished { ends } => {
                 if let Some(recovery) = &mut self.recovery {
-                    recovery.finished(node, &ranks);
+                    recovery.finished(node, ends);
                 }
             }
             ToCoordinator::Draining { cause } => {

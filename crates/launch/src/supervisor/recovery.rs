@@ -54,9 +54,10 @@ impl Supervisor<'_> {
         }
         let by_itself = |end: &Failure| !end.exit.success() && end.blame.is_none();
         let (lost, others): (Vec<Failure>, Vec<Failure>) = ended.into_iter().partition(by_itself);
-        let ranks: Vec<usize> = others.iter().filter(|end| end.exit.success()).map(|end| end.rank).collect();
-        if !ranks.is_empty() {
-            self.leadership.send(&ToCoordinator::RanksFinished { ranks });
+        let finished = others.iter().filter(|end| end.exit.success());
+        let ends: Vec<Failure> = finished.map(Failure::without_output).collect();
+        if !ends.is_empty() {
+            self.leadership.send(&ToCoordinator::RanksFinished { ends });
         }
         let incarnation = |failure: &Failure| self.workers.incarnation(failure.local_rank);
         let lost = lost.into_iter().map(|failure| LostWorker { incarnation: incarnation(&failure), failure });

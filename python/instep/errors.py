@@ -33,6 +33,7 @@ __all__ = [
     "Mismatch",
     "NotConnected",
     "PeerLost",
+    "SessionMisuse",
     "Unfinished",
 ]
 
@@ -90,6 +91,14 @@ class ConnectFailed(CollectiveError):
 
 class InvalidCall(CollectiveError, ValueError):
     """The arguments contradict each other, or the operation is not defined for this type. Nothing was sent."""
+
+
+class SessionMisuse(InvalidCall):
+    """The script uses an `instep.elastic.Session` in a way that it refuses.
+
+    Every rank does so, and each time: `instep run` knows this class by its name, and ends the job instead of replacing
+    the rank.
+    """
 
 
 class Unfinished(CollectiveError):

@@ -129,12 +129,22 @@ def test_a_rank_that_fails_twice_in_one_step_ends_the_job_with_its_traceback(job
     assert "ValueError: no such thing in step 3" in result.stderr.split("Root cause")[1]
     summary = job.summary()
     assert (summary["restarts"], summary["root_cause"]["rank"]) == (0, 1), "restarts would not help"
+    assert summary["replacements"] == 1, "nor would a second replacement"
 
 
 def test_a_rank_that_dies_again_and_again_before_it_resumes_ends_the_job(job: Job) -> None:
     result = job.run(2, "1.0@2:kill", "1.[1-9]@start:kill").expect(1)
     assert "rank 1 was killed 6 times before a step was redone: rank 1 on " in result.stderr
     assert len(job.events("rank_replaced")) == 5
+
+
+def test_a_range_of_nodes_is_refused_before_anything_starts(job: Job) -> None:
+    options = ("--nnodes", "1:4", "--rdzv-backend", "static")
+    result = job.run(2, options=options)
+    assert result.status != 0
+    assert "--recover step needs a fixed number of nodes, but --nnodes is 1:4" in result.stderr
+    assert "hint: give one number of nodes" in result.stderr
+    assert not list(job.folder.glob("*.json"))
 
 
 def test_without_a_session_all_workers_restart(job: Job) -> None:

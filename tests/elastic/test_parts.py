@@ -22,7 +22,7 @@ from instep.elastic import Session, body, data, trees
 from instep.elastic.ballot import Place, Verdict, decide
 from instep.elastic.randomness import derive
 from instep.elastic.transfer import Piece, stripes
-from instep.errors import InvalidCall
+from instep.errors import InvalidCall, SessionMisuse
 
 
 def test_whoever_has_passed_a_vote_takes_the_others_along() -> None:
@@ -49,7 +49,7 @@ def test_all_ranks_decide_for_the_same_step() -> None:
 
 
 def test_places_survive_their_numbers() -> None:
-    for place in (Place(9), Place(1 << 40, in_vote=True), Place(0, standby=True)):
+    for place in (Place(9), Place(1 << 40, in_vote=True), Place(0, standby=True), Place(3, settings=5, batches=7)):
         assert Place.decode(place.encode()) == place
 
 
@@ -216,6 +216,59 @@ def test_mistakes_are_named() -> None:
         for _ in session.batches([1]):
             with session.step():
                 raise ValueError("the body's own")
+
+
+def steps(session: Session, batches: object, count: int = 1) -> int:
+    """Do so many steps for each batch; gives how many batches there were."""
+    found = 0
+    for _ in batches:  # type: ignore[attr-defined]
+        found += 1
+        for _ in range(count):
+            with session.step():
+                pass
+    return found
+
+
+def test_every_epoch_has_one_loop_over_batches_of_its_own() -> None:
+    session, _, _ = training()
+    for _ in session.epochs(2):
+        assert steps(session, iter(session.batches([1, 2]))) == 2
+    session, _, _ = training()
+    batches = session.batches([1, 2])
+    assert steps(session, batches) == 2
+    with pytest.raises(SessionMisuse, match="a second loop over the same"):
+        steps(session, batches)
+    session, _, _ = training()
+    batches = session.batches([1])
+    with pytest.raises(SessionMisuse, match="was called before the epoch in which its batches are used"):
+        for _ in session.epochs(2):
+            steps(session, batches)
+    session, _, _ = training()
+    with pytest.raises(SessionMisuse, match="a second time"):
+        for _ in session.epochs(2):
+            steps(session, session.batches([1]))
+            steps(session, session.batches([2]))
+
+
+def test_a_step_belongs_to_one_batch() -> None:
+    session, _, _ = training()
+    with pytest.raises(
+        SessionMisuse, match=r"outside session\.batches\(\): a rank that is replaced would train on other"
+    ):
+        for _ in session.epochs(2):
+            steps(session, [1])
+    session, _, _ = training()
+    with pytest.raises(SessionMisuse, match=r"a second session\.step\(\) for the same batch"):
+        steps(session, session.batches([1]), 2)
+    session, _, _ = training()
+    for _ in session.epochs(2):
+        for _ in session.batches([1, 2]):
+            with session.step():
+                pass
+            break
+        with pytest.raises(SessionMisuse, match=r"outside session\.batches"), session.step():
+            pass
+    assert session.state_dict() == {"epoch": 2, "batch": 0, "steps": 2}
 
 
 class Entered:

@@ -30,6 +30,8 @@ KINDS = [
     ("static-norm", ["1:3:backward"]),
     ("views-zeros", ["1:6:backward"]),
     ("unused", ["0:1:between"]),
+    # The last step of an epoch: its peers are on their way to the next one.
+    ("adam-norm", ["1:5:done"]),
 ]
 
 # More ranks die while the others recover. A replacement is at step 0 until it has its peers' state.
@@ -92,12 +94,92 @@ def test_code_behind_a_step_is_refused_before_anything_is_lost(
     assert "behind the step" not in refused.stdout
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("plain", "session.step() outside session.batches(): a rank that is replaced would train on other samples"),
+        ("once", "session.batches() was called before the epoch in which its batches are used"),
+        ("lengths", "rank 0 has 3 batches in this epoch, rank 1 has 0"),
+    ],
+)
+def test_a_session_that_is_used_wrongly_ends_the_job_at_once(
+    run: Runner, instep: Path, zygote: list[str], how: str, says: str
+) -> None:
+    options = ("--standalone", "--nproc-per-node", "2", "--recover", "step", "--max-restarts", "3")
+    script = TRAIN.with_name("misuse.py")
+    result = run(instep, "run", *options, "--no-python", *zygote, script, how, env={"OMP_NUM_THREADS": "1"}).expect(1)
+    assert says in result.stderr
+    assert "the script uses its session wrongly, which no replacement and no restart mends" in result.stderr
+    for word in ("replacing", "restarting"):
+        assert word not in result.stderr, str(result)
+
+
 def test_a_session_may_be_given_what_ddp_wraps(train: Train, undisturbed: Callable[[int, str], Ended]) -> None:
     compare(train(3, "sgd-inner", "1:3:backward"), undisturbed(3, "sgd"), ["1:3:backward"])
 
 
 def test_a_rank_that_raises_once_is_replaced(train: Train, undisturbed: Callable[[int, str], Ended]) -> None:
     compare(train(3, "adam-norm", "1:4:raise"), undisturbed(3, "adam-norm"), ["1:4:raise"])
+
+
+def test_a_rank_that_raises_in_the_same_step_again_ends_the_job(started: Train, run: Runner, tmp_path: Path) -> None:
+    ended = started(
+        run, tmp_path, 3, "sgd", "1:4:raise", "1:4:raise:1", options=("--recover", "step", "--max-restarts", "3")
+    )
+    ended.result.expect(1)
+    assert "rank 1 failed twice in step 4" in ended.result.stderr, str(ended.result)
+    assert ended.result.stderr.count("; replacing it") == 1, str(ended.result)
+    assert "restarting" not in ended.result.stderr, str(ended.result)
+
+
+# A rank that is stopped is found at the first look of the hang watch, one that sleeps at the second.
+@pytest.mark.parametrize(
+    ("mishap", "says"), [("stop", "was stopped and kept the others waiting"), ("hang", "hung and was killed: it is in")]
+)
+def test_a_rank_that_hangs_is_replaced(
+    started: Train, undisturbed: Callable[[int, str], Ended], run: Runner, tmp_path: Path, mishap: str, says: str
+) -> None:
+    deaths = [f"1:4:{mishap}"]
+    ended = started(run, tmp_path, 3, "adam-norm", *deaths, options=("--recover", "step", "--hang-after", "2"))
+    compare(ended, undisturbed(3, "adam-norm"), deaths)
+    assert f"{says}" in ended.result.stderr, str(ended.result)
+    assert "; replacing it (generation 1)" in ended.result.stderr, str(ended.result)
+
+
+def test_a_rank_that_is_slow_is_only_reported(started: Train, run: Runner, tmp_path: Path) -> None:
+    """Three looks of the hang watch find it computing."""
+    ended = started(run, tmp_path, 2, "sgd", "1:4:compute", options=("--recover", "step", "--hang-after", "2"))
+    ended.result.expect(0)
+    assert "rank 1 has not entered" in ended.result.stderr, str(ended.result)
+    assert "replacing" not in ended.result.stderr, str(ended.result)
+
+
+def test_a_rank_that_ends_with_0_in_a_step_makes_all_start_again(started: Train, run: Runner, tmp_path: Path) -> None:
+    ended = started(run, tmp_path, 3, "sgd", "1:3:exit", options=("--recover", "step", "--max-restarts", "1"))
+    ended.result.expect(0)
+    [line] = [line for line in ended.result.stderr.splitlines() if "restarting" in line]
+    assert "rank 1 ended with exit code 0 while rank " in line, str(ended.result)
+    assert "was training, so all workers restart; restart 1 of 1" in line, str(ended.result)
+    # Its peers were told: none of them gave up waiting.
+    assert "CannotRecover" not in ended.result.stderr, str(ended.result)
+
+
+def test_without_restarts_a_rank_that_ends_with_0_in_a_step_is_the_cause(
+    started: Train, run: Runner, tmp_path: Path
+) -> None:
+    ended = started(run, tmp_path, 2, "sgd", "1:3:exit", options=("--recover", "step"))
+    ended.result.expect(1)
+    [head, cause] = ended.result.stderr.split("Root cause")
+    assert "rank 1 ended with exit code 0 while rank 0 was training" in head, str(ended.result)
+    assert "rank      : 1" in cause, str(ended.result)
+
+
+def test_a_replacement_that_never_comes_makes_all_start_again(started: Train, run: Runner, tmp_path: Path) -> None:
+    options = ("--recover", "step", "--max-restarts", "1")
+    ended = started(run, tmp_path, 2, "sgd", "1:3:backward", "1:0:start:1", options=options, env={"TIMEOUT": "3"})
+    ended.result.expect(0)
+    [line] = [line for line in ended.result.stderr.splitlines() if "restarting" in line]
+    assert "was killed by SIGKILL: rank 0 waited 3 s for rank 1 of 2 to join the group, so all workers" in line
 
 
 def compare(ended: Ended, expected: Ended, deaths: list[str]) -> None:

@@ -114,7 +114,9 @@ class Link:
             key, address = f"{prefix}/{where}", self.native.address()
             if in_vain is not None:
                 self.store.set(f"{key}/{self.rank}", address)  # type: ignore[arg-type]  # as in `exchange`
-                _wait_unless(in_vain, self.store, [f"{key}/{peer}" for peer in range(self.size)], left)
+                keys = [f"{key}/{peer}" for peer in range(self.size)]
+                if not _wait_unless(in_vain, self.store, keys, left):
+                    raise did_not_join(self.store, keys, self.rank, seconds)
             return exchange(self.store, key, self.rank, self.size, address, left)
 
         addresses = exchanged("host")
@@ -245,28 +247,37 @@ def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seco
     try:
         store.wait(keys, timedelta(seconds=seconds))
     except RuntimeError as error:
-        missing = [peer for peer, key in enumerate(keys) if not store.check([key])]
-        if not missing:
+        if store.check(keys):
             raise
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        raise ConnectFailed(
-            f"rank {rank} waited {seconds:.3g} s for {who} of {size} to join the group\n"
-            "hint: look at the output of the missing ranks; every rank of a group must create it"
-        ) from error
+        raise did_not_join(store, keys, rank, seconds) from error
     if store.has_extended_api():  # type: ignore[attr-defined]  # torch does not type it
         return [bytes(found) for found in store.multi_get(keys)]
     return [bytes(store.get(key)) for key in keys]
 
 
-def _wait_unless(in_vain: Callable[[], bool], store: Store, keys: list[str], seconds: float) -> None:
-    """Wait until a store has all these keys; not with its own `wait`, which nothing interrupts."""
+def did_not_join(store: Store, keys: list[str], rank: int, seconds: float) -> ConnectFailed:
+    """Who was missing when a rank had waited for so long: those whose keys are not there."""
+    missing = [peer for peer, key in enumerate(keys) if not store.check([key])]
+    who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+    return ConnectFailed(
+        f"rank {rank} waited {seconds:.3g} s for {who} of {len(keys)} to join the group\n"
+        "hint: look at the output of the missing ranks; every rank of a group must create it",
+        ranks=missing,
+    )
+
+
+def _wait_unless(in_vain: Callable[[], bool], store: Store, keys: list[str], seconds: float) -> bool:
+    """Wait until a store has all these keys, or so long; not with its own `wait`, which nothing interrupts."""
     look, most = _LOOK_S
     deadline = time.monotonic() + seconds
-    while not store.check(keys) and time.monotonic() < deadline:
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            return False
         if in_vain():
             raise ConnectFailed("another rank was lost while the ranks connected again")
         time.sleep(look)
         look = min(look * 1.5, most)
+    return True
 
 
 @atexit.register

@@ -27,15 +27,17 @@ class Place:
     standby: bool = False
     # Of the optimizers: the same on all ranks that vote.
     settings: int = 0
+    # Of the epoch that begins with this vote.
+    batches: int = 0
 
     def encode(self) -> list[int]:
         """As numbers, for a collective."""
-        return [self.vote, int(self.in_vote), int(self.standby), self.settings]
+        return [self.vote, int(self.in_vote), int(self.standby), self.settings, self.batches]
 
     @classmethod
     def decode(cls, numbers: Sequence[int]) -> Place:
         """From what a peer has sent."""
-        return cls(numbers[0], bool(numbers[1]), bool(numbers[2]), numbers[3])
+        return cls(numbers[0], bool(numbers[1]), bool(numbers[2]), numbers[3], numbers[4])
 
 
 class Verdict(Enum):

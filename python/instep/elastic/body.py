@@ -12,7 +12,7 @@ import functools
 import linecache
 from types import FrameType
 
-from instep.errors import InvalidCall
+from instep.errors import SessionMisuse
 
 _Block = list[ast.stmt]
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -27,7 +27,7 @@ def check(frame: FrameType | None) -> None:
             return  # no source to look at
         line, in_loop = found
         if line is not None:
-            raise InvalidCall(
+            raise SessionMisuse(
                 f"{frame.f_code.co_filename}:{line}: this would also run for a step that was lost and is done again\n"
                 "hint: move it into `with session.step():`, or put `if session.redo: continue` before it"
             )

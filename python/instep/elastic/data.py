@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from instep.elastic.randomness import derive, seed_all
-from instep.errors import InvalidCall
+from instep.errors import SessionMisuse
 
 # What a body gets.
 Batch: TypeAlias = Any
@@ -52,10 +52,10 @@ def source(data: object, seed: int, rank: int) -> Source:
     if isinstance(data, DataLoader):
         return _Loader(data, seed, rank)
     if isinstance(data, Dataset):
-        raise InvalidCall(f"{type(data).__name__} is a data set\nhint: give session.batches() a DataLoader of it")
+        raise SessionMisuse(f"{type(data).__name__} is a data set\nhint: give session.batches() a DataLoader of it")
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return _Sequence(data, seed, rank)
-    raise InvalidCall(
+    raise SessionMisuse(
         f"{type(data).__name__} has no length and no order, so nobody can begin in the middle of it\n"
         "hint: give session.batches() a DataLoader of a data set with a length, or a sequence of batches"
     )
@@ -85,12 +85,12 @@ class _Loader:
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:
         if isinstance(loader.dataset, IterableDataset):
-            raise InvalidCall(
+            raise SessionMisuse(
                 f"{type(loader.dataset).__name__} is an iterable data set: it cannot be taken up in the middle\n"
                 "hint: use a data set with __len__ and __getitem__"
             )
         if loader.batch_sampler is None:
-            raise InvalidCall("the DataLoader has batch_size=None\nhint: give it a batch size or a batch_sampler")
+            raise SessionMisuse("the DataLoader has batch_size=None\nhint: give it a batch size or a batch_sampler")
         self._loader = loader
         self._sampler: Any = loader.batch_sampler
         self._seed = seed

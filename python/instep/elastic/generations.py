@@ -11,11 +11,14 @@ and by the ranks:
     instep/recovery/session/<rank>     this rank can recover: its incarnation
     instep/recovery/resumed/<g>        that generation goes on with this step: {"step": 17}
     instep/recovery/impossible         why a rank cannot recover
+    instep/recovery/waiting            who waits for the next generation: {"rank": 0, "generation": 2}
+    instep/recovery/failed/<rank>      an error of its own ended this rank in this step: {"incarnation": 0, "step": 17}
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
@@ -76,6 +79,15 @@ class Generations:
     def impossible(self, why: str) -> None:
         """Say that this rank cannot recover, so that all workers start again."""
         self._client.set(f"{_PREFIX}/impossible", why)
+
+    def awaits(self, number: int) -> None:
+        """Say that this rank has lost a peer, and waits for this generation."""
+        self._client.set(f"{_PREFIX}/waiting", json.dumps({"rank": self._rank, "generation": number}))
+
+    def failed(self, incarnation: int, step: int) -> None:
+        """Say in which step this rank fails. What it fails with is more important than to say so."""
+        with contextlib.suppress(OSError):
+            self._client.set(f"{_PREFIX}/failed/{self._rank}", json.dumps({"incarnation": incarnation, "step": step}))
 
     def latest(self) -> Generation | None:
         """The newest generation, None if no rank was lost yet."""

@@ -38,17 +38,19 @@ from instep.errors import (
     CollectiveError,
     CollectiveTimeout,
     ConnectFailed,
-    InvalidCall,
     NotConnected,
     PeerLost,
+    SessionMisuse,
 )
 
 _log = logging.getLogger("instep.elastic")
 
 # What a lost rank looks like to the others.
 LOSSES = (PeerLost, Aborted, NotConnected, ConnectFailed, CollectiveTimeout)
-# How long the launcher may take to notice and to decide.
+# How long the launcher may take to notice and to decide; and if nothing shows that a rank has ended, but that it was
+# waited for as long as the script allows.
 _PATIENCE_S = 20.0
+_PATIENCE_AFTER_TIMEOUT_S = 5.0
 # How long the launcher may take to stop the workers.
 _END_S = 30.0
 
@@ -67,6 +69,8 @@ class Position:
     # Steps done, and votes passed: those of steps and those at the ends of epochs.
     steps: int = 0
     votes: int = 0
+    # The ranks have begun the epoch, with the same number of batches.
+    opened: bool = False
 
 
 def is_wanted() -> bool:
@@ -109,24 +113,25 @@ class Recovery:
             self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
 
-    def vote(self) -> Verdict:
-        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again."""
+    def vote(self, batches: int = 0) -> Verdict:
+        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again.
+
+        At the beginning of an epoch ranks say how many batches it has.
+        """
+        own = Place(self._position.votes, in_vote=True, settings=self._state.settings(), batches=batches)
         try:
             kept = self._exchange_private()
-            places = self._gather(Place(self._position.votes, in_vote=True, settings=self._state.settings()))
+            places = self._gather(own)
         except CollectiveError as error:
+            if not self.is_loss(error):
+                raise
             verdict = self._recover(error, in_vote=True)
             if verdict is Verdict.REDO:
                 return verdict
         else:
             if any(place.vote != self._position.votes for place in places):
                 raise CannotRecover(f"the ranks are at different steps: {[place.vote for place in places]}")
-            different = [rank for rank, place in enumerate(places) if place.settings != places[0].settings]
-            if different:
-                raise self._impossible(
-                    f"rank {different[0]} trains with other settings than rank 0, such as the learning rate\n"
-                    "hint: change them in session.step(), after optimizer.step(), and give the session the scheduler"
-                )
+            _compare(places)
             self._kept = kept
         return Verdict.FORWARD
 
@@ -142,7 +147,7 @@ class Recovery:
         self._owes = False
         try:
             self._hand_on(redo=False)
-        except CollectiveError as error:
+        except LOSSES as error:
             self._recover(error, in_vote=False, redo=False)
 
     def is_loss(self, error: BaseException) -> bool:
@@ -152,6 +157,10 @@ class Recovery:
         return isinstance(error, Exception) and any(
             isinstance(each.native.failure(), LOSSES) for each in links.of_this_process()
         )
+
+    def failed(self) -> None:
+        """This rank ends by an error of its own, in this step."""
+        self._generations.failed(standby.incarnation(), self._position.steps)
 
     # The protocol.
 
@@ -195,9 +204,14 @@ class Recovery:
 
     def _next(self, error: BaseException | None) -> Generation:
         """The launcher's answer to a loss."""
-        generation = self._generations.after(self._generation, _PATIENCE_S)
+        if error is not None:
+            self._generations.awaits(self._generation + 1)
+        timed_out = isinstance(error, (ConnectFailed, CollectiveTimeout))
+        generation = self._generations.after(self._generation, _PATIENCE_AFTER_TIMEOUT_S if timed_out else _PATIENCE_S)
         if generation is None:
-            raise self._impossible(f"no rank was replaced within {_PATIENCE_S:g} s") from error
+            # A time-out says who was missing.
+            why = str(error).partition("\n")[0] if timed_out else f"no rank was replaced within {_PATIENCE_S:g} s"
+            raise self._impossible(why) from error
         if generation.abandoned:
             time.sleep(_END_S)  # the launcher ends this process, and says why
             raise CannotRecover(f"all workers start again: {generation.reason}") from error
@@ -305,21 +319,21 @@ class Recovery:
             for part in model.modules():
                 names = {base.__name__ for base in type(part).__mro__}
                 if names & {"FullyShardedDataParallel", "FSDPModule"}:
-                    raise InvalidCall(
+                    raise SessionMisuse(
                         f"{type(part).__name__} is sharded, which --recover step cannot do yet\nhint: use DDP"
                     )
         for parameter in self._state.parameters():
             if not parameter.is_cpu or type(parameter.data) is not torch.Tensor:
                 what = f"on {parameter.device}" if not parameter.is_cpu else f"a {type(parameter.data).__name__}"
-                raise InvalidCall(f"a parameter is {what}: --recover step is for tensors on the CPU so far")
+                raise SessionMisuse(f"a parameter is {what}: --recover step is for tensors on the CPU so far")
         if self._state.has_unknown_scheduler():
-            raise InvalidCall(
+            raise SessionMisuse(
                 "an optimizer has a scheduler that the session does not know, so a replacement would not have it\n"
                 "hint: Session(model, optimizer, scheduler=scheduler)"
             )
         for optimizer in self._state.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise InvalidCall("LBFGS evaluates the model in its step, after which nothing can be taken back")
+                raise SessionMisuse("LBFGS evaluates the model in its step, after which nothing can be taken back")
 
     def _compare_parameters(self) -> None:
         """All ranks must begin with the same parameters: a replacement gets its peers'."""
@@ -327,7 +341,23 @@ class Recovery:
         dist.all_gather_object(found, transfer.digest_of(self._state.parameters()))
         different = [rank for rank, each in enumerate(found) if each != found[0]]
         if different:
-            raise InvalidCall(
+            raise SessionMisuse(
                 f"the parameters of rank {different[0]} are not those of rank 0, so no other rank could give them to a "
                 "replacement\nhint: wrap the model in DistributedDataParallel, or broadcast its parameters"
+            )
+
+
+def _compare(places: Sequence[Place]) -> None:
+    """What ranks that vote have to have in common."""
+    for rank, place in enumerate(places):
+        if place.batches != places[0].batches:
+            raise SessionMisuse(
+                f"the loaders have different lengths: rank 0 has {places[0].batches} batches in this epoch, "
+                f"rank {rank} has {place.batches}; one of them would wait for the other in vain\n"
+                "hint: a DistributedSampler gives all ranks the same number of samples"
+            )
+        if place.settings != places[0].settings:
+            raise SessionMisuse(
+                f"rank {rank} trains with other settings than rank 0, such as the learning rate\n"
+                "hint: change them in session.step(), after optimizer.step(), and give the session the scheduler"
             )

@@ -20,12 +20,13 @@ from instep.elastic.ballot import Verdict
 from instep.elastic.randomness import derive, seed_all
 from instep.elastic.recovery import CannotRecover, Position, Recovery
 from instep.elastic.state import State, Stateful
-from instep.errors import InvalidCall
+from instep.errors import SessionMisuse
 
 __all__ = ["CannotRecover", "Session"]
 
 
 _Kind = TypeVar("_Kind")
+_LOOPS = "hint: for epoch in session.epochs(10): for batch in session.batches(loader): ..."
 
 
 class _Redo(Exception):  # no error: it leaves a step that is done again
@@ -55,14 +56,20 @@ class Session:
         schedulers: list[Any] = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
         for each in (*schedulers, *([scaler] if scaler is not None else []), *state, *private):
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-                raise InvalidCall(f"{type(each).__name__} has no state_dict and load_state_dict, so it cannot be kept")
+                raise SessionMisuse(
+                    f"{type(each).__name__} has no state_dict and load_state_dict, so it cannot be kept"
+                )
         self._state = State(_several(model, torch.nn.Module), optimizers, schedulers, scaler, state, private)
         self._seed = seed
         self._position = Position()
         self._recovery: Recovery | None = None
         self._begun = False
         self._in_epochs = False
-        self._passes = 0
+        # How often the body of the loop over epochs was entered, and in which of these batches were last taken.
+        self._turn = 0
+        self._taken: int | None = None
+        # The body has a batch.
+        self._offered = False
         self._in_step = False
         self._voted = False
         self._done = False
@@ -98,7 +105,7 @@ class Session:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where a checkpoint was made, before the loops begin."""
         if self._begun:
-            raise InvalidCall("the training has begun already\nhint: load the session's state before its loops")
+            raise SessionMisuse("the training has begun already\nhint: load the session's state before its loops")
         self._position = Position(int(state["epoch"]), int(state["batch"]), int(state["steps"]))
 
     # The loops.
@@ -107,40 +114,50 @@ class Session:
         """The epochs that are left of so many."""
         self._begin()
         if self._in_epochs:
-            raise InvalidCall("session.epochs() was called twice\nhint: one loop over epochs, of all epochs")
+            raise SessionMisuse("session.epochs() was called twice\nhint: one loop over epochs, of all epochs")
         self._in_epochs = True
         while self._position.epoch < count:
             before = self._position.epoch
+            self._turn += 1
             yield before
             if self._position.epoch == before:
                 # The body has had no batches.
                 self._end_epoch()
 
-    def batches(self, data_source: object, *, accumulate: int = 1) -> Iterator[Any]:
+    def batches(self, data_source: object, *, accumulate: int = 1) -> Batches:
         """The batches that are left of the epoch, each until its step is done; lists of them with `accumulate`."""
+        return Batches(self, self._turn, self._batches(data_source, accumulate))
+
+    def _batches(self, data_source: object, accumulate: int) -> Iterator[Any]:
         self._begin()
-        self._passes += 1
-        if self._passes > 1 and not self._in_epochs:
-            raise InvalidCall(
+        if self._taken == self._turn:
+            raise SessionMisuse(
                 "session.batches() was called a second time: a rank that is replaced could not find its place\n"
-                "hint: for epoch in session.epochs(10): for batch in session.batches(loader): ..."
+                + _LOOPS
             )
+        self._taken = self._turn
         if accumulate < 1:
-            raise InvalidCall(f"accumulate is {accumulate}\nhint: a number of batches for each step, from 1")
+            raise SessionMisuse(f"accumulate is {accumulate}\nhint: a number of batches for each step, from 1")
         rank = dist.get_rank() if dist.is_initialized() else 0
         source = data.source(data_source, self._seed, rank)
         position = self._position
+        if not position.opened:
+            self._open_epoch(len(source))
         found = source.batches(position.epoch, position.batch)
         while position.batch < len(source):
             places = range(position.batch, min(position.batch + accumulate, len(source)))
-            chosen = [next(found) for _ in places]
+            chosen = self._load(found, len(places))
             self._done, self._following = False, places.stop
             while not self._done:
                 self._redone = False
                 versions = _versions(chosen)
-                yield chosen if accumulate > 1 else chosen[0]
+                self._offered = True
+                try:
+                    yield chosen if accumulate > 1 else chosen[0]
+                finally:
+                    self._offered = False
                 if self._in_step or not (self._done or self._redone):
-                    raise InvalidCall(
+                    raise SessionMisuse(
                         "the body has had a batch without a session.step()\n"
                         "hint: with session.step(): ... around each step; for evaluation, loop over the loader itself"
                     )
@@ -148,6 +165,13 @@ class Session:
                     # The body has changed what it was given.
                     chosen = [source.batch(position.epoch, place) for place in places]
         self._end_epoch()
+
+    def _load(self, found: Iterator[Any], count: int) -> list[Any]:
+        try:
+            return [next(found) for _ in range(count)]
+        except Exception:
+            self._failed()
+            raise
 
     def step(self) -> Step:
         """Everything that one batch does, `optimizer.step()` included."""
@@ -165,10 +189,16 @@ class Session:
 
     def _enter(self) -> None:
         if self._in_step:
-            raise InvalidCall("session.step() inside session.step()\nhint: one for each batch")
-        if not self._begun:
-            raise InvalidCall(
-                "session.step() outside session.batches()\nhint: for batch in session.batches(loader): ..."
+            raise SessionMisuse("session.step() inside session.step()\nhint: one for each batch")
+        if not self._offered:
+            raise SessionMisuse(
+                "session.step() outside session.batches(): a rank that is replaced would train on other samples\n"
+                "hint: for batch in session.batches(loader): ..."
+            )
+        if self._done:
+            raise SessionMisuse(
+                "a second session.step() for the same batch: a rank that is replaced in it would skip it\n"
+                "hint: one step for each batch, with all of its optimizers"
             )
         self._in_step, self._voted, self._redone = True, False, False
         rank = dist.get_rank() if dist.is_initialized() else 0
@@ -183,7 +213,7 @@ class Session:
     def _before_update(self) -> None:
         """An optimizer is about to change weights: for the first in a step, all ranks must have come this far."""
         if not self._in_step:
-            raise InvalidCall("optimizer.step() outside session.step()\nhint: call it inside `with session.step():`")
+            raise SessionMisuse("optimizer.step() outside session.step()\nhint: call it inside `with session.step():`")
         self._updated = True
         if not self._voted:
             self._vote()
@@ -208,13 +238,13 @@ class Session:
             self._position.batch = self._following
             self._position.steps += 1
             self._done = True
-            if self._recovery is not None:
-                self._recovery.settle()
+            self._settle()
             return False
         if isinstance(error, _Redo):
             self._redone = True
             return True
         if self._recovery is None or not self._recovery.is_loss(error):
+            self._failed()
             return False
         if self._voted:
             raise CannotRecover(
@@ -225,16 +255,67 @@ class Session:
         self._redone = True
         return True
 
+    def _failed(self) -> None:
+        """An error of the script's own ends this rank: the launcher counts how often that happens in one step."""
+        if self._recovery is not None:
+            self._recovery.failed()
+
+    def _open_epoch(self, batches: int) -> None:
+        """All ranks begin an epoch of so many batches."""
+        self._vote_between_steps(batches)
+        self._position.opened = True
+        self._settle()
+
     def _end_epoch(self) -> None:
         """All ranks have done all steps of the epoch."""
-        while self._recovery is not None:
-            if self._recovery.vote() is Verdict.FORWARD:
-                break
-        self._position.votes += 1
+        self._vote_between_steps()
         self._position.epoch += 1
         self._position.batch = 0
+        self._position.opened = False
+        self._settle()
+
+    def _vote_between_steps(self, batches: int = 0) -> None:
+        while self._recovery is not None:
+            # The last step is done: a loss takes nothing of it back.
+            self._state.remember()
+            if self._recovery.vote(batches) is Verdict.FORWARD:
+                break
+        self._position.votes += 1
+
+    def _settle(self) -> None:
         if self._recovery is not None:
             self._recovery.settle()
+
+
+class Batches:
+    """The batches of one epoch, as `for batch in session.batches(loader):` has them."""
+
+    def __init__(self, session: Session, turn: int, found: Iterator[Any]) -> None:
+        self._session = session
+        self._turn = turn
+        self._found = found
+        self._looped = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._looped:
+            raise SessionMisuse(
+                "a second loop over the same session.batches(): nothing is left of them, and a rank that is replaced "
+                "could not find its place\n" + _LOOPS
+            )
+        self._looped = True
+        self._check()
+        return self._found
+
+    def __next__(self) -> data.Batch:
+        self._check()
+        return next(self._found)
+
+    def _check(self) -> None:
+        if self._turn != self._session._turn:
+            raise SessionMisuse(
+                "session.batches() was called before the epoch in which its batches are used: a rank that is replaced "
+                "would train on other samples\n" + _LOOPS
+            )
 
 
 class Step:
@@ -258,7 +339,7 @@ def _several(given: object, kind: type[_Kind]) -> list[_Kind]:
     found: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     for each in found:
         if not isinstance(each, kind):
-            raise InvalidCall(f"{type(each).__name__} is no {kind.__name__}\nhint: Session(model, optimizer, ...)")
+            raise SessionMisuse(f"{type(each).__name__} is no {kind.__name__}\nhint: Session(model, optimizer, ...)")
     return found
 
 
@@ -268,7 +349,7 @@ def _can_recover() -> bool:
     group: Any = dist.group.WORLD
     ours = isinstance(group, Group) or isinstance(group._get_backend(torch.device("cpu")), GroupBackend)
     if not ours:
-        raise InvalidCall(
+        raise SessionMisuse(
             f"--recover step needs the instep backend, and the default group has {dist.get_backend()}\n"
             "hint: init_process_group('instep'), or instep run --replace-gloo"
         )

@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from instep.elastic.trees import Tree, pack, unpack
-from instep.errors import InvalidCall
+from instep.errors import SessionMisuse
 
 # Kernels such as BatchNorm's change buffers without torch counting it: buffers so small are copied in every step.
 SMALL = 64 << 10
@@ -92,7 +92,7 @@ class State:
     def check_gradients(self) -> None:
         """The last step has changed no weights: its gradients must not be meant for this one."""
         if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self.parameters()):
-            raise InvalidCall(
+            raise SessionMisuse(
                 "gradients are left from a step without optimizer.step(): a replacement would not have them\n"
                 "hint: accumulate inside one step: for batches in session.batches(loader, accumulate=4)"
             )

@@ -86,6 +86,8 @@ class Rank:
         signal.pause()
 
     def do_raise(self, _: str) -> None:
+        failed = {"incarnation": self.incarnation, "step": self.step}
+        self.store.set(f"instep/recovery/failed/{self.rank}", json.dumps(failed))
         raise ValueError(f"no such thing in step {self.step}")
 
     def do_exit0(self, _: str) -> None:

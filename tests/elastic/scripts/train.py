@@ -4,6 +4,8 @@
 
 That rank then dies in that step, at a moment of the script (`forward`, `between`, `backward`, `vote`, `update`, `done`)
 or, while it recovers from another's death, of the protocol (`reconnect`, `compare`, `send`, `receive`, `rebuild`).
+Instead of a moment, what happens after the backward pass: `raise`, `exit` (with code 0), `stop` (SIGSTOP), `hang`,
+`compute` (for 8 s). With `start` the rank hangs before its loop begins.
 
 Each rank writes its process to $RESULTS/RANK.pid, and to RANK.ok when it has done a step.
 
@@ -20,6 +22,7 @@ import random
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -59,7 +62,7 @@ def main() -> None:
     own = Path(os.environ["RESULTS"]) / f"{rank}.pid"
     if incarnation > 0:
         own.write_text(str(os.getpid()))
-    dist.init_process_group("instep")
+    dist.init_process_group("instep", timeout=timedelta(seconds=float(os.environ.get("TIMEOUT", "1800"))))
     extra = dist.new_group(backend="instep")
     model = DistributedDataParallel(
         network(case),
@@ -89,15 +92,30 @@ def main() -> None:
     accumulate = 2 if "accumulate" in case else 1
     ledger: dict[int, list[int]] = {}
 
+    def is_time(moment: str) -> bool:
+        now = (rank, session.steps, moment, incarnation)
+        times = [(int(which), int(step), when, int(nth[0]) if nth else 0) for which, step, when, *nth in deaths]
+        return os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and now in times
+
     def die(moment: str) -> None:
         """End here, if this is the time."""
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
-            return
-        for which, step, when, *nth in deaths:
-            if (int(which), int(step), when) == (rank, session.steps, moment) and incarnation == int(
-                nth[0] if nth else 0
-            ):
-                os.kill(os.getpid(), signal.SIGKILL)
+        if is_time(moment):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def suffer() -> None:
+        """Do what else can go wrong in a step."""
+        if is_time("raise"):
+            raise RuntimeError("this goes wrong")
+        if is_time("exit"):
+            sys.exit(0)
+        if is_time("stop"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if is_time("hang"):
+            time.sleep(600)
+        if is_time("compute"):
+            end = time.monotonic() + 8
+            while time.monotonic() < end:
+                network(case)(torch.randn(4, 8))
 
     def dies_in(owner: object, name: str, moment: str) -> None:
         original = getattr(owner, name)
@@ -116,6 +134,8 @@ def main() -> None:
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(lambda *_: die("update"))
     extra_sum = torch.zeros(1)
+    if is_time("start"):
+        time.sleep(600)
     for _ in session.epochs(EPOCHS):
         for chosen in session.batches(loader, accumulate=accumulate):
             micro = chosen if accumulate > 1 else [chosen]
@@ -128,8 +148,7 @@ def main() -> None:
                         die("between")
                         (scaler.scale(loss) if scaler is not None else loss).backward()
                 die("backward")
-                if [str(rank), str(session.steps), "raise"] in deaths and incarnation == 0:
-                    raise RuntimeError("this goes wrong once")
+                suffer()
                 if "left" in case:
                     continue
                 if "drift" in case:

@@ -399,11 +399,12 @@ impl Coordinator {
                     recovery.lost(node, workers);
                 }
             }
-            ToCoordinator::RanksFinished { ranks } => {
+            ToCoordinator::RanksFinished { ends } => {
                 if let Some(recovery) = &mut self.recovery {
-                    recovery.finished(node, &ranks);
+                    recovery.finished(node, ends);
                 }
             }
+            ToCoordinator::Hung { rank, incarnation } => self.handle_hung(node, rank, incarnation, context),
             ToCoordinator::Draining { cause } => {
                 let name = self.joined.get(&node).map(|joined_node| joined_node.name.clone());
                 self.settings.events.note("draining", json!({"node": name, "cause": cause}));

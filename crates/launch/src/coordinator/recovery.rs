@@ -7,7 +7,9 @@
 //! generation/2     the same; or {"generation": 2, "abandoned": "why all restart"} where there will be none       set here
 //! session/0        which incarnation of rank 0 waits for generations                                     set by each rank
 //! resumed/2        {"step": 17}: the ranks of generation 2 have met, and do this step next                set by the ranks
-//! impossible       why a rank cannot recover, and ends                                                    set by the ranks
+//! impossible       why a rank cannot recover                                                              set by the ranks
+//! waiting          {"rank": 0, "generation": 2}: a rank has lost a peer and waits for this generation     set by the ranks
+//! failed/1         {"incarnation": 0, "step": 17}: in which step this process of rank 1 fails             set by each rank
 //! ```
 //!
 //! What ranks write is not trusted: only that a key is there counts, a step that is a number, or a line of text.
@@ -19,6 +21,7 @@ use instep_policy::membership::{Event, NodeId};
 use instep_policy::recovery::{Decision, Loss, LossKind, Recovery};
 use instep_store::Context;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::Coordinator;
@@ -35,6 +38,18 @@ struct Resumed {
     step: u64,
 }
 
+#[derive(Debug, Deserialize)]
+struct Waiting {
+    rank: usize,
+    generation: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct FailedIn {
+    incarnation: u32,
+    step: u64,
+}
+
 /// The recovery of one round.
 #[derive(Debug)]
 pub(super) struct RoundRecovery {
@@ -43,6 +58,8 @@ pub(super) struct RoundRecovery {
     arrived: Vec<(NodeId, LostWorker)>,
     /// Ranks that ended with 0, in this batch.
     finished: Vec<(NodeId, usize)>,
+    /// How all of them ended.
+    ends: BTreeMap<usize, Failure>,
     /// How each rank was lost last.
     failures: BTreeMap<usize, Failure>,
     /// When the newest loss arrived.
@@ -57,6 +74,7 @@ impl RoundRecovery {
             policy: Recovery::new(world_size),
             arrived: Vec::new(),
             finished: Vec::new(),
+            ends: BTreeMap::new(),
             failures: BTreeMap::new(),
             since: now,
             abandoned: false,
@@ -67,16 +85,16 @@ impl RoundRecovery {
         self.arrived.extend(workers.into_iter().map(|worker| (node, worker)));
     }
 
-    pub(super) fn finished(&mut self, node: NodeId, ranks: &[usize]) {
-        self.finished.extend(ranks.iter().map(|rank| (node, *rank)));
+    pub(super) fn finished(&mut self, node: NodeId, ends: Vec<Failure>) {
+        self.finished.extend(ends.iter().map(|end| (node, end.rank)));
+        self.ends.extend(ends.into_iter().map(|end| (end.rank, end)));
     }
 
     /// What ranks of the generations under way have said: the newest of them that resumed, and its step.
     fn resumed(&self, context: &Context<'_>) -> Option<(u64, u64)> {
         let step = |generation: u64| {
-            let value = context.get(format!("{PREFIX}/resumed/{generation}").as_bytes())?;
-            let value = Some(value).filter(|value| value.len() <= MAX_VALUE_BYTES)?;
-            serde_json::from_slice::<Resumed>(value).ok().map(|resumed| (generation, resumed.step))
+            let resumed: Resumed = read(context, &format!("resumed/{generation}"))?;
+            Some((generation, resumed.step))
         };
         self.policy.unresumed().rev().find_map(step)
     }
@@ -89,11 +107,13 @@ impl RoundRecovery {
     }
 
     fn decide(&mut self, losses: &[Loss], context: &Context<'_>) -> Option<Decision> {
-        if let Some(value) = context.get(format!("{PREFIX}/impossible").as_bytes()) {
-            self.policy.impossible(line_of(value));
+        for loss in losses.iter().filter(|loss| loss.kind == LossKind::OwnError) {
+            let said: Option<FailedIn> = read(context, &format!("failed/{}", loss.rank));
+            if let Some(said) = said.filter(|said| said.incarnation == loss.incarnation) {
+                self.policy.failed_in(loss.rank, loss.incarnation, said.step);
+            }
         }
-        let has_session = |rank: usize| context.get(format!("{PREFIX}/session/{rank}").as_bytes()).is_some();
-        self.policy.lost(losses, has_session)
+        self.policy.lost(losses, |rank| has_session(context, rank))
     }
 
     /// Tells the ranks of a new generation.
@@ -110,6 +130,17 @@ impl RoundRecovery {
     }
 }
 
+/// What a rank has written, if it can be read.
+fn read<T: DeserializeOwned>(context: &Context<'_>, key: &str) -> Option<T> {
+    let value = context.get(format!("{PREFIX}/{key}").as_bytes())?;
+    serde_json::from_slice(Some(value).filter(|value| value.len() <= MAX_VALUE_BYTES)?).ok()
+}
+
+/// Whether a rank's script waits for generations.
+fn has_session(context: &Context<'_>, rank: usize) -> bool {
+    context.get(format!("{PREFIX}/session/{rank}").as_bytes()).is_some()
+}
+
 /// What a rank has written for people, on one line.
 fn line_of(value: &[u8]) -> String {
     let text = String::from_utf8_lossy(&value[..value.len().min(MAX_VALUE_BYTES)]);
@@ -120,6 +151,7 @@ fn loss(worker: &LostWorker) -> Loss {
     let failure = &worker.failure;
     let kind = match failure.exit.0 {
         _ if failure.pid == 0 => LossKind::NotStarted,
+        _ if worker.hung => LossKind::OwnError,
         ..0 => LossKind::Signal,
         _ => LossKind::OwnError,
     };
@@ -133,6 +165,8 @@ impl Coordinator {
             self.read_resumed(context);
             self.settle_finished(context);
             self.settle_losses(context);
+            self.read_waiting(context);
+            self.read_impossible(context);
         }
     }
 
@@ -161,10 +195,47 @@ impl Coordinator {
         let Some((node, _)) = arrived.first() else { return };
         let node = *node;
         let losses: Vec<Loss> = arrived.iter().map(|(_, worker)| loss(worker)).collect();
+        let misuses = arrived.iter().filter(|(_, worker)| worker.failure.is_session_misuse());
+        let mut refused = misuses.filter_map(|(_, worker)| {
+            let Failure { rank, .. } = worker.failure;
+            recovery.policy.refused(rank, worker.incarnation, &worker.failure.describe())
+        });
+        let refused = refused.next();
         recovery.failures.extend(arrived.into_iter().map(|(_, worker)| (worker.failure.rank, worker.failure)));
         recovery.since = context.now;
-        let decision = recovery.decide(&losses, context);
+        let decision = refused.or_else(|| recovery.decide(&losses, context));
         self.perform_recovery(decision, Some(node), context);
+    }
+
+    /// A rank waits for a peer that has ended with 0, if one has.
+    fn read_waiting(&mut self, context: &mut Context<'_>) {
+        let Some(recovery) = self.recovery.as_mut().filter(|recovery| recovery.policy.has_finished_ranks()) else {
+            return;
+        };
+        let Some(Waiting { rank, generation }) = read(context, "waiting") else { return };
+        let Some((left, decision)) = recovery.policy.awaits(rank, generation) else { return };
+        if let (Some(end), Decision::RestartAll { reason, .. }) = (recovery.ends.get(&left), &decision) {
+            recovery.failures.insert(left, Failure { sentence: Some(reason.clone()), ..end.clone() });
+        }
+        let node = self.joined.keys().next().copied();
+        self.perform_recovery(Some(decision), node, context);
+    }
+
+    fn read_impossible(&mut self, context: &mut Context<'_>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let Some(why) = context.get(format!("{PREFIX}/impossible").as_bytes()).map(line_of) else { return };
+        let decision = recovery.policy.impossible(&why);
+        let node = self.joined.keys().next().copied();
+        self.perform_recovery(decision, node, context);
+    }
+
+    /// A node has a rank that hangs. It is killed where that helps: its peers wait for generations, and have the state.
+    pub(super) fn handle_hung(&mut self, node: NodeId, rank: usize, incarnation: u32, context: &mut Context<'_>) {
+        let Some(recovery) = &self.recovery else { return };
+        let is_running = self.membership.as_ref().is_some_and(|membership| membership.is_running());
+        if is_running && recovery.policy.would_replace(rank, incarnation, |rank| has_session(context, rank)) {
+            self.send_to(node, &FromCoordinator::Kill { rank, incarnation }, context);
+        }
     }
 
     /// `node` is where a worker ended, if one did.

@@ -8,6 +8,7 @@
 pub mod blame;
 pub mod cause;
 pub(crate) mod hang;
+pub(crate) mod verdict;
 
 use std::fs;
 use std::io::Read;
@@ -106,6 +107,12 @@ impl Failure {
         format!("rank {} on {} {}{because}", self.rank, self.host, self.exit.describe())
     }
 
+    /// Whether the script has used its session in a way that it refuses, on every rank and every time.
+    pub(crate) fn is_session_misuse(&self) -> bool {
+        let kind = self.message.as_deref().and_then(|message| message.split_once(':')).map(|(kind, _)| kind);
+        kind.is_some_and(|kind| kind.rsplit('.').next() == Some("SessionMisuse"))
+    }
+
     /// As other nodes are told of it: what it wrote stays where it is.
     pub(crate) fn without_output(&self) -> Failure {
         Failure { traceback: None, last_lines: Vec::new(), ..self.clone() }
@@ -127,7 +134,8 @@ pub fn root_cause(ends: &[Failure], round: Round) -> Option<Cause> {
         .iter()
         .map(|end| WorkerEnd {
             rank: end.rank,
-            success: end.exit.success(),
+            // One of which there is something to say has ended too early.
+            success: end.exit.success() && end.sentence.is_none(),
             time: end.time,
             stopped: end.stopped,
             after_stop: end.after_stop,

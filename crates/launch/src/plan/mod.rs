@@ -129,7 +129,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let shutdown_timeout = shutdown_timeout(request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT))?;
     let serves_from_worker = text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1");
     let worker_serves_store = !job_terms.terms.fixed_ranks && serves_from_worker;
-    recovery::check_terms(&request, &job_terms.terms, worker_serves_store)?;
+    recovery::check_terms(&request, nodes, &job_terms.terms, worker_serves_store)?;
     let spares = match job_terms.terms.step_recovery {
         true => recovery::spares(&request, &command, &mut warnings)?,
         false => SpareKind::EachRank,

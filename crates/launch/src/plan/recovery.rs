@@ -46,14 +46,16 @@ pub(super) fn step_recovery(request: &Request) -> Result<bool, PlanError> {
 /// Refuses jobs in which ranks cannot be replaced one by one.
 pub(super) fn check_terms(
     request: &Request,
+    (least, most): (usize, usize),
     terms: &MembershipTerms,
     worker_serves_store: bool,
 ) -> Result<(), PlanError> {
     if !terms.step_recovery {
         return Ok(());
     }
-    if terms.elastic() {
-        let hint = format!("give one number of nodes (--nnodes {}), or leave out --recover step", terms.max_nodes);
+    // Also where the rendezvous would wait for the largest number of them.
+    if least < most {
+        let hint = format!("give one number of nodes (--nnodes {most}), or leave out --recover step");
         let nodes = &request.nnodes;
         return Err(error(format!("--recover step needs a fixed number of nodes, but --nnodes is {nodes}"), hint));
     }

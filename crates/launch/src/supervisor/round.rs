@@ -97,13 +97,18 @@ impl Rounds {
         self.stopped = Some((since, reason.to_owned()));
     }
 
-    /// Adds failures that the coordinator knows of, before those of this node, whose host is `own_host`.
+    /// Adds failures that the coordinator knows of, before those of this node, whose host is `own_host`. What is said of
+    /// one that ended here with 0 is news.
     pub(super) fn add_remote_failures(&mut self, failures: Vec<Failure>, own_host: &str) {
-        let is_known = |failure: &Failure| {
-            let same = |ours: &Failure| ours.pid == failure.pid && ours.rank == failure.rank;
-            failure.host == own_host && self.ends.iter().any(same)
-        };
-        let news: Vec<Failure> = failures.into_iter().filter(|failure| !is_known(failure)).collect();
+        let mut news = Vec::new();
+        for failure in failures {
+            let same = |ours: &&mut Failure| ours.pid == failure.pid && ours.rank == failure.rank;
+            match self.ends.iter_mut().filter(|_| failure.host == own_host).find(same) {
+                Some(ours) if ours.exit.success() => ours.sentence = failure.sentence,
+                Some(_) => {}
+                None => news.push(failure),
+            }
+        }
         self.ends.splice(0..0, news);
     }
 

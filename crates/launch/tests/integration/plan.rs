@@ -200,7 +200,7 @@ fn lost_ranks_are_replaced_where_the_user_asks_for_it() {
 #[test]
 fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
     type Change = fn(&mut Request);
-    let cases: [(Change, &str, &str); 5] = [
+    let cases: [(Change, &str, &str); 6] = [
         (|request| request.recover = "always".to_owned(), "neither round nor step", "step replaces that one"),
         (
             |request| request.spares = Some("2".to_owned()),
@@ -220,6 +220,15 @@ fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
                 request.recover = "step".to_owned();
                 request.nnodes = "1:4".to_owned();
                 request.rdzv_backend = "c10d".to_owned();
+            },
+            "needs a fixed number of nodes, but --nnodes is 1:4",
+            "--nnodes 4",
+        ),
+        (
+            |request| {
+                request.recover = "step".to_owned();
+                request.nnodes = "1:4".to_owned();
+                request.rdzv_backend = "static".to_owned();
             },
             "needs a fixed number of nodes, but --nnodes is 1:4",
             "--nnodes 4",

@@ -32,7 +32,7 @@ impl Job {
     /// The second node loses a worker.
     fn lose(&mut self, rank: usize, incarnation: u32, exit: i32) {
         let failure = Failure { exit: ExitStatus(exit), message: None, ..failed_worker(rank) };
-        self.second.say(&ToCoordinator::Lost { workers: vec![LostWorker { incarnation, failure }] });
+        self.second.say(&ToCoordinator::Lost { workers: vec![LostWorker { incarnation, hung: false, failure }] });
     }
 
     /// Both nodes are told the same.
@@ -125,6 +125,72 @@ fn a_rank_that_fails_twice_in_one_step_ends_the_job_with_what_it_wrote() {
     let FromCoordinator::Fail { reason, failures } = job.told() else { panic!("expected the end") };
     assert_eq!(reason, "rank 3 failed twice in step 17: rank 3 on b exited with code 1");
     assert_eq!(failures.iter().map(|failure| failure.rank).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn a_rank_that_says_in_which_step_it_fails_is_replaced_once() {
+    let mut job = Job::start(&recovering(3), &[0, 1, 2, 3]);
+    for wrong in ["", "17", "{\"incarnation\": 9, \"step\": 17}"] {
+        job.ranks.set("instep/recovery/failed/3", wrong.as_bytes()).expect("set");
+    }
+    job.ranks.set("instep/recovery/failed/3", br#"{"incarnation": 0, "step": 17}"#).expect("set");
+    job.lose(3, 0, 1);
+    job.replaced();
+    job.ranks.set("instep/recovery/resumed/1", br#"{"step": 17}"#).expect("set");
+    assert!(matches!(job.told(), FromCoordinator::Recovered { .. }));
+    job.ranks.set("instep/recovery/failed/3", br#"{"incarnation": 1, "step": 17}"#).expect("set");
+    job.lose(3, 1, 1);
+    let FromCoordinator::Fail { reason, .. } = job.told() else { panic!("expected the end") };
+    assert_eq!(reason, "rank 3 failed twice in step 17: rank 3 on b exited with code 1");
+}
+
+#[test]
+fn a_session_that_is_used_wrongly_ends_the_job_without_a_replacement() {
+    for message in ["instep.errors.SessionMisuse: no", "SessionMisuse: no"] {
+        let mut job = Job::start(&recovering(3), &[0, 1, 2, 3]);
+        let failure = Failure { message: Some(message.to_owned()), ..failed_worker(3) };
+        let worker = LostWorker { incarnation: 0, hung: false, failure };
+        job.second.say(&ToCoordinator::Lost { workers: vec![worker] });
+        let FromCoordinator::Fail { reason, failures } = job.told() else { panic!("expected the end") };
+        assert!(reason.contains("SessionMisuse: no): the script uses its session wrongly"), "{reason}");
+        assert_eq!(failures.iter().map(|failure| failure.rank).collect::<Vec<_>>(), [3]);
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_recover_has_all_restart_before_it_ends() {
+    let mut job = Job::start(&recovering(1), &[0, 1, 2, 3]);
+    job.lose(3, 0, -9);
+    job.replaced();
+    job.ranks.set("instep/recovery/impossible", b"rank 0 waited 30 s for rank 3").expect("set");
+    let why = "rank 3 on b was killed by SIGKILL: rank 0 waited 30 s for rank 3, so all workers restart";
+    let reason = format!("{why}; restart 1 of 1");
+    assert_eq!(job.told(), FromCoordinator::Stop { reason, at_once: false });
+}
+
+#[test]
+fn a_rank_that_ends_with_0_while_another_waits_is_the_cause() {
+    let mut job = Job::start(&recovering(0), &[0, 1, 2, 3]);
+    job.ranks.set("instep/recovery/waiting", br#"{"rank": 0, "generation": 1}"#).expect("set");
+    let end = Failure { exit: ExitStatus(0), ..failed_worker(3) };
+    job.second.say(&ToCoordinator::RanksFinished { ends: vec![end] });
+    let FromCoordinator::Fail { reason, failures } = job.told() else { panic!("expected the end") };
+    let why = "rank 3 ended with exit code 0 while rank 0 was training, so all workers restart";
+    assert_eq!(reason, format!("{why}; restarts are off (--max-restarts 0)"));
+    let said = failures.iter().map(|failure| (failure.rank, failure.describe())).collect::<Vec<_>>();
+    assert_eq!(said, [(3, why.to_owned())]);
+}
+
+#[test]
+fn a_rank_that_hangs_is_killed_where_all_have_a_session() {
+    let hung = |rank| ToCoordinator::Hung { rank, incarnation: 0 };
+    let mut job = Job::start(&recovering(1), &[0, 1, 2]);
+    job.second.say(&hung(2));
+    job.second.say(&ToCoordinator::Ping { at: 1 });
+    assert_eq!(job.second.next_message(), Some(FromCoordinator::Ping { at: 1 }), "nothing is said of rank 2");
+    job.ranks.set("instep/recovery/session/3", b"0").expect("set");
+    job.second.say(&hung(3));
+    assert_eq!(job.second.next_message(), Some(FromCoordinator::Kill { rank: 3, incarnation: 0 }));
 }
 
 #[test]

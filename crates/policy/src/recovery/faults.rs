@@ -9,6 +9,10 @@ struct Count {
 }
 
 impl Count {
+    fn and(self, other: Count) -> Count {
+        Count { own_errors: self.own_errors + other.own_errors, signals: self.signals + other.signals }
+    }
+
     fn is_too_many(self) -> bool {
         self.own_errors > MAX_OWN_ERRORS || self.signals > MAX_SIGNALS
     }
@@ -17,8 +21,10 @@ impl Count {
 /// The losses of one rank.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// Those since the ranks last resumed: in which step they happened is not known yet.
+    /// Those since the ranks last resumed.
     open: Count,
+    /// In which step they happened, where the rank said so; else that is known when the ranks resume.
+    step: Option<u64>,
     /// The step of the ones before, and how many they were.
     settled: Option<(u64, Count)>,
     /// What happened last, for people.
@@ -36,23 +42,33 @@ impl Faults {
         }
     }
 
-    /// The losses since the last time were in this step.
+    /// The rank fails in this step, as it says itself.
+    pub(super) fn failed_in(&mut self, step: u64) {
+        self.step = Some(step);
+    }
+
+    /// The losses since the last time were in this step, unless the rank knew better.
     pub(super) fn resumed(&mut self, step: u64) {
+        let step = self.step.take().unwrap_or(step);
         let open = std::mem::take(&mut self.open);
-        if open == Count::default() {
-            return;
+        if open != Count::default() {
+            self.settled = Some((step, self.before(step).and(open)));
         }
-        let before = self.settled.filter(|(of, _)| *of == step).map(|(_, count)| count).unwrap_or_default();
-        let count = Count { own_errors: before.own_errors + open.own_errors, signals: before.signals + open.signals };
-        self.settled = Some((step, count));
+    }
+
+    /// Those in a step before the ranks last resumed.
+    fn before(&self, step: u64) -> Count {
+        self.settled.filter(|(of, _)| *of == step).map(|(_, count)| count).unwrap_or_default()
     }
 
     /// Why the rank is not replaced again, if so.
     pub(super) fn refusal(&self, rank: usize) -> Option<String> {
-        let (count, step) = match self.settled {
-            _ if self.open.is_too_many() => (self.open, "before a step was redone".to_owned()),
-            Some((step, count)) if count.is_too_many() => (count, format!("in step {step}")),
-            _ => return None,
+        let known = self.step.map(|step| (step, self.before(step).and(self.open)));
+        let in_one_step = [known, self.settled].into_iter().flatten().find(|(_, count)| count.is_too_many());
+        let (count, step) = match in_one_step {
+            Some((step, count)) => (count, format!("in step {step}")),
+            None if self.open.is_too_many() => (self.open, "before a step was redone".to_owned()),
+            None => return None,
         };
         let how = match count.own_errors > MAX_OWN_ERRORS {
             true if count.own_errors == 2 => "failed twice".to_owned(),

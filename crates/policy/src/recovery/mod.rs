@@ -9,11 +9,12 @@
 //! Rules, in the order in which they are looked at:
 //!
 //! 1. A rank that failed by its own error twice in one step ends the job: a bug is not a fault. Signals, which mostly come
-//!    from outside, may end a rank [`MAX_SIGNALS`] times in one step. Which step that was is known when the ranks resume;
-//!    until then all losses of a rank count as losses in one step.
+//!    from outside, may end a rank [`MAX_SIGNALS`] times in one step. Which step that was the rank says before it fails, or
+//!    it is known when the ranks resume; until then all losses of a rank count as losses in one step. What the script does
+//!    wrong on every rank and every time ends the job at once (module `script`).
 //! 2. All restart where a replacement cannot help: it could not be started; some rank has finished, and would be missing;
-//!    no rank with the state of the step is left; a rank has said that it cannot recover; or a surviving rank has no
-//!    session that waits for generations.
+//!    no rank with the state of the step is left; or a surviving rank has no session that waits for generations. So they do
+//!    when a rank says that it cannot recover.
 //! 3. Else the lost ranks are replaced, those that are lost together in one generation. A loss while a recovery is under
 //!    way begins the next generation.
 //!
@@ -26,6 +27,7 @@
 //! round as it does everywhere else.
 
 mod faults;
+mod script;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,8 +104,6 @@ pub struct Recovery {
     faults: BTreeMap<usize, Faults>,
     /// Why there is a newest generation, for people.
     cause: String,
-    /// Why a rank could not recover, as it said.
-    impossible: Option<String>,
     /// Nothing follows.
     over: bool,
 }
@@ -119,7 +119,6 @@ impl Recovery {
             finished: BTreeSet::new(),
             faults: BTreeMap::new(),
             cause: String::new(),
-            impossible: None,
             over: false,
         }
     }
@@ -181,11 +180,6 @@ impl Recovery {
         Some(Decision::Replace { generation, incarnations, reason: self.cause.clone() })
     }
 
-    /// A rank has said why it cannot recover; it ends next.
-    pub fn impossible(&mut self, why: String) {
-        self.impossible = Some(why);
-    }
-
     /// The ranks of a generation have met, and do this step next. The job ends if that shows a rank to fail in it always.
     pub fn resumed(&mut self, generation: u64, step: u64) -> Option<Decision> {
         if self.over || !self.unresumed().contains(&generation) {
@@ -222,9 +216,6 @@ impl Recovery {
         }
         if self.intact.is_empty() {
             return Some("no rank with the state of the step is left, so all workers restart".to_owned());
-        }
-        if let Some(why) = &self.impossible {
-            return Some(format!("{why}, so all workers restart"));
         }
         // A replacement meets the others in whichever generation is the newest when it has started.
         let waits = |rank: &usize| lost.contains(rank) || self.incarnations[*rank] > 0 || has_session(*rank);

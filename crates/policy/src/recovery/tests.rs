@@ -190,12 +190,3 @@ fn generations_that_are_unknown_or_told_twice_are_ignored() {
     assert_eq!(round.resumed(1, 3), None, "told twice: it says nothing of the second loss");
     assert_eq!(round.resumed(2, 4), None);
 }
-
-#[test]
-fn a_rank_that_says_that_it_cannot_recover_has_all_restart() {
-    let mut round = Recovery::new(3);
-    replaced(round.lost(&[killed(1, 0)], all));
-    round.impossible("ranks 1 and 2 were lost together".to_owned());
-    let told = sentence(round.lost(&[raised(1, 1)], all));
-    assert!(told.ends_with("ranks 1 and 2 were lost together, so all workers restart"), "{told}");
-}

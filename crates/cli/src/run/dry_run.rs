@@ -79,6 +79,7 @@ fn as_text(plan: &Plan) -> String {
         let modules = plan.preload.join(", ");
         let spares = match spares {
             0 => "a lost rank is replaced by a cold start".to_owned(),
+            _ if plan.preload.is_empty() => "a lost rank is replaced by a cold start".to_owned(),
             1 => format!("a lost rank is replaced; 1 spare interpreter imports {modules}"),
             many => format!("a lost rank is replaced; {many} spare interpreters import {modules}"),
         };

@@ -97,7 +97,7 @@ pub(crate) struct RunArguments {
     /// instep.elastic.Session)
     #[arg(long, default_value = "round", value_name = "round|step", help_heading = "Nodes and workers")]
     recover: String,
-    /// Spare processes per node, with torch or the --preload modules imported, for --recover step [default: 1]
+    /// Spare processes per node for --recover step, which also take over ranks of lost nodes [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Nodes and workers")]
     spares: Option<i64>,
 

@@ -54,17 +54,40 @@ pub(super) fn check_terms(
     Ok(())
 }
 
-/// How many spares a node keeps for all of its ranks together.
-pub(super) fn spares(request: &Request, command: &[OsString], warnings: &mut Vec<String>) -> Result<usize, PlanError> {
+/// What to know of the order of sums, where ranks may move to other nodes.
+pub(super) fn order(terms: &MembershipTerms, given: Option<&str>) -> Option<String> {
+    if !terms.step_recovery || terms.max_nodes == 1 {
+        return None;
+    }
+    let name = environment::ORDER;
+    match given {
+        None => Some(format!(
+            "{name}=canonical, so that ranks of a lost node continue elsewhere with the same bits; {name}=hosts is faster"
+        )),
+        Some("canonical") => None,
+        Some(other) => Some(format!("{name}={other}: when ranks of a lost node move, the last bits of sums change")),
+    }
+}
+
+/// How many spares a node keeps for all of its ranks together, and how many ranks of lost nodes it takes over.
+pub(super) fn spares(
+    request: &Request,
+    max_nodes: usize,
+    command: &[OsString],
+    warnings: &mut Vec<String>,
+) -> Result<usize, PlanError> {
     let spares = match request.spares {
         None if request.no_python => 0,
         None => DEFAULT_SPARES,
         Some(given) => usize::try_from(given)
             .map_err(|_| error(format!("--spares {given} is negative"), "0 starts replacements cold"))?,
     };
-    if request.no_python && spares > 0 {
-        let hint = "leave one of them out; without Python there is no interpreter to prepare";
-        return Err(error("--spares and --no-python contradict each other", hint));
+    if request.no_python {
+        if spares > 0 && max_nodes == 1 {
+            let hint = "leave one of them out; without Python there is no interpreter to prepare";
+            return Err(error("--spares and --no-python contradict each other on one node", hint));
+        }
+        return Ok(spares);
     }
     if spares > 0 && names_local_rank(command) {
         let text = "no spares are kept: the command line names ${local_rank}, so that no spare fits every rank";

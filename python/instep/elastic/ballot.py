@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+# No rank.
+NOBODY = -1
+
 
 @dataclass(frozen=True)
 class Place:
@@ -27,15 +30,24 @@ class Place:
     standby: bool = False
     # Of the optimizers: the same on all ranks that vote.
     settings: int = 0
+    # The node that it runs on.
+    node: int = 0
+    # Whose private state it keeps, and before which vote that rank had it.
+    keeps: int = NOBODY
+    kept_at: int = 0
 
     def encode(self) -> list[int]:
         """As numbers, for a collective."""
-        return [self.vote, int(self.in_vote), int(self.standby), self.settings]
+        return [
+            *(self.vote, int(self.in_vote), int(self.standby), self.settings),
+            *(self.node, self.keeps, self.kept_at),
+        ]
 
     @classmethod
     def decode(cls, numbers: Sequence[int]) -> Place:
         """From what a peer has sent."""
-        return cls(numbers[0], bool(numbers[1]), bool(numbers[2]), numbers[3])
+        vote, in_vote, is_standby, *rest = numbers
+        return cls(vote, bool(in_vote), bool(is_standby), *rest)
 
 
 class Verdict(Enum):

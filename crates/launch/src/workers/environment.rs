@@ -34,6 +34,9 @@ const INCARNATION: &str = "INSTEP_INCARNATION";
 /// The generation for which a worker was started; 0 at first.
 const RECOVERY_GENERATION: &str = "INSTEP_RECOVERY_GENERATION";
 
+/// The node that a worker runs on: not `GROUP_RANK` where the node of its rank was lost.
+const NODE: &str = "INSTEP_NODE";
+
 /// In which order the backend adds numbers up.
 pub const ORDER: &str = "INSTEP_ORDER";
 /// The order that does not depend on which ranks share a host.
@@ -148,6 +151,7 @@ pub struct Incarnation {
 /// What a worker is told of recovery; `inherited` is the launcher's own environment, which may be that of a worker.
 pub fn recovery_variables(
     terms: &MembershipTerms,
+    node: usize,
     incarnation: Incarnation,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<(&'static str, OsString)> {
@@ -158,6 +162,7 @@ pub fn recovery_variables(
         (RECOVER, "step".into()),
         (INCARNATION, incarnation.number.to_string().into()),
         (RECOVERY_GENERATION, incarnation.generation.to_string().into()),
+        (NODE, node.to_string().into()),
     ];
     // A rank that moves to another node must not change the sums.
     if terms.max_nodes > 1 && inherited(ORDER).is_none() {
@@ -308,14 +313,14 @@ mod tests {
         let given = |step_recovery: bool, max_nodes: usize, own: &str| {
             let inherited = |name: &str| Some(own.strip_prefix(name)?.strip_prefix('=')?.into());
             let terms = MembershipTerms { step_recovery, max_nodes, ..terms() };
-            let all = recovery_variables(&terms, second, inherited).into_iter();
+            let all = recovery_variables(&terms, 4, second, inherited).into_iter();
             all.map(|(name, value)| format!("{name}={}", value.to_string_lossy())).collect::<Vec<_>>()
         };
-        let expected = ["INSTEP_RECOVER=step", "INSTEP_INCARNATION=2", "INSTEP_RECOVERY_GENERATION=5"];
+        let expected = ["INSTEP_RECOVER=step", "INSTEP_INCARNATION=2", "INSTEP_RECOVERY_GENERATION=5", "INSTEP_NODE=4"];
         assert_eq!(given(true, 1, ""), expected);
         assert_eq!(given(false, 1, ""), Vec::<String>::new());
         assert_eq!(given(false, 1, "INSTEP_RECOVER=step"), ["INSTEP_RECOVER=round"], "a launcher below another one");
-        assert_eq!(given(true, 2, "")[3..], ["INSTEP_ORDER=canonical"], "a rank that moves changes no sum");
+        assert_eq!(given(true, 2, "")[4..], ["INSTEP_ORDER=canonical"], "a rank that moves changes no sum");
         assert_eq!(given(true, 2, "INSTEP_ORDER=hosts"), expected, "the user has the last word");
         assert_eq!(given(false, 2, ""), Vec::<String>::new());
     }

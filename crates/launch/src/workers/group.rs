@@ -195,7 +195,7 @@ impl WorkerGroup {
         };
         let mut spawn = spawn.map_err(|cause| other(&cause))?;
         let inherited = |name: &str| std::env::var_os(name);
-        spawn.variables.extend(recovery_variables(&plan.terms, incarnation, inherited));
+        spawn.variables.extend(recovery_variables(&plan.terms, self.start.group_rank, incarnation, inherited));
         if let Some(worker) = source.spares.take(plan, rank, local_rank, &spawn, source.guardian) {
             return Ok(worker);
         }

@@ -19,7 +19,8 @@ from torch.utils.data import (
 )
 
 from instep.elastic import Session, body, data, trees
-from instep.elastic.ballot import Place, Verdict, decide
+from instep.elastic.ballot import NOBODY, Place, Verdict, decide
+from instep.elastic.keepers import keeper_of, keepers
 from instep.elastic.randomness import derive
 from instep.elastic.transfer import Piece, stripes
 from instep.errors import InvalidCall, SessionMisuse
@@ -49,8 +50,28 @@ def test_all_ranks_decide_for_the_same_step() -> None:
 
 
 def test_places_survive_their_numbers() -> None:
-    for place in (Place(9), Place(1 << 40, in_vote=True), Place(0, standby=True), Place(3, settings=5, batches=7)):
+    places = (Place(9, node=3, keeps=4, kept_at=8), Place(1 << 40, in_vote=True), Place(0, standby=True))
+    for place in (*places, Place(3, settings=5, batches=7)):
         assert Place.decode(place.encode()) == place
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_only_one_rank_has_is_kept_on_another_node_where_that_can_be(seed: int) -> None:
+    chance = random.Random(seed)
+    nodes = [chance.randrange(chance.randrange(1, 5)) for _ in range(chance.randrange(2, 12))]
+    found = keepers(nodes)
+    assert sorted(found) == list(range(len(nodes))), "every rank keeps that of one"
+    assert all(rank != keeper for rank, keeper in enumerate(found))
+    if max(map(nodes.count, nodes)) * 2 <= len(nodes):
+        assert all(nodes[rank] != nodes[keeper] for rank, keeper in enumerate(found)), (nodes, found)
+
+
+def test_what_a_lost_rank_had_comes_from_a_survivor_that_has_it_as_it_was_before_this_vote() -> None:
+    lost, stale = Place(0, standby=True, keeps=2, kept_at=7), Place(7, keeps=2, kept_at=6)
+    places = [lost, stale, Place(0, standby=True), Place(7, keeps=2, kept_at=7), Place(7)]
+    assert keeper_of(2, 7, places) == 3
+    assert keeper_of(0, 7, places) is None
+    assert keeper_of(NOBODY, 0, [Place(0)]) is None
 
 
 @pytest.mark.parametrize("seed", range(50))

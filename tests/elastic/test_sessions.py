@@ -64,7 +64,10 @@ def test_what_only_two_lost_ranks_had_makes_all_start_again(started: Train, run:
     deaths = ["0:3:backward", "1:3:compare"]
     ended = started(run, tmp_path, 3, "sgd-norm", *deaths, options=("--recover", "step", "--max-restarts", "1"))
     ended.result.expect(0)
-    assert "ranks 0 and 1 were lost together, with what only they had, so all workers restart" in ended.result.stderr
+    assert (
+        "rank 0 and the rank that kept what only it had were lost together, so all workers restart"
+        in ended.result.stderr
+    )
     assert [rank["incarnation"] for rank in ended.ranks] == [0, 0, 0], str(ended.result)
 
 

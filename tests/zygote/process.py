@@ -5,12 +5,14 @@
 `instep run --no-python rank.py SOCKET script.py ...` starts `rank.py` for every rank, which sends its
 environment, folder, arguments and standard streams here. The process that is forked for it becomes the rank: it runs
 the script as `__main__` and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes
-back. A rank whose `rank.py` is gone is killed, with all that it has started.
+back. A rank whose `rank.py` is gone is killed, with all that it has started. A rank is in the network namespace of its
+`rank.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -63,6 +65,7 @@ class Zygote:
         if process == 0:
             self.selector.close()
             self.listener.close()
+            follow(connection)
             connection.close()
             os.setsid()
             return Order(**json.loads(text), streams=streams)
@@ -88,6 +91,17 @@ class Zygote:
                 self.selector.unregister(watched)
         os.close(watch)
         connection.close()
+
+
+def follow(connection: socket.socket) -> None:
+    """Be in the network namespace of the process at the other end."""
+    peer, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    path = f"/proc/{peer}/ns/net"
+    if os.path.samefile(path, "/proc/self/ns/net"):  # noqa: PTH121  # as below
+        return
+    with open(path, "rb") as there:  # noqa: PTH123  # torch is all that is imported here
+        if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), "cannot enter the network of a rank")
 
 
 def become(order: Order) -> None:

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+# No rank.
+NOBODY = -1
+
 
 @dataclass(frozen=True)
 class Place:
@@ -29,15 +32,24 @@ class Place:
     settings: int = 0
     # Of the epoch that begins with this vote.
     batches: int = 0
+    # The node that it runs on.
+    node: int = 0
+    # Whose private state it keeps, and before which vote that rank had it.
+    keeps: int = NOBODY
+    kept_at: int = 0
 
     def encode(self) -> list[int]:
         """As numbers, for a collective."""
-        return [self.vote, int(self.in_vote), int(self.standby), self.settings, self.batches]
+        return [
+            *(self.vote, int(self.in_vote), int(self.standby), self.settings, self.batches),
+            *(self.node, self.keeps, self.kept_at),
+        ]
 
     @classmethod
     def decode(cls, numbers: Sequence[int]) -> Place:
         """From what a peer has sent."""
-        return cls(numbers[0], bool(numbers[1]), bool(numbers[2]), numbers[3], numbers[4])
+        vote, in_vote, is_standby, *rest = numbers
+        return cls(vote, bool(in_vote), bool(is_standby), *rest)
 
 
 class Verdict(Enum):

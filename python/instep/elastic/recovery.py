@@ -29,8 +29,9 @@ from instep.backend import standby
 from instep.backend.groups import link_of
 from instep.backend.link import Link
 from instep.elastic import ballot, ddp, transfer, understudy
-from instep.elastic.ballot import Place, Verdict
+from instep.elastic.ballot import NOBODY, Place, Verdict
 from instep.elastic.generations import Generation, Generations
+from instep.elastic.keepers import keeper_of, keepers, own_node
 from instep.elastic.state import State
 from instep.elastic.trees import Tree
 from instep.errors import (
@@ -73,6 +74,15 @@ class Position:
     opened: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What another rank alone has, and before which vote it had that."""
+
+    rank: int = NOBODY
+    vote: int = 0
+    state: bytes = b""
+
+
 def is_wanted() -> bool:
     """Whether the launcher replaces single ranks."""
     return os.environ.get("INSTEP_RECOVER") == "step"
@@ -92,7 +102,9 @@ class Recovery:
         # The newest generation that the thread which watches has seen.
         self._seen = 0
         # This rank's private state is kept by a peer, and that of another here: what their next step begins with.
-        self._kept = b""
+        self._kept = Kept()
+        # By rank, who keeps its private state in this generation.
+        self._keepers: list[int] = []
         # The vote was passed without us noticing: state has to be handed on when our step is done.
         self._owes = False
         self._modules = ddp.modules(state.models)
@@ -109,7 +121,8 @@ class Recovery:
             self._join()
         else:
             self._compare_parameters()
-            self._kept = self._exchange_private()
+            self._keepers = keepers([place.node for place in self._gather(self._place(in_vote=False))])
+            self._kept = self._exchange_private(self._position.votes)
             self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
 
@@ -118,21 +131,22 @@ class Recovery:
 
         At the beginning of an epoch ranks say how many batches it has.
         """
-        own = Place(self._position.votes, in_vote=True, settings=self._state.settings(), batches=batches)
+        kept = self._kept
         try:
-            kept = self._exchange_private()
-            places = self._gather(own)
+            kept = self._exchange_private(self._position.votes + 1)
+            places = self._gather(self._place(in_vote=True, settings=self._state.settings(), batches=batches))
         except CollectiveError as error:
             if not self.is_loss(error):
                 raise
             verdict = self._recover(error, in_vote=True)
             if verdict is Verdict.REDO:
                 return verdict
+            # Some rank has passed the vote, so all had given each other their private state before it.
         else:
             if any(place.vote != self._position.votes for place in places):
                 raise CannotRecover(f"the ranks are at different steps: {[place.vote for place in places]}")
             _compare(places)
-            self._kept = kept
+        self._kept = kept
         return Verdict.FORWARD
 
     def lost(self, error: BaseException) -> None:
@@ -199,8 +213,12 @@ class Recovery:
             except LOSSES as next_error:
                 error = next_error
 
-    def _place(self, *, in_vote: bool) -> Place:
-        return Place(self._position.votes, in_vote, standby.is_waiting())
+    def _place(self, *, in_vote: bool, settings: int = 0, batches: int = 0) -> Place:
+        kept = self._kept
+        return Place(
+            *(self._position.votes, in_vote, standby.is_waiting(), settings, batches),
+            *(own_node(), kept.rank, kept.vote),
+        )
 
     def _next(self, error: BaseException | None) -> Generation:
         """The launcher's answer to a loss."""
@@ -251,37 +269,39 @@ class Recovery:
             if link.rank in donors:
                 tree = {"state": self._state.tree(), "position": asdict(self._position)}
                 transfer.send(link, tree, self._state.buffers(), newcomers, donors)
-                self._hand_back_private(newcomers)
+                self._hand_back_private(newcomers, places)
             else:
                 try:
                     received = transfer.receive(link, {"state": self._state.tree()}, donors)
                 except transfer.StateDiffers as error:
                     raise self._impossible(str(error)) from error
-                self._become(*received, newcomers)
+                self._become(*received, places)
         for module in self._modules:
             ddp.rebuild(module)
-        self._kept = self._exchange_private()
+        self._keepers = keepers([place.node for place in places])
+        self._kept = self._exchange_private(self._position.votes)
         self._gather(self._place(in_vote=False))
         if link.rank == donors[0]:
             self._generations.resumed(self._generation, self._position.steps)
 
-    def _become(self, found: Tree, buffers: Sequence[torch.Tensor], newcomers: list[int]) -> None:
+    def _become(self, found: Tree, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
         self._state.install(found["state"])
         self._state.install_buffers(buffers)
         for field, value in found["position"].items():
             setattr(self._position, field, value)
         if not self._state.has_private():
             return
-        keeper = self._keeper(self._link.rank)
-        if keeper in newcomers:
-            raise self._impossible(f"ranks {self._link.rank} and {keeper} were lost together, with what only they had")
+        rank = self._link.rank
+        keeper = keeper_of(rank, self._position.votes, places)
+        if keeper is None:
+            raise self._impossible(f"rank {rank} and the rank that kept what only it had were lost together")
         self._state.install_private(transfer.receive_bytes(self._link, keeper))
 
-    def _hand_back_private(self, newcomers: list[int]) -> None:
+    def _hand_back_private(self, newcomers: list[int], places: Sequence[Place]) -> None:
         """Give a replacement what the lost rank alone had, if we keep it."""
-        before = self._kept_for()
-        if self._state.has_private() and before in newcomers:
-            transfer.send_bytes(self._link, self._kept, before)
+        for rank in newcomers:
+            if self._state.has_private() and keeper_of(rank, self._position.votes, places) == self._link.rank:
+                transfer.send_bytes(self._link, self._kept.state, rank)
 
     def _impossible(self, why: str) -> CannotRecover:
         """The error to raise where all workers have to start again."""
@@ -290,19 +310,13 @@ class Recovery:
 
     # What ranks keep for each other.
 
-    def _keeper(self, rank: int) -> int:
-        """Who keeps a rank's private state: the same rank of the next host, or the next of this one."""
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        step = local if 0 < local < self._link.size and self._link.size % local == 0 else 1
-        return (rank + step) % self._link.size
-
-    def _kept_for(self) -> int:
-        return next(rank for rank in range(self._link.size) if self._keeper(rank) == self._link.rank)
-
-    def _exchange_private(self) -> bytes:
+    def _exchange_private(self, vote: int) -> Kept:
+        """Give what this rank has before a vote to the rank that keeps it, and take what another has."""
         if not self._state.has_private():
-            return b""
-        return transfer.exchange(self._link, self._state.private(), self._keeper(self._link.rank), self._kept_for())
+            return Kept()
+        rank = self._link.rank
+        source = self._keepers.index(rank)
+        return Kept(source, vote, transfer.exchange(self._link, self._state.private(), self._keepers[rank], source))
 
     # Collectives of our own.
 

@@ -35,6 +35,9 @@ from instep.store import Client
 NAMES = (
     "RANK",
     "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
     "INSTEP_RECOVER",

@@ -78,7 +78,7 @@ fn as_text(plan: &Plan) -> String {
     let modules = plan.preload.join(", ");
     let recovery = match plan.spares {
         SpareKind::EachRank => None,
-        SpareKind::Shared(0) => Some("a lost rank is replaced by a cold start".to_owned()),
+        _ if modules.is_empty() => Some("a lost rank is replaced by a cold start".to_owned()),
         SpareKind::Shared(1) => Some(format!("a lost rank is replaced; 1 spare interpreter imports {modules}")),
         SpareKind::Shared(many) => Some(format!("a lost rank is replaced; {many} spare interpreters import {modules}")),
         SpareKind::Hot => Some("a lost rank is replaced by its hot spare".to_owned()),

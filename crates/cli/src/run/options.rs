@@ -97,8 +97,8 @@ pub(crate) struct RunArguments {
     /// instep.elastic.Session)
     #[arg(long, default_value = "round", value_name = "round|step", help_heading = "Nodes and workers")]
     recover: String,
-    /// Spare processes for --recover step: so many per node, with torch or the --preload modules imported, or hot: one per
-    /// rank, which has also run the script up to its loop [default: 1]
+    /// Spare processes for --recover step: so many per node, which also take over ranks of lost nodes, or hot: one per rank,
+    /// which has run the script up to its loop [default: 1]
     #[arg(long, value_name = "N|hot", allow_hyphen_values = true, help_heading = "Nodes and workers")]
     spares: Option<String>,
 

@@ -5,7 +5,7 @@
 //! [`FromCoordinator::Welcome`] or [`FromCoordinator::Refused`].
 //!
 //! ```text
-//! launcher     {"hello":{"protocol":4,"run_id":"456",...}}\n      {"finished":{}}\n
+//! launcher     {"hello":{"protocol":5,"run_id":"456",...}}\n      {"finished":{}}\n
 //! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
 //! ```
 //!
@@ -28,7 +28,7 @@ use crate::control::secret::JobSecret;
 use crate::failure::Failure;
 
 /// Raised when the messages change in a way older launchers cannot follow.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// Longest line either side accepts.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -70,6 +70,8 @@ pub struct Hello {
     pub role: String,
     /// `--node-rank`.
     pub node_rank: usize,
+    /// How many ranks of lost nodes it would take over.
+    pub spares: usize,
     /// What the job was started with there.
     pub terms: WireTerms,
 }
@@ -181,10 +183,32 @@ pub struct Replace {
     pub generation: u64,
     /// The ranks that were lost, and which of their processes comes next.
     pub incarnations: BTreeMap<usize, u32>,
+    /// Those of them whose node is lost, and who starts them instead.
+    pub moved: Vec<MovedRank>,
     /// Why, for people.
     pub reason: String,
     /// How they ended, without what they wrote.
     pub lost: Vec<Failure>,
+}
+
+/// A rank of a lost node, and the node that has it from now on. What the rank's script is told of its place among the others
+/// stays as it was: groups that it makes from that must be those that its peers made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedRank {
+    /// Which.
+    pub rank: usize,
+    /// The launcher that starts it.
+    pub launcher: LauncherId,
+    /// Where that is, for people.
+    pub address: String,
+    /// Its place on the node that it was started on first.
+    pub local_rank: usize,
+    /// How many workers that node had.
+    pub local_world_size: usize,
+    /// That node's rank.
+    pub group_rank: usize,
+    /// Its rank within its role.
+    pub role_rank: usize,
 }
 
 /// From the launcher in the coordinator's own process: lead the job.

@@ -8,7 +8,8 @@
 //! (module `torchrun`) instead of a connection; the coordinator answers them by keys, and then leaves the
 //! generations alone, since such a node keeps its connection and expects its keys to stay.
 //!
-//! Under `--recover step` a lost rank is replaced inside the round where that can be (module `recovery`).
+//! Under `--recover step` lost ranks, also those of a lost node, are replaced inside the round where that can be (module
+//! `recovery`).
 //!
 //! In an elastic job every launcher has a coordinator, of which one leads. The others only say where the job is led
 //! (module `leadership`), and wait for their own launcher to tell them to lead.
@@ -29,7 +30,7 @@ use instep_policy::membership::{
 use instep_store::{ClientId, Companion, Context, Request};
 use serde_json::json;
 
-use self::recovery::RoundRecovery;
+use self::recovery::{LostNode, RoundRecovery};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::secret::JobSecret;
 use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
@@ -70,6 +71,10 @@ struct JoinedNode {
     launcher: LauncherId,
     /// For people: address and process.
     name: String,
+    address: String,
+    role: String,
+    /// How many ranks of lost nodes it would take over.
+    spares: usize,
     /// Where it would lead.
     standby: Option<HostPort>,
     host: bool,
@@ -213,7 +218,7 @@ impl Coordinator {
         let Action::Start { round, restarts, changes, members, world_size, reason } = start else { return };
         self.failures.clear();
         let recovers = self.settings.terms.step_recovery;
-        self.recovery = recovers.then(|| RoundRecovery::new(world_size, context.now));
+        self.recovery = recovers.then(|| RoundRecovery::new(&members, &self.joined, context.now));
         // A static job is complete with its first round: from then on no node of torchrun needs to be looked for.
         self.torchrun_nodes = self.torchrun_nodes.take().filter(TorchrunNodes::any);
         let shared_with_torchrun = self.torchrun_nodes.is_some();
@@ -276,6 +281,8 @@ impl Coordinator {
     }
 
     fn handle_hello(&mut self, client: ClientId, hello: Hello, context: &mut Context<'_>) {
+        // What became of nodes that are gone comes first: this one may come in place of one of them.
+        self.settle_recovery(context);
         let node = Self::node(client);
         let joined_node = self.joined_node(client, &hello, context);
         if let Some(reason) = self.refusal_reason(&hello) {
@@ -334,6 +341,9 @@ impl Coordinator {
             client,
             launcher: hello.launcher,
             name: format!("{} (pid {})", hello.address, hello.process),
+            address: hello.address.clone(),
+            role: hello.role.clone(),
+            spares: hello.spares,
             standby,
             host,
             heard: self.detector.as_ref().map_or(now, |detector| detector.awake_time(now)),
@@ -342,14 +352,18 @@ impl Coordinator {
 
     /// Gives up nodes that may be alive, and tells them.
     fn drop_silent_nodes(&mut self, nodes: Vec<(NodeId, String)>, context: &mut Context<'_>) {
-        for (node, cause) in &nodes {
-            let Some(joined_node) = self.joined.remove(node) else { continue };
+        let mut lost = Vec::new();
+        for (node, cause) in nodes {
+            let Some(joined_node) = self.joined.remove(&node) else { continue };
             context.send(joined_node.client, control::encode(&FromCoordinator::Dropped { reason: cause.clone() }));
             context.close(joined_node.client);
-            let JoinedNode { name, .. } = joined_node;
+            let JoinedNode { name, host, .. } = joined_node;
             self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": true}));
+            lost.push(LostNode { node, name, cause, silent: true, host });
         }
-        if !nodes.is_empty() {
+        let silent = self.keep_for_recovery(lost);
+        if !silent.is_empty() {
+            let nodes = silent.into_iter().map(|lost| (lost.node, lost.cause)).collect();
             self.handle_event(Event::Silent { nodes }, context);
         }
     }
@@ -437,9 +451,11 @@ impl Coordinator {
     }
 
     fn handle_lost_node(&mut self, node: NodeId, cause: &str, context: &mut Context<'_>) {
-        if let Some(JoinedNode { name, .. }) = self.joined.remove(&node) {
-            self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": false}));
-            self.handle_event(Event::Lost { node, cause: cause.to_owned(), silent: false }, context);
+        let Some(JoinedNode { name, host, .. }) = self.joined.remove(&node) else { return };
+        self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": false}));
+        let lost = LostNode { node, name, cause: cause.to_owned(), silent: false, host };
+        for lost in self.keep_for_recovery(vec![lost]) {
+            self.handle_event(lost.event(), context);
         }
     }
 

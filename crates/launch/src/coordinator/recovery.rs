@@ -17,15 +17,15 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use instep_policy::membership::{Event, NodeId};
-use instep_policy::recovery::{Decision, Loss, LossKind, Recovery};
+use instep_policy::membership::{Event, Membership, NodeId, RoundMember};
+use instep_policy::recovery::{Decision, Loss, LossKind, NodeLoss, Recovery, RoundNode};
 use instep_store::Context;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::Coordinator;
-use crate::control::{FromCoordinator, LostWorker, Replace};
+use super::{Coordinator, JoinedNode};
+use crate::control::{FromCoordinator, LostWorker, MovedRank, Replace};
 use crate::failure::Failure;
 
 /// Keys as the store has them: with the `/` that clients put before each.
@@ -50,10 +50,39 @@ struct FailedIn {
     step: u64,
 }
 
+/// A node that is gone.
+#[derive(Debug)]
+pub(super) struct LostNode {
+    pub(super) node: NodeId,
+    /// For people.
+    pub(super) name: String,
+    /// How it was noticed.
+    pub(super) cause: String,
+    /// It may be alive.
+    pub(super) silent: bool,
+    /// The coordinator is in its process, and ends with it.
+    pub(super) host: bool,
+}
+
+impl LostNode {
+    /// What membership is told where nobody has its ranks.
+    pub(super) fn event(self) -> Event {
+        Event::Lost { node: self.node, cause: self.cause, silent: self.silent }
+    }
+
+    fn loss(&self) -> NodeLoss {
+        NodeLoss { node: self.node, cause: format!("node {} was lost: {}", self.name, self.cause) }
+    }
+}
+
 /// The recovery of one round.
 #[derive(Debug)]
 pub(super) struct RoundRecovery {
     policy: Recovery,
+    /// Who started which ranks.
+    members: Vec<RoundMember>,
+    /// Nodes that were lost in this batch.
+    lost_nodes: Vec<LostNode>,
     /// Losses of this batch of messages: those that arrive together are one generation.
     arrived: Vec<(NodeId, LostWorker)>,
     /// Ranks that ended with 0, in this batch.
@@ -69,9 +98,17 @@ pub(super) struct RoundRecovery {
 }
 
 impl RoundRecovery {
-    pub(super) fn new(world_size: usize, now: Instant) -> RoundRecovery {
+    pub(super) fn new(members: &[RoundMember], joined: &BTreeMap<NodeId, JoinedNode>, now: Instant) -> RoundRecovery {
+        let round_node = |member: &RoundMember| {
+            let (spares, role) =
+                joined.get(&member.node).map(|node| (node.spares, node.role.clone())).unwrap_or_default();
+            let ranks = member.first_rank..member.first_rank + member.workers;
+            RoundNode { node: member.node, ranks, spares, role }
+        };
         RoundRecovery {
-            policy: Recovery::new(world_size),
+            policy: Recovery::new(&members.iter().map(round_node).collect::<Vec<_>>()),
+            members: members.to_vec(),
+            lost_nodes: Vec::new(),
             arrived: Vec::new(),
             finished: Vec::new(),
             ends: BTreeMap::new(),
@@ -106,14 +143,29 @@ impl RoundRecovery {
         }
     }
 
-    fn decide(&mut self, losses: &[Loss], context: &Context<'_>) -> Option<Decision> {
+    fn decide(&mut self, losses: &[Loss], nodes: &[NodeLoss], context: &Context<'_>) -> Option<Decision> {
         for loss in losses.iter().filter(|loss| loss.kind == LossKind::OwnError) {
             let said: Option<FailedIn> = read(context, &format!("failed/{}", loss.rank));
             if let Some(said) = said.filter(|said| said.incarnation == loss.incarnation) {
                 self.policy.failed_in(loss.rank, loss.incarnation, said.step);
             }
         }
-        self.policy.lost(losses, |rank| has_session(context, rank))
+        self.policy.lost(losses, nodes, |rank| has_session(context, rank))
+    }
+
+    /// What a node is told of a rank that it has from now on.
+    fn moved_rank(&self, rank: usize, to: &JoinedNode) -> Option<MovedRank> {
+        let of = self.members.iter().rfind(|member| member.first_rank <= rank)?;
+        let local_rank = rank - of.first_rank;
+        Some(MovedRank {
+            rank,
+            launcher: to.launcher,
+            address: to.address.clone(),
+            local_rank,
+            local_world_size: of.workers,
+            group_rank: of.group_rank,
+            role_rank: of.first_role_rank + local_rank,
+        })
     }
 
     /// Tells the ranks of a new generation.
@@ -159,14 +211,34 @@ fn loss(worker: &LostWorker) -> Loss {
 }
 
 impl Coordinator {
+    /// The recovery of the round, while that runs.
+    fn running_recovery(&mut self) -> Option<&mut RoundRecovery> {
+        let runs = self.membership.as_ref().is_some_and(Membership::is_running);
+        self.recovery.as_mut().filter(|_| runs)
+    }
+
+    /// Keeps lost nodes whose ranks may move until the batch of messages is read; gives those that are membership's.
+    pub(super) fn keep_for_recovery(&mut self, lost: Vec<LostNode>) -> Vec<LostNode> {
+        let Some(recovery) = self.running_recovery() else { return lost };
+        let may_move = |lost: &LostNode| recovery.policy.has_node(lost.node) && !lost.host;
+        let (kept, others): (Vec<LostNode>, Vec<LostNode>) = lost.into_iter().partition(may_move);
+        recovery.lost_nodes.extend(kept);
+        others
+    }
+
     /// Does what follows from this batch of messages and from what ranks have written.
     pub(super) fn settle_recovery(&mut self, context: &mut Context<'_>) {
-        if self.membership.as_ref().is_some_and(|membership| membership.is_running()) {
+        if self.running_recovery().is_some() {
             self.read_resumed(context);
             self.settle_finished(context);
             self.settle_losses(context);
             self.read_waiting(context);
             self.read_impossible(context);
+        }
+        // Those that were lost when the round had ended for another reason.
+        let left = self.recovery.as_mut().map(|recovery| std::mem::take(&mut recovery.lost_nodes));
+        for lost in left.unwrap_or_default() {
+            self.handle_event(lost.event(), context);
         }
     }
 
@@ -190,11 +262,13 @@ impl Coordinator {
     }
 
     fn settle_losses(&mut self, context: &mut Context<'_>) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = self.running_recovery() else { return };
         let arrived = std::mem::take(&mut recovery.arrived);
-        let Some((node, _)) = arrived.first() else { return };
-        let node = *node;
+        let lost_nodes = std::mem::take(&mut recovery.lost_nodes);
+        let first = arrived.first().map(|(node, _)| *node).or(lost_nodes.first().map(|lost| lost.node));
+        let Some(first) = first else { return };
         let losses: Vec<Loss> = arrived.iter().map(|(_, worker)| loss(worker)).collect();
+        let nodes: Vec<NodeLoss> = lost_nodes.iter().map(LostNode::loss).collect();
         let misuses = arrived.iter().filter(|(_, worker)| worker.failure.is_session_misuse());
         let mut refused = misuses.filter_map(|(_, worker)| {
             let Failure { rank, .. } = worker.failure;
@@ -203,8 +277,16 @@ impl Coordinator {
         let refused = refused.next();
         recovery.failures.extend(arrived.into_iter().map(|(_, worker)| (worker.failure.rank, worker.failure)));
         recovery.since = context.now;
-        let decision = refused.or_else(|| recovery.decide(&losses, context));
-        self.perform_recovery(decision, Some(node), context);
+        let decision = refused.or_else(|| recovery.decide(&losses, &nodes, context));
+        let moves = matches!(decision, Some(Decision::Replace { .. }));
+        self.perform_recovery(decision, Some(first), context);
+        for lost in lost_nodes {
+            let event = match (moves, lost) {
+                (true, LostNode { node, cause, silent, .. }) => Event::Replaced { node, cause, silent },
+                (false, lost) => lost.event(),
+            };
+            self.handle_event(event, context);
+        }
     }
 
     /// A rank waits for a peer that has ended with 0, if one has.
@@ -238,15 +320,17 @@ impl Coordinator {
         }
     }
 
-    /// `node` is where a worker ended, if one did.
+    /// `node` is one that was lost, or where a worker ended, if one did.
     fn perform_recovery(&mut self, decision: Option<Decision>, node: Option<NodeId>, context: &mut Context<'_>) {
         let Some(recovery) = &self.recovery else { return };
         match decision {
             None => {}
-            Some(Decision::Replace { generation, incarnations, reason }) => {
+            Some(Decision::Replace { generation, incarnations, moved, reason }) => {
                 let lost = incarnations.keys().filter_map(|rank| recovery.failures.get(rank));
                 let lost = lost.map(Failure::without_output).collect();
-                let replace = Replace { generation, incarnations, reason, lost };
+                let to = |(rank, node)| recovery.moved_rank(rank, self.joined.get(&node)?);
+                let moved = moved.into_iter().filter_map(to).collect();
+                let replace = Replace { generation, incarnations, moved, reason, lost };
                 recovery.publish(&replace, context);
                 self.broadcast(&FromCoordinator::Replace(Box::new(replace)), context);
             }

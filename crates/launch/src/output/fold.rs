@@ -75,6 +75,11 @@ impl Fold {
         }
     }
 
+    /// There is one more rank on this node.
+    pub fn add_rank(&mut self) {
+        self.ranks_on_this_node += 1;
+    }
+
     /// Takes a line of a rank; returns what is ready to be shown, in order.
     pub fn line(&mut self, rank: usize, line: &[u8], now: Duration) -> Vec<Folded> {
         self.now = self.now.max(now);

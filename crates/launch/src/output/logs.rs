@@ -197,6 +197,11 @@ impl AttemptDirectory {
         AttemptDirectory { path: None }
     }
 
+    /// Creates the directory of one more worker.
+    pub(crate) fn add_worker(&self, local_rank: usize) -> io::Result<()> {
+        self.path.as_ref().map_or(Ok(()), |path| fs::create_dir_all(path.join(local_rank.to_string())))
+    }
+
     /// Where the streams of one worker go.
     pub fn worker(&self, policy: &LogPolicy, local_rank: usize, prefix: &str) -> WorkerFiles {
         let shown = policy.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));

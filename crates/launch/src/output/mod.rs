@@ -97,6 +97,11 @@ impl Output {
         })
     }
 
+    /// This node gets one more worker.
+    pub(crate) fn add_worker(&mut self) {
+        self.folds.iter_mut().flat_map(BTreeMap::values_mut).for_each(Fold::add_rank);
+    }
+
     /// Prepares both streams of a worker; gives what it is to be started with. A log that is not `fresh` goes on.
     pub(crate) fn attach(
         &mut self,

@@ -73,7 +73,7 @@ pub struct Plan {
     pub local_address: Option<String>,
     /// How long to try to reach the endpoint.
     pub connect_timeout: Duration,
-    /// How silent nodes are noticed, in a c10d job of several.
+    /// How silent nodes are noticed, in a job of several by c10d or with `--recover step`.
     pub heartbeat: Option<Heartbeat>,
     /// After how long an operation of the backend counts as stuck, and a report is shown; none: never.
     pub hang_after: Option<Duration>,
@@ -130,8 +130,9 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let serves_from_worker = text(environment::DISABLE_SHARED_STORE).as_deref() == Some("1");
     let worker_serves_store = !job_terms.terms.fixed_ranks && serves_from_worker;
     recovery::check_terms(&request, nodes, &job_terms.terms, worker_serves_store)?;
+    warnings.extend(recovery::order(&job_terms.terms, text(environment::ORDER).as_deref()));
     let spares = match job_terms.terms.step_recovery {
-        true => recovery::spares(&request, &command, &mut warnings)?,
+        true => recovery::spares(&request, max_nodes, &command, &mut warnings)?,
         false => SpareKind::EachRank,
     };
     Ok(Plan {
@@ -225,7 +226,7 @@ fn preload(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<String>, PlanError> {
     let Some(text) = &request.preload else {
-        let wanted = !matches!(spares, SpareKind::EachRank | SpareKind::Shared(0));
+        let wanted = !matches!(spares, SpareKind::EachRank | SpareKind::Shared(0)) && !request.no_python;
         return Ok(if wanted { recovery::default_preload() } else { Vec::new() });
     };
     if request.no_python {

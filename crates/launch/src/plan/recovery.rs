@@ -26,6 +26,16 @@ pub enum SpareKind {
     Hot,
 }
 
+impl SpareKind {
+    /// How many there are that can take over any rank, of a lost node too.
+    pub fn for_any_rank(self) -> usize {
+        match self {
+            SpareKind::Shared(count) => count,
+            SpareKind::EachRank | SpareKind::Hot => 0,
+        }
+    }
+}
+
 /// Whether a lost rank is replaced while its peers keep their step.
 pub(super) fn step_recovery(request: &Request) -> Result<bool, PlanError> {
     let step = match request.recover.as_str() {
@@ -67,9 +77,25 @@ pub(super) fn check_terms(
     Ok(())
 }
 
+/// What to know of the order of sums, where ranks may move to other nodes.
+pub(super) fn order(terms: &MembershipTerms, given: Option<&str>) -> Option<String> {
+    if !terms.step_recovery || terms.max_nodes == 1 {
+        return None;
+    }
+    let name = environment::ORDER;
+    match given {
+        None => Some(format!(
+            "{name}=canonical, so that ranks of a lost node continue elsewhere with the same bits; {name}=hosts is faster"
+        )),
+        Some("canonical") => None,
+        Some(other) => Some(format!("{name}={other}: when ranks of a lost node move, the last bits of sums change")),
+    }
+}
+
 /// Which spares a node keeps.
 pub(super) fn spares(
     request: &Request,
+    max_nodes: usize,
     command: &[OsString],
     warnings: &mut Vec<String>,
 ) -> Result<SpareKind, PlanError> {
@@ -83,9 +109,12 @@ pub(super) fn spares(
         })?),
     };
     let wanted = spares != SpareKind::Shared(0);
-    if request.no_python && wanted {
-        let hint = "leave one of them out; without Python there is no interpreter to prepare";
-        return Err(error("--spares and --no-python contradict each other", hint));
+    if request.no_python {
+        if spares == SpareKind::Hot || wanted && max_nodes == 1 {
+            let hint = "leave one of them out; without Python there is no interpreter to prepare";
+            return Err(error("--spares and --no-python contradict each other", hint));
+        }
+        return Ok(spares);
     }
     if matches!(spares, SpareKind::Shared(1..)) && names_local_rank(command) {
         let text = "no spares are kept: the command line names ${local_rank}, so that no spare fits every rank";

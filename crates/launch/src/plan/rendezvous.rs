@@ -32,6 +32,14 @@ const KNOWN: [&str; 15] = [
 /// Those that torchrun knows and that change nothing here.
 const WITHOUT_EFFECT: [&str; 3] = ["close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"];
 
+/// torchrun's settings, for a fixed number of nodes.
+const FIXED_HEARTBEAT: Heartbeat = Heartbeat { interval: Duration::from_secs(5), attempts: 3 };
+const ELASTIC_HEARTBEAT: Heartbeat = Heartbeat { interval: Duration::from_secs(1), attempts: 5 };
+/// Ranks of a silent node move to others within 5 s, and have been killed by their launcher a second before.
+const RECOVERY_HEARTBEAT: Heartbeat = Heartbeat { interval: Duration::from_millis(500), attempts: 6 };
+/// Until when silence has to be noticed.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(15);
+
 /// How the nodes of a job find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "host and port are those of the endpoint")]
@@ -149,7 +157,7 @@ fn parse_endpoint(text: &str) -> Result<Endpoint, PlanError> {
 pub(super) struct JobTerms {
     pub(super) terms: MembershipTerms,
     pub(super) connect_timeout: Duration,
-    /// In a c10d job of several nodes.
+    /// In a job of several nodes, by c10d or with `--recover step`.
     pub(super) heartbeat: Option<Heartbeat>,
 }
 
@@ -163,10 +171,20 @@ pub(super) fn job_terms(
 ) -> Result<JobTerms, PlanError> {
     let fixed_ranks = matches!(mode, RendezvousMode::Static { .. });
     let join_timeout = if fixed_ranks { conf.seconds("timeout", 900)? } else { conf.seconds("join_timeout", 600)? };
+    let defaults = match step_recovery {
+        true => RECOVERY_HEARTBEAT,
+        false if min_nodes < max_nodes => ELASTIC_HEARTBEAT,
+        false => FIXED_HEARTBEAT,
+    };
     let heartbeat = match mode {
-        RendezvousMode::C10d { .. } => Some(conf.heartbeat(min_nodes < max_nodes)?),
+        RendezvousMode::C10d { .. } => Some(conf.heartbeat(defaults)?),
+        // torchrun's nodes, which take no part in recovery, send none.
+        RendezvousMode::Static { .. } if step_recovery && max_nodes > 1 => Some(conf.heartbeat(defaults)?),
         RendezvousMode::Standalone | RendezvousMode::Static { .. } => None,
     };
+    if let Some(heartbeat) = heartbeat.filter(|_| step_recovery) {
+        check_patience(heartbeat)?;
+    }
     let connect_timeout = if fixed_ranks { join_timeout } else { conf.seconds("read_timeout", 60)? };
     let terms = MembershipTerms {
         // Given ranks leave no room for a smaller job.
@@ -184,6 +202,20 @@ pub(super) fn job_terms(
         step_recovery,
     };
     Ok(JobTerms { terms, connect_timeout, heartbeat })
+}
+
+/// Sessions that have lost a peer wait 20 s for the launcher to notice that too.
+fn check_patience(heartbeat: Heartbeat) -> Result<(), PlanError> {
+    let noticed = heartbeat.coordinator_window() + heartbeat.interval;
+    if noticed <= RECOVERY_PATIENCE {
+        return Ok(());
+    }
+    let message = format!(
+        "--rdzv-conf: a silent node would be noticed after {} s, which is too late for --recover step",
+        noticed.as_secs_f64()
+    );
+    let limit = RECOVERY_PATIENCE.as_secs();
+    Err(error(message, format!("keep_alive_interval × (keep_alive_max_attempt + 3) must be {limit} s at most")))
 }
 
 /// The settings of `--rdzv-conf`.
@@ -225,12 +257,16 @@ impl RendezvousConf {
     }
 
     fn seconds(&self, key: &str, default: u64) -> Result<Duration, PlanError> {
-        let Some(text) = self.get(key) else { return Ok(Duration::from_secs(default)) };
+        self.duration(key, Duration::from_secs(default))
+    }
+
+    fn duration(&self, key: &str, default: Duration) -> Result<Duration, PlanError> {
+        let Some(text) = self.get(key) else { return Ok(default) };
         let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
         seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(|| {
             error(
                 format!("--rdzv-conf {key}={text}: not a number of seconds above 0"),
-                format!("for example {key}={default}"),
+                format!("for example {key}={}", default.as_secs_f64()),
             )
         })
     }
@@ -265,11 +301,10 @@ impl RendezvousConf {
         }
     }
 
-    /// How silence is noticed: torchrun's settings, with its defaults where the number of nodes is fixed.
-    fn heartbeat(&self, elastic: bool) -> Result<Heartbeat, PlanError> {
-        let (interval, attempts) = if elastic { (1, 5) } else { (5, 3) };
-        let interval = self.seconds("keep_alive_interval", interval)?;
-        let attempts = self.count("keep_alive_max_attempt", attempts)?;
+    /// How silence is noticed: torchrun's settings.
+    fn heartbeat(&self, defaults: Heartbeat) -> Result<Heartbeat, PlanError> {
+        let interval = self.duration("keep_alive_interval", defaults.interval)?;
+        let attempts = self.count("keep_alive_max_attempt", defaults.attempts)?;
         if attempts == 0 {
             let hint = "use 1 to drop a node after one silent interval";
             return Err(error("--rdzv-conf keep_alive_max_attempt=0: every node would be lost", hint));

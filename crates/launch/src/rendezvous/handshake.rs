@@ -96,6 +96,7 @@ fn hello(plan: &Plan, identity: &Identity, host_token: Option<u64>) -> Hello {
         workers: plan.job.workers,
         role: plan.job.role.clone(),
         node_rank: plan.node_rank,
+        spares: plan.spares.for_any_rank(),
         terms: WireTerms::from(&plan.terms),
     }
 }

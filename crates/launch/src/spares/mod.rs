@@ -349,7 +349,8 @@ impl Spares {
         if self.hot {
             // Which incarnation it is to be, and in which generation, it is told when it is woken.
             let standby = Incarnation { number: 1, generation: 0 };
-            spawn.variables.extend(recovery_variables(true, standby, |_| None));
+            let inherited = |name: &str| std::env::var_os(name);
+            spawn.variables.extend(recovery_variables(&plan.terms, start.group_rank, standby, inherited));
         }
         if !self.proven {
             spawn.command.truncate(1);

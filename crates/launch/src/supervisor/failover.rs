@@ -73,8 +73,17 @@ impl Supervisor<'_> {
                 Some(RunEnd::success())
             }
             Phase::Waiting | Phase::Running | Phase::Stopping { .. } => {
-                let reason = "lost the connection to the first node, which leads the job".to_owned();
-                self.apply(AfterStop::End(RunEnd::failure(reason)))
+                let reason = match loss {
+                    Loss::Broken => "lost the connection to the first node, which leads the job".to_owned(),
+                    Loss::Silent => format!("lost the connection to the first node, which leads the job: {how}"),
+                };
+                let end = self.apply(AfterStop::End(RunEnd::failure(reason)));
+                if loss == Loss::Silent && self.plan.terms.step_recovery {
+                    // Others have these ranks by now, or will any moment.
+                    self.workers.signal(Signal::SIGKILL);
+                    self.timers.start_kill(Instant::now());
+                }
+                end
             }
         }
     }

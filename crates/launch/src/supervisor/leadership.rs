@@ -60,6 +60,11 @@ impl Leadership {
         }
     }
 
+    /// Who this launcher is.
+    pub(super) fn launcher(&self) -> LauncherId {
+        self.identity.launcher
+    }
+
     pub(super) fn leader(&self) -> &HostPort {
         &self.leader
     }

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::console::{Console, Note};
-use crate::control::Start;
+use crate::control::{MovedRank, Start};
 use crate::drill::{self, Drill};
 use crate::failure::Failure;
 use crate::failure::hang::HangWatch;
@@ -75,7 +75,7 @@ impl<'a> LocalWorkers<'a> {
         self.hang.clear();
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
         let mut source = WorkerSource { spares, guardian, file_limit };
-        let (group, failure) = WorkerGroup::start(self.plan, start, &logs, &mut source, console)?;
+        let (group, failure) = WorkerGroup::start(self.plan, start, logs, &mut source, console)?;
         if let Some(drill) = &mut self.drill {
             drill.started(Instant::now());
         }
@@ -84,21 +84,34 @@ impl<'a> LocalWorkers<'a> {
         Ok(failure)
     }
 
-    /// Replaces a worker that has ended; the failure is that of one that could not be started.
+    /// Starts the next process of a rank: of one that has ended here, or of one that has `moved` here. The failure is that
+    /// of a process that could not be started; nothing if the rank is not this node's.
     pub(super) fn replace(
         &mut self,
-        local_rank: usize,
+        rank: usize,
+        moved: Option<MovedRank>,
         incarnation: Incarnation,
         reports: &Reports,
         console: &mut dyn Console,
-    ) -> Result<Replaced, Box<Failure>> {
-        let Some(group) = &mut self.group else { return Ok(Replaced::default()) };
+    ) -> Option<Result<Replaced, Box<Failure>>> {
+        let group = self.group.as_mut()?;
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
         let mut source = WorkerSource { spares, guardian, file_limit };
-        let replaced = group.replace(self.plan, local_rank, incarnation, &mut source, console)?;
-        self.hang.forget(group.start.first_rank + local_rank);
-        self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
-        Ok(replaced)
+        let replaced = match (moved, group.local_rank(rank)) {
+            (Some(moved), None) => group.take_over(self.plan, moved, incarnation, &mut source, console),
+            (_, Some(local_rank)) => group.replace(self.plan, local_rank, incarnation, &mut source, console),
+            (None, None) => return None,
+        };
+        if replaced.is_ok() {
+            self.hang.forget(rank);
+            self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
+        }
+        Some(replaced)
+    }
+
+    /// Whether a rank runs on this node.
+    pub(super) fn has_rank(&self, rank: usize) -> bool {
+        self.group.as_ref().is_some_and(|group| group.local_rank(rank).is_some())
     }
 
     /// Which of its rank's processes a worker is.

@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use instep_policy::membership::LauncherId;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::{Phase, Supervisor};
 use crate::console::Note;
-use crate::control::{LostWorker, Replace, ToCoordinator};
+use crate::control::{LostWorker, MovedRank, Replace, ToCoordinator};
 use crate::failure::Failure;
 use crate::failure::verdict::HungRank;
 use crate::output::fold::describe_ranks;
@@ -112,28 +113,36 @@ impl Supervisor<'_> {
         self.leadership.send(&ToCoordinator::Lost { workers });
     }
 
-    /// A generation begins: the ranks of this node that were lost get new processes.
+    /// A generation begins: the ranks of this node that were lost get new processes, and so do those that have moved here.
     pub(super) fn replace(&mut self, replace: Replace) {
         // Workers that are told to end have no peers to be replaced for.
-        let (true, Some(start)) = (matches!(self.phase, Phase::Running), &self.rounds.last_start) else { return };
-        let own = start.first_rank..start.first_rank + self.plan.job.workers;
-        let Replace { generation, incarnations, reason, lost } = replace;
-        let whom = if incarnations.len() == 1 { "it" } else { "them" };
-        self.console.note(Note::Progress(format!("{reason}; replacing {whom} (generation {generation})")));
+        if !matches!(self.phase, Phase::Running) {
+            return;
+        }
+        let Replace { generation, incarnations, moved, reason, lost } = replace;
+        let what = describe_replacement(&incarnations, &moved);
+        self.console.note(Note::Progress(format!("{reason}; {what} (generation {generation})")));
         self.recovery.replacements += incarnations.len() as u64;
-        self.recovery.losses.extend(lost.into_iter().filter(|failure| !own.contains(&failure.rank)));
+        self.recovery.losses.extend(lost.into_iter().filter(|failure| !self.workers.has_rank(failure.rank)));
         let mut not_started = Vec::new();
-        for (rank, number) in incarnations.into_iter().filter(|(rank, _)| own.contains(rank)) {
+        for (rank, number) in incarnations {
             let incarnation = Incarnation { number, generation };
             let since = self.recovery.awaited.remove(&rank);
-            match self.workers.replace(rank - own.start, incarnation, &self.reports, self.console) {
-                Ok(worker) => {
+            let to_us = |moved: &&MovedRank| moved.rank == rank && moved.launcher == self.leadership.launcher();
+            let moved = moved.iter().find(to_us).cloned();
+            let from_another = moved.is_some();
+            match self.workers.replace(rank, moved, incarnation, &self.reports, self.console) {
+                None => {}
+                Some(Ok(worker)) => {
                     let seconds = since.map(|since| since.elapsed().as_secs_f64());
                     let replaced = json!({"rank": rank, "incarnation": number, "generation": generation,
-                        "pid": worker.pid, "warm": worker.warm, "hot": worker.hot, "seconds": seconds});
+                        "pid": worker.pid, "warm": worker.warm, "hot": worker.hot, "moved": from_another,
+                        "seconds": seconds});
                     self.reports.events.note("rank_replaced", replaced);
                 }
-                Err(failure) => not_started.push(LostWorker { incarnation: number, hung: false, failure: *failure }),
+                Some(Err(failure)) => {
+                    not_started.push(LostWorker { incarnation: number, hung: false, failure: *failure });
+                }
             }
         }
         self.send_losses(not_started);
@@ -163,5 +172,51 @@ impl Supervisor<'_> {
         Some(format!(
             "{who} failed because of it outside of a step of an instep.elastic.Session, so all workers restart"
         ))
+    }
+}
+
+/// What is done about lost ranks, for people: "replacing it", or "moving rank 2 to a and rank 3 to b".
+fn describe_replacement(incarnations: &BTreeMap<usize, u32>, moved: &[MovedRank]) -> String {
+    let mut places: BTreeMap<LauncherId, (&str, Vec<usize>)> = BTreeMap::new();
+    for rank in moved {
+        places.entry(rank.launcher).or_insert((&rank.address, Vec::new())).1.push(rank.rank);
+    }
+    let mut places: Vec<(&str, Vec<usize>)> = places.into_values().collect();
+    places.sort_by_key(|(_, ranks)| ranks.first().copied());
+    let moves: Vec<String> =
+        places.into_iter().map(|(address, ranks)| format!("{} to {address}", describe_ranks(&ranks))).collect();
+    let in_place: Vec<usize> =
+        incarnations.keys().filter(|rank| !moved.iter().any(|moved| moved.rank == **rank)).copied().collect();
+    match (moves.as_slice(), in_place.as_slice()) {
+        ([], [_]) => "replacing it".to_owned(),
+        ([], _) => "replacing them".to_owned(),
+        (_, []) => format!("moving {}", moves.join(", ")),
+        _ => format!("moving {}, replacing {}", moves.join(", "), describe_ranks(&in_place)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::describe_replacement;
+    use crate::control::MovedRank;
+    use instep_policy::membership::LauncherId;
+    use std::collections::BTreeMap;
+
+    fn moved(rank: usize, launcher: u64, address: &str) -> MovedRank {
+        let (launcher, address) = (LauncherId(launcher), address.to_owned());
+        MovedRank { rank, launcher, address, local_rank: 0, local_world_size: 1, group_rank: 1, role_rank: rank }
+    }
+
+    #[test]
+    fn people_are_told_who_goes_where() {
+        let lost = |ranks: &[usize]| ranks.iter().map(|rank| (*rank, 1)).collect::<BTreeMap<usize, u32>>();
+        for (ranks, moves, text) in [
+            (vec![3], vec![], "replacing it"),
+            (vec![3, 4], vec![], "replacing them"),
+            (vec![2, 3], vec![moved(2, 9, "a"), moved(3, 1, "b")], "moving rank 2 to a, rank 3 to b"),
+            (vec![0, 2, 3], vec![moved(2, 9, "a"), moved(3, 9, "a")], "moving ranks 2-3 to a, replacing rank 0"),
+        ] {
+            assert_eq!(describe_replacement(&lost(&ranks), &moves), text);
+        }
     }
 }

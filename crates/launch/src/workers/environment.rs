@@ -5,6 +5,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use instep_policy::membership::MembershipTerms;
+
 use crate::control::Start;
 
 /// Set by the user to choose threads per worker; defaults to 1 where several workers share a node.
@@ -31,6 +33,14 @@ const RECOVER: &str = "INSTEP_RECOVER";
 const INCARNATION: &str = "INSTEP_INCARNATION";
 /// The generation for which a worker was started; 0 at first.
 const RECOVERY_GENERATION: &str = "INSTEP_RECOVERY_GENERATION";
+
+/// The node that a worker runs on: not `GROUP_RANK` where the node of its rank was lost.
+const NODE: &str = "INSTEP_NODE";
+
+/// In which order the backend adds numbers up.
+pub const ORDER: &str = "INSTEP_ORDER";
+/// The order that does not depend on which ranks share a host.
+const CANONICAL: &str = "canonical";
 
 /// What ranks of our backend show each other; the user's own wins, and an empty one means none.
 const SECRET: &str = "INSTEP_SECRET";
@@ -140,18 +150,25 @@ pub struct Incarnation {
 
 /// What a worker is told of recovery; `inherited` is the launcher's own environment, which may be that of a worker.
 pub fn recovery_variables(
-    step_recovery: bool,
+    terms: &MembershipTerms,
+    node: usize,
     incarnation: Incarnation,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<(&'static str, OsString)> {
-    if !step_recovery {
+    if !terms.step_recovery {
         return inherited(RECOVER).map(|_| (RECOVER, "round".into())).into_iter().collect();
     }
-    vec![
+    let mut variables = vec![
         (RECOVER, "step".into()),
         (INCARNATION, incarnation.number.to_string().into()),
         (RECOVERY_GENERATION, incarnation.generation.to_string().into()),
-    ]
+        (NODE, node.to_string().into()),
+    ];
+    // A rank that moves to another node must not change the sums.
+    if terms.max_nodes > 1 && inherited(ORDER).is_none() {
+        variables.push((ORDER, CANONICAL.into()));
+    }
+    variables
 }
 
 /// The one device a worker sees under `--virtual-local-rank`.
@@ -182,8 +199,10 @@ mod tests {
     use super::{EnvironmentError, Incarnation, JobFacts, recovery_variables, worker_variables};
     use crate::control::Start;
     use crate::control::secret::JobSecret;
+    use instep_policy::membership::{MembershipTerms, Quorum};
     use std::collections::BTreeMap;
     use std::ffi::OsString;
+    use std::time::Duration;
 
     fn job() -> JobFacts {
         JobFacts {
@@ -195,6 +214,23 @@ mod tests {
             virtual_local_rank: false,
             default_threads: Some(1),
             replaces_gloo: false,
+        }
+    }
+
+    fn terms() -> MembershipTerms {
+        MembershipTerms {
+            min_nodes: 1,
+            max_nodes: 1,
+            fixed_ranks: true,
+            max_restarts: 0,
+            last_call: Duration::ZERO,
+            join_timeout: Duration::ZERO,
+            max_changes: 0,
+            settle: Duration::ZERO,
+            rejoin_window: Duration::ZERO,
+            fence: Duration::ZERO,
+            quorum: Quorum::Majority,
+            step_recovery: false,
         }
     }
 
@@ -274,15 +310,19 @@ mod tests {
     #[test]
     fn workers_are_told_which_incarnation_they_are_where_ranks_are_replaced() {
         let second = Incarnation { number: 2, generation: 5 };
-        let given = |step: bool, own: Option<&str>| {
-            let inherited = |name: &str| own.filter(|_| name == "INSTEP_RECOVER").map(OsString::from);
-            let all = recovery_variables(step, second, inherited).into_iter();
+        let given = |step_recovery: bool, max_nodes: usize, own: &str| {
+            let inherited = |name: &str| Some(own.strip_prefix(name)?.strip_prefix('=')?.into());
+            let terms = MembershipTerms { step_recovery, max_nodes, ..terms() };
+            let all = recovery_variables(&terms, 4, second, inherited).into_iter();
             all.map(|(name, value)| format!("{name}={}", value.to_string_lossy())).collect::<Vec<_>>()
         };
-        let expected = ["INSTEP_RECOVER=step", "INSTEP_INCARNATION=2", "INSTEP_RECOVERY_GENERATION=5"];
-        assert_eq!(given(true, None), expected);
-        assert_eq!(given(false, None), Vec::<String>::new());
-        assert_eq!(given(false, Some("step")), ["INSTEP_RECOVER=round"], "a launcher below another one");
+        let expected = ["INSTEP_RECOVER=step", "INSTEP_INCARNATION=2", "INSTEP_RECOVERY_GENERATION=5", "INSTEP_NODE=4"];
+        assert_eq!(given(true, 1, ""), expected);
+        assert_eq!(given(false, 1, ""), Vec::<String>::new());
+        assert_eq!(given(false, 1, "INSTEP_RECOVER=step"), ["INSTEP_RECOVER=round"], "a launcher below another one");
+        assert_eq!(given(true, 2, "")[4..], ["INSTEP_ORDER=canonical"], "a rank that moves changes no sum");
+        assert_eq!(given(true, 2, "INSTEP_ORDER=hosts"), expected, "the user has the last word");
+        assert_eq!(given(false, 2, ""), Vec::<String>::new());
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! This node's workers of one round, started together and ended together: torchelastic's worker group.
+//!
+//! Under `--recover step` ranks of lost nodes may come later. Here they have the local ranks after this node's own; what their
+//! scripts are told is what they were told on their first node.
 
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -7,7 +10,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::console::{Console, Note};
-use crate::control::Start;
+use crate::control::{MovedRank, Start};
 use crate::drill::Drill;
 use crate::failure::{self, ExitStatus, Failure};
 use crate::output::Output;
@@ -18,7 +21,7 @@ use crate::spares::Spares;
 use crate::workers::environment::{Incarnation, recovery_variables};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Worker};
-use crate::workers::spawn::worker_spawn;
+use crate::workers::spawn::{moved_worker_spawn, worker_spawn};
 
 /// The shell's exit codes for a command that is not there, or cannot be run.
 const EXIT_NOT_FOUND: i32 = 127;
@@ -31,8 +34,11 @@ const SHOWN_LINES: usize = 20;
 pub(crate) struct WorkerGroup {
     pub(crate) start: Start,
     pub(crate) output: Output,
+    /// By local rank on this node; those after this node's own have moved here.
     workers: Vec<Worker>,
     files: Vec<WorkerFiles>,
+    moved: Vec<MovedRank>,
+    logs: AttemptDirectory,
     host: String,
     /// What the launcher has told the workers to end with, and when, in seconds since 1970.
     sent: Option<(Signal, f64)>,
@@ -61,15 +67,17 @@ impl WorkerGroup {
     pub(crate) fn start(
         plan: &Plan,
         start: Start,
-        logs: &AttemptDirectory,
+        logs: AttemptDirectory,
         source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> std::io::Result<(WorkerGroup, Option<Failure>)> {
         let workers = plan.job.workers;
         let mut group = WorkerGroup {
-            output: Output::new(&plan.logs, logs, workers)?,
+            output: Output::new(&plan.logs, &logs, workers)?,
             workers: Vec::with_capacity(workers),
             files: Vec::with_capacity(workers),
+            moved: Vec::new(),
+            logs,
             host: plan.address.clone(),
             sent: None,
             start,
@@ -79,21 +87,52 @@ impl WorkerGroup {
         }
         for local_rank in 0..workers {
             let rank = group.start.first_rank + local_rank;
-            let template = plan.logs.prefix_template.as_deref();
-            let prefix = logs::line_prefix(
-                template,
-                &plan.job.role,
-                local_rank,
-                rank,
-                &crate::rendezvous::endpoint::host_name(),
-            );
-            group.files.push(logs.worker(&plan.logs, local_rank, &prefix));
+            group.add_files(plan, rank, local_rank);
             match group.start_worker(plan, local_rank, Incarnation::default(), source, console) {
                 Ok(worker) => group.workers.push(worker),
                 Err(failure) => return Ok((group, Some(*failure))),
             }
         }
         Ok((group, None))
+    }
+
+    fn add_files(&mut self, plan: &Plan, rank: usize, local_rank: usize) {
+        let (template, host) = (plan.logs.prefix_template.as_deref(), crate::rendezvous::endpoint::host_name());
+        let prefix = logs::line_prefix(template, &plan.job.role, local_rank, rank, &host);
+        self.files.push(self.logs.worker(&plan.logs, local_rank, &prefix));
+    }
+
+    /// Starts a rank of a lost node beside the workers of this one.
+    pub(crate) fn take_over(
+        &mut self,
+        plan: &Plan,
+        moved: MovedRank,
+        incarnation: Incarnation,
+        source: &mut WorkerSource<'_>,
+        console: &dyn Console,
+    ) -> Result<Replaced, Box<Failure>> {
+        let (rank, local_rank) = (moved.rank, self.workers.len());
+        self.moved.push(moved);
+        self.add_files(plan, rank, local_rank);
+        let added = self.logs.add_worker(local_rank).map_err(|cause| {
+            let message = Some(format!("cannot create a folder for its logs: {cause}"));
+            Box::new(self.describe(rank, local_rank, 0, ExitStatus(1), message))
+        });
+        self.output.add_worker();
+        let worker = added.and_then(|()| self.start_worker(plan, local_rank, incarnation, source, console))?;
+        let replaced = Replaced { pid: worker.pid.as_raw(), warm: worker.warm, hot: worker.hot };
+        self.workers.push(worker);
+        Ok(replaced)
+    }
+
+    /// The local rank here of a rank of the job.
+    pub(crate) fn local_rank(&self, rank: usize) -> Option<usize> {
+        self.workers.iter().position(|worker| worker.rank == rank)
+    }
+
+    /// The rank that moved here to become this local rank.
+    fn moved(&self, plan: &Plan, local_rank: usize) -> Option<&MovedRank> {
+        self.moved.get(local_rank.checked_sub(plan.job.workers)?)
     }
 
     /// Puts another worker in the place of one while the others run: same rank, next incarnation. What is left of the
@@ -129,7 +168,7 @@ impl WorkerGroup {
         source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> Result<Worker, Box<Failure>> {
-        let rank = self.start.first_rank + local_rank;
+        let rank = self.moved(plan, local_rank).map_or(self.start.first_rank + local_rank, |moved| moved.rank);
         self.try_start(plan, rank, local_rank, incarnation, source, console)
             .map(|worker| Worker { incarnation: incarnation.number, ..worker })
             .map_err(|(exit, message)| Box::new(self.describe(rank, local_rank, 0, ExitStatus(exit), Some(message))))
@@ -146,14 +185,18 @@ impl WorkerGroup {
     ) -> Result<Worker, (i32, String)> {
         let other = |cause: &dyn std::fmt::Display| (1, cause.to_string());
         let files = &self.files[local_rank];
-        let fresh = incarnation.number == 0;
+        // What replaces a worker of this node goes on with its log.
+        let fresh = self.workers.get(local_rank).is_none();
         let streams = self.output.attach(rank, local_rank, files, fresh, console).map_err(|cause| other(&cause))?;
         let error_file = files.error_file.as_deref();
-        let mut spawn =
-            worker_spawn(plan, &self.start, local_rank, error_file, source.guardian, source.file_limit, streams)
-                .map_err(|cause| other(&cause))?;
+        let (start, guardian, file_limit) = (&self.start, &*source.guardian, source.file_limit);
+        let spawn = match self.moved(plan, local_rank) {
+            None => worker_spawn(plan, start, local_rank, error_file, guardian, file_limit, streams),
+            Some(moved) => moved_worker_spawn(plan, start, moved, error_file, guardian, file_limit, streams),
+        };
+        let mut spawn = spawn.map_err(|cause| other(&cause))?;
         let inherited = |name: &str| std::env::var_os(name);
-        spawn.variables.extend(recovery_variables(plan.terms.step_recovery, incarnation, inherited));
+        spawn.variables.extend(recovery_variables(&plan.terms, self.start.group_rank, incarnation, inherited));
         // Hot spares are for the round whose script they have run.
         let fits = !fresh || plan.spares != SpareKind::Hot;
         if fits && let Some(worker) = source.spares.take(plan, rank, local_rank, &spawn, source.guardian) {
@@ -388,7 +431,7 @@ mod tests {
             file_limit: FileLimit::current().expect("a limit"),
         };
         let mut console = RecordingConsole::default();
-        let started = WorkerGroup::start(&plan, start(), &logs, &mut source, &console).expect("begun");
+        let started = WorkerGroup::start(&plan, start(), logs, &mut source, &console).expect("begun");
         let (mut group, failure) = started;
         assert_eq!(failure, None);
         read_lines(&mut group, &mut console, 2);

@@ -5,11 +5,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::control::Start;
+use crate::control::{MovedRank, Start};
 use crate::failure::hang;
 use crate::output::logs;
 use crate::plan::Plan;
-use crate::workers::environment::{self, EnvironmentError};
+use crate::workers::environment::{self, EnvironmentError, JobFacts};
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Spawn};
 
@@ -37,6 +37,28 @@ pub(crate) fn worker_spawn(
         guardian: guardian.pipe().map(|pipe| pipe.as_raw_fd()),
         spare: None,
     })
+}
+
+/// The same for a rank that another node has started first: its place among the others stays what it was there. It is bound
+/// to no CPUs, since those of its local rank are a worker's of this node.
+pub(crate) fn moved_worker_spawn(
+    plan: &Plan,
+    start: &Start,
+    moved: &MovedRank,
+    error_file: Option<&Path>,
+    guardian: &Guardian,
+    file_limit: FileLimit,
+    streams: (OwnedFd, OwnedFd),
+) -> Result<Spawn, EnvironmentError> {
+    let start = Start {
+        group_rank: moved.group_rank,
+        first_rank: moved.rank - moved.local_rank,
+        first_role_rank: moved.role_rank - moved.local_rank,
+        ..start.clone()
+    };
+    let job = JobFacts { workers: moved.local_world_size, ..plan.job.clone() };
+    let plan = Plan { job, worker_cpus: Vec::new(), ..plan.clone() };
+    worker_spawn(&plan, &start, moved.local_rank, error_file, guardian, file_limit, streams)
 }
 
 /// `--no-python` entry points say `python3`: the interpreter's folder goes first on their `PATH`.

@@ -86,6 +86,7 @@ impl Launcher {
             workers: 2,
             role: "default".to_owned(),
             node_rank: 0,
+            spares: 0,
             terms: WireTerms::from(terms),
         };
         change(&mut hello);

@@ -198,6 +198,40 @@ fn lost_ranks_are_replaced_where_the_user_asks_for_it() {
 }
 
 #[test]
+fn recovery_over_several_nodes_notices_silence_and_keeps_the_order_of_sums() {
+    for backend in ["static", "c10d"] {
+        let several = |request: &mut Request| {
+            request.recover = "step".to_owned();
+            request.nnodes = "3".to_owned();
+            request.rdzv_backend = backend.to_owned();
+            request.rdzv_endpoint = "a:29400".to_owned();
+        };
+        let plan = resolve(several).expect("valid");
+        let heartbeat = plan.heartbeat.expect("also where ranks are given");
+        assert!(heartbeat.coordinator_window() + heartbeat.interval <= Duration::from_secs(5), "{heartbeat:?}");
+        assert!(
+            plan.warnings.iter().any(|warning| warning.starts_with("INSTEP_ORDER=canonical")),
+            "{:?}",
+            plan.warnings
+        );
+        let late = resolve(|request| {
+            several(request);
+            request.rdzv_conf = "keep_alive_interval=5,keep_alive_max_attempt=3".to_owned();
+        });
+        assert!(late.expect_err("too late").message.contains("would be noticed after 30 s"));
+        let without_python = resolve(|request| {
+            several(request);
+            request.no_python = true;
+            request.spares = Some("2".to_owned());
+        });
+        let plan = without_python.expect("room for ranks of lost nodes");
+        assert_eq!((plan.spares, plan.preload), (SpareKind::Shared(2), Vec::new()));
+    }
+    let plan = resolve(|request| request.recover = "step".to_owned()).expect("valid");
+    assert!(plan.heartbeat.is_none() && !plan.warnings.iter().any(|warning| warning.contains("INSTEP_ORDER")));
+}
+
+#[test]
 fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
     type Change = fn(&mut Request);
     let cases: [(Change, &str, &str); 6] = [

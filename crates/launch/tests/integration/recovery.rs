@@ -1,6 +1,6 @@
 //! Generations on real sockets: what the coordinator tells launchers and writes for ranks, and what it believes of them.
 
-use instep_launch::control::{FromCoordinator, LostWorker, Replace, ToCoordinator};
+use instep_launch::control::{FromCoordinator, Hello, LostWorker, MovedRank, Replace, ToCoordinator};
 use instep_launch::failure::{ExitStatus, Failure};
 use instep_policy::membership::MembershipTerms;
 use instep_store::{Client, Server};
@@ -18,9 +18,15 @@ struct Job {
 
 impl Job {
     fn start(terms: &MembershipTerms, sessions: &[usize]) -> Job {
+        Job::with_spares(terms, sessions, 0)
+    }
+
+    /// The first node has so many spares.
+    fn with_spares(terms: &MembershipTerms, sessions: &[usize], spares: usize) -> Job {
         let server = serve(terms);
-        let mut first = Launcher::join(&server, terms, |hello| hello.host_token = Some(TOKEN)).welcome();
-        let mut second = Launcher::join(&server, terms, |hello| hello.node_rank = 1).welcome();
+        let join = |change: &dyn Fn(&mut Hello)| Launcher::join(&server, terms, change).welcome();
+        let mut first = join(&|hello| (hello.host_token, hello.spares) = (Some(TOKEN), spares));
+        let mut second = join(&|hello| (hello.node_rank, hello.address) = (1, "b".to_owned()));
         assert_eq!((first.start().first_rank, second.start().first_rank), (0, 2));
         let mut ranks = Client::connect("127.0.0.1", server.port(), TIMEOUT).expect("connect");
         for rank in sessions {
@@ -92,12 +98,44 @@ fn ranks_are_told_before_the_stop_that_a_generation_is_abandoned() {
 }
 
 #[test]
-fn ranks_of_a_lost_node_are_not_replaced() {
-    let Job { mut first, second, mut ranks, _server } = Job::start(&recovering(1), &[0, 1, 2, 3]);
+fn ranks_of_a_lost_node_move_to_one_with_spares() {
+    let Job { mut first, second, mut ranks, _server } = Job::with_spares(&recovering(1), &[0, 1, 2, 3], 2);
     drop(second);
-    assert!(matches!(first.next_message(), Some(FromCoordinator::Stop { .. })));
+    let Some(FromCoordinator::Replace(replace)) = first.next_message() else { panic!("expected a replacement") };
+    assert_eq!((replace.generation, replace.incarnations.into_iter().collect()), (1, vec![(2, 1), (3, 1)]));
+    assert_eq!(replace.reason, "node b (pid 1) was lost: its connection broke");
+    let told =
+        |moved: &MovedRank| (moved.rank, moved.local_rank, moved.local_world_size, moved.group_rank, moved.role_rank);
+    assert_eq!(replace.moved.iter().map(told).collect::<Vec<_>>(), [(2, 0, 2, 1, 2), (3, 1, 2, 1, 3)]);
+    assert!(replace.moved.iter().all(|moved| moved.address == "a"));
+    ranks.set("instep/recovery/resumed/1", br#"{"step": 17}"#).expect("set");
+    assert!(matches!(first.next_message(), Some(FromCoordinator::Recovered { generation: 1, step: 17, .. })));
+    let ends = (0..4).map(|rank| Failure { exit: ExitStatus(0), ..failed_worker(rank) }).collect();
+    first.say(&ToCoordinator::RanksFinished { ends });
+    first.say(&ToCoordinator::Finished {});
+    assert_eq!(first.next_message(), Some(FromCoordinator::Complete {}), "the lost node is not waited for");
+}
+
+#[test]
+fn without_spares_for_all_ranks_of_a_lost_node_all_workers_restart() {
+    let Job { mut first, second, mut ranks, _server } = Job::with_spares(&recovering(1), &[0, 1, 2, 3], 1);
+    drop(second);
+    let reason = "node b (pid 1) was lost: its connection broke: the other nodes are 1 spare short (--spares), so all workers \
+                  restart; restart 1 of 1";
+    assert_eq!(first.next_message(), Some(FromCoordinator::Stop { reason: reason.to_owned(), at_once: false }));
     let value = ranks.get("instep/recovery/generation/1").expect("published");
     assert!(String::from_utf8_lossy(&value).contains("abandoned"));
+}
+
+#[test]
+fn a_node_that_is_started_in_place_of_a_lost_one_waits_for_the_next_round() {
+    let terms = recovering(1);
+    let Job { mut first, second, ranks: _ranks, _server } = Job::with_spares(&terms, &[0, 1, 2, 3], 2);
+    drop(second);
+    assert!(matches!(first.next_message(), Some(FromCoordinator::Replace(_))));
+    let mut third = Launcher::join(&_server, &terms, |hello| hello.node_rank = 1).welcome();
+    first.say(&ToCoordinator::Finished {});
+    assert_eq!(third.next_message(), Some(FromCoordinator::Complete {}));
 }
 
 #[test]

@@ -122,6 +122,14 @@ pub enum Event {
         /// Nothing is known but that it is silent: it may be alive.
         silent: bool,
     },
+    /// A node is there no more, and others have its ranks: the round goes on without it ([`crate::recovery`]).
+    Replaced {
+        node: NodeId,
+        /// How it was noticed.
+        cause: String,
+        /// Nothing is known but that it is silent: it may be alive.
+        silent: bool,
+    },
     /// Several nodes are silent at the same time: no round may start with some of them because others are looked at first.
     Silent {
         /// Who, and how it was noticed.

@@ -242,6 +242,10 @@ impl Membership {
                 actions
             }
             Event::Lost { node, cause, silent } => self.gone(node, "was lost", cause, silent, now),
+            Event::Replaced { node, cause, silent } => {
+                self.remove(node, &cause, silent);
+                self.complete_if_finished()
+            }
             Event::Silent { nodes } => {
                 for (node, _) in &nodes {
                     self.change(*node, NodeState::Ready, NodeState::Draining);
@@ -452,17 +456,11 @@ impl Membership {
     }
 
     fn gone(&mut self, id: NodeId, how: &str, cause: String, silent: bool, now: Duration) -> Vec<Action> {
-        let Some(node) = self.nodes.remove(&id) else { return Vec::new() };
         let was_member = self.members.contains(&id);
-        self.members.retain(|member| *member != id);
+        let Some(node) = self.remove(id, &cause, silent) else { return Vec::new() };
         if node.facts.host {
             return self.host_gone(how, &cause);
         }
-        if !silent {
-            self.ended.insert(node.facts.launcher);
-        }
-        let name = describe(&node.facts);
-        self.views().for_each(|view| view.gone(node.facts.launcher, format!("{name}: {cause}"), silent));
         let mut urgent = Vec::new();
         if silent && self.may_be_superseded() {
             let alive = |id: &&NodeId| !matches!(self.state(**id), None | Some(NodeState::Ready));
@@ -473,6 +471,18 @@ impl Membership {
         let mut actions = self.without(id, node, was_member, how, &cause, now);
         actions.extend(urgent);
         actions
+    }
+
+    /// A node is there no more, as others will remember it.
+    fn remove(&mut self, id: NodeId, cause: &str, silent: bool) -> Option<Node> {
+        let node = self.nodes.remove(&id)?;
+        self.members.retain(|member| *member != id);
+        if !silent {
+            self.ended.insert(node.facts.launcher);
+        }
+        let name = describe(&node.facts);
+        self.views().for_each(|view| view.gone(node.facts.launcher, format!("{name}: {cause}"), silent));
+        Some(node)
     }
 
     /// Whether those who are heard are too few to go on.

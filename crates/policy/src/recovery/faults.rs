@@ -38,7 +38,7 @@ impl Faults {
             LossKind::Signal => self.open.signals += 1,
             LossKind::OwnError => self.open.own_errors += 1,
             // The machine's fault, not the step's.
-            LossKind::NotStarted => {}
+            LossKind::NotStarted | LossKind::WithNode => {}
         }
     }
 

@@ -1,10 +1,11 @@
 //! What happens when a rank is lost and its peers are to keep their step: `--recover step`.
 //!
 //! One [`Recovery`] lives in the coordinator beside [`crate::membership`], for one round. Launchers tell it which of their
-//! workers ended ([`Loss`]); it answers with a [`Decision`]. A *generation* is one composition of the ranks inside a round:
-//! generation 0 has the processes that the round started with, and every loss that is replaced begins the next one, in
-//! which the lost ranks have new processes (their next *incarnation*) and all others keep theirs. When the ranks have met
-//! in a generation and agreed on a step they say so ([`Recovery::resumed`]).
+//! workers ended ([`Loss`]), the coordinator which nodes are gone ([`NodeLoss`]); it answers with a [`Decision`]. A
+//! *generation* is one composition of the ranks inside a round: generation 0 has the processes that the round started with,
+//! and every loss that is replaced begins the next one, in which the lost ranks have new processes (their next
+//! *incarnation*) and all others keep theirs. When the ranks have met in a generation and agreed on a step they say so
+//! ([`Recovery::resumed`]).
 //!
 //! Rules, in the order in which they are looked at:
 //!
@@ -13,25 +14,30 @@
 //!    it is known when the ranks resume; until then all losses of a rank count as losses in one step. What the script does
 //!    wrong on every rank and every time ends the job at once (module `script`).
 //! 2. All restart where a replacement cannot help: it could not be started; some rank has finished, and would be missing;
-//!    no rank with the state of the step is left; or a surviving rank has no session that waits for generations. So they do
-//!    when a rank says that it cannot recover.
-//! 3. Else the lost ranks are replaced, those that are lost together in one generation. A loss while a recovery is under
-//!    way begins the next generation.
+//!    no rank with the state of the step is left; a surviving rank has no session that waits for generations; or the other
+//!    nodes have too few spares for the ranks of a lost one. So they do when a rank says that it cannot recover.
+//! 3. Else the lost ranks are replaced, those that are lost together in one generation: on their own node, or if that is
+//!    lost, on others (module `homes`). A loss while a recovery is under way begins the next generation.
 //!
 //! Invariant, beside M1–M6 of membership and cited by the simulation in `tests/integration`:
 //!
-//! - M7: at most one process is alive for each logical rank and generation. A rank is replaced only after its launcher said
-//!   that its process has ended, by the same launcher, and each incarnation is ordered once.
+//! - M7: at most one process takes part in a generation for each logical rank. Each incarnation is ordered once, of one
+//!   launcher: after the one that has the rank said that its process ended, or was lost. On a node that is only silent, the
+//!   old process may live for a moment; it belongs to an earlier generation, in which nobody is left to meet.
 //!
-//! Deliberately absent: steps and their state, which are the ranks' own; nodes, which are membership's: a lost node ends the
-//! round as it does everywhere else.
+//! Deliberately absent: steps and their state, which are the ranks' own; who is a node of the job, which is membership's.
 
 mod faults;
+mod homes;
 mod script;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use faults::Faults;
+use homes::Homes;
+pub use homes::RoundNode;
+
+use crate::membership::NodeId;
 
 /// How often signals may end a rank in one step.
 pub const MAX_SIGNALS: u32 = 5;
@@ -47,6 +53,8 @@ pub enum LossKind {
     OwnError,
     /// It was to replace another, and could not be started.
     NotStarted,
+    /// Its node was lost.
+    WithNode,
 }
 
 /// A worker that ended and should not have.
@@ -62,6 +70,15 @@ pub struct Loss {
     pub cause: String,
 }
 
+/// A node that is gone, with all of its workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeLoss {
+    /// Which.
+    pub node: NodeId,
+    /// What happened, for people: "node a (pid 3) was lost: its connection broke".
+    pub cause: String,
+}
+
 /// What follows a loss.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
@@ -71,6 +88,8 @@ pub enum Decision {
         generation: u64,
         /// The ranks lost, and the incarnation that each gets.
         incarnations: BTreeMap<usize, u32>,
+        /// Those of them that another node starts from now on, and which.
+        moved: BTreeMap<usize, NodeId>,
         /// Why, for people.
         reason: String,
     },
@@ -95,6 +114,7 @@ pub enum Decision {
 pub struct Recovery {
     /// By rank: which of its processes is the newest.
     incarnations: Vec<u32>,
+    homes: Homes,
     generation: u64,
     /// The newest generation in which the ranks have resumed.
     resumed: u64,
@@ -109,10 +129,12 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// A round of so many ranks, which have just started.
-    pub fn new(world_size: usize) -> Recovery {
+    /// A round of these nodes, in order of group rank, whose ranks have just started.
+    pub fn new(nodes: &[RoundNode]) -> Recovery {
+        let world_size = nodes.iter().map(|node| node.ranks.len()).sum();
         Recovery {
             incarnations: vec![0; world_size],
+            homes: Homes::new(nodes),
             generation: 0,
             resumed: 0,
             intact: (0..world_size).collect(),
@@ -138,6 +160,11 @@ impl Recovery {
         self.incarnations.iter().copied().enumerate().filter(|(_, incarnation)| *incarnation > 0).collect()
     }
 
+    /// Whether ranks of this round may run on a node.
+    pub fn has_node(&self, node: NodeId) -> bool {
+        self.homes.has(node)
+    }
+
     /// A rank has ended with 0. If that was before it heard of a generation that is under way, that one never meets.
     pub fn finished(&mut self, rank: usize) -> Option<Decision> {
         self.finished.insert(rank);
@@ -149,10 +176,20 @@ impl Recovery {
         Some(Decision::RestartAll { generation: self.generation + 1, reason })
     }
 
-    /// Ranks were lost, all at the same moment. `has_session` tells of a rank whether its script waits for generations.
-    pub fn lost(&mut self, losses: &[Loss], has_session: impl Fn(usize) -> bool) -> Option<Decision> {
-        let is_news = |loss: &&Loss| self.incarnations.get(loss.rank) == Some(&loss.incarnation);
-        let losses: Vec<&Loss> = losses.iter().filter(is_news).collect();
+    /// Ranks and nodes were lost, all at the same moment. `has_session` tells of a rank whether its script waits for
+    /// generations.
+    pub fn lost(
+        &mut self,
+        losses: &[Loss],
+        nodes: &[NodeLoss],
+        has_session: impl Fn(usize) -> bool,
+    ) -> Option<Decision> {
+        let is_news = |loss: &Loss| self.incarnations.get(loss.rank) == Some(&loss.incarnation);
+        let mut losses: Vec<Loss> = losses.iter().filter(|loss| is_news(loss)).cloned().collect();
+        for NodeLoss { node, cause } in nodes {
+            losses.extend(self.losses_with(*node, cause));
+            self.homes.forget(*node);
+        }
         let first = losses.first().filter(|_| !self.over)?;
         for loss in &losses {
             self.intact.remove(&loss.rank);
@@ -163,10 +200,17 @@ impl Recovery {
         if let Some(end) = self.ending_fault(&lost) {
             return Some(end);
         }
-        if let Some(why) = self.objection(&losses, &lost, has_session) {
-            self.over = true;
-            return Some(Decision::RestartAll { generation, reason: format!("{}: {why}", first.cause) });
-        }
+        let moved = match self.objection(&losses, &lost, has_session) {
+            None => self.homes.settle(&lost).map_err(without_spares),
+            Some(why) => Err(why),
+        };
+        let moved = match moved {
+            Ok(moved) => moved,
+            Err(why) => {
+                self.over = true;
+                return Some(Decision::RestartAll { generation, reason: format!("{}: {why}", first.cause) });
+            }
+        };
         self.generation = generation;
         let mut incarnations = BTreeMap::new();
         for rank in lost {
@@ -175,9 +219,18 @@ impl Recovery {
                 incarnations.insert(rank, *incarnation);
             }
         }
-        let causes: Vec<&str> = losses.iter().map(|loss| loss.cause.as_str()).collect();
+        let mut causes: Vec<&str> = losses.iter().map(|loss| loss.cause.as_str()).collect();
+        causes.dedup();
         self.cause = causes.join("; ");
-        Some(Decision::Replace { generation, incarnations, reason: self.cause.clone() })
+        Some(Decision::Replace { generation, incarnations, moved, reason: self.cause.clone() })
+    }
+
+    /// What the loss of a node means: of every rank it has and that has not finished.
+    fn losses_with(&self, node: NodeId, cause: &str) -> Vec<Loss> {
+        let ranks = self.homes.ranks_on(node).filter(|rank| self.homes.has(node) && !self.finished.contains(rank));
+        let kind = LossKind::WithNode;
+        let loss = |rank| Loss { rank, incarnation: self.incarnations[rank], kind, cause: cause.to_owned() };
+        ranks.map(loss).collect()
     }
 
     /// The ranks of a generation have met, and do this step next. The job ends if that shows a rank to fail in it always.
@@ -204,7 +257,7 @@ impl Recovery {
     /// Rule 2: why a replacement cannot help.
     fn objection(
         &self,
-        losses: &[&Loss],
+        losses: &[Loss],
         lost: &BTreeSet<usize>,
         has_session: impl Fn(usize) -> bool,
     ) -> Option<String> {
@@ -222,6 +275,11 @@ impl Recovery {
         let without = (0..self.incarnations.len()).find(|rank| !waits(rank))?;
         Some(format!("rank {without} has no instep.elastic.Session, so all workers restart"))
     }
+}
+
+fn without_spares(short: usize) -> String {
+    let plural = if short == 1 { "" } else { "s" };
+    format!("the other nodes are {short} spare{plural} short (--spares), so all workers restart")
 }
 
 fn finished_already(rank: usize) -> String {

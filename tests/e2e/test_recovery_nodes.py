@@ -1,0 +1,273 @@
+"""`instep run --recover step` on several machines: a whole node is lost, and its ranks continue on the others.
+
+The machines are network namespaces. Most tests run scripts/session.py, which needs no torch; that the bits are the same
+is shown with tests/elastic/scripts/train.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from namespaces import Network, Node, network
+
+from conftest import ROOT, Result, Runner, Running, WaitUntil
+from zygote import PRELOADED, forking
+
+__all__ = ["network"]
+
+# Three machines.
+pytestmark = pytest.mark.parametrize("network", [3], indirect=True)
+
+SESSION = Path(__file__).resolve().parent / "scripts" / "session.py"
+TRAIN = ROOT / "tests" / "elastic" / "scripts" / "train.py"
+PORT = 29617
+STEPS = 6
+# On each machine.
+RANKS = 2
+# The launcher on a silent machine ends its ranks after 3 s; a loaded machine may take longer.
+FENCED_WITHIN_S = 30
+
+
+class Cluster:
+    """Jobs on three machines of two ranks each."""
+
+    def __init__(self, network: Network, instep: Path, python: Path, run: Runner, folder: Path) -> None:
+        self.network = network
+        self.nodes: list[Node] = network.nodes
+        self.instep = instep
+        self.python = python
+        self.runner = run
+        self.folder = folder
+
+    def launch(
+        self,
+        spares: int,
+        *program: str | Path,
+        rendezvous: str = "c10d",
+        env: dict[str, str | None] | None = None,
+    ) -> list[Running]:
+        """Start a job."""
+        first = self.nodes[0].ipv4
+        places = {
+            "c10d": ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{PORT}", "--rdzv-id", "nodes"),
+            "static": ("--master-addr", first, "--master-port", str(PORT)),
+        }
+        return [
+            node.start(
+                self.runner,
+                *(self.instep, "run", "--recover", "step", "--spares", str(spares), "--nproc-per-node", str(RANKS)),
+                *("--nnodes", str(len(self.nodes)), "--node-rank", str(number), *places[rendezvous]),
+                *("--local-addr", node.ipv4, "--events", self.folder / f"events.{number}", "--no-python"),
+                *program,
+                env={"OMP_NUM_THREADS": "1", **(env or {})},
+            )
+            for number, node in enumerate(self.nodes)
+        ]
+
+    def session(self, spares: int, *faults: str, rendezvous: str = "c10d") -> list[Running]:
+        program = (self.python, SESSION, self.folder, str(STEPS), *faults)
+        return self.launch(spares, *program, rendezvous=rendezvous)
+
+    def own(self, rank: int, incarnation: int) -> dict[str, Any]:
+        return dict(json.loads((self.folder / f"{rank}.{incarnation}.json").read_text()))
+
+    def steps(self, rank: int, incarnation: int = 0) -> list[int]:
+        return [int(line) for line in (self.folder / f"{rank}.{incarnation}.steps").read_text().split()]
+
+    def has_done(self, steps: int) -> bool:
+        """Whether all first incarnations have done so many steps."""
+        ranks = range(RANKS * len(self.nodes))
+        files = [self.folder / f"{rank}.0.steps" for rank in ranks]
+        return all(path.exists() and len(path.read_text().split()) == steps for path in files)
+
+    def events(self, node: int, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (self.folder / f"events.{node}").read_text().splitlines()]
+        return [line for line in lines if line["event"] == name]
+
+
+@pytest.fixture
+def cluster(network: Network, instep: Path, python: Path, run: Runner, tmp_path: Path) -> Cluster:
+    return Cluster(network, instep, python, run, tmp_path)
+
+
+def kill_node(job: Running) -> None:
+    """Everything of one launcher at once, as if its machine had been switched off; its system still answers."""
+    left = job.left_behind()
+    job.send_signal(signal.SIGKILL)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def uninterrupted() -> set[str]:
+    """The state after the last step of session.py, where nothing happens."""
+    state = 1
+    for step in range(STEPS):
+        state = state * 6364136223846793005 % 2**64 + step
+    return {str(state)}
+
+
+def results(folder: Path) -> set[str]:
+    return {path.read_text() for path in folder.glob("*.result")}
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_ranks_of_a_killed_node_continue_on_the_others(
+    cluster: Cluster, wait_until: WaitUntil, rendezvous: str
+) -> None:
+    jobs = cluster.session(1, "*.*@2:see go", rendezvous=rendezvous)
+    wait_until(lambda: cluster.has_done(2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    kill_node(jobs[1])
+    wait_until(lambda: "moving rank" in jobs[2].stderr, 30, lambda: jobs[0].stderr)
+    (cluster.folder / "go").touch()
+    for node in (0, 2):
+        jobs[node].wait().expect(0)
+    assert results(cluster.folder) == uninterrupted()
+    for rank in (0, 1, 4, 5):
+        assert cluster.steps(rank) == list(range(STEPS)), "no step is skipped or done twice"
+    told = jobs[0].stderr
+    assert f"node 10.77.0.2 (pid {jobs[1].pid}) was lost: its connection broke; moving rank 2 to 10.77.0.1" in told
+    assert "rank 3 to 10.77.0.3 (generation 1)" in told
+    for rank, node in ((2, 0), (3, 2)):
+        before, after = cluster.own(rank, 0), cluster.own(rank, 1)
+        for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "INSTEP_SECRET"):
+            assert before[name] == after[name], name
+        [moved] = cluster.events(node, "rank_replaced")
+        assert (moved["rank"], moved["pid"], moved["moved"]) == (rank, after["pid"], True)
+
+
+def test_a_moved_rank_is_replaced_where_it_is_and_moves_on_with_its_node(
+    cluster: Cluster, wait_until: WaitUntil
+) -> None:
+    jobs = cluster.session(4, "*.*@2:see go", "3.1@3:kill", "*.*@4:see again")
+    wait_until(lambda: cluster.has_done(2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    kill_node(jobs[1])
+    wait_until(lambda: "moving rank" in jobs[0].stderr, 30)
+    (cluster.folder / "go").touch()
+    wait_until(lambda: cluster.folder.joinpath("3.2.json").exists(), 30, lambda: jobs[0].stderr)
+    wait_until(lambda: "step 3 is next (generation 2)" in jobs[0].stderr, 30, lambda: jobs[0].stderr)
+    wait_until(lambda: cluster.steps(0) == [0, 1, 2, 3], 30, lambda: jobs[0].stderr)
+    kill_node(jobs[2])
+    wait_until(lambda: "(generation 3)" in jobs[0].stderr, 30, lambda: jobs[0].stderr)
+    (cluster.folder / "again").touch()
+    jobs[0].wait().expect(0)
+    assert results(cluster.folder) == uninterrupted()
+    for rank in (0, 1):
+        assert cluster.steps(rank) == list(range(STEPS)), "no step is skipped or done twice"
+
+
+def test_a_lost_node_for_which_spares_are_missing_is_said(cluster: Cluster, wait_until: WaitUntil) -> None:
+    jobs = cluster.session(0, "*.*@2:see go")
+    wait_until(lambda: cluster.has_done(2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    kill_node(jobs[2])
+    for node in (0, 1):
+        told = jobs[node].wait().expect(1).stderr
+        assert "the other nodes are 2 spares short (--spares), so all workers restart; restarts are off" in told, told
+
+
+def test_a_silent_node_is_replaced_and_ends_its_own_ranks(cluster: Cluster, wait_until: WaitUntil) -> None:
+    jobs = cluster.session(1, "*.*@2:see go", "[23].0@2:see never")
+    wait_until(lambda: cluster.has_done(2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    old = [psutil.Process(cluster.own(rank, 0)["pid"]) for rank in (2, 3)]
+    cluster.network.cut_link(cluster.nodes[1])
+    wait_until(lambda: "moving rank" in jobs[0].stderr, 60, lambda: jobs[0].stderr)
+    (cluster.folder / "go").touch()
+    _, alive = psutil.wait_procs(old, FENCED_WITHIN_S)
+    assert not alive, "ranks behind the cut live on"
+    silent = jobs[1].wait().expect(1)
+    assert "lost the connection to the first node, which leads the job" in silent.stderr
+    for node in (0, 2):
+        jobs[node].wait().expect(0)
+    assert results(cluster.folder) == uninterrupted()
+    assert "was lost: no heartbeat for " in jobs[0].stderr
+
+
+def test_ranks_of_a_suspended_launcher_are_replaced_and_it_ends_them_when_it_wakes(
+    cluster: Cluster, wait_until: WaitUntil
+) -> None:
+    jobs = cluster.session(1, "*.*@2:see go", "[23].0@2:see never")
+    wait_until(lambda: cluster.has_done(2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    old = [psutil.Process(cluster.own(rank, 0)["pid"]) for rank in (2, 3)]
+    jobs[1].send_signal(signal.SIGSTOP)
+    wait_until(lambda: "moving rank" in jobs[0].stderr, 60, lambda: jobs[0].stderr)
+    (cluster.folder / "go").touch()
+    for node in (0, 2):
+        jobs[node].wait().expect(0)
+    assert results(cluster.folder) == uninterrupted()
+    jobs[1].send_signal(signal.SIGCONT)
+    jobs[1].wait().expect(1)
+    assert not psutil.wait_procs(old, FENCED_WITHIN_S)[1]
+
+
+class Training:
+    """tests/elastic/scripts/train.py on a cluster, whose ranks are forked."""
+
+    def __init__(self, cluster: Cluster, zygote: list[str]) -> None:
+        self.cluster = cluster
+        self.zygote = zygote
+
+    def start(self, folder: Path, case: str, epochs: int, pace: float = 0.01) -> list[Running]:
+        folder.mkdir()
+        self.cluster.folder = folder
+        env: dict[str, str | None] = {"RESULTS": str(folder), "EPOCHS": str(epochs), "PACE": str(pace)}
+        return self.cluster.launch(2 * RANKS, *self.zygote, TRAIN, case, env=env)
+
+    def on_one_machine(self, folder: Path, case: str, epochs: int) -> list[dict[str, Any]]:
+        """What the training ends with where nothing happens."""
+        folder.mkdir()
+        world = str(RANKS * len(self.cluster.nodes))
+        env = {"OMP_NUM_THREADS": "1", "RESULTS": str(folder), "EPOCHS": str(epochs)}
+        options = ("run", "--standalone", "--nproc-per-node", world, "--no-python")
+        self.cluster.runner(self.cluster.instep, *options, *self.zygote, TRAIN, case, env=env).expect(0)
+        return ended(folder)
+
+
+@pytest.fixture(scope="module")
+def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The command of a rank that finds torch imported."""
+    modules = (*PRELOADED, "instep.elastic", "torch.utils.data")
+    with forking(python, tmp_path_factory.mktemp("zygote"), modules) as command:
+        yield command
+
+
+@pytest.fixture
+def training(cluster: Cluster, zygote: list[str]) -> Training:
+    return Training(cluster, zygote)
+
+
+def ended(folder: Path) -> list[dict[str, Any]]:
+    """What each rank ended with."""
+    found = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
+    return [json.loads(path.read_text()) for path in found]
+
+
+def check(found: list[dict[str, Any]], expected: list[dict[str, Any]], said: str) -> None:
+    """The bits are those of a training that nobody has disturbed."""
+    assert len(found) == len(expected), said
+    for rank, wanted in zip(found, expected, strict=True):
+        for key in ("digest", "steps", "rates", "scale"):
+            assert rank[key] == wanted[key], f"{key}\n{said}"
+
+
+def have_trained(folder: Path) -> bool:
+    return len(list(folder.glob("*.ok"))) == 6
+
+
+def test_the_bits_are_the_same_after_a_node_was_killed(
+    training: Training, wait_until: WaitUntil, tmp_path: Path
+) -> None:
+    """BatchNorm has statistics that only one rank has: a peer on the next node keeps them."""
+    folder, case, epochs = tmp_path / "disturbed", "adam-norm-dropout", 12
+    jobs = training.start(folder, case, epochs)
+    wait_until(lambda: have_trained(folder), 60, lambda: f"a step\n{jobs[0].stderr}")
+    kill_node(jobs[1])
+    told: list[Result] = [jobs[node].wait().expect(0) for node in (0, 2)]
+    assert "recovered in " in told[0].stderr
+    check(ended(folder), training.on_one_machine(tmp_path / "calm", case, epochs), told[0].stderr)

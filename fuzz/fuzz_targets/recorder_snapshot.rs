@@ -1,7 +1,7 @@
 //! Any bytes in place of a recorder's file, changed between readings: a snapshot, or an error.
 #![no_main]
 
-use instep_recorder::Snapshot;
+use instep_recorder::{Account, Snapshot};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (Vec<u8>, u8)| {
@@ -13,6 +13,7 @@ fuzz_target!(|input: (Vec<u8>, u8)| {
     if let Some(byte) = last.get_mut(usize::from(later) * 97) {
         *byte = later;
     }
+    let _ = Account::from_readings(&first, &last, &last);
     if let Ok(snapshot) = Snapshot::from_readings(&first, &last, &last) {
         for operation in snapshot.pending() {
             let _ = snapshot.group(operation).and_then(|group| group.job_rank(operation.peer.unwrap_or(0)));

@@ -24,6 +24,14 @@ __all__ = [
     "Ticket",
     "__version__",
     "digest",
+    "ledger_abort_attempt",
+    "ledger_begin_attempt",
+    "ledger_begin_training",
+    "ledger_begin_wait",
+    "ledger_commit",
+    "ledger_end_wait",
+    "ledger_forget",
+    "ledger_switch",
     "stop_callbacks",
 ]
 
@@ -41,6 +49,32 @@ _Memory = tuple[int, int]
 
 def digest(memory: Sequence[_Memory]) -> bytes:
     """The BLAKE3 hash of pieces of memory, one after the other."""
+
+# What this rank's time is spent on: see `instep._ledger`.
+
+def ledger_switch(index: int) -> int:
+    """From now on this rank does that; gives what it did."""
+
+def ledger_begin_wait() -> bool:
+    """The caller begins to wait for other ranks; whether `ledger_end_wait` is to be called."""
+
+def ledger_end_wait() -> None:
+    """The caller has waited for other ranks."""
+
+def ledger_begin_training(steps: int) -> None:
+    """The training's loop begins, after so many steps."""
+
+def ledger_begin_attempt() -> None:
+    """A step begins."""
+
+def ledger_commit(steps: int) -> None:
+    """The step counts, which makes so many."""
+
+def ledger_abort_attempt() -> None:
+    """The step has to be done again."""
+
+def ledger_forget() -> None:
+    """Have no ledger, in a child that was forked."""
 
 @final
 class Operation:

@@ -258,7 +258,8 @@ def test_summaries_and_dry_runs_have_the_documented_keys(
     run(instep, "run", "--python", python, "--summary-json", summary, "--no-python", "false").expect(1)
     written = json.loads(summary.read_text())
     assert written.keys() == keys_of_section("## --summary-json", "A failure:")
-    assert written["root_cause"].keys() == keys_of_section("A failure:", "## --dry-run")
+    assert written["root_cause"].keys() == keys_of_section("A failure:", "### goodput")
+    assert written["goodput"].keys() == keys_of_section("### goodput", "## --dry-run")
     dry: Result = run(instep, "run", "--python", python, "--dry-run=json", "train.py").expect(0)
     assert json.loads(dry.stdout).keys() == keys_of_section("## --dry-run=json", "\0")
 

@@ -47,6 +47,16 @@ def read(result: Result, folder: Path) -> Ended:
     return Ended(result, [json.loads(path.read_text()) for path in found])
 
 
+def adds_up(summary: Path) -> dict[str, Any]:
+    """What a summary says of goodput: the classes of every rank add up to the time that the launcher ran."""
+    found = json.loads(summary.read_text())
+    goodput: dict[str, Any] = found["goodput"]
+    for rank in goodput["ranks"]:
+        assert sum(rank["seconds"].values()) == pytest.approx(found["duration_seconds"], rel=1e-3), goodput
+        assert all(seconds >= 0 for seconds in rank["seconds"].values()), goodput
+    return goodput
+
+
 @pytest.fixture(scope="session")
 def started(instep: Path, zygote: list[str]) -> Callable[..., Ended]:
     """Run `train.py` to its end."""

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import Runner
 
-from .conftest import TRAIN, Ended, Train, read
+from .conftest import TRAIN, Ended, Train, adds_up, read
 
 WORLD = 4
 CASES = ("adam-dropout", "sgd-norm", "static-views", "scaler-accumulate", "two-zeros", "unused-dropout")
@@ -55,6 +55,7 @@ def storm(run: Runner, instep: Path, zygote: list[str], folder: Path, case: str,
     said = f"seed {seed}, {len(killed)} of {kills} killed\n{ended.result}"
     assert ended.result.status == 0, said
     assert len(killed) == kills, said
+    assert adds_up(summary)["ettr"] is not None, said
     return ended
 
 

@@ -243,6 +243,7 @@ mod tests {
             group_rank: Some(0),
             started: SystemTime::UNIX_EPOCH,
             duration: Duration::from_secs(1),
+            goodput: None,
             log_directory: None,
             drill: None,
         }

@@ -16,6 +16,7 @@
 //! | [`output`] | where the workers' output goes |
 //! | [`failure`] | how a worker failed, which rank caused the end of a round, and why a job hangs |
 //! | [`drill`] | kills ranks on purpose, and records whether the job resumes |
+//! | [`goodput`] | what became of the ranks' time |
 //! | [`events`] | what happened, for programs |
 //!
 //! The crate prints nothing: what people see goes through [`Console`].
@@ -28,6 +29,7 @@ pub mod drill;
 pub mod election;
 pub mod events;
 pub mod failure;
+pub mod goodput;
 mod lock;
 pub mod machine;
 pub mod output;

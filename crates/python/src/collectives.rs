@@ -19,7 +19,7 @@ use pyo3::types::PyBytes;
 use pyo3::{pyclass, pymethods};
 
 use crate::recorder::FlightRecorder;
-use crate::{delivery, errors};
+use crate::{delivery, errors, ledger};
 
 /// How often a wait on the main thread looks whether a signal came.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -194,14 +194,8 @@ impl Ticket {
     pub(crate) fn new(ticket: collectives::Ticket, label: Arc<str>) -> Ticket {
         Ticket { ticket, label }
     }
-}
 
-#[pymethods]
-impl Ticket {
-    /// Wait for the end, at most so many seconds; raises what went wrong.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let limit = timeout.map_or(Ok(Duration::MAX), errors::duration)?;
+    fn wait_within(&self, py: Python<'_>, limit: Duration) -> PyResult<()> {
         let started = Instant::now();
         loop {
             let left = limit.saturating_sub(started.elapsed());
@@ -214,6 +208,16 @@ impl Ticket {
                 Err(error) => return Err(errors::collectives(py, &error, &self.label)),
             }
         }
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    /// Wait for the end, at most so many seconds; raises what went wrong.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = timeout.map_or(Ok(Duration::MAX), errors::duration)?;
+        ledger::waiting(|| self.wait_within(py, limit))
     }
 
     /// Whether it has ended, well or not.
@@ -469,7 +473,7 @@ impl CollectiveGroup {
         }
         let group = self.connected(py)?;
         // SAFETY: the caller keeps the memory valid until this returns.
-        let result = py.detach(|| unsafe { group.run_within(operation, timeout) });
+        let result = ledger::waiting(|| py.detach(|| unsafe { group.run_within(operation, timeout) }));
         result.map_err(|error| errors::collectives(py, &error, &self.label))
     }
 

@@ -10,6 +10,7 @@ mod device;
 mod digest;
 mod errors;
 mod json;
+mod ledger;
 mod recorder;
 mod store;
 mod tracking;
@@ -29,6 +30,11 @@ mod _native {
     use super::device::{DeviceGroup, DeviceTicket};
     #[pymodule_export]
     use super::digest::digest;
+    #[pymodule_export]
+    use super::ledger::{
+        ledger_abort_attempt, ledger_begin_attempt, ledger_begin_training, ledger_begin_wait, ledger_commit,
+        ledger_end_wait, ledger_forget, ledger_switch,
+    };
     #[pymodule_export]
     use super::recorder::FlightRecorder;
     #[pymodule_export]

@@ -24,6 +24,8 @@ use nix::sys::stat::Mode;
 use pyo3::prelude::{Py, PyAny, PyResult, Python};
 use pyo3::{ffi, pyclass, pymethods};
 
+use crate::ledger;
+
 /// How long the interpreter is asked for.
 const INTERPRETER_WITHIN: Duration = Duration::from_secs(1);
 /// How long the end waits for a thread that is about to get the interpreter.
@@ -68,6 +70,7 @@ impl FlightRecorder {
         let identity = Identity { rank, world_size, incarnation, host, job, process, process_started };
         let recorder = Recorder::create(&folder, &identity)?;
         let watcher = Watcher::start(recorder.path(), stacks)?;
+        ledger::begin(&recorder);
         let own_folder = own.then_some(folder);
         Ok(FlightRecorder { recorder, own_folder, watcher: Mutex::new(Some(watcher)), process })
     }
@@ -83,6 +86,7 @@ impl FlightRecorder {
             return;
         }
         self.recorder.end();
+        ledger::end();
         let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| {
             if let Some(watcher) = watcher {

@@ -1,7 +1,7 @@
 //! The file as words: where things lie, and what they become.
 //!
 //! ```text
-//! header   512 words   magic, who writes, clocks, whether it has ended, how many records were begun
+//! header   512 words   magic, who writes, clocks, whether it has ended, how many records were begun, the ledger
 //! groups   64 × 256    version, state, name, place in it, generation, operations given and ended, its members
 //! ring     1024 × 12   version, group and state, sequence, name, element type, bytes, peer, tag, three times
 //! ```
@@ -36,6 +36,10 @@ pub(crate) mod header {
     pub(crate) const HOST: usize = 16;
     pub(crate) const JOB: usize = 24;
     pub(crate) const TEXT: usize = 8;
+    /// See [`crate::ledger`].
+    pub(crate) const LEDGER_VERSION: usize = 64;
+    pub(crate) const LEDGER_CHANGES: usize = 65;
+    pub(crate) const LEDGER_ACCOUNTS: usize = 66;
 }
 
 /// Words of a group. The counters stand outside of what the version guards: each is one word.

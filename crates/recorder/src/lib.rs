@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Recorder`], [`GroupRecorder`] | a rank writes: plain stores into mapped memory, no system call |
 //! | [`Snapshot`] | anybody reads, whatever the file holds and whoever writes to it meanwhile |
+//! | [`Ledger`], [`Account`] | what the rank's time was spent on |
 //! | [`stack_request`] | asking a process for its stacks |
 //! | [`folder`] | where the files of a job lie, and when they go |
 //! | [`clock`] | the time that files of one machine share |
@@ -22,11 +23,13 @@
 pub mod clock;
 pub mod folder;
 mod format;
+mod ledger;
 pub mod process;
 mod reader;
 pub mod stack_request;
 mod writer;
 
 pub use format::{Class, Group, Identity, Operation, State, Unreadable};
+pub use ledger::{Account, Activity, Ledger, Steps};
 pub use reader::Snapshot;
 pub use writer::{Entry, GroupRecorder, Recorder, Started};

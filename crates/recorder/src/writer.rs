@@ -76,7 +76,7 @@ impl Recorder {
         words[header::MAGIC].store(MAGIC, Ordering::Release);
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping has so many words, and lives as long as this.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), FILE_WORDS) }
     }

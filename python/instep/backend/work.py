@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import Work as TorchWork
 
+from instep import _ledger
 from instep._native import Ticket
 from instep.backend import backward
 from instep.errors import CollectiveError, Unfinished
@@ -70,7 +71,7 @@ class Work(TorchWork):
         if self._after is None:
             self._ticket.wait(seconds)
             return True
-        if not self._over.wait(seconds):
+        if not _waited(self._over, seconds):
             raise Unfinished(f"the operation is not finished after {seconds} s")
         if self._error is not None:
             raise self._error
@@ -143,7 +144,7 @@ class Work(TorchWork):
 
     def settled(self) -> BaseException | None:
         """Wait until the future and what was chained to it have run; give the failure."""
-        self._settled.wait()
+        _waited(self._settled)
         return self.exception()
 
     def _settle(self) -> None:
@@ -160,6 +161,16 @@ class Work(TorchWork):
         if error is not None:
             raise error
         return completed.value()
+
+
+def _waited(event: threading.Event, seconds: float | None = None) -> bool:
+    """Wait for an event of another thread, as communication; whether it came in time."""
+    counts = _ledger.begin_wait()
+    try:
+        return event.wait(seconds)
+    finally:
+        if counts:
+            _ledger.end_wait()
 
 
 class Transfer(Work):

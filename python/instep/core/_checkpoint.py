@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from instep import _ledger
 from instep._native import CheckpointFolder
 from instep.core._tracking import on_all, on_chief
 
@@ -59,11 +60,9 @@ class CheckpointContext:
         """
         if not shard:
             self._only_chief("store_path")
-            with self._saving(_Alone(), metadata) as place:
-                yield place
-        else:
-            with self._saving(_Together(self._distributed), metadata) as place:
-                yield place
+        ranks = _Together(self._distributed) if shard else _Alone()
+        with _ledger.during(_ledger.CHECKPOINT), self._saving(ranks, metadata) as place:
+            yield place
 
     def upload(
         self,
@@ -94,10 +93,11 @@ class CheckpointContext:
         selector: Selector | None = None,
     ) -> Iterator[Path]:
         """Give the folder of a checkpoint, its files verified: all, or those that any rank's `selector` picks."""
-        if DownloadMode(download_mode) is DownloadMode.NoSharedDownload:
-            yield self._open(storage_id, self._picked(storage_id, selector))
-            return
-        yield self._open_together(storage_id, selector)
+        with _ledger.during(_ledger.CHECKPOINT):
+            if DownloadMode(download_mode) is DownloadMode.NoSharedDownload:
+                yield self._open(storage_id, self._picked(storage_id, selector))
+            else:
+                yield self._open_together(storage_id, selector)
 
     def download(
         self,
@@ -108,7 +108,10 @@ class CheckpointContext:
         selector: Selector | None = None,
     ) -> None:
         """Copy a checkpoint into a folder, its files verified: all, or those that any rank's `selector` picks."""
-        target = Path(ckpt_dir)
+        with _ledger.during(_ledger.CHECKPOINT):
+            self._download(storage_id, Path(ckpt_dir), download_mode, selector)
+
+    def _download(self, storage_id: str, target: Path, download_mode: DownloadMode, selector: Selector | None) -> None:
         if DownloadMode(download_mode) is DownloadMode.NoSharedDownload:
             source = self._open(storage_id, self._picked(storage_id, selector))
             _copy(source, target, selector, without=frozenset({MANIFEST}))

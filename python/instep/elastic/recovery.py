@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from instep import _ledger
 from instep.backend import link as links
 from instep.backend import standby
 from instep.backend.groups import link_of
@@ -118,7 +119,8 @@ class Recovery:
             understudy.park()
             self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
-            self._join()
+            with _ledger.during(_ledger.RESTART):
+                self._join()
         else:
             self._compare_parameters()
             self._keepers = keepers([place.node for place in self._gather(self._place(in_vote=False))])
@@ -180,6 +182,13 @@ class Recovery:
 
     def _recover(self, error: BaseException | None, *, in_vote: bool, redo: bool = True) -> Verdict:
         """Recover from a loss, and from those that follow meanwhile."""
+        with _ledger.during(_ledger.RESTART):
+            verdict = self._meet_again(error, in_vote=in_vote, redo=redo)
+            if verdict is Verdict.REDO:
+                _ledger.abort_attempt()
+            return verdict
+
+    def _meet_again(self, error: BaseException | None, *, in_vote: bool, redo: bool) -> Verdict:
         while True:
             generation = self._next(error)
             try:

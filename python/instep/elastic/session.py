@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from instep import _ledger
 from instep.backend.groups import Group, GroupBackend
 from instep.elastic import body, data, recovery
 from instep.elastic.ballot import Verdict
@@ -146,7 +147,9 @@ class Session:
         found = source.batches(position.epoch, position.batch)
         while position.batch < len(source):
             places = range(position.batch, min(position.batch + accumulate, len(source)))
+            _ledger.switch(_ledger.DATA)
             chosen = self._load(found, len(places))
+            _ledger.switch(_ledger.COMPUTE)
             self._done, self._following = False, places.stop
             while not self._done:
                 self._redone = False
@@ -186,6 +189,7 @@ class Session:
         if recovery.is_wanted() and _can_recover():
             self._recovery = Recovery(self._state, self._position)
             self._recovery.begin()
+        _ledger.begin_training(self._position.steps)
 
     def _enter(self) -> None:
         if self._in_step:
@@ -209,6 +213,7 @@ class Session:
                 self._state.check_gradients()
             self._state.remember()
         self._updated = False
+        _ledger.begin_attempt()
 
     def _before_update(self) -> None:
         """An optimizer is about to change weights: for the first in a step, all ranks must have come this far."""
@@ -223,6 +228,8 @@ class Session:
             raise _Redo
         self._position.votes += 1
         self._voted = True
+        # Whatever happens from here on, the step counts.
+        _ledger.commit(self._position.steps + 1)
 
     def _exit(self, error: BaseException | None) -> bool:
         """Whether the error is dealt with."""

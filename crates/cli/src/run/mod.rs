@@ -3,6 +3,7 @@
 mod commands;
 mod drill;
 mod dry_run;
+mod goodput;
 mod options;
 mod summary;
 
@@ -74,6 +75,7 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
         }
     };
     drill::show(&outcome, own.drill_json.as_deref())?;
+    goodput::show(&outcome);
     if !outcome.success {
         report::failure(&plan, &outcome);
         summary::pass_on_error_file(&outcome);

@@ -89,6 +89,7 @@ pub(super) fn of_outcome(plan: &Plan, outcome: &Outcome) -> Value {
         "max_restarts": plan.terms.max_restarts,
         "started": chrono::DateTime::<chrono::Utc>::from(outcome.started).to_rfc3339(),
         "duration_seconds": outcome.duration.as_secs_f64(),
+        "goodput": outcome.goodput.as_ref().map(instep_launch::goodput::to_json),
         "log_directory": outcome.log_directory,
         "cause": outcome.explanation(),
         "root_cause": root.map(describe),

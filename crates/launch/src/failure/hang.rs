@@ -58,6 +58,11 @@ impl HangWatch {
         HangWatch { folder: made.ok(), commands: None, verdicts: None, thread: None }
     }
 
+    /// Where the ranks write, if they can.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
     /// The ranks of the round before have ended: what they left says nothing about those that come.
     pub(crate) fn clear(&self) {
         self.remove_records("rank-");

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use instep_recorder::clock;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
@@ -12,6 +13,7 @@ use crate::control::{MovedRank, Start};
 use crate::drill::{self, Drill};
 use crate::failure::Failure;
 use crate::failure::hang::HangWatch;
+use crate::goodput::{Book, Goodput, account_of};
 use crate::output::Output;
 use crate::output::logs::{AttemptDirectory, RunDirectory};
 use crate::plan::Plan;
@@ -33,6 +35,8 @@ pub(super) struct LocalWorkers<'a> {
     pub(super) spares: Spares,
     drill: Option<Drill>,
     pub(super) hang: HangWatch,
+    /// What became of the ranks' time.
+    book: Book,
 }
 
 impl<'a> LocalWorkers<'a> {
@@ -52,6 +56,7 @@ impl<'a> LocalWorkers<'a> {
             spares: Spares::new(plan),
             drill: plan.drill.as_ref().map(|settings| Drill::new(settings, plan.terms.max_restarts, began)),
             hang: HangWatch::new(plan),
+            book: Book::new(clock::monotonic().saturating_sub(nanoseconds(began.elapsed()))),
         }
     }
 
@@ -75,7 +80,11 @@ impl<'a> LocalWorkers<'a> {
         self.hang.clear();
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
         let mut source = WorkerSource { spares, guardian, file_limit };
+        let now = clock::monotonic();
         let (group, failure) = WorkerGroup::start(self.plan, start, logs, &mut source, console)?;
+        for (rank, _) in group.processes() {
+            self.book.started(rank - group.start.first_rank, rank, group.start.round, now);
+        }
         if let Some(drill) = &mut self.drill {
             drill.started(Instant::now());
         }
@@ -94,15 +103,21 @@ impl<'a> LocalWorkers<'a> {
         reports: &Reports,
         console: &mut dyn Console,
     ) -> Option<Result<Replaced, Box<Failure>>> {
+        let local_rank = self.group.as_ref()?.local_rank(rank);
+        if local_rank.is_some() {
+            self.close_accounts(local_rank);
+        }
         let group = self.group.as_mut()?;
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
         let mut source = WorkerSource { spares, guardian, file_limit };
-        let replaced = match (moved, group.local_rank(rank)) {
+        let now = clock::monotonic();
+        let replaced = match (moved, local_rank) {
             (Some(moved), None) => group.take_over(self.plan, moved, incarnation, &mut source, console),
             (_, Some(local_rank)) => group.replace(self.plan, local_rank, incarnation, &mut source, console),
             (None, None) => return None,
         };
-        if replaced.is_ok() {
+        if let (true, Some(local_rank)) = (replaced.is_ok(), group.local_rank(rank)) {
+            self.book.started(local_rank, rank, group.start.round, now);
             self.hang.forget(rank);
             self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
         }
@@ -146,7 +161,23 @@ impl<'a> LocalWorkers<'a> {
 
     /// The workers that have ended since the last call, well or not; `None` if there are none at all.
     pub(super) fn ended(&mut self, console: &mut dyn Console) -> Option<Vec<Failure>> {
-        Some(self.group.as_mut()?.ended(console))
+        let ended = self.group.as_mut()?.ended(console);
+        let now = clock::monotonic();
+        for end in &ended {
+            let account = self.hang.folder().and_then(|folder| account_of(folder, end.rank, Some(end.pid)));
+            self.book.end(end.local_rank, !end.exit.success(), now, account);
+        }
+        Some(ended)
+    }
+
+    /// Takes the accounts of processes that were not seen to end, of one rank or of all.
+    fn close_accounts(&mut self, only: Option<usize>) {
+        for (local_rank, rank) in self.book.running() {
+            if only.is_none_or(|only| only == local_rank) {
+                let account = self.hang.folder().and_then(|folder| account_of(folder, rank, None));
+                self.book.end(local_rank, true, clock::monotonic(), account);
+            }
+        }
     }
 
     pub(super) fn signal(&mut self, signal: Signal) {
@@ -159,6 +190,7 @@ impl<'a> LocalWorkers<'a> {
     pub(super) fn reap(&mut self, console: &mut dyn Console) {
         if let Some(group) = self.group.take() {
             group.end(&mut self.guardian, console);
+            self.close_accounts(None);
         }
     }
 
@@ -202,9 +234,18 @@ impl<'a> LocalWorkers<'a> {
         self.directory.remove_if_empty();
     }
 
+    /// What became of the ranks' time, so long after the launcher started.
+    pub(super) fn goodput(&self, duration: Duration) -> Option<Goodput> {
+        self.book.goodput(nanoseconds(duration))
+    }
+
     /// What is left for the report: the drill's findings, and where the logs are.
     pub(super) fn close(self) -> (Option<drill::Report>, Option<PathBuf>) {
         let logs = self.directory.path().filter(|path| path.exists()).map(PathBuf::from);
         (self.drill.map(|drill| drill.report(Instant::now())), logs)
     }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

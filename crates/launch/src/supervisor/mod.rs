@@ -51,6 +51,7 @@ use crate::control::{FromCoordinator, Start, ToCoordinator};
 use crate::events::{EventLog, EventWriter};
 use crate::failure::cause::Cause;
 use crate::failure::{self, Failure, hang};
+use crate::goodput;
 use crate::output::logs::{LogBase, RunDirectory};
 use crate::plan::Plan;
 use crate::rendezvous::{self, RendezvousError, Reports};
@@ -157,6 +158,9 @@ pub fn run(plan: &Plan, console: &mut dyn Console) -> Result<Outcome, LaunchErro
     let (events, writer) = opened.transpose()?.unzip();
     let events = events.unwrap_or_default();
     let ended = launch(plan, console, guardian, signals, &events, began);
+    if let Some(goodput) = ended.as_ref().ok().and_then(|outcome| outcome.goodput.as_ref()) {
+        events.note("goodput", goodput::to_json(goodput));
+    }
     match &ended {
         Ok(outcome) if outcome.success => {
             let seconds = outcome.duration.as_secs_f64();
@@ -545,6 +549,7 @@ impl Supervisor<'_> {
         let (world_size, mut failures) = (self.rounds.world_size(), self.rounds.ends);
         failures.retain(|end| !end.exit.success() || caused_it(end));
         let duration = self.began.elapsed();
+        let goodput = self.workers.goodput(duration);
         let (drill, log_directory) = self.workers.close();
         Outcome {
             success: end.success,
@@ -560,6 +565,7 @@ impl Supervisor<'_> {
             group_rank: self.rounds.last_start.as_ref().map(|start| start.group_rank),
             started: self.started,
             duration,
+            goodput,
             drill,
             log_directory,
         }

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use crate::drill;
 use crate::failure::cause::Cause;
 use crate::failure::{self, Failure};
+use crate::goodput::Goodput;
 
 /// How a run ended.
 #[derive(Debug, Clone)]
@@ -40,6 +41,8 @@ pub struct Outcome {
     pub duration: Duration,
     /// Where the logs are.
     pub log_directory: Option<PathBuf>,
+    /// What became of the time of this node's ranks; none if none was started.
+    pub goodput: Option<Goodput>,
     /// What a drill found, if there was one.
     pub drill: Option<drill::Report>,
 }

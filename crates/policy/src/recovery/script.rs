@@ -66,11 +66,8 @@ impl Recovery {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::on_one_node as round;
     use super::super::{Decision, Loss, LossKind, Recovery};
-
-    fn round(world_size: usize) -> Recovery {
-        Recovery::new(world_size)
-    }
 
     fn raised(rank: usize, incarnation: u32) -> Loss {
         let cause = format!("rank {rank} exited with code 1 (ValueError: no)");
@@ -79,7 +76,7 @@ mod tests {
 
     fn lose(round: &mut Recovery, rank: usize, incarnation: u32, step: Option<u64>) -> Option<Decision> {
         step.into_iter().for_each(|step| round.failed_in(rank, incarnation, step));
-        round.lost(&[raised(rank, incarnation)], |_| true)
+        round.lost(&[raised(rank, incarnation)], &[], |_| true)
     }
 
     fn is_replaced(decision: &Option<Decision>) -> bool {

@@ -33,7 +33,7 @@ fn on_nodes(nodes: &[(usize, usize)]) -> Recovery {
     Recovery::new(&numbered.collect::<Vec<_>>())
 }
 
-fn on_one_node(world_size: usize) -> Recovery {
+pub(super) fn on_one_node(world_size: usize) -> Recovery {
     on_nodes(&[(world_size, 0)])
 }
 

@@ -23,7 +23,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
-use super::mounts::{self, Rules, mount_one};
+use super::mounts::{self, Opened, Rules, Source};
 use crate::folder::TaskFolder;
 
 /// Where Determined's package looks.
@@ -86,25 +86,21 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
         .map_err(|errno| unavailable(errno.into()))?;
     provide_mount_point(share).map_err(unavailable)?;
     for name in first_parts(wanted.needed) {
-        bind(&Path::new(TMP).join(&name), &share.join("tmp").join(&name)).map_err(unavailable)?;
+        keep_reachable(&Path::new(TMP).join(&name), &share.join("tmp").join(&name)).map_err(unavailable)?;
     }
-    let hosts: Vec<(&Mount, PathBuf)> = wanted.mounts.iter().map(|mount| (mount, task_path(mount))).collect();
-    // Those of the machine's folders that are about to be hidden must be found before.
-    let own = share.path().canonicalize().map_err(unavailable)?;
-    for (mount, path) in &hosts {
-        if let Some(inner) = in_share(share, path) {
-            mount_one(mount, &inner, Some(&own), wanted.rules)?;
-        }
-    }
+    // What is to be mounted is found before the machine's /tmp is hidden, and mounted after.
+    let sources = wanted.mounts.iter().map(|mount| Source::find(mount, wanted.rules)).collect::<Result<Vec<_>, _>>()?;
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
     bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
-    for (mount, path) in hosts.iter().filter(|(_, path)| in_share(share, path).is_none()) {
-        if !path.exists() {
+    for (mount, source) in wanted.mounts.iter().zip(sources) {
+        let path = task_path(mount);
+        let own = in_share(share, &path).is_some();
+        if !own && !path.exists() {
             let hint = "create an empty folder there, or choose a container_path that is relative or below /tmp";
             let what = format!("bind_mounts: {} does not exist on this machine", path.display());
             return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
         }
-        mount_one(mount, path, None, wanted.rules)?;
+        source.mount(&path, own.then_some(&[RUN, TMP]), wanted.rules.account)?;
     }
     Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
 }
@@ -178,6 +174,22 @@ fn first_parts(needed: &[PathBuf]) -> BTreeSet<PathBuf> {
         matches!(first, Component::Normal(_)).then(|| PathBuf::from(first.as_os_str()))
     });
     parts.filter(|part| Path::new(TMP).join(part).exists()).collect()
+}
+
+/// Lets something of the machine's `/tmp` be found in the task's own. A link stays one: whoever follows it does so with the
+/// rights of the task, which those who mount are not bound by.
+fn keep_reachable(from: &Path, to: &Path) -> io::Result<()> {
+    let found = Opened::without_links(from)?;
+    let kind = found.metadata()?.file_type();
+    if kind.is_symlink() {
+        return symlink(fs::read_link(from)?, to);
+    }
+    if kind.is_dir() {
+        fs::create_dir(to)?
+    } else {
+        fs::File::create_new(to).map(drop)?
+    }
+    mounts::bind(&found.path(), to)
 }
 
 /// Lets `from` be seen at `to`, which is made if it is not there.

@@ -75,3 +75,16 @@ def test_without_mount_namespaces_a_task_is_linked_with_its_users_rights(walls: 
     log = walls.refused("alice", "echo started", mounts=mounts)
     assert "hint: " in log
     assert not list((system / "profile.d").iterdir()), "root made a link where only root may"
+
+
+def test_shared_memory_goes_with_its_task(walls: Walls) -> None:
+    # What is left in /dev/shm stays in memory when its task has ended, and counts against all other tasks.
+    walls.start()
+    shared = Path(f"/dev/shm/{walls.folder.name}")
+    trial = walls.begin("alice", f"echo mine > {shared}; ipcmk -M 4096; ipcs -m; sleep 600")
+    walls.wait_for(trial, "Shared Memory Segments")
+    log = walls.log("bob", f"cat {shared}; ls -ld /dev/shm; echo done")
+    assert "mine" not in log
+    assert "drwxrwxrwt" in log
+    walls.kill(trial)
+    assert not shared.exists()

@@ -7,6 +7,10 @@
 //! - **The real paths**, where it does not: variables say where the folders are, and a small module that Python imports at
 //!   its start tells Determined's package ([`SHIM`]).
 //!
+//! A task of another user than the agent's also gets a `/dev/shm` and System V's shared memory of its own, which go with it:
+//! what it left there would stay in the memory of the machine, and count against all tasks. Not where a GPU's sharing service
+//! runs, which meets its clients there.
+//!
 //! A private `/tmp` hides the machine's own, which may hold things that the task needs: its interpreter, its checkpoints,
 //! this program. Whatever lies in `/tmp` and is known to be needed is bound into the private one, by its first part below
 //! `/tmp`: virtual environments and checkouts refer to their neighbours.
@@ -29,6 +33,8 @@ use crate::folder::TaskFolder;
 /// Where Determined's package looks.
 const RUN: &str = "/run/determined";
 const TMP: &str = "/tmp";
+/// Where memory is that processes share.
+const SHARED_MEMORY: &str = "/dev/shm";
 /// Where a GPU's sharing service listens, unless told otherwise.
 const MPS: &str = "/tmp/nvidia-mps";
 
@@ -80,7 +86,9 @@ pub struct Wanted<'a> {
 /// Makes the view by a mount namespace. The process must have no other thread; after a failure it must end, for it may
 /// see half of each.
 pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
-    separate(wanted.rules.account.is_some()).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
+    let other_user = wanted.rules.account.is_some();
+    let own_shared_memory = other_user && !Path::new(MPS).exists();
+    separate(other_user, own_shared_memory).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
     let unavailable = ViewError::NoNamespace;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(|errno| unavailable(errno.into()))?;
@@ -92,6 +100,11 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
     let sources = wanted.mounts.iter().map(|mount| Source::find(mount, wanted.rules)).collect::<Result<Vec<_>, _>>()?;
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
     bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
+    if own_shared_memory && Path::new(SHARED_MEMORY).is_dir() {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        mount(Some("tmpfs"), SHARED_MEMORY, Some("tmpfs"), flags, Some("mode=1777"))
+            .map_err(|errno| unavailable(errno.into()))?;
+    }
     for (mount, source) in wanted.mounts.iter().zip(sources) {
         let path = task_path(mount);
         let own = in_share(share, &path).is_some();
@@ -129,9 +142,10 @@ pub fn plain(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError>
 }
 
 /// A mount namespace: as root, or in a user namespace in which we are who we were.
-fn separate(other_user: bool) -> nix::Result<()> {
+fn separate(other_user: bool, own_shared_memory: bool) -> nix::Result<()> {
     let (user, group) = (geteuid(), getegid());
-    let alone = unshare(CloneFlags::CLONE_NEWNS);
+    let more = if own_shared_memory { CloneFlags::CLONE_NEWIPC } else { CloneFlags::empty() };
+    let alone = unshare(CloneFlags::CLONE_NEWNS | more);
     if alone.is_ok() || other_user {
         return alone;
     }

@@ -72,9 +72,10 @@ class Walls:
         variables: tuple[str, ...] = (),
         storage: Path | None = None,
         mounts: tuple[dict[str, str], ...] = (),
+        policies: tuple[dict[str, str], ...] = (),
     ) -> int:
         """Start an experiment of a user; give the number of its trial."""
-        config = self.cluster.config(script, bind_mounts=list(mounts))
+        config = self.cluster.config(script, bind_mounts=list(mounts), log_policies=list(policies))
         config["environment"] = {"environment_variables": [f"SHARES={self.state / 'shares'}", *variables]}
         # The folder is open to all users.
         config["checkpoint_storage"] = {"type": "shared_fs", "host_path": str(storage or self.folder)}

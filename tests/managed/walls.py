@@ -41,14 +41,15 @@ class Walls:
             admin("POST", "/api/v1/users", {"user": user})
             self.users[name] = cluster.master.client.login(name)
 
-    def start(self, *options: str, uid: int = 0, slots: int = 2, token: bool = True) -> None:
-        """Start an agent as a user of the machine."""
+    def start(self, *options: str, uid: int = 0, slots: int = 2, token: bool = True, without: str = "") -> None:
+        """Start an agent as a user of the machine, or as root without a capability."""
         program = self.folder / "instep"
         if not program.exists():
             shutil.copy(self._instep, program)
         words = ["--master", self.cluster.master.address, "--name", "one", "--slots", str(slots), "--python", PYTHON]
         words += ["--state-folder", str(self.state), *options]
         become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
+        become += ["setpriv", f"--bounding-set=-{without}", f"--inh-caps=-{without}"] if without else []
         environment = {
             "HOME": str(self.folder),
             "INSTEP_AGENT_TOKEN": self.token if token else None,
@@ -71,9 +72,10 @@ class Walls:
         variables: tuple[str, ...] = (),
         storage: Path | None = None,
         mounts: tuple[dict[str, str], ...] = (),
+        policies: tuple[dict[str, str], ...] = (),
     ) -> int:
         """Start an experiment of a user; give the number of its trial."""
-        config = self.cluster.config(script, bind_mounts=list(mounts))
+        config = self.cluster.config(script, bind_mounts=list(mounts), log_policies=list(policies))
         config["environment"] = {"environment_variables": [f"SHARES={self.state / 'shares'}", *variables]}
         # The folder is open to all users.
         config["checkpoint_storage"] = {"type": "shared_fs", "host_path": str(storage or self.folder)}

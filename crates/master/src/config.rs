@@ -3,14 +3,21 @@
 
 use instep_api::config::{ConfigError, ExperimentConfig, Sources};
 
+use crate::cluster::{MOST_POLICIES, compiled};
 use crate::names;
 
 /// Reads a configuration. The error is a sentence for its author.
 pub(crate) fn read(text: &str, sources: &Sources) -> Result<ExperimentConfig, String> {
     let config = ExperimentConfig::parse(text, sources).map_err(|mistakes| sentence(&mistakes))?;
-    let mut mistakes = wrong_names(&config);
-    mistakes.extend(wrong_patterns(&config));
+    let mistakes = mistakes(&config);
     if mistakes.is_empty() { Ok(config) } else { Err(sentence(&mistakes)) }
+}
+
+/// What is wrong with a configuration that could be read.
+pub(crate) fn mistakes(config: &ExperimentConfig) -> Vec<ConfigError> {
+    let mut found = wrong_names(config);
+    found.extend(wrong_patterns(config));
+    found
 }
 
 fn sentence(mistakes: &[ConfigError]) -> String {
@@ -19,7 +26,7 @@ fn sentence(mistakes: &[ConfigError]) -> String {
 }
 
 /// What is wrong with the names that a configuration gives.
-pub(crate) fn wrong_names(config: &ExperimentConfig) -> Vec<ConfigError> {
+fn wrong_names(config: &ExperimentConfig) -> Vec<ConfigError> {
     // Labels have been sorted: their places would say nothing to their author.
     let labels = config.labels.iter().map(|label| ("labels", label));
     let named = std::iter::once(("name", &config.name)).chain(labels);
@@ -29,9 +36,13 @@ pub(crate) fn wrong_names(config: &ExperimentConfig) -> Vec<ConfigError> {
 }
 
 fn wrong_patterns(config: &ExperimentConfig) -> Vec<ConfigError> {
+    if config.log_policies.len() > MOST_POLICIES {
+        let what = format!("has {} policies, and may have {MOST_POLICIES}", config.log_policies.len());
+        return vec![ConfigError { path: "log_policies".to_owned(), what }];
+    }
     let policies = config.log_policies.iter().enumerate();
     let wrong = policies.filter_map(|(index, policy)| {
-        let error = regex::Regex::new(policy.pattern.as_deref()?).err()?;
+        let error = compiled(policy.pattern.as_deref()?).err()?;
         Some(ConfigError {
             path: format!("log_policies[{index}].pattern"),
             what: format!("is not a regular expression: {error}"),
@@ -66,6 +77,9 @@ mod tests {
 
     #[test]
     fn wrong_configurations_are_explained() {
+        // Two more are built in.
+        let policies: Vec<String> = (0..101).map(|number| format!("{{name: p{number}, pattern: x}}")).collect();
+        let many = format!("{{searcher: {{name: single, metric: x}}, log_policies: [{}]}}", policies.join(", "));
         let cases = [
             ("[", "invalid experiment configuration: "),
             ("7", "must be a map"),
@@ -82,6 +96,7 @@ mod tests {
             ),
             ("{searcher: {name: single, metric: x, smaller_is_better: 1}}", "true or false"),
             ("{searcher: {name: single, metric: x}, log_policies: [{name: a, pattern: '['}]}", "regular expression"),
+            (&many, "log_policies: has 103 policies, and may have 100"),
         ];
         for (text, part) in cases {
             let error = parse(text).unwrap_err();

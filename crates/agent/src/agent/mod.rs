@@ -6,22 +6,20 @@
 //! | module | part |
 //! |---|---|
 //! | [`link`] | the websocket |
+//! | [`lock`] | which agent uses a state folder |
 //! | [`shares`] | what runs here and what has ended |
 //! | [`tenant`] | whose tasks an agent without root takes |
 
 pub mod link;
+pub mod lock;
 pub mod shares;
 pub mod tenant;
 
-use std::fmt;
-use std::io::Read;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
+use instep_api::link::{Device, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
 use instep_client::{Address, Backoff};
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -32,6 +30,7 @@ use crate::folder::StateFolder;
 use crate::inheritance;
 use crate::order::{AllowedMount, Machine};
 use link::{Link, LinkError};
+use lock::{Lent, Lock};
 use shares::Shares;
 use tenant::Tenant;
 
@@ -49,7 +48,6 @@ const GRACE_SECONDS: u32 = 10;
 const ENDING: Duration = Duration::from_secs(90);
 /// How long thanks for the last end are waited for.
 const THANKS: Duration = Duration::from_secs(3);
-const LOCK_ATTEMPTS: u32 = 20;
 /// Connections that failed in a row before the agent says so: a master that is restarted needs no words.
 const QUIET_FAILURES: u32 = 2;
 
@@ -135,7 +133,7 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     let state = StateFolder::at(&options.state);
     let failed = |source| AgentError::Folder { path: options.state.clone(), source };
     state.prepare().map_err(failed)?;
-    let lock = lock(&state, &options.devices)?;
+    let lock = Lock::take(&state, &options.devices)?;
     // Our memory and our environment hold a token, and tasks may run as our user.
     prctl::set_dumpable(false).map_err(std::io::Error::from)?;
     let environment = inheritance::inherited(std::env::vars_os(), &options.pass_environment);
@@ -181,98 +179,10 @@ fn block_signals() -> Result<SignalFd, AgentError> {
     Ok(signals.map_err(std::io::Error::from)?)
 }
 
-fn lock(state: &StateFolder, devices: &[Device]) -> Result<Flock<std::fs::File>, AgentError> {
-    let path = state.lock();
-    let open = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
-    let file = open.map_err(|source| AgentError::Folder { path, source })?;
-    let mut unlocked = file;
-    let mut attempts = 0;
-    let held = loop {
-        // Somebody who only looks holds it for a moment.
-        match Flock::lock(unlocked, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => break held,
-            Err(_) if attempts == LOCK_ATTEMPTS => return Err(AgentError::SecondAgent(state.path().to_owned())),
-            Err((file, _)) => unlocked = file,
-        }
-        attempts += 1;
-        std::thread::sleep(POLL_INTERVAL / 10);
-    };
-    held.set_len(0)?;
-    held.write_all_at(lock_line(devices).as_bytes(), 0)?;
-    Ok(held)
-}
-
-fn lock_line(devices: &[Device]) -> String {
-    let lent = Lent::of(devices);
-    format!("{} {} {}", std::process::id(), lent.slots, if lent.gpus { "gpus" } else { "processors" })
-}
-
-/// What an agent lends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct Lent {
-    pub slots: usize,
-    /// They are GPUs, not processors.
-    pub gpus: bool,
-}
-
-impl Lent {
-    /// These.
-    pub fn of(devices: &[Device]) -> Lent {
-        Lent { slots: devices.len(), gpus: devices.iter().any(|device| device.kind == DeviceKind::Cuda) }
-    }
-}
-
-impl fmt::Display for Lent {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, more) = (if self.gpus { "GPU" } else { "slot" }, if self.slots == 1 { "" } else { "s" });
-        write!(formatter, "{} {what}{more}", self.slots)
-    }
-}
-
-/// How many tasks of an agent's state folder have not ended.
-pub fn tasks_at_work(state: &Path) -> std::io::Result<usize> {
-    let state = StateFolder::at(state);
-    let names = std::fs::read_dir(state.shares())?.flatten().map(|entry| entry.file_name());
-    let shares = names.filter_map(|name| state.share(name.to_str().filter(|name| !name.starts_with('.'))?));
-    Ok(shares.filter(|share| share.exit().is_none()).count())
-}
-
-/// The word in the lock of an agent that a master has accepted.
-const REGISTERED: &str = "registered";
-
-/// What an agent says of itself in its lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct Running {
-    pub pid: i32,
-    /// Not known of one of an earlier version.
-    pub lends: Option<Lent>,
-    /// A master has accepted it, so that its slots are listed.
-    pub registered: bool,
-}
-
-/// The agent that uses a state folder, if one does.
-pub fn running(state: &Path) -> Option<Running> {
-    let mut file = std::fs::File::open(StateFolder::at(state).lock()).ok()?;
-    let mut words = String::new();
-    file.read_to_string(&mut words).ok()?;
-    match Flock::lock(file, FlockArg::LockSharedNonblock) {
-        Ok(_) => None,
-        Err(_) => {
-            let mut words = words.split_whitespace();
-            let pid = words.next()?.parse().ok()?;
-            let lends =
-                words.next().and_then(|slots| Some(Lent { slots: slots.parse().ok()?, gpus: words.next()? == "gpus" }));
-            Some(Running { pid, lends, registered: words.next() == Some(REGISTERED) })
-        }
-    }
-}
-
 struct Agent<'a> {
     options: &'a Options,
     state: StateFolder,
-    lock: Flock<std::fs::File>,
+    lock: Lock,
     shares: Shares,
     signals: SignalFd,
     /// What tasks are told of this machine; known after the first welcome.
@@ -371,9 +281,7 @@ impl Agent<'_> {
         let welcome = self.welcomed(link)?;
         self.note_contact();
         if self.machine.replace(self.machine(&welcome)).is_none() {
-            let line = format!("{} {REGISTERED}", lock_line(&self.options.devices));
-            // Without it `instep up` waits longer than it must.
-            let _ = self.lock.write_all_at(line.as_bytes(), 0);
+            self.lock.note_registered(&self.options.devices);
         }
         let again = if self.failures == 0 { "" } else { " again" };
         if self.failures == 0 || self.failures >= QUIET_FAILURES {

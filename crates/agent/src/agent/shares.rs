@@ -43,6 +43,21 @@ struct Known {
 }
 
 impl Known {
+    fn new(share: Share, folder: ShareFolder, devices: Vec<u32>, group: Option<TaskGroup>) -> Known {
+        Known {
+            share,
+            folder,
+            devices,
+            group,
+            child: None,
+            unattended: None,
+            overdue: None,
+            exit: None,
+            told_started: false,
+            told_exit: false,
+        }
+    }
+
     /// A stop is said; an earlier one that allows for less time holds.
     fn will_end_within(&mut self, grace_seconds: u32) {
         let end = Instant::now() + Duration::from_secs(grace_seconds.into()) + OVERDUE;
@@ -94,18 +109,7 @@ impl Shares {
             let Some(folder) = state.share(&name) else { continue };
             // A folder that cannot be read is nobody's share any more; it is left for people to look at.
             let Ok(record) = folder.record() else { continue };
-            let found = Known {
-                share: record.share,
-                devices: record.devices,
-                group: record.cgroup,
-                folder,
-                child: None,
-                unattended: None,
-                overdue: None,
-                exit: None,
-                told_started: false,
-                told_exit: false,
-            };
+            let found = Known::new(record.share, folder, record.devices, record.cgroup);
             known.insert(name, found);
         }
         let mut shares = Shares { state, environment, tenant, groups, known };
@@ -199,9 +203,26 @@ impl Shares {
             group.iter().for_each(TaskGroup::remove);
             return refused(format!("the agent cannot write to {}: {error}", folder.path().display()));
         }
+        let started = self.spawn(&folder, machine);
+        let mut known = Known::new(share.clone(), folder, ids, group);
+        match started {
+            Ok(child) => known.child = Some(child),
+            Err(error) => {
+                let exit = Exit::Failed { why: format!("cannot start {}: {error}", machine.binary.display()) };
+                // What cannot be written down is at least remembered.
+                let _ = known.folder.write_exit(&exit);
+                known.exit = Some(exit);
+            }
+        }
+        self.known.insert(share.resources, known);
+        None
+    }
+
+    /// Starts the guardian of a share.
+    fn spawn(&self, folder: &ShareFolder, machine: &Machine) -> io::Result<Child> {
         // It outlives the agent, so it must not hold what the agent writes to; what it complains of is kept beside it.
         let complaints = folder.complaints().map_or_else(|_| Stdio::null(), Stdio::from);
-        let started = Command::new(&machine.binary)
+        Command::new(&machine.binary)
             .arg("task")
             .arg(folder.path())
             .env_clear()
@@ -210,33 +231,7 @@ impl Shares {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(complaints)
-            .spawn();
-        let known = Known {
-            share: share.clone(),
-            devices: ids,
-            group,
-            child: None,
-            unattended: None,
-            overdue: None,
-            exit: None,
-            told_started: false,
-            told_exit: false,
-            folder,
-        };
-        let known = self.known.entry(share.resources.clone()).or_insert(known);
-        match started {
-            Ok(child) => {
-                known.child = Some(child);
-                None
-            }
-            Err(error) => {
-                let exit = Exit::Failed { why: format!("cannot start {}: {error}", machine.binary.display()) };
-                // What cannot be written down is at least remembered.
-                let _ = known.folder.write_exit(&exit);
-                known.exit = Some(exit);
-                None
-            }
-        }
+            .spawn()
     }
 
     /// Asks a share to end. One that is not known is lost.

@@ -2,12 +2,14 @@
 //!
 //! All its tasks run as one Unix user, and processes of one Unix user can read each other's memory and files: another
 //! user's task could take this one's token. So the first user to get a task stays the only one, also after a restart, unless
-//! the administrator names another or says that its users trust each other.
+//! the administrator names another or says that its users trust each other. What is remembered for a restart is a file that
+//! a hostile task can change: only an administrator's word holds against such a one.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use instep_api::link::Serves;
 use nix::unistd::geteuid;
@@ -24,8 +26,31 @@ pub enum Tenant {
     Everybody,
     /// This user's.
     Named(String),
-    /// The first one's, who is remembered in a file.
-    First(PathBuf),
+    /// The first one's.
+    First(FirstUser),
+}
+
+/// The first user to get a task, remembered in a file for the next agent. The file is of our user, as tasks are: it is read
+/// once, so that no task of this agent's changes whom this agent serves.
+#[derive(Debug, Clone)]
+pub struct FirstUser {
+    file: PathBuf,
+    known: OnceLock<String>,
+}
+
+impl FirstUser {
+    fn remembered_in(file: PathBuf) -> FirstUser {
+        let name = read_bounded(&file, LONGEST_NAME).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        FirstUser { file, known: name.map_or_else(OnceLock::new, OnceLock::from) }
+    }
+
+    /// The first user, who is this one if there was none.
+    fn or(&self, user: &str) -> io::Result<&str> {
+        if self.known.get().is_none() {
+            write_name(&self.file, user)?;
+        }
+        Ok(self.known.get_or_init(|| user.to_owned()))
+    }
 }
 
 impl Tenant {
@@ -34,7 +59,7 @@ impl Tenant {
         match named {
             _ if shared || geteuid().is_root() => Tenant::Everybody,
             Some(name) => Tenant::Named(name.to_owned()),
-            None => Tenant::First(state.path().join("serves")),
+            None => Tenant::First(FirstUser::remembered_in(state.path().join("serves"))),
         }
     }
 
@@ -43,9 +68,9 @@ impl Tenant {
         match self {
             Tenant::Everybody => Serves::Everybody,
             Tenant::Named(name) => Serves::User { name: name.clone() },
-            Tenant::First(path) => match read_bounded(path, LONGEST_NAME) {
-                Ok(bytes) => Serves::User { name: String::from_utf8_lossy(&bytes).into_owned() },
-                Err(_) => Serves::First,
+            Tenant::First(first) => match first.known.get() {
+                Some(name) => Serves::User { name: name.clone() },
+                None => Serves::First,
             },
         }
     }
@@ -54,9 +79,9 @@ impl Tenant {
     pub fn admit(&self, agent: &str, user: &str) -> Result<(), String> {
         let served = match self {
             Tenant::Everybody => return Ok(()),
-            Tenant::Named(name) => name.clone(),
-            Tenant::First(path) => remembered(path, user).map_err(|error| {
-                format!("the agent cannot write down whom it serves, in {}: {error}", path.display())
+            Tenant::Named(name) => name,
+            Tenant::First(first) => first.or(user).map_err(|error| {
+                format!("the agent cannot write down whom it serves, in {}: {error}", first.file.display())
             })?,
         };
         if served == user {
@@ -70,20 +95,12 @@ impl Tenant {
     }
 }
 
-/// The user in the file, or this one from now on.
-fn remembered(path: &std::path::Path, user: &str) -> io::Result<String> {
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Ok(mut file) => {
-            file.write_all(user.as_bytes())?;
-            file.sync_all()?;
-            Ok(user.to_owned())
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let bytes = read_bounded(path, LONGEST_NAME)?;
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        }
-        Err(error) => Err(error),
-    }
+/// Writes a name to a new file; what a task has put in its place goes.
+fn write_name(path: &Path, user: &str) -> io::Result<()> {
+    let _ = fs::remove_file(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(user.as_bytes())?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -93,13 +110,20 @@ mod tests {
     #[test]
     fn the_first_user_stays_the_only_one() {
         let folder = tempfile::tempdir().unwrap();
-        let tenant = Tenant::First(folder.path().join("serves"));
+        let file = folder.path().join("serves");
+        let tenant = Tenant::First(FirstUser::remembered_in(file.clone()));
         assert_eq!(tenant.serves(), Serves::First);
         tenant.admit("a", "carol").unwrap();
         assert_eq!(tenant.serves(), Serves::User { name: "carol".to_owned() });
         tenant.admit("a", "carol").unwrap();
+        // A task of this agent's has our rights.
+        fs::write(&file, "dave").unwrap();
+        assert_eq!(tenant.serves(), Serves::User { name: "carol".to_owned() });
+        fs::remove_file(&file).unwrap();
         let why = tenant.admit("a", "dave").unwrap_err();
         assert!(why.contains("serves only user carol") && why.contains("\nhint: "), "{why}");
+        fs::write(&file, "carol").unwrap();
+        Tenant::First(FirstUser::remembered_in(file)).admit("a", "dave").unwrap_err();
         Tenant::Named("dave".to_owned()).admit("a", "dave").unwrap();
         Tenant::Everybody.admit("a", "dave").unwrap();
     }

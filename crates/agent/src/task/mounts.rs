@@ -37,37 +37,69 @@ pub struct Rules<'a> {
     pub allowed: &'a [AllowedMount],
 }
 
-/// Mounts what is wanted at a path. `within` is the folder that the path must not lead out of, and in which it is made.
-pub fn mount_one(wanted: &Mount, to: &Path, within: Option<&Path>, rules: Rules<'_>) -> Result<(), ViewError> {
-    let failed =
-        |error: io::Error| ViewError::Impossible(format!("bind_mounts: host_path {}: {error}", wanted.host_path));
-    if !Path::new(&wanted.host_path).is_absolute() {
-        return Err(failed(io::Error::other("it is not absolute")));
-    }
-    let source = Opened::at(Path::new(&wanted.host_path)).map_err(failed)?;
-    let mut read_only = wanted.read_only;
-    if rules.account.is_some() {
-        let Some(allowed) = rules.allowed.iter().find(|allowed| source.real.starts_with(&allowed.path)) else {
-            return Err(not_allowed(&wanted.host_path));
-        };
-        read_only |= !allowed.writable;
-    }
-    if within.is_some() && !to.exists() {
-        let make = || make_target(to, source.real.is_dir());
-        match rules.account {
-            Some(account) => account.acting(make).and_then(|made| made),
-            None => make(),
+/// Something to be mounted, looked up before a task's own `/tmp` hides the machine's.
+pub struct Source<'a> {
+    wanted: &'a Mount,
+    opened: Opened,
+    read_only: bool,
+}
+
+impl<'a> Source<'a> {
+    /// Looks up what is wanted, with the rights of the task's user: what lies behind a folder that the user may not enter
+    /// stays there, whoever may mount it.
+    pub fn find(wanted: &'a Mount, rules: Rules<'_>) -> Result<Source<'a>, ViewError> {
+        let path = Path::new(&wanted.host_path);
+        if !path.is_absolute() {
+            return Err(failed(wanted, &io::Error::other("it is not absolute")));
         }
-        .map_err(failed)?;
+        let opened = as_user(rules.account, || Opened::at(path)).map_err(|error| failed(wanted, &error))?;
+        let Some(_) = rules.account else { return Ok(Source { wanted, opened, read_only: wanted.read_only }) };
+        match rules.allowed.iter().find(|allowed| opened.real.starts_with(&allowed.path)) {
+            Some(allowed) => Ok(Source { wanted, opened, read_only: wanted.read_only || !allowed.writable }),
+            None => Err(not_allowed(&wanted.host_path)),
+        }
     }
-    let target = Opened::at(to).map_err(failed)?;
-    let leads_out = within.is_some_and(|folder| !target.real.starts_with(folder));
-    if rules.account.is_some() && (leads_out || is_system(&target.real)) && target.real != source.real {
-        let hint = "choose a container_path that is relative, below /tmp, or a folder of the machine made for this";
-        let what = format!("bind_mounts: nothing may be mounted at {}", wanted.task_path);
-        return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
+
+    /// Mounts it at a path. `own` are the folders of the task if the path is in one of them: there it is made if it is
+    /// missing, and must not lead out of them.
+    pub fn mount(&self, to: &Path, own: Option<&[&str]>, account: Option<&Account>) -> Result<(), ViewError> {
+        let failed = |error: io::Error| failed(self.wanted, &error);
+        if own.is_some() && !to.exists() {
+            let is_folder = self.opened.metadata().map_err(failed)?.is_dir();
+            as_user(account, || make_target(to, is_folder)).map_err(failed)?;
+        }
+        let (source, target) = (&self.opened, Opened::at(to).map_err(failed)?);
+        let forbidden = match own {
+            Some(folders) => !folders.iter().any(|folder| target.real.starts_with(folder)),
+            None => is_system(&target.real),
+        };
+        if account.is_some() && forbidden && target.real != source.real {
+            let hint = "choose a container_path that is relative, below /tmp, or a folder of the machine made for this";
+            let what = format!("bind_mounts: nothing may be mounted at {}", self.wanted.task_path);
+            return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
+        }
+        bind(&source.path(), &target.path())
+            .and_then(|()| restrict(&target.real, &source.real, self.read_only))
+            .map_err(failed)
     }
-    bind(&source.path(), &target.path()).and_then(|()| restrict(&target.real, &source.real, read_only)).map_err(failed)
+}
+
+/// Does something with the rights of the task's user, if that is not the agent's.
+fn as_user<T>(account: Option<&Account>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    match account {
+        Some(account) => account.acting(work).and_then(|done| done),
+        None => work(),
+    }
+}
+
+fn failed(wanted: &Mount, error: &io::Error) -> ViewError {
+    let hint = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "\nhint: the task's Unix user must be allowed to enter the folders on the way"
+        }
+        _ => "",
+    };
+    ViewError::Impossible(format!("bind_mounts: host_path {}: {error}{hint}", wanted.host_path))
 }
 
 fn not_allowed(host_path: &str) -> ViewError {
@@ -77,21 +109,36 @@ fn not_allowed(host_path: &str) -> ViewError {
 }
 
 /// Something that was looked up once, whatever its path leads to later.
-struct Opened {
+pub struct Opened {
     file: File,
     real: PathBuf,
 }
 
 impl Opened {
     fn at(path: &Path) -> io::Result<Opened> {
-        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        Opened::by(path, OFlag::empty())
+    }
+
+    /// What is at a path itself, be it a link.
+    pub fn without_links(path: &Path) -> io::Result<Opened> {
+        Opened::by(path, OFlag::O_NOFOLLOW)
+    }
+
+    fn by(path: &Path, more: OFlag) -> io::Result<Opened> {
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | more;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
         let real = fs::read_link(by_number(&file))?;
         Ok(Opened { file, real })
     }
 
-    fn path(&self) -> PathBuf {
+    /// A path that leads to it, for as long as this lives.
+    pub fn path(&self) -> PathBuf {
         by_number(&self.file)
+    }
+
+    /// What it is.
+    pub fn metadata(&self) -> io::Result<fs::Metadata> {
+        self.file.metadata()
     }
 }
 

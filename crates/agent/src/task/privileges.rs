@@ -2,9 +2,9 @@
 //! without one; else the agent's own.
 
 use std::ffi::{CString, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::lchown;
+use std::os::unix::fs::{fchown, lchown};
 use std::path::Path;
 
 use instep_api::link::RunAs;
@@ -76,14 +76,21 @@ impl Account {
         named.into_iter().map(|(name, value)| (name.into(), value)).collect()
     }
 
-    /// Gives a folder and what is in it to the user.
-    pub fn give(&self, folder: &Path) -> io::Result<()> {
-        lchown(folder, Some(self.uid.as_raw()), Some(self.gid.as_raw()))?;
-        if fs::symlink_metadata(folder)?.is_dir() {
-            for entry in fs::read_dir(folder)? {
-                self.give(&entry?.path())?;
+    /// Gives what is in a folder to the user, and not yet the folder itself: while that is closed to the user, none of the
+    /// user's other processes can put something else in the way of what is done here.
+    pub fn give_content(&self, folder: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            lchown(&path, Some(self.uid.as_raw()), Some(self.gid.as_raw()))?;
+            if fs::symlink_metadata(&path)?.is_dir() {
+                self.give_content(&path)?;
             }
         }
         Ok(())
+    }
+
+    /// Gives a folder that is open to the user, without what is in it.
+    pub fn give(&self, folder: &File) -> io::Result<()> {
+        fchown(folder, Some(self.uid.as_raw()), Some(self.gid.as_raw()))
     }
 }

@@ -50,11 +50,14 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     let mut inherited: Variables = std::env::vars_os().collect();
     inherited.extend(account.iter().flat_map(Account::variables));
     let task = folder.task();
-    let view = build_view(&task, &order, &inherited, account.as_ref(), plain);
+    // Opened before something is mounted that could hide it.
+    let own = File::open(task.path())?;
+    let view = build_view(&task, &own, &order, &inherited, account.as_ref(), plain);
     if matches!(view, Err(ViewError::NoNamespace(_))) {
         return Ok(Outcome::NeedsPlainView);
     }
     if let Some(account) = &account {
+        account.give(&own)?;
         account.become_it()?;
     }
     // Else other tasks of the same user could read the token in our memory, and the pipes.
@@ -70,8 +73,11 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     }
 }
 
+/// Makes what the task sees. Its folder, `own`, stays closed to the task's user for as long as something is done there with
+/// the agent's rights.
 fn build_view(
     folder: &TaskFolder,
+    own: &File,
     order: &TaskOrder,
     inherited: &Variables,
     account: Option<&Account>,
@@ -83,16 +89,27 @@ fn build_view(
     let failed = |error: io::Error| {
         ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
     };
+    fill(folder, order, account).map_err(failed)?;
+    match account {
+        _ if !plain => view::isolated(folder, &wanted),
+        Some(account) => {
+            account.give(own).map_err(failed)?;
+            account.acting(|| view::plain(folder, &wanted)).map_err(failed)?
+        }
+        None => view::plain(folder, &wanted),
+    }
+}
+
+/// Makes what is in a task's folder, for the task's user.
+fn fill(folder: &TaskFolder, order: &TaskOrder, account: Option<&Account>) -> io::Result<()> {
     for name in ["run", "tmp"] {
         // A first try may have left something.
         let _ = fs::remove_dir_all(folder.join(name));
     }
-    preparation::folders(folder).and_then(|()| preparation::programs(folder, order)).map_err(failed)?;
-    if let Some(account) = account {
-        // Before anything is mounted below it: only what is the share's own changes hands.
-        account.give(folder.path()).map_err(failed)?;
-    }
-    if plain { view::plain(folder, &wanted) } else { view::isolated(folder, &wanted) }
+    preparation::folders(folder)?;
+    preparation::programs(folder, order)?;
+    // Before anything is mounted below it: only what is the share's own changes hands.
+    account.map_or(Ok(()), |account| account.give_content(folder.path()))
 }
 
 /// Whether the task's user gets to its own folder, without a mount namespace by the path of the agent's state.
@@ -113,4 +130,32 @@ fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Exit {
         output.close(DELIVERY);
     }
     Exit::Failed { why }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use instep_api::link::RunAs;
+    use nix::unistd::getegid;
+
+    use super::*;
+    use crate::task::testing::order;
+
+    #[test]
+    fn a_task_s_folder_is_closed_until_everything_in_it_is_the_user_s() {
+        // Only root can give files away.
+        let uid = if geteuid().is_root() { 41_001 } else { geteuid().as_raw() };
+        let account = Account::find(&RunAs { uid, gid: getegid().as_raw() }).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let folder = TaskFolder::at(place.path());
+        fill(&folder, &order(), Some(&account)).unwrap();
+        let owner = |name: &str| fs::symlink_metadata(folder.join(name)).unwrap().uid();
+        assert_eq!(fs::metadata(folder.path()).unwrap().uid(), geteuid().as_raw());
+        for name in ["run", "tmp", "run/info", "run/train/logs", "run/programs/instep"] {
+            assert_eq!(owner(name), uid, "{name}");
+        }
+        account.give(&File::open(folder.path()).unwrap()).unwrap();
+        assert_eq!(fs::metadata(folder.path()).unwrap().uid(), uid);
+    }
 }

@@ -7,6 +7,10 @@
 //! - **The real paths**, where it does not: variables say where the folders are, and a small module that Python imports at
 //!   its start tells Determined's package ([`SHIM`]).
 //!
+//! A task of another user than the agent's also gets a `/dev/shm` and System V's shared memory of its own, which go with it:
+//! what it left there would stay in the memory of the machine, and count against all tasks. Not where a GPU's sharing service
+//! runs, which meets its clients there.
+//!
 //! A private `/tmp` hides the machine's own, which may hold things that the task needs: its interpreter, its checkpoints,
 //! this program. Whatever lies in `/tmp` and is known to be needed is bound into the private one, by its first part below
 //! `/tmp`: virtual environments and checkouts refer to their neighbours.
@@ -23,12 +27,14 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
-use super::mounts::{self, Rules, mount_one};
+use super::mounts::{self, Opened, Rules, Source};
 use crate::folder::TaskFolder;
 
 /// Where Determined's package looks.
 const RUN: &str = "/run/determined";
 const TMP: &str = "/tmp";
+/// Where memory is that processes share.
+const SHARED_MEMORY: &str = "/dev/shm";
 /// Where a GPU's sharing service listens, unless told otherwise.
 const MPS: &str = "/tmp/nvidia-mps";
 
@@ -80,31 +86,34 @@ pub struct Wanted<'a> {
 /// Makes the view by a mount namespace. The process must have no other thread; after a failure it must end, for it may
 /// see half of each.
 pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
-    separate(wanted.rules.account.is_some()).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
+    let other_user = wanted.rules.account.is_some();
+    let own_shared_memory = other_user && !Path::new(MPS).exists();
+    separate(other_user, own_shared_memory).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
     let unavailable = ViewError::NoNamespace;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(|errno| unavailable(errno.into()))?;
     provide_mount_point(share).map_err(unavailable)?;
     for name in first_parts(wanted.needed) {
-        bind(&Path::new(TMP).join(&name), &share.join("tmp").join(&name)).map_err(unavailable)?;
+        keep_reachable(&Path::new(TMP).join(&name), &share.join("tmp").join(&name)).map_err(unavailable)?;
     }
-    let hosts: Vec<(&Mount, PathBuf)> = wanted.mounts.iter().map(|mount| (mount, task_path(mount))).collect();
-    // Those of the machine's folders that are about to be hidden must be found before.
-    let own = share.path().canonicalize().map_err(unavailable)?;
-    for (mount, path) in &hosts {
-        if let Some(inner) = in_share(share, path) {
-            mount_one(mount, &inner, Some(&own), wanted.rules)?;
-        }
-    }
+    // What is to be mounted is found before the machine's /tmp is hidden, and mounted after.
+    let sources = wanted.mounts.iter().map(|mount| Source::find(mount, wanted.rules)).collect::<Result<Vec<_>, _>>()?;
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
     bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
-    for (mount, path) in hosts.iter().filter(|(_, path)| in_share(share, path).is_none()) {
-        if !path.exists() {
+    if own_shared_memory && Path::new(SHARED_MEMORY).is_dir() {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        mount(Some("tmpfs"), SHARED_MEMORY, Some("tmpfs"), flags, Some("mode=1777"))
+            .map_err(|errno| unavailable(errno.into()))?;
+    }
+    for (mount, source) in wanted.mounts.iter().zip(sources) {
+        let path = task_path(mount);
+        let own = in_share(share, &path).is_some();
+        if !own && !path.exists() {
             let hint = "create an empty folder there, or choose a container_path that is relative or below /tmp";
             let what = format!("bind_mounts: {} does not exist on this machine", path.display());
             return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
         }
-        mount_one(mount, path, None, wanted.rules)?;
+        source.mount(&path, own.then_some(&[RUN, TMP]), wanted.rules.account)?;
     }
     Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
 }
@@ -133,9 +142,10 @@ pub fn plain(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError>
 }
 
 /// A mount namespace: as root, or in a user namespace in which we are who we were.
-fn separate(other_user: bool) -> nix::Result<()> {
+fn separate(other_user: bool, own_shared_memory: bool) -> nix::Result<()> {
     let (user, group) = (geteuid(), getegid());
-    let alone = unshare(CloneFlags::CLONE_NEWNS);
+    let more = if own_shared_memory { CloneFlags::CLONE_NEWIPC } else { CloneFlags::empty() };
+    let alone = unshare(CloneFlags::CLONE_NEWNS | more);
     if alone.is_ok() || other_user {
         return alone;
     }
@@ -178,6 +188,22 @@ fn first_parts(needed: &[PathBuf]) -> BTreeSet<PathBuf> {
         matches!(first, Component::Normal(_)).then(|| PathBuf::from(first.as_os_str()))
     });
     parts.filter(|part| Path::new(TMP).join(part).exists()).collect()
+}
+
+/// Lets something of the machine's `/tmp` be found in the task's own. A link stays one: whoever follows it does so with the
+/// rights of the task, which those who mount are not bound by.
+fn keep_reachable(from: &Path, to: &Path) -> io::Result<()> {
+    let found = Opened::without_links(from)?;
+    let kind = found.metadata()?.file_type();
+    if kind.is_symlink() {
+        return symlink(fs::read_link(from)?, to);
+    }
+    if kind.is_dir() {
+        fs::create_dir(to)?
+    } else {
+        fs::File::create_new(to).map(drop)?
+    }
+    mounts::bind(&found.path(), to)
 }
 
 /// Lets `from` be seen at `to`, which is made if it is not there.

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep_agent::agent::{self, HAND_OVER, Lent, Running};
+use instep_agent::agent::HAND_OVER;
+use instep_agent::agent::lock::{self, Lent, Running};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -74,7 +75,7 @@ pub(super) fn start(
 ) -> anyhow::Result<Option<Beside>> {
     let (state, log) = (state_folder(database), log_path(database));
     let mut replaced = None;
-    if let Some(running) = agent::running(&state) {
+    if let Some(running) = lock::running(&state) {
         match slots.map(|slots| Lent { slots: slots as usize, gpus: false }) {
             Some(wanted) if running.lends != Some(wanted) => replace(database, &running, wanted, again)?,
             Some(_) | None => return Ok(Some(Beside::new(running, log, None, false))),
@@ -95,7 +96,7 @@ pub(super) fn start(
         .spawn()?;
     let deadline = Instant::now() + START_DEADLINE;
     let started = loop {
-        let started = agent::running(&state);
+        let started = lock::running(&state);
         if let Some(started) = started.filter(|started| started.registered || Instant::now() > deadline) {
             break started;
         }
@@ -115,7 +116,7 @@ pub(super) fn start(
 /// using are not taken away.
 fn replace(database: &Path, running: &Running, wanted: Lent, again: &str) -> anyhow::Result<()> {
     let grows = running.lends.is_some_and(|lent| lent.gpus == wanted.gpus && wanted.slots > lent.slots);
-    let tasks = if grows { 0 } else { agent::tasks_at_work(&state_folder(database))? };
+    let tasks = if grows { 0 } else { lock::tasks_at_work(&state_folder(database))? };
     if tasks > 0 {
         let now = running.lends.map(|lent| format!(" {lent}")).unwrap_or_default();
         let tasks = if tasks == 1 { "1 task is".to_owned() } else { format!("{tasks} tasks are") };
@@ -184,7 +185,7 @@ fn reachable(address: &str) -> String {
 
 /// Ends the agent of a database and its tasks. Says whether there was one.
 pub(super) fn stop(database: &Path) -> anyhow::Result<bool> {
-    let Some(running) = agent::running(&state_folder(database)) else { return Ok(false) };
+    let Some(running) = lock::running(&state_folder(database)) else { return Ok(false) };
     end(database, &running, Signal::SIGTERM)?;
     Ok(true)
 }
@@ -197,7 +198,7 @@ fn end(database: &Path, running: &Running, signal: Signal) -> anyhow::Result<()>
         return Err(Hinted::new(what, "it may belong to another user").into());
     }
     let deadline = Instant::now() + END_DEADLINE;
-    while agent::running(&state).is_some_and(|found| found.pid == process) {
+    while lock::running(&state).is_some_and(|found| found.pid == process) {
         if Instant::now() > deadline {
             let what = format!("the agent, pid {process}, has not stopped after {} s", END_DEADLINE.as_secs());
             return Err(Hinted::new(what, format!("see its log: {}", log_path(database).display())).into());

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use super::outbox::Outbox;
 use super::{DEFAULT_POOL, Refusal};
 use crate::clock::now;
+use crate::names;
 
 /// Whether an agent or a slot takes work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +128,35 @@ pub(crate) fn can_name_an_agent(name: &str) -> bool {
     (1..=255).contains(&name.len()) && name.chars().all(proper)
 }
 
+/// Bytes of a text that an agent says of itself.
+const LONGEST_TEXT: usize = 255;
+/// Slots of an agent.
+const MOST_DEVICES: usize = 4096;
+
+/// What is wrong with what an agent says of itself: people are shown it, and the scheduler counts with it.
+fn contradiction(hello: &Hello) -> Option<String> {
+    let served = match &hello.serves {
+        Serves::User { name } => Some(name),
+        Serves::Everybody | Serves::First => None,
+    };
+    let devices = hello.devices.iter().flat_map(|device| [("device", &device.brand), ("device", &device.uuid)]);
+    let addresses = hello.addresses.iter().map(|address| ("address", address));
+    let texts = [("pool", &hello.pool), ("version", &hello.version)].into_iter().chain(addresses).chain(devices);
+    for (what, text) in texts.chain(served.map(|name| ("user", name))) {
+        if text.len() > LONGEST_TEXT {
+            return Some(format!("the agent's {what} is longer than {LONGEST_TEXT} bytes"));
+        }
+        if let Some(why) = names::objection(text) {
+            return Some(format!("the agent's {what} {why}"));
+        }
+    }
+    let ids: BTreeSet<u32> = hello.devices.iter().map(|device| device.id).collect();
+    if ids.len() != hello.devices.len() || ids.len() > MOST_DEVICES || hello.addresses.len() > MOST_DEVICES {
+        return Some(format!("the agent names a slot twice, or more than {MOST_DEVICES} slots or addresses"));
+    }
+    None
+}
+
 fn missing(agent: &str) -> Refusal {
     Refusal::Missing(format!("agent '{agent}' not found"))
 }
@@ -212,6 +242,9 @@ impl Agents {
                 "`{}` cannot be the name of an agent\nhint: use letters, digits, dots and dashes",
                 hello.agent
             ));
+        }
+        if let Some(why) = contradiction(hello) {
+            return Some(why);
         }
         let known = self.known.get(&hello.agent).filter(|agent| agent.link.is_some() && !agent.leaving)?;
         // The same agent over a new connection, before the end of the old one was noticed.
@@ -320,5 +353,43 @@ impl Agents {
             return None;
         }
         Some(agents.filter(|agent| agent.takes_work()).map(|agent| agent.devices.len()).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use instep_api::link::DeviceKind;
+
+    use super::*;
+
+    #[test]
+    fn what_an_agent_says_of_itself_can_be_shown_and_counted() {
+        let device = |id| Device { id, kind: DeviceKind::Cpu, brand: "CPU".to_owned(), uuid: String::new() };
+        let hello = || Hello {
+            protocol: VERSION,
+            version: "1".to_owned(),
+            agent: "a".to_owned(),
+            pool: String::new(),
+            addresses: vec!["10.0.0.1".to_owned()],
+            devices: vec![device(0), device(1)],
+            shares: Vec::new(),
+            serves: Serves::Everybody,
+        };
+        assert_eq!(contradiction(&hello()), None);
+        type Spoil = fn(&mut Hello);
+        let wrong: [(&str, Spoil); 6] = [
+            ("pool has the control", |hello| hello.pool = "\u{1b}[2J".to_owned()),
+            ("version is longer", |hello| hello.version = "1".repeat(256)),
+            ("address has the control", |hello| hello.addresses.push("a\nb".to_owned())),
+            ("device has the control", |hello| hello.devices[1].brand = "\0".to_owned()),
+            ("user has the control", |hello| hello.serves = Serves::User { name: "\r".to_owned() }),
+            ("names a slot twice", |hello| hello.devices[1].id = 0),
+        ];
+        for (expected, spoil) in wrong {
+            let mut hello = hello();
+            spoil(&mut hello);
+            let why = contradiction(&hello).unwrap();
+            assert!(why.contains(expected), "{why}");
+        }
     }
 }

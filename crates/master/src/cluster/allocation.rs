@@ -1,6 +1,7 @@
 //! One attempt to run a task on slots, as the master holds it while it lasts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::link::{Share as ShareName, Start};
@@ -136,13 +137,23 @@ struct Signals {
     preempting: Option<String>,
 }
 
+/// What all shares of an allocation have brought to an exchange.
+pub(crate) type Gathered = Arc<Vec<Value>>;
+
+/// What a share brings to an exchange.
+pub(crate) struct Brought {
+    pub data: Value,
+    /// Bytes of the request that it came with.
+    pub size: usize,
+}
+
 /// The requests that wait for something to happen to an allocation.
 pub(crate) struct Waiters {
     pub signal: watch::Sender<Signal>,
     /// By rank.
     pub rendezvous: BTreeMap<usize, Reply<RendezvousInfo>>,
     /// By the callers' own identifiers.
-    pub gathering: BTreeMap<String, (Value, Reply<Vec<Value>>)>,
+    pub gathering: BTreeMap<String, (Brought, Reply<Gathered>)>,
 }
 
 impl Default for Waiters {

@@ -1,6 +1,7 @@
 //! Experiments that live: what happens to them, and what their state machines want done.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use instep_api::config::{ExperimentConfig, Sources};
@@ -43,7 +44,7 @@ pub(crate) struct Live {
     pub warm_start: Option<String>,
     /// The log policy that matched, by the request of the trial.
     pub matched: BTreeMap<String, String>,
-    pub patterns: Patterns,
+    pub patterns: Arc<Patterns>,
 }
 
 /// What a trial was made with.
@@ -73,7 +74,7 @@ impl Live {
         Ok(Live {
             machine,
             journal,
-            patterns: Patterns::of(&config)?,
+            patterns: Arc::new(Patterns::of(&config)?),
             full: experiment.config.clone().into_value(),
             config,
             owner: Owner::of(found),

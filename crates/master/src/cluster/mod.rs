@@ -41,6 +41,7 @@ mod state;
 mod tests;
 mod views;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,11 +62,14 @@ use crate::notices::Notices;
 use actor::Actor;
 use agents::Agents;
 pub(crate) use agents::{Availability, can_name_an_agent};
-pub(crate) use allocation::Signal;
+use allocation::Gathered;
+pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
 pub(crate) use commands::{Folder, Kind, TensorboardContent};
-pub(crate) use log_policies::check_log_policies;
+#[cfg(test)]
+pub(crate) use log_policies::LOOKED_AT;
+pub(crate) use log_policies::{MOST_POLICIES, beginning, compiled};
 use outbox::Outbox;
 use scheduler::Scheduler;
 pub(crate) use scheduler::{Passes, SchedulerStats};
@@ -254,8 +258,14 @@ impl Cluster {
 
     /// Lines of output have been stored: some may match a log policy.
     pub(crate) async fn lines_arrived(&self, lines: Vec<LogLine>) -> Result<(), Refusal> {
+        let names: BTreeSet<String> = lines.iter().filter_map(|line| line.allocation_id.clone()).collect();
+        let wanted = self.read(move |state| state.experiments.wanted_patterns(&state.allocations, &names)).await?;
+        let found = log_policies::look(&lines, wanted).await;
+        if found.is_empty() {
+            return Ok(());
+        }
         self.change(move |state, outbox| {
-            state.experiments.apply_log_policies(&lines, &mut state.allocations, outbox);
+            state.experiments.apply_log_policies(found, &mut state.allocations, outbox);
             Ok(())
         })
         .await
@@ -359,10 +369,10 @@ impl Cluster {
         allocation: String,
         caller: String,
         peers: usize,
-        data: Value,
-    ) -> Result<Vec<Value>, Refusal> {
+        brought: Brought,
+    ) -> Result<Gathered, Refusal> {
         self.ask(move |state, outbox, reply| {
-            state.allocations.gather(&allocation, caller, (peers, data), reply, outbox);
+            state.allocations.gather(&allocation, caller, (peers, brought), reply, outbox);
         })
         .await
     }

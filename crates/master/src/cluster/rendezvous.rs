@@ -1,14 +1,18 @@
 //! What running tasks ask the master: where the other shares are, whether to stop, an exchange of values.
 
+use std::sync::Arc;
+
 use instep_api::tasks::RendezvousInfo;
-use serde_json::Value;
 use tokio::sync::watch;
 
-use super::allocation::{AllocationEvent, Signal};
+use super::allocation::{AllocationEvent, Brought, Gathered, Signal};
 use super::allocations::Allocations;
 use super::outbox::Outbox;
 use super::state::ClusterState;
 use super::{Refusal, Reply, TaskReport};
+
+/// Bytes that the shares of an allocation may bring to an exchange, all of them together: each is given all of it.
+const MOST_GATHERED: usize = 1 << 20;
 
 fn missing(allocation: &str) -> Refusal {
     Refusal::Missing(format!("allocation '{allocation}' not found, or it has ended"))
@@ -86,8 +90,8 @@ impl Allocations {
         &mut self,
         name: &str,
         caller: String,
-        (peers, data): (usize, Value),
-        reply: Reply<Vec<Value>>,
+        (peers, brought): (usize, Brought),
+        reply: Reply<Gathered>,
         outbox: &mut Outbox,
     ) {
         let Some(allocation) = self.get_mut(name) else { return outbox.reply(reply, Err(missing(name))) };
@@ -97,14 +101,19 @@ impl Allocations {
         }
         let waiting = &mut allocation.waiters.gathering;
         waiting.retain(|_, (_, earlier)| !earlier.is_closed());
-        if let Some((_, earlier)) = waiting.insert(caller, (data, reply)) {
+        let others = waiting.iter().filter(|(known, _)| **known != caller).map(|(_, (brought, _))| brought.size);
+        if others.sum::<usize>() + brought.size > MOST_GATHERED {
+            let what = format!("the shares of an allocation may exchange {MOST_GATHERED} bytes at a time");
+            return outbox.reply(reply, Err(Refusal::Invalid(what)));
+        }
+        if let Some((_, earlier)) = waiting.insert(caller, (brought, reply)) {
             let _ = earlier.send(Err(Refusal::Invalid("the same caller has asked again".to_owned())));
         }
         if waiting.len() >= peers {
-            let all = std::mem::take(waiting);
-            let brought: Vec<Value> = all.values().map(|(data, _)| data.clone()).collect();
-            for (_, (_, reply)) in all {
-                let _ = reply.send(Ok(brought.clone()));
+            let (brought, replies): (Vec<Brought>, Vec<_>) = std::mem::take(waiting).into_values().unzip();
+            let all = Arc::new(brought.into_iter().map(|brought| brought.data).collect::<Vec<_>>());
+            for reply in replies {
+                let _ = reply.send(Ok(Arc::clone(&all)));
             }
         }
     }
@@ -154,5 +163,37 @@ impl ClusterState {
             TaskReport::Waiting | TaskReport::Noted => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::sync::oneshot;
+
+    use super::super::allocation::{Allocation, Purpose};
+    use super::super::outbox::Action;
+    use super::*;
+
+    #[test]
+    fn an_exchange_of_too_much_is_refused_and_others_go_on() {
+        let (mut allocations, mut outbox) = (Allocations::default(), Outbox::default());
+        allocations.queue(Allocation::queued("t.1".to_owned(), "t".to_owned(), Purpose::Command), &mut outbox);
+        let mut bring = |caller: &str, size: usize| {
+            let (reply, answer) = oneshot::channel();
+            let brought = Brought { data: json!(caller), size };
+            allocations.gather("t.1", caller.to_owned(), (2, brought), reply, &mut outbox);
+            for action in outbox.take_actions() {
+                if let Action::Reply(send) = action {
+                    send();
+                }
+            }
+            answer
+        };
+        let mut first = bring("a", MOST_GATHERED - 10);
+        assert!(matches!(bring("b", 11).try_recv().unwrap(), Err(Refusal::Invalid(_))));
+        assert!(first.try_recv().is_err(), "it waits on");
+        assert_eq!(*bring("b", 10).try_recv().unwrap().unwrap(), vec![json!("a"), json!("b")]);
+        assert_eq!(*first.try_recv().unwrap().unwrap(), vec![json!("a"), json!("b")]);
     }
 }

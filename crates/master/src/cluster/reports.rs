@@ -9,6 +9,21 @@ use super::Refusal;
 use super::outbox::Outbox;
 use super::state::ClusterState;
 
+/// Characters of a reason that are kept.
+const LONGEST_WHY: usize = 8000;
+
+/// How a share ended, as people can be shown it: agents pass on what tasks say.
+fn readable(exit: Exit) -> Exit {
+    let plain = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
+    let readable = |why: String| why.chars().take(LONGEST_WHY).map(plain).collect();
+    match exit {
+        Exit::Code { code, why } => Exit::Code { code, why: why.map(readable) },
+        Exit::Failed { why } => Exit::Failed { why: readable(why) },
+        Exit::Lost { why } => Exit::Lost { why: readable(why) },
+        Exit::Killed => Exit::Killed,
+    }
+}
+
 impl ClusterState {
     /// An agent says who it is, what it lends and what it runs.
     pub(super) fn hello(
@@ -79,7 +94,7 @@ impl ClusterState {
     /// A share has ended; the agent may forget it once that is stored.
     fn exited(&mut self, agent: &str, share: &ShareName, exit: Exit, outbox: &mut Outbox) {
         if let Some(rank) = self.allocations.rank(agent, share) {
-            self.share_ended(&share.allocation, rank, exit, outbox);
+            self.share_ended(&share.allocation, rank, readable(exit), outbox);
         }
         outbox.order(agent, Order::Forget { share: share.clone() });
     }
@@ -111,5 +126,18 @@ impl ClusterState {
             }
             self.agents.forget(&name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_of_agents_can_be_shown() {
+        let exit = Exit::Failed { why: format!("\u{1b}[2Jno\nhint: x{}", "y".repeat(2 * LONGEST_WHY)) };
+        let Exit::Failed { why } = readable(exit) else { panic!("another end") };
+        assert!(why.starts_with(" [2Jno\nhint: xy"));
+        assert_eq!(why.len(), LONGEST_WHY);
     }
 }

@@ -15,7 +15,7 @@ use super::masks::unmasked;
 use super::reply::Json;
 use super::secrets;
 use crate::clock::now;
-use crate::config::wrong_names;
+use crate::config;
 
 /// `POST /experiments/continue`
 #[derive(Debug, Default, Deserialize)]
@@ -57,7 +57,7 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
             let over = unmasked(over, [&stored])?;
             let config = ExperimentConfig::from_value(merge(over, stored), &sources);
             let config = config.map_err(|mistakes| mistaken(&mistakes))?;
-            let mistakes = wrong_names(&config);
+            let mistakes = config::mistakes(&config);
             if !mistakes.is_empty() {
                 return Err(mistaken(&mistakes));
             }

@@ -149,7 +149,6 @@ async fn make_managed(
     }
     let text = masks::submitted(call, text, forked_from, &sources).await?;
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
-    crate::cluster::check_log_policies(&config).map_err(Failure::invalid)?;
     may_start_from(call, &config).await?;
     let files = request.model_definition.unwrap_or_default();
     let model_definition = match forked_from {

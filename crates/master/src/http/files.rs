@@ -1,8 +1,8 @@
 //! Checkpoints' files: sending them, deleting them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
@@ -33,6 +33,8 @@ const PARTS_AHEAD: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Checkpoints that one request may name.
 const MOST: usize = 10_000;
+/// Patterns that one request may have.
+const MOST_GLOBS: usize = 1000;
 
 /// The files of a checkpoint, found on this machine.
 struct Found {
@@ -207,6 +209,12 @@ pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
 /// The patterns of a request: `*` stays within a folder, `**` does not.
 fn patterns(globs: &[String]) -> Result<GlobSet, Failure> {
     let wrong = |error: globset::Error| Failure::invalid(format!("checkpointGlobs: {error}"));
+    if globs.len() > MOST_GLOBS {
+        return Err(Failure::invalid(format!(
+            "checkpointGlobs has {} patterns, and may have {MOST_GLOBS}",
+            globs.len()
+        )));
+    }
     let mut patterns = GlobSetBuilder::new();
     for glob in globs {
         patterns.add(GlobBuilder::new(glob).literal_separator(true).build().map_err(wrong)?);
@@ -218,10 +226,13 @@ fn patterns(globs: &[String]) -> Result<GlobSet, Failure> {
 fn split(entries: &[Entry], patterns: &GlobSet) -> (BTreeMap<String, Long>, Vec<String>) {
     let name = |path: &PathBuf| path.to_string_lossy().into_owned();
     let goes = |entry: &Entry| entry.kind == Kind::File && patterns.is_match(&entry.path);
-    let holds = |folder: &Entry| {
-        entries.iter().any(|entry| entry.kind == Kind::File && entry.path.starts_with(&folder.path) && !goes(entry))
+    let kept = entries.iter().filter(|entry| entry.kind == Kind::File && !goes(entry));
+    let holding: HashSet<&Path> = kept.flat_map(|entry| entry.path.ancestors().skip(1)).collect();
+    let stays = |entry: &&Entry| match entry.kind {
+        Kind::Folder => holding.contains(entry.path.as_path()),
+        Kind::File | Kind::Other => !goes(entry),
     };
-    let left = entries.iter().filter(|entry| if entry.kind == Kind::Folder { holds(entry) } else { !goes(entry) });
+    let left = entries.iter().filter(stays);
     let left = left.map(|entry| match entry.kind {
         Kind::Folder => (name(&entry.path) + "/", Long(0)),
         Kind::File | Kind::Other => (name(&entry.path), Long(entry.size as i64)),
@@ -237,7 +248,10 @@ pub(crate) async fn remove(call: Call) -> Result<Json<Nothing>, Failure> {
     for (checkpoint, storage) in owned(&call, request.checkpoint_uuids).await? {
         let uuid = checkpoint.uuid;
         let found = find(&call, uuid.clone(), storage).await?;
-        let (left, paths) = split(&found.entries, &patterns);
+        let patterns = patterns.clone();
+        // There may be a million.
+        let splitting = tokio::task::spawn_blocking(move || split(&found.entries, &patterns));
+        let (left, paths) = splitting.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
         if let Err(error) = call.application.database.delete_checkpoint_files(uuid.clone(), left, paths).await {
             return Err(undeleted(&call, error).await);
         }
@@ -277,5 +291,6 @@ mod tests {
             assert!(gone.iter().all(|path| !left.contains_key(path)), "{globs:?}");
         }
         assert!(patterns(&["[".to_owned()]).is_err());
+        assert!(patterns(&vec!["a".to_owned(); MOST_GLOBS + 1]).is_err());
     }
 }

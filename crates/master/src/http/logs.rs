@@ -1,21 +1,24 @@
 //! Logs: taking lines in, and giving them out, if wanted as they come.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use instep_api::error::Code;
 use instep_api::identifiers::TrialId;
 use instep_api::logs::{LogFilter, LogLine, LogRecord, PostTaskLogsRequest, ShownLine};
 use instep_api::pages::Order;
 use instep_api::states::LogLevel;
 use instep_database::{LogQuery, Subject};
 use regex::{Regex, RegexBuilder};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::call::Call;
 use super::export::pass_on;
 use super::failure::Failure;
 use super::reply::{Download, Gone, Json, LineSender, Nothing, Reply, Stop, lines};
 use crate::clock::now;
+use crate::cluster::beginning;
 
 /// Lines that are read at a time.
 const LINES_PER_READ: usize = 1000;
@@ -23,6 +26,10 @@ const LINES_PER_READ: usize = 1000;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Memory that a pattern may take when it is compiled.
 const PATTERN_SIZE: usize = 1 << 20;
+/// How long all of a request's lines may be looked through for an expression.
+const LONGEST_SEARCH: Duration = Duration::from_secs(10);
+/// Searches for expressions at the same time; the next one waits.
+static SEARCHES: Semaphore = Semaphore::const_new(2);
 /// Parts of a downloaded log that may wait for a slow reader.
 const PARTS_AHEAD: usize = 8;
 
@@ -123,7 +130,7 @@ struct Request {
     tasks: Vec<String>,
     trial: Option<TrialId>,
     filter: LogFilter,
-    pattern: Option<Regex>,
+    search: Option<Arc<Search>>,
     order: Order,
     follow: bool,
     /// The line behind which to begin, in the order asked for.
@@ -132,16 +139,66 @@ struct Request {
     left: usize,
 }
 
+/// What is looked for in lines.
+struct Search {
+    pattern: Regex,
+    /// It is the reader's own expression, not a plain text.
+    is_expression: bool,
+}
+
+impl Search {
+    fn of(text: &str, is_expression: bool) -> Result<Search, Failure> {
+        let pattern = if is_expression { text.to_owned() } else { regex::escape(text) };
+        let built = RegexBuilder::new(&pattern).case_insensitive(!is_expression).size_limit(PATTERN_SIZE).build();
+        let pattern = built.map_err(|error| Failure::invalid(format!("searchText: {error}")))?;
+        Ok(Search { pattern, is_expression })
+    }
+
+    /// The lines that match; gives up when that takes longer than is left.
+    fn matching(&self, mut lines: Vec<LogLine>, left: &mut Duration) -> Result<Vec<LogLine>, Failure> {
+        if !self.is_expression {
+            lines.retain(|line| self.pattern.is_match(&line.log));
+            return Ok(lines);
+        }
+        let mut found = Vec::new();
+        for line in lines {
+            let begun = Instant::now();
+            if left.is_zero() {
+                return Err(Failure::invalid(format!(
+                    "searchText: this expression takes longer than {} s to look for\n\
+                     hint: use a simpler one, or choose lines by time, rank or level",
+                    LONGEST_SEARCH.as_secs()
+                )));
+            }
+            if self.pattern.is_match(beginning(&line.log)) {
+                found.push(line);
+            }
+            *left = left.saturating_sub(begun.elapsed());
+        }
+        Ok(found)
+    }
+
+    /// The same, on a thread where nobody waits for it.
+    async fn among(self: &Arc<Self>, lines: Vec<LogLine>, left: Duration) -> Result<(Vec<LogLine>, Duration), Failure> {
+        let broken = |error: String| Failure::new(Code::Internal, error);
+        let _turn = match self.is_expression {
+            true => Some(SEARCHES.acquire().await.map_err(|error| broken(error.to_string()))?),
+            false => None,
+        };
+        let search = Arc::clone(self);
+        let looking = tokio::task::spawn_blocking(move || {
+            let mut left = left;
+            search.matching(lines, &mut left).map(|found| (found, left))
+        });
+        looking.await.map_err(|error| broken(error.to_string()))?
+    }
+}
+
 fn request_of(call: &Call, tasks: Vec<String>, trial: Option<TrialId>) -> Result<Request, Failure> {
     let query = &call.query;
-    let pattern = match query.text("searchText") {
+    let search = match query.text("searchText") {
         None => None,
-        Some(text) => {
-            let regular = query.value("enableRegex")?.unwrap_or(false);
-            let pattern = if regular { text.to_owned() } else { regex::escape(text) };
-            let built = RegexBuilder::new(&pattern).case_insensitive(!regular).size_limit(PATTERN_SIZE).build();
-            Some(built.map_err(|error| Failure::invalid(format!("searchText: {error}")))?)
-        }
+        Some(text) => Some(Arc::new(Search::of(text, query.value("enableRegex")?.unwrap_or(false))?)),
     };
     let limit: i64 = query.value("limit")?.unwrap_or(0);
     Ok(Request {
@@ -158,7 +215,7 @@ fn request_of(call: &Call, tasks: Vec<String>, trial: Option<TrialId>) -> Result
             before: query.time("timestampBefore")?,
             after: query.time("timestampAfter")?,
         },
-        pattern,
+        search,
         order: query.order()?.unwrap_or_default(),
         follow: query.value("follow")?.unwrap_or(false),
         from: query.value("afterId")?,
@@ -257,7 +314,7 @@ async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<()
     let database = &call.application.database;
     let mut arrivals = call.application.follow_logs();
     let mut checked = Instant::now();
-    let mut from = request.from;
+    let (mut from, mut left) = (request.from, LONGEST_SEARCH);
     loop {
         // Looked at before the lines are read: what is logged before the end is then among them.
         arrivals.mark_unchanged();
@@ -271,18 +328,19 @@ async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<()
                 order: request.order,
                 limit: LINES_PER_READ,
             };
-            let found = database.logs(query).await?;
+            let mut found = database.logs(query).await?;
             let last_part = found.len() < LINES_PER_READ;
             from = found.last().map(|line| line.id).or(from);
-            let wanted = |line: &LogLine| request.pattern.as_ref().is_none_or(|pattern| pattern.is_match(&line.log));
-            let shown: Vec<ShownLine> = found
-                .into_iter()
-                .filter(wanted)
-                .take(request.left)
-                .map(|line| ShownLine::of(line, request.trial))
-                .collect();
+            if let Some(search) = &request.search {
+                (found, left) = search.among(found, left).await.map_err(Stop::Failed)?;
+            }
+            let shown: Vec<ShownLine> =
+                found.into_iter().take(request.left).map(|line| ShownLine::of(line, request.trial)).collect();
             request.left -= shown.len();
             sink.send(shown).await?;
+            if sink.is_closed() {
+                return Err(Stop::Gone);
+            }
             if last_part || request.left == 0 {
                 break;
             }
@@ -291,7 +349,10 @@ async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<()
             return Ok(());
         }
         // Either way there is another look.
+        let waiting = Instant::now();
         let _ = tokio::time::timeout(LOOK_AGAIN, arrivals.changed()).await;
+        // Whoever follows a log for days may look through more lines, a tenth of the time.
+        left = LONGEST_SEARCH.min(left + waiting.elapsed() / 10);
         if sink.is_closed() {
             return Err(Stop::Gone);
         }
@@ -300,5 +361,37 @@ async fn send_lines(call: &Call, mut request: Request, sink: &Sink) -> Result<()
             checked = Instant::now();
             still_may_read(call, request.tasks.first()).await.map_err(Stop::Failed)?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::LOOKED_AT;
+
+    fn lines(texts: &[String]) -> Vec<LogLine> {
+        let line = |text: &String| line_without_task(LogRecord { log: Some(text.clone()), ..LogRecord::default() });
+        texts.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_text_is_found_anywhere_and_an_expression_where_a_line_begins() {
+        let late = format!("{}Needle.", "x".repeat(LOOKED_AT));
+        let texts = ["a needle".to_owned(), late, "needles".to_owned()];
+        let found = |text: &str, is_expression| {
+            let mut left = LONGEST_SEARCH;
+            Search::of(text, is_expression).unwrap().matching(lines(&texts), &mut left).unwrap().len()
+        };
+        assert_eq!((found("needle", false), found("needle.", false), found("needle.", true)), (3, 1, 1));
+        assert!(Search::of("(", true).is_err());
+        assert!(Search::of("(", false).is_ok());
+    }
+
+    #[test]
+    fn a_search_that_takes_too_long_ends_with_a_hint() {
+        let search = Search::of("[ab]*a[ab]{500}[^ab]a", true).unwrap();
+        let texts = vec!["ab".repeat(LOOKED_AT); 1000];
+        let failure = search.matching(lines(&texts), &mut Duration::from_millis(1)).unwrap_err();
+        assert!(failure.message.contains("hint: "), "{}", failure.message);
     }
 }

@@ -1,5 +1,6 @@
 //! What running tasks ask.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use instep_api::experiments::ModelDefinitionResponse;
@@ -13,7 +14,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use crate::cluster::{Signal, TaskReport, TrialReport};
+use crate::cluster::{Brought, Signal, TaskReport, TrialReport};
 
 /// Seconds for which a task may wait to be told something.
 pub(super) const LONGEST_POLL: u64 = 600;
@@ -81,9 +82,9 @@ pub(crate) async fn all_gather(call: Call) -> Result<Json<AllGatherResponse>, Fa
     let caller = request.request_uuid.filter(|caller| !caller.is_empty());
     let caller = caller.ok_or_else(|| Failure::invalid("requestUuid is missing"))?;
     let peers = usize::try_from(request.num_peers.unwrap_or_default().0).unwrap_or(0);
-    let data = request.data.unwrap_or(Value::Null);
-    let data = call.application.cluster.gather(call.part("id").to_owned(), caller, peers, data).await?;
-    Ok(Json(AllGatherResponse { data }))
+    let brought = Brought { data: request.data.unwrap_or(Value::Null), size: call.body.len() };
+    let data = call.application.cluster.gather(call.part("id").to_owned(), caller, peers, brought).await?;
+    Ok(Json(AllGatherResponse { data: Arc::unwrap_or_clone(data) }))
 }
 
 pub(crate) async fn early_exit(call: Call) -> Result<Json<Nothing>, Failure> {

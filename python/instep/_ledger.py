@@ -19,6 +19,7 @@ COMPUTE, DATA, CHECKPOINT, RESTART = 1, 3, 4, 5
 switch = _native.ledger_switch
 begin_wait = _native.ledger_begin_wait
 end_wait = _native.ledger_end_wait
+take_over = _native.ledger_take_over
 begin_training = _native.ledger_begin_training
 begin_attempt = _native.ledger_begin_attempt
 commit = _native.ledger_commit

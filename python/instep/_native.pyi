@@ -32,6 +32,7 @@ __all__ = [
     "ledger_end_wait",
     "ledger_forget",
     "ledger_switch",
+    "ledger_take_over",
     "stop_callbacks",
 ]
 
@@ -72,6 +73,9 @@ def ledger_commit(steps: int) -> None:
 
 def ledger_abort_attempt() -> None:
     """The step has to be done again."""
+
+def ledger_take_over() -> None:
+    """Begin anew: a hot spare becomes a rank."""
 
 def ledger_forget() -> None:
     """Have no ledger, in a child that was forked."""

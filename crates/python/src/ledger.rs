@@ -64,6 +64,12 @@ pub(crate) fn ledger_end_wait() {
     change(Account::end_wait);
 }
 
+/// A hot spare becomes a rank: what it did before is no rank's time.
+#[pyfunction]
+pub(crate) fn ledger_take_over() {
+    change(|account, now| *account = Account::new(now));
+}
+
 /// The training's loop begins, after so many steps.
 #[pyfunction]
 pub(crate) fn ledger_begin_training(steps: u64) {

@@ -33,7 +33,7 @@ mod _native {
     #[pymodule_export]
     use super::ledger::{
         ledger_abort_attempt, ledger_begin_attempt, ledger_begin_training, ledger_begin_wait, ledger_commit,
-        ledger_end_wait, ledger_forget, ledger_switch,
+        ledger_end_wait, ledger_forget, ledger_switch, ledger_take_over,
     };
     #[pymodule_export]
     use super::recorder::FlightRecorder;

@@ -11,6 +11,7 @@ import select
 import sys
 from collections.abc import Callable
 
+from instep import _ledger
 from instep.elastic.generations import Generations
 
 # How long to wait at a time for sessions, between looks whether the launcher calls.
@@ -51,3 +52,4 @@ def park() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         wait()
+        _ledger.take_over()

@@ -132,6 +132,28 @@ def test_a_rank_that_raises_in_the_same_step_again_ends_the_job(started: Train, 
     assert "restarting" not in ended.result.stderr, str(ended.result)
 
 
+# A rank that is stopped is found at the first look of the hang watch, one that sleeps at the second.
+@pytest.mark.parametrize(
+    ("mishap", "says"), [("stop", "was stopped and kept the others waiting"), ("hang", "hung and was killed: it is in")]
+)
+def test_a_rank_that_hangs_is_replaced(
+    started: Train, undisturbed: Callable[[int, str], Ended], run: Runner, tmp_path: Path, mishap: str, says: str
+) -> None:
+    deaths = [f"1:4:{mishap}"]
+    ended = started(run, tmp_path, 3, "adam-norm", *deaths, options=("--recover", "step", "--hang-after", "2"))
+    compare(ended, undisturbed(3, "adam-norm"), deaths)
+    assert f"{says}" in ended.result.stderr, str(ended.result)
+    assert "; replacing it (generation 1)" in ended.result.stderr, str(ended.result)
+
+
+def test_a_rank_that_is_slow_is_only_reported(started: Train, run: Runner, tmp_path: Path) -> None:
+    """Three looks of the hang watch find it computing."""
+    ended = started(run, tmp_path, 2, "sgd", "1:4:compute", options=("--recover", "step", "--hang-after", "2"))
+    ended.result.expect(0)
+    assert "rank 1 has not entered" in ended.result.stderr, str(ended.result)
+    assert "replacing" not in ended.result.stderr, str(ended.result)
+
+
 def test_a_rank_that_ends_with_0_in_a_step_makes_all_start_again(started: Train, run: Runner, tmp_path: Path) -> None:
     ended = started(run, tmp_path, 3, "sgd", "1:3:exit", options=("--recover", "step", "--max-restarts", "1"))
     ended.result.expect(0)

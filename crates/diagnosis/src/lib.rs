@@ -6,12 +6,14 @@
 //! | [`collect`] | evidence from records, processes and stacks: the only part that looks at the machine |
 //! | [`stacks`] | what a Python stack says |
 //! | [`analysis`] | evidence in, findings out: pure |
+//! | [`culprit`] | which single rank keeps the others waiting |
 //! | [`report`] | findings as text |
 //!
 //! What is said is what was seen. Where something could not be seen, that is said, too.
 
 pub mod analysis;
 pub mod collect;
+pub mod culprit;
 mod dump;
 pub mod evidence;
 pub mod job;

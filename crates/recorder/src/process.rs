@@ -10,9 +10,14 @@ pub struct Stat {
     pub state: char,
     /// Who started it, or took it over.
     pub parent: u32,
+    /// The time that its threads have run, in ticks.
+    pub ran: u64,
     /// When it started, in ticks since boot.
     pub started: u64,
 }
+
+/// Of every Linux that programs see.
+pub const TICKS_PER_SECOND: u64 = 100;
 
 /// Looks a process up; none if there is no such.
 pub fn stat(process: u32) -> Option<Stat> {
@@ -39,7 +44,11 @@ fn parse(text: &str) -> Option<Stat> {
     Some(Stat {
         state: fields.next()?.chars().next()?,
         parent: fields.next()?.parse().ok()?,
-        started: fields.nth(17)?.parse().ok()?,
+        ran: {
+            let (user, system): (u64, u64) = (fields.nth(9)?.parse().ok()?, fields.next()?.parse().ok()?);
+            user.saturating_add(system)
+        },
+        started: fields.nth(6)?.parse().ok()?,
     })
 }
 
@@ -50,8 +59,8 @@ mod tests {
 
     #[test]
     fn a_name_may_look_like_fields() {
-        let text = "7 (a) R 1 (b) S 12 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 83 2 3";
-        assert_eq!(parse(text), Some(Stat { state: 'S', parent: 12, started: 83 }));
+        let text = "7 (a) R 1 (b) S 12 7 7 0 -1 4194560 1 0 0 0 31 11 5 6 20 0 1 0 83 2 3";
+        assert_eq!(parse(text), Some(Stat { state: 'S', parent: 12, ran: 42, started: 83 }));
         assert_eq!(parse("7 (cat"), None);
     }
 

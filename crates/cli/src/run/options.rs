@@ -256,7 +256,8 @@ pub(crate) struct RunArguments {
     /// Append events to this file as JSON lines: rounds, failures, nodes that join and leave
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     events: Option<PathBuf>,
-    /// Explain any instep collective that takes longer than this; 0 disables it
+    /// Explain any instep collective that takes longer than this, and with --recover step replace the rank that hangs; 0
+    /// disables it
     #[arg(
         long,
         alias = "hang_after",

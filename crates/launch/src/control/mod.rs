@@ -167,6 +167,9 @@ pub struct Start {
 pub struct LostWorker {
     /// Which of the rank's processes it was, counted from 0.
     pub incarnation: u32,
+    /// It was killed because it hung, by its own doing.
+    #[serde(default)]
+    pub hung: bool,
     /// How it ended.
     pub failure: Failure,
 }
@@ -259,6 +262,13 @@ pub enum ToCoordinator {
         /// Their ends, without what they wrote.
         ends: Vec<Failure>,
     },
+    /// A worker keeps all others waiting: whether it is to be killed and replaced. With `--recover step` alone.
+    Hung {
+        /// Its rank.
+        rank: usize,
+        /// Which of the rank's processes it is.
+        incarnation: u32,
+    },
     /// This node will end, and has told its workers to.
     Draining {
         /// Why, for people.
@@ -320,6 +330,13 @@ pub enum FromCoordinator {
     },
     /// Ranks are replaced while the others run.
     Replace(Box<Replace>),
+    /// Kill this worker, which hangs: its peers wait for a replacement.
+    Kill {
+        /// Its rank.
+        rank: usize,
+        /// Which of the rank's processes it is.
+        incarnation: u32,
+    },
     /// The ranks have met in a generation, and train again.
     Recovered {
         /// Which.

@@ -404,6 +404,7 @@ impl Coordinator {
                     recovery.finished(node, ends);
                 }
             }
+            ToCoordinator::Hung { rank, incarnation } => self.handle_hung(node, rank, incarnation, context),
             ToCoordinator::Draining { cause } => {
                 let name = self.joined.get(&node).map(|joined_node| joined_node.name.clone());
                 self.settings.events.note("draining", json!({"node": name, "cause": cause}));

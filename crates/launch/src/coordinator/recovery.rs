@@ -151,6 +151,7 @@ fn loss(worker: &LostWorker) -> Loss {
     let failure = &worker.failure;
     let kind = match failure.exit.0 {
         _ if failure.pid == 0 => LossKind::NotStarted,
+        _ if worker.hung => LossKind::OwnError,
         ..0 => LossKind::Signal,
         _ => LossKind::OwnError,
     };
@@ -226,6 +227,15 @@ impl Coordinator {
         let decision = recovery.policy.impossible(&why);
         let node = self.joined.keys().next().copied();
         self.perform_recovery(decision, node, context);
+    }
+
+    /// A node has a rank that hangs. It is killed where that helps: its peers wait for generations, and have the state.
+    pub(super) fn handle_hung(&mut self, node: NodeId, rank: usize, incarnation: u32, context: &mut Context<'_>) {
+        let Some(recovery) = &self.recovery else { return };
+        let is_running = self.membership.as_ref().is_some_and(|membership| membership.is_running());
+        if is_running && recovery.policy.would_replace(rank, incarnation, |rank| has_session(context, rank)) {
+            self.send_to(node, &FromCoordinator::Kill { rank, incarnation }, context);
+        }
     }
 
     /// `node` is where a worker ended, if one did.

@@ -2,7 +2,8 @@
 //!
 //! Once a second the thread reads the records of this node's ranks. When an operation has been under way for too long it asks
 //! the ranks for their stacks and tells the supervisor, once for each operation. It also keeps the list of this node's ranks
-//! in the folder, for `instep diagnose`. Nothing here can hold up or fail the job: without a folder there is no diagnosis.
+//! in the folder, for `instep diagnose`. Under `--recover step` it names the rank that hangs ([`HangWatch::hung`]), for the
+//! supervisor to have it replaced. Nothing here can hold up or fail the job: without a folder there is no diagnosis.
 //!
 //! Shutdown: [`HangWatch::close`], or dropping it, ends the thread. It may be asking ranks just then, for some seconds at most.
 
@@ -20,6 +21,7 @@ use serde_json::json;
 
 use crate::console::Note;
 use crate::events::EventLog;
+use crate::failure::verdict::{HungRank, Verdicts};
 use crate::plan::Plan;
 
 /// Tells the backend where to write.
@@ -45,6 +47,7 @@ enum WatcherCommand {
 pub(crate) struct HangWatch {
     folder: Option<PathBuf>,
     commands: Option<Sender<WatcherCommand>>,
+    verdicts: Option<Receiver<HungRank>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,7 +55,7 @@ impl HangWatch {
     /// Makes the folder.
     pub(crate) fn new(plan: &Plan) -> HangWatch {
         let made = folder::create(&folder::base(), &plan.job.run_id, std::process::id());
-        HangWatch { folder: made.ok(), commands: None, thread: None }
+        HangWatch { folder: made.ok(), commands: None, verdicts: None, thread: None }
     }
 
     /// The ranks of the round before have ended: what they left says nothing about those that come.
@@ -85,6 +88,7 @@ impl HangWatch {
                 ..Job::default()
             };
             let (notes, events) = (notes.clone(), events.clone());
+            let (hung, verdicts) = mpsc::channel();
             let watcher = Watcher {
                 folder: folder.clone(),
                 job,
@@ -92,12 +96,20 @@ impl HangWatch {
                 notes,
                 events,
                 reported: BTreeSet::new(),
+                hung: plan.terms.step_recovery.then_some(hung),
+                verdicts: Verdicts::default(),
             };
             let builder = std::thread::Builder::new().name("instep-hang".to_owned());
             self.thread = builder.spawn(move || watcher.watch(&commands)).ok();
             self.commands = Some(sender);
+            self.verdicts = Some(verdicts);
         }
         self.command(WatcherCommand::Started(ranks));
+    }
+
+    /// Ranks that were found to hang since the last call: with `--recover step` alone.
+    pub(crate) fn hung(&self) -> Vec<HungRank> {
+        self.verdicts.iter().flat_map(Receiver::try_iter).collect()
     }
 
     /// This rank was the first to fail.
@@ -147,6 +159,9 @@ struct Watcher {
     events: EventLog,
     /// Operations that were spoken of.
     reported: BTreeSet<String>,
+    /// Where ranks that hang are told; none where nobody replaces them.
+    hung: Option<Sender<HungRank>>,
+    verdicts: Verdicts,
 }
 
 impl Watcher {
@@ -170,6 +185,7 @@ impl Watcher {
         self.job.workers = ranks.iter().filter_map(worker).collect();
         self.job.failed = None;
         self.reported.clear();
+        self.verdicts = Verdicts::default();
         // Without it `instep diagnose` finds the ranks that have records.
         let _ = self.job.write(&self.folder);
     }
@@ -185,7 +201,13 @@ impl Watcher {
         let quick = collect::collect(folders, false);
         let overdue = analysis::overdue(&quick, clock::monotonic(), hang_after);
         self.reported.retain(|known| overdue.contains(known));
-        if overdue.is_subset(&self.reported) {
+        if overdue.is_empty() {
+            self.verdicts = Verdicts::default();
+            return;
+        }
+        let news = !overdue.is_subset(&self.reported);
+        let looks = self.hung.is_some() && self.verdicts.is_due(clock::monotonic());
+        if !news && !looks {
             return;
         }
         let evidence = collect::collect(folders, true);
@@ -197,8 +219,24 @@ impl Watcher {
             .iter()
             .any(|finding| finding.operation.as_ref().is_some_and(|operation| !operation.failed))
         {
-            self.report(&diagnosis, report::render(&diagnosis, &evidence, now, &collect::source_line));
-            self.reported.extend(analysis::overdue(&evidence, now, hang_after));
+            if news {
+                self.report(&diagnosis, report::render(&diagnosis, &evidence, now, &collect::source_line));
+                self.reported.extend(analysis::overdue(&evidence, now, hang_after));
+            }
+            if looks && let Some(hung) = self.verdicts.look(&diagnosis, &evidence, ran, now, hang_after) {
+                self.tell(hung);
+            }
+        }
+    }
+
+    fn tell(&self, hung: HungRank) {
+        // Somebody looks at one that is traced.
+        let is_traced = process::stat(hung.process).is_some_and(|stat| stat.state == 't');
+        // What the launcher started may have started the rank in turn.
+        let started = self.job.workers.iter().find(|worker| u32::try_from(hung.rank) == Ok(worker.rank));
+        if let (false, Some(worker), Some(sender)) = (is_traced, started, &self.hung) {
+            // The supervisor is there as long as this thread.
+            let _ = sender.send(HungRank { process: worker.process, ..hung });
         }
     }
 
@@ -208,6 +246,12 @@ impl Watcher {
         // The supervisor is there as long as this thread.
         let _ = self.notes.send(Note::Warning(text.trim_end().to_owned()));
     }
+}
+
+/// How long a process has run so far.
+fn ran(process: u32) -> Duration {
+    let ticks = process::stat(process).map_or(0, |stat| stat.ran);
+    Duration::from_millis(ticks.saturating_mul(1000 / process::TICKS_PER_SECOND))
 }
 
 /// What people can do with a folder that was kept.

@@ -261,6 +261,7 @@ fn run_member(
             | ToCoordinator::Draining { .. }
             | ToCoordinator::Lost { .. }
             | ToCoordinator::RanksFinished { .. }
+            | ToCoordinator::Hung { .. }
             | ToCoordinator::Disconnecting { .. }
             | ToCoordinator::Ping { .. }
             | ToCoordinator::Lead(_)

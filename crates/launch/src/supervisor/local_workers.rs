@@ -106,6 +106,18 @@ impl<'a> LocalWorkers<'a> {
         self.group.as_ref().map_or(0, |group| group.incarnation(local_rank))
     }
 
+    /// Which of its rank's processes this one is, if it is a worker of the round and alive.
+    pub(super) fn alive_incarnation(&self, process: u32) -> Option<u32> {
+        self.group.as_ref()?.alive_incarnation(process)
+    }
+
+    /// Kills one worker, with its children.
+    pub(super) fn kill(&mut self, process: u32) {
+        if let Some(group) = &self.group {
+            group.kill(process);
+        }
+    }
+
     /// Whether workers are alive, or have ended and are not reaped yet.
     pub(super) fn any(&self) -> bool {
         self.group.is_some()

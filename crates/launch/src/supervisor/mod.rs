@@ -270,6 +270,9 @@ impl Supervisor<'_> {
         for note in self.notes.try_iter() {
             self.console.note(note);
         }
+        for hung in self.workers.hang.hung() {
+            self.report_hung(hung);
+        }
         let running = self.rounds.last_start.as_ref().filter(|_| matches!(self.phase, Phase::Running));
         self.workers.tick(running, self.console);
         if self.timers.status_is_due(Instant::now()) {
@@ -322,6 +325,7 @@ impl Supervisor<'_> {
             FromCoordinator::Dropped { reason } => return Ok(self.handle_dropped(&reason)),
             FromCoordinator::Moved(leader) => return Ok(self.handle_moved(leader)),
             FromCoordinator::Replace(replace) => self.replace(*replace),
+            FromCoordinator::Kill { rank, incarnation } => self.kill_hung(rank, incarnation),
             FromCoordinator::Recovered { generation, step, milliseconds } => {
                 self.recovered(generation, step, milliseconds);
             }

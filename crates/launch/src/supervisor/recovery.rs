@@ -7,12 +7,14 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::{Phase, Supervisor};
 use crate::console::Note;
 use crate::control::{LostWorker, Replace, ToCoordinator};
 use crate::failure::Failure;
+use crate::failure::verdict::HungRank;
 use crate::output::fold::describe_ranks;
 use crate::workers::environment::Incarnation;
 
@@ -23,6 +25,8 @@ pub(super) struct StepRecovery {
     awaited: BTreeMap<usize, Instant>,
     /// How ranks ended, here and elsewhere, since the job last resumed.
     losses: Vec<Failure>,
+    /// Ranks of this node that hang, and which of their processes.
+    hung: BTreeMap<usize, (u32, HungRank)>,
     /// Ranks replaced, over all nodes and rounds.
     pub(super) replacements: u64,
     /// How often the ranks met again after that.
@@ -33,6 +37,7 @@ impl StepRecovery {
     pub(super) fn round_started(&mut self) {
         self.awaited.clear();
         self.losses.clear();
+        self.hung.clear();
     }
 
     /// Whether a rank of this node waits for its next process.
@@ -59,18 +64,44 @@ impl Supervisor<'_> {
         if !ends.is_empty() {
             self.leadership.send(&ToCoordinator::RanksFinished { ends });
         }
-        let incarnation = |failure: &Failure| self.workers.incarnation(failure.local_rank);
-        let lost = lost.into_iter().map(|failure| LostWorker { incarnation: incarnation(&failure), failure });
-        let lost: Vec<LostWorker> = lost.collect();
+        let lost: Vec<LostWorker> = lost.into_iter().map(|failure| self.lost_worker(failure)).collect();
         self.send_losses(lost);
         others
+    }
+
+    fn lost_worker(&mut self, mut failure: Failure) -> LostWorker {
+        let incarnation = self.workers.incarnation(failure.local_rank);
+        let hung = self.recovery.hung.remove(&failure.rank).filter(|(of, _)| *of == incarnation);
+        let hung = hung.filter(|_| failure.exit.0 == -(Signal::SIGKILL as i32)).map(|(_, hung)| hung);
+        if let Some(hung) = &hung {
+            failure.sentence = Some(hung.describe(&failure.host));
+        }
+        LostWorker { incarnation, hung: hung.is_some_and(|hung| !hung.stopped), failure }
+    }
+
+    /// A rank of this node keeps the others waiting: the coordinator knows whether a replacement would help.
+    pub(super) fn report_hung(&mut self, hung: HungRank) {
+        let Some(incarnation) = self.workers.alive_incarnation(hung.process) else { return };
+        if matches!(self.phase, Phase::Running) {
+            let rank = hung.rank;
+            self.recovery.hung.insert(rank, (incarnation, hung));
+            self.leadership.send(&ToCoordinator::Hung { rank, incarnation });
+        }
+    }
+
+    /// Kills a rank that hangs: its end is a loss like any other.
+    pub(super) fn kill_hung(&mut self, rank: usize, incarnation: u32) {
+        let hung = self.recovery.hung.get(&rank).filter(|(of, _)| *of == incarnation);
+        if let (Some((_, hung)), Phase::Running) = (hung, &self.phase) {
+            self.workers.kill(hung.process);
+        }
     }
 
     fn send_losses(&mut self, workers: Vec<LostWorker>) {
         if workers.is_empty() {
             return;
         }
-        for LostWorker { incarnation, failure } in &workers {
+        for LostWorker { incarnation, failure, .. } in &workers {
             let (rank, exit) = (failure.rank, failure.exit.0);
             let cause = failure.describe();
             let lost = json!({"rank": rank, "incarnation": incarnation, "exit": exit, "cause": cause});
@@ -102,7 +133,7 @@ impl Supervisor<'_> {
                         "pid": worker.pid, "warm": worker.warm, "seconds": seconds});
                     self.reports.events.note("rank_replaced", replaced);
                 }
-                Err(failure) => not_started.push(LostWorker { incarnation: number, failure: *failure }),
+                Err(failure) => not_started.push(LostWorker { incarnation: number, hung: false, failure: *failure }),
             }
         }
         self.send_losses(not_started);

@@ -194,6 +194,20 @@ impl WorkerGroup {
         self.workers.get(local_rank).map_or(0, |worker| worker.incarnation)
     }
 
+    /// Which of its rank's processes this one is, if it is alive.
+    pub(crate) fn alive_incarnation(&self, process: u32) -> Option<u32> {
+        self.alive_worker(process).map(|worker| worker.incarnation)
+    }
+
+    /// Kills one worker while the others run.
+    pub(crate) fn kill(&self, process: u32) {
+        self.alive_worker(process).into_iter().for_each(|worker| worker.signal(Signal::SIGKILL));
+    }
+
+    fn alive_worker(&self, process: u32) -> Option<&Worker> {
+        self.workers.iter().find(|worker| worker.exit.is_none() && u32::try_from(worker.pid.as_raw()) == Ok(process))
+    }
+
     /// Workers alive.
     pub(crate) fn alive(&self) -> usize {
         self.workers.iter().filter(|worker| worker.exit.is_none()).count()

@@ -32,7 +32,7 @@ impl Job {
     /// The second node loses a worker.
     fn lose(&mut self, rank: usize, incarnation: u32, exit: i32) {
         let failure = Failure { exit: ExitStatus(exit), message: None, ..failed_worker(rank) };
-        self.second.say(&ToCoordinator::Lost { workers: vec![LostWorker { incarnation, failure }] });
+        self.second.say(&ToCoordinator::Lost { workers: vec![LostWorker { incarnation, hung: false, failure }] });
     }
 
     /// Both nodes are told the same.
@@ -149,7 +149,7 @@ fn a_session_that_is_used_wrongly_ends_the_job_without_a_replacement() {
     for message in ["instep.errors.SessionMisuse: no", "SessionMisuse: no"] {
         let mut job = Job::start(&recovering(3), &[0, 1, 2, 3]);
         let failure = Failure { message: Some(message.to_owned()), ..failed_worker(3) };
-        let worker = LostWorker { incarnation: 0, failure };
+        let worker = LostWorker { incarnation: 0, hung: false, failure };
         job.second.say(&ToCoordinator::Lost { workers: vec![worker] });
         let FromCoordinator::Fail { reason, failures } = job.told() else { panic!("expected the end") };
         assert!(reason.contains("SessionMisuse: no): the script uses its session wrongly"), "{reason}");
@@ -179,6 +179,18 @@ fn a_rank_that_ends_with_0_while_another_waits_is_the_cause() {
     assert_eq!(reason, format!("{why}; restarts are off (--max-restarts 0)"));
     let said = failures.iter().map(|failure| (failure.rank, failure.describe())).collect::<Vec<_>>();
     assert_eq!(said, [(3, why.to_owned())]);
+}
+
+#[test]
+fn a_rank_that_hangs_is_killed_where_all_have_a_session() {
+    let hung = |rank| ToCoordinator::Hung { rank, incarnation: 0 };
+    let mut job = Job::start(&recovering(1), &[0, 1, 2]);
+    job.second.say(&hung(2));
+    job.second.say(&ToCoordinator::Ping { at: 1 });
+    assert_eq!(job.second.next_message(), Some(FromCoordinator::Ping { at: 1 }), "nothing is said of rank 2");
+    job.ranks.set("instep/recovery/session/3", b"0").expect("set");
+    job.second.say(&hung(3));
+    assert_eq!(job.second.next_message(), Some(FromCoordinator::Kill { rank: 3, incarnation: 0 }));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What ranks and launchers say of the script, apart from losses: that it uses its session wrongly, in which step it fails,
-//! that it cannot recover, or that it waits for a rank which has ended by itself.
+//! that it cannot recover, that it waits for a rank which has ended by itself, or that a rank hangs.
+
+use std::collections::BTreeSet;
 
 use super::{Decision, Recovery};
 
@@ -37,6 +39,13 @@ impl Recovery {
         let reason =
             format!("rank {left} ended with exit code 0 while rank {rank} was training, so all workers restart");
         Some((left, self.restart_all(reason)?))
+    }
+
+    /// Whether a rank would be replaced if it were lost now: asked before one that hangs is killed.
+    pub fn would_replace(&self, rank: usize, incarnation: u32, has_session: impl Fn(usize) -> bool) -> bool {
+        let others_have_the_state = self.intact.iter().any(|other| *other != rank);
+        let begun = self.is_newest(rank, incarnation) && has_session(rank) && others_have_the_state;
+        begun && self.objection(&[], &BTreeSet::from([rank]), has_session).is_none()
     }
 
     /// Whether any rank has ended with 0.
@@ -156,5 +165,22 @@ mod tests {
         assert_eq!(job.finished(1), None);
         assert_eq!(job.awaits(0, 1), None, "what it waited for before");
         assert!(job.awaits(0, 2).is_some());
+    }
+
+    #[test]
+    fn a_rank_that_hangs_is_killed_only_where_it_would_be_replaced() {
+        let mut job = round(3);
+        assert!(job.would_replace(1, 0, |_| true));
+        assert!(!job.would_replace(1, 1, |_| true), "another process");
+        for without in 0..3 {
+            assert!(!job.would_replace(1, 0, |rank| rank != without), "rank {without} has no session");
+        }
+        assert!(is_replaced(&lose(&mut job, 0, 0, None)));
+        assert!(job.would_replace(1, 0, |_| true), "rank 2 has the state");
+        assert!(is_replaced(&lose(&mut job, 2, 0, None)));
+        assert!(!job.would_replace(1, 0, |_| true), "nobody else has the state");
+        let mut job = round(2);
+        assert_eq!(job.finished(0), None);
+        assert!(!job.would_replace(1, 0, |_| true), "rank 0 has finished");
     }
 }

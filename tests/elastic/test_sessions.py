@@ -182,6 +182,15 @@ def test_a_replacement_that_never_comes_makes_all_start_again(started: Train, ru
     assert "was killed by SIGKILL: rank 0 waited 3 s for rank 1 of 2 to join the group, so all workers" in line
 
 
+@pytest.mark.soak
+def test_sessions_end_without_a_word(started: Train, run: Runner, tmp_path: Path) -> None:
+    """A thread that still waits for generations when the interpreter ends would panic."""
+    for number in range(30):
+        ended = started(run, tmp_path / str(number), 4, "sgd", options=("--recover", "step"), env={"EPOCHS": "1"})
+        ended.result.expect(0)
+        assert ended.result.stderr == "", str(ended.result)
+
+
 def compare(ended: Ended, expected: Ended, deaths: list[str]) -> None:
     """Weights, optimizer state, buffers, rates and samples are those of the undisturbed training."""
     ended.result.expect(0)

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from instep.store import Client
 
 _PREFIX = "instep/recovery"
-# How long the thread that watches waits at a time.
+# How long the thread that watches waits at a time, and may take to end: also on a machine that has more to do.
 _WATCH_S = 0.5
+_END_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Generations:
 
         def end() -> None:
             ended.set()
-            thread.join(2 * _WATCH_S)
+            thread.join(_END_S)
 
         # A thread that waits outside of the interpreter must not come back when that has ended.
         atexit.register(end)

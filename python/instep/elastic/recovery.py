@@ -122,14 +122,17 @@ class Recovery:
             self._generations.ready(incarnation)
             self._generations.watch(0, self._lost)
 
-    def vote(self) -> Verdict:
-        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again."""
+    def vote(self, *, in_step: bool = True) -> Verdict:
+        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again, or just the vote.
+
+        At the end of an epoch there is a vote without a step: what the last step did is committed and stays.
+        """
         kept = self._kept
         try:
             kept = self._exchange_private(self._position.votes + 1)
             places = self._gather(self._place(in_vote=True, settings=self._state.settings()))
         except CollectiveError as error:
-            verdict = self._recover(error, in_vote=True)
+            verdict = self._recover(error, in_vote=True, redo=in_step)
             if verdict is Verdict.REDO:
                 return verdict
             # Some rank has passed the vote, so all had given each other their private state before it.

@@ -228,7 +228,7 @@ class Session:
     def _end_epoch(self) -> None:
         """All ranks have done all steps of the epoch."""
         while self._recovery is not None:
-            if self._recovery.vote() is Verdict.FORWARD:
+            if self._recovery.vote(in_step=False) is Verdict.FORWARD:
                 break
         self._position.votes += 1
         self._position.epoch += 1

@@ -25,6 +25,7 @@ KINDS = [
     ("sgd-workers", ["1:0:forward"]),
     ("adam-dropout", ["1:5:backward", "1:5:backward:1"]),
     ("adam-norm", ["0:2:backward", "1:9:vote"]),
+    ("adam-norm", ["1:6:ballot"]),
     ("two-accumulate", ["1:2:between"]),
     ("scaler-zeros", ["1:4:backward"]),
     ("static-norm", ["1:3:backward"]),

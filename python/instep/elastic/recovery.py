@@ -128,10 +128,11 @@ class Recovery:
             self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
 
-    def vote(self, batches: int = 0) -> Verdict:
-        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again.
+    def vote(self, batches: int = 0, *, in_step: bool = True) -> Verdict:
+        """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again, or just the vote.
 
-        At the beginning of an epoch ranks say how many batches it has.
+        At both ends of an epoch there is a vote without a step: what the last step did is committed and stays. At its
+        beginning ranks say how many batches it has.
         """
         kept = self._kept
         try:
@@ -140,7 +141,7 @@ class Recovery:
         except CollectiveError as error:
             if not self.is_loss(error):
                 raise
-            verdict = self._recover(error, in_vote=True)
+            verdict = self._recover(error, in_vote=True, redo=in_step)
             if verdict is Verdict.REDO:
                 return verdict
             # Some rank has passed the vote, so all had given each other their private state before it.

@@ -283,9 +283,7 @@ class Session:
 
     def _vote_between_steps(self, batches: int = 0) -> None:
         while self._recovery is not None:
-            # The last step is done: a loss takes nothing of it back.
-            self._state.remember()
-            if self._recovery.vote(batches) is Verdict.FORWARD:
+            if self._recovery.vote(batches, in_step=False) is Verdict.FORWARD:
                 break
         self._position.votes += 1
 

@@ -2,7 +2,8 @@
 
     train.py CASE [RANK:STEP:MOMENT[:INCARNATION] ...]
 
-That rank then dies in that step, at a moment of the script (`forward`, `between`, `backward`, `vote`, `update`, `done`)
+That rank then dies in that step, at a moment of the script (`forward`, `between`, `backward`, `vote`, `update`, `done`;
+`ballot`: when it enters a vote, which after the last step of an epoch is the vote at its end)
 or, while it recovers from another's death, of the protocol (`reconnect`, `compare`, `send`, `receive`, `rebuild`).
 Instead of a moment, what happens after the backward pass: `raise`, `exit` (with code 0), `stop` (SIGSTOP), `hang`,
 `compute` (for 8 s). With `start` the rank hangs before its loop begins.
@@ -126,6 +127,7 @@ def main() -> None:
 
         setattr(owner, name, wrapped)
 
+    dies_in(recovery.Recovery, "vote", "ballot")
     dies_in(recovery.Recovery, "_reconnect", "reconnect")
     dies_in(recovery.Recovery, "_hand_on", "compare")
     dies_in(transfer, "send", "send")

@@ -151,6 +151,12 @@ impl<'a> LocalWorkers<'a> {
         self.group.is_some()
     }
 
+    /// How many workers this node has, with those of lost nodes.
+    pub(super) fn count(&self) -> usize {
+        let started = self.group.as_ref().map_or(0, |group| group.processes().len());
+        started.max(self.plan.job.workers)
+    }
+
     pub(super) fn alive(&self) -> usize {
         self.group.as_ref().map_or(0, WorkerGroup::alive)
     }

@@ -517,7 +517,7 @@ impl Supervisor<'_> {
             nodes: start.map_or(self.plan.terms.min_nodes, |start| start.group_world_size),
             world_size: start.map_or(0, |start| start.world_size),
             alive: self.workers.alive(),
-            workers: self.plan.job.workers,
+            workers: self.workers.count(),
             restarts: self.rounds.restarts,
             max_restarts: self.plan.terms.max_restarts,
             replacements: self.recovery.replacements,

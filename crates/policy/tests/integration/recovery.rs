@@ -35,6 +35,8 @@ enum Doing {
 /// One process of a rank.
 #[derive(Debug)]
 struct Process {
+    /// Which of all processes, as the system numbers them.
+    pid: usize,
     incarnation: u32,
     generation: u64,
     /// Steps committed; nothing before a newcomer has received the state.
@@ -78,8 +80,8 @@ struct Store {
     latest: u64,
     incarnations: BTreeMap<usize, u32>,
     resumed: BTreeMap<u64, u64>,
-    /// By generation and rank: the incarnation that is there, and its step.
-    shown: BTreeMap<u64, BTreeMap<usize, (u32, Option<u64>)>>,
+    /// By generation and rank: the process that is there, and its step.
+    shown: BTreeMap<u64, BTreeMap<usize, (usize, Option<u64>)>>,
     votes: BTreeMap<(u64, u64), BTreeSet<usize>>,
 }
 
@@ -90,6 +92,8 @@ struct World {
     store: Store,
     launchers: Vec<Launcher>,
     processes: BTreeMap<usize, Process>,
+    /// How many there have been.
+    started: usize,
     /// Processes of silent nodes whose ranks others have, with their rank and launcher.
     ghosts: Vec<(usize, usize, Process)>,
     finished: BTreeSet<usize>,
@@ -114,13 +118,14 @@ impl World {
             launchers.push(Launcher { ranks: ranks.collect(), own, spares, ..Launcher::default() });
             world_size += workers;
         }
-        let fresh = || Process { incarnation: 0, generation: 0, step: Some(0), doing: Doing::Starting };
+        let fresh = |pid| Process { pid, incarnation: 0, generation: 0, step: Some(0), doing: Doing::Starting };
         World {
             seed,
             policy: Recovery::new(&nodes),
             store: Store::default(),
             launchers,
-            processes: (0..world_size).map(|rank| (rank, fresh())).collect(),
+            processes: (0..world_size).map(|rank| (rank, fresh(rank))).collect(),
+            started: world_size,
             ghosts: Vec::new(),
             finished: BTreeSet::new(),
             world_size,
@@ -306,7 +311,8 @@ impl World {
         let Some((generation, incarnations, moved)) = launcher.orders.pop_front() else { return };
         launcher.own.extend(moved.iter().filter(|(_, node)| node.0 as usize == which).map(|(rank, _)| *rank));
         for (rank, incarnation) in incarnations.into_iter().filter(|(rank, _)| launcher.own.contains(rank)) {
-            let process = Process { incarnation, generation, step: None, doing: Doing::Starting };
+            let process = Process { pid: self.started, incarnation, generation, step: None, doing: Doing::Starting };
+            self.started += 1;
             let alive = self.processes.insert(rank, process);
             assert!(alive.is_none(), "M7: rank {rank} has two processes, SEED={}", self.seed);
         }
@@ -373,8 +379,8 @@ impl World {
         process.generation = self.store.latest;
         process.doing = Doing::Meeting;
         let shown = self.store.shown.entry(self.store.latest).or_default();
-        let before = shown.insert(rank, (process.incarnation, process.step));
-        let same = before.is_none_or(|(incarnation, _)| incarnation == process.incarnation);
+        let before = shown.insert(rank, (process.pid, process.step));
+        let same = before.is_none_or(|(pid, _)| pid == process.pid);
         assert!(same, "M7: two processes of rank {rank} are in one generation, SEED={}", self.seed);
     }
 

@@ -31,6 +31,7 @@ from instep.backend.groups import link_of
 from instep.backend.link import Link
 from instep.elastic import ballot, ddp, transfer, understudy
 from instep.elastic.ballot import NOBODY, Place, Verdict
+from instep.elastic.exchange import Exchange
 from instep.elastic.generations import Generation, Generations
 from instep.elastic.keepers import keeper_of, keepers, own_node
 from instep.elastic.state import State
@@ -109,6 +110,7 @@ class Recovery:
         # The vote was passed without us noticing: state has to be handed on when our step is done.
         self._owes = False
         self._modules = ddp.modules(state.models)
+        self._exchange = Exchange(self._link)
 
     # From the session.
 
@@ -331,10 +333,7 @@ class Recovery:
     # Collectives of our own.
 
     def _gather(self, own: Place) -> list[Place]:
-        numbers = torch.tensor(own.encode())
-        found = [torch.empty_like(numbers) for _ in range(self._link.size)]
-        dist.all_gather(found, numbers)
-        return [Place.decode(each.tolist()) for each in found]
+        return [Place.decode(numbers) for numbers in self._exchange.gather(own.encode())]
 
     # What is refused.
 

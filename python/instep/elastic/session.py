@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from instep import _ledger
 from instep.backend.groups import Group, GroupBackend
@@ -363,6 +364,4 @@ def _can_recover() -> bool:
 
 def _versions(batches: Iterable[Any]) -> list[tuple[int, int]]:
     """What changes when a tensor of these is changed in place."""
-    from torch.utils._pytree import tree_leaves
-
     return [(id(leaf), leaf._version) for leaf in tree_leaves(list(batches)) if isinstance(leaf, torch.Tensor)]

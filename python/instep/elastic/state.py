@@ -63,6 +63,9 @@ class State:
         self._copies: list[torch.Tensor] = []
         self._packed = b""
         self._had_gradient: list[bool] = []
+        # What `parameters` gives, and how many the optimizers had then.
+        self._parameters: list[torch.nn.Parameter] = []
+        self._counts: list[int] = []
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """All parameters, of models and optimizers, each once."""
@@ -72,6 +75,13 @@ class State:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield parameter
+
+    def _known_parameters(self) -> list[torch.nn.Parameter]:
+        """As `parameters`, not looked for in every step: optimizers may be given more, modules must not be."""
+        counts = [len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        if counts != self._counts:
+            self._parameters, self._counts = list(self.parameters()), counts
+        return self._parameters
 
     def settings(self) -> int:
         """A number that differs where optimizers have other settings, such as the learning rate."""
@@ -109,7 +119,7 @@ class State:
             self._versions[place] = self._version(place)
         if self._private:
             self._packed = pack([each.state_dict() for each in self._private])
-        self._had_gradient = [parameter.grad is not None for parameter in self.parameters()]
+        self._had_gradient = [parameter.grad is not None for parameter in self._known_parameters()]
 
     def take_back(self) -> None:
         """The step is to be done again: everything is what it was when it began."""
@@ -117,7 +127,7 @@ class State:
             for place in self._changed():
                 self._buffer(place).copy_(self._copies[place])
                 self._versions[place] = self._version(place)
-            for parameter, had in zip(self.parameters(), self._had_gradient, strict=True):
+            for parameter, had in zip(self._parameters, self._had_gradient, strict=True):
                 # Zeros and nothing differ: adding to zeros turns -0.0 into 0.0.
                 parameter.grad = torch.zeros_like(parameter) if had else None
         if self._private:

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from instep._native import DTYPES, Operation
 from instep.backend.link import Link
 
-# Numbers of a rank, of 64 bits each.
-NUMBERS = 4
-
 
 class Exchange:
     """The memory in which the ranks of a group exchange their numbers."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, count: int) -> None:
+        """Each rank has so many numbers, of 64 bits each."""
         self._link = link
-        self._own = array("q", bytes(8 * NUMBERS))
-        self._all = array("q", bytes(8 * NUMBERS * link.size))
-        length = 8 * NUMBERS
+        self._count = count
+        length = 8 * count
+        self._own = array("q", bytes(length))
+        self._all = array("q", bytes(length * link.size))
         (mine, _), (first, _) = self._own.buffer_info(), self._all.buffer_info()
         places = [(first + rank * length, length) for rank in range(link.size)]
         self._operation = Operation.all_gather((mine, length), places, DTYPES.index("i64"))
@@ -31,9 +30,9 @@ class Exchange:
         """Give this rank's numbers, and get those of all ranks in their order."""
         link = self._link
         # Not by slices, which may move the memory.
-        for place in range(NUMBERS):
-            self._own[place] = numbers[place]
+        for place, number in enumerate(numbers):
+            self._own[place] = number
         link.sequence += 1
         link.native.run(self._operation, link.seconds)
         found = self._all.tolist()
-        return [found[rank * NUMBERS : (rank + 1) * NUMBERS] for rank in range(link.size)]
+        return [found[rank * self._count : (rank + 1) * self._count] for rank in range(link.size)]

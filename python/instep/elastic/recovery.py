@@ -110,7 +110,7 @@ class Recovery:
         # The vote was passed without us noticing: state has to be handed on when our step is done.
         self._owes = False
         self._modules = ddp.modules(state.models)
-        self._exchange = Exchange(self._link)
+        self._exchange = Exchange(self._link, len(Place(0).encode()))
 
     # From the session.
 

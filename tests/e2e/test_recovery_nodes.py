@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
 import signal
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,8 @@ PORT = 29617
 STEPS = 6
 # On each machine.
 RANKS = 2
+# Spares give way to everything else that runs on the machine.
+READY_WITHIN_S = 120
 # The launcher on a silent machine ends its ranks after 3 s; a loaded machine may take longer.
 FENCED_WITHIN_S = 30
 
@@ -51,6 +57,7 @@ class Cluster:
         spares: int,
         *program: str | Path,
         rendezvous: str = "c10d",
+        options: tuple[str | Path, ...] = ("--no-python",),
         env: dict[str, str | None] | None = None,
     ) -> list[Running]:
         """Start a job."""
@@ -64,7 +71,7 @@ class Cluster:
                 self.runner,
                 *(self.instep, "run", "--recover", "step", "--spares", str(spares), "--nproc-per-node", str(RANKS)),
                 *("--nnodes", str(len(self.nodes)), "--node-rank", str(number), *places[rendezvous]),
-                *("--local-addr", node.ipv4, "--events", self.folder / f"events.{number}", "--no-python"),
+                *("--local-addr", node.ipv4, "--events", self.folder / f"events.{number}", *options),
                 *program,
                 env={"OMP_NUM_THREADS": "1", **(env or {})},
             )
@@ -141,6 +148,26 @@ def test_ranks_of_a_killed_node_continue_on_the_others(
             assert before[name] == after[name], name
         [moved] = cluster.events(node, "rank_replaced")
         assert (moved["rank"], moved["pid"], moved["moved"]) == (rank, after["pid"], True)
+
+
+def test_a_spare_takes_over_a_rank_of_another_node(cluster: Cluster, wait_until: WaitUntil) -> None:
+    program = (SESSION, cluster.folder, str(STEPS), "*.*@2:see go")
+    jobs = cluster.launch(1, *program, options=("--python", cluster.python, "--preload", "decimal"))
+    for node in (0, 2):
+        wait_until(
+            lambda job=jobs[node]: "1 spare interpreter is ready" in job.stderr,
+            READY_WITHIN_S,
+            lambda job=jobs[node]: f"a spare\n{job.stderr}",
+        )
+    kill_node(jobs[1])
+    wait_until(lambda: "moving rank" in jobs[0].stderr, 30, lambda: jobs[0].stderr)
+    (cluster.folder / "go").touch()
+    for node in (0, 2):
+        jobs[node].wait().expect(0)
+        [moved] = cluster.events(node, "rank_replaced")
+        assert (moved["warm"], moved["moved"]) == (True, True)
+    assert results(cluster.folder) == uninterrupted()
+    assert cluster.own(3, 1)["LOCAL_RANK"] == "1", "what the spare was started with does not show"
 
 
 def test_a_moved_rank_is_replaced_where_it_is_and_moves_on_with_its_node(
@@ -271,3 +298,70 @@ def test_the_bits_are_the_same_after_a_node_was_killed(
     told: list[Result] = [jobs[node].wait().expect(0) for node in (0, 2)]
     assert "recovered in " in told[0].stderr
     check(ended(folder), training.on_one_machine(tmp_path / "calm", case, epochs), told[0].stderr)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("frozen", ["launcher", "machine"])
+def test_ranks_that_come_back_after_others_took_their_places_change_no_bit(
+    training: Training, wait_until: WaitUntil, tmp_path: Path, frozen: str
+) -> None:
+    """The launcher is stopped while its ranks train, or everything of its machine is; both come back."""
+    folder, case, epochs = tmp_path / "disturbed", "adam-norm-dropout", 200
+    jobs = training.start(folder, case, epochs, pace=0.05)
+    wait_until(lambda: have_trained(folder), 60, lambda: f"a step\n{jobs[0].stderr}")
+    old = [psutil.Process(int((folder / f"{rank}.ok").read_text())) for rank in (2, 3)]
+    stopped = [psutil.Process(jobs[1].pid), *(old if frozen == "machine" else ())]
+    for process in stopped:
+        process.suspend()
+    wait_until(lambda: "recovered in " in jobs[0].stderr, 60, lambda: jobs[0].stderr)
+    if frozen == "launcher":
+        assert not psutil.wait_procs(old, FENCED_WITHIN_S)[1], "ranks live on whose places are taken"
+    for process in stopped:
+        process.resume()
+    jobs[1].wait().expect(1)
+    assert not psutil.wait_procs(old, FENCED_WITHIN_S)[1], "ranks live on whose places are taken"
+    told = [jobs[node].wait().expect(0) for node in (0, 2)]
+    assert "restarting" not in told[0].stderr
+    check(ended(folder), training.on_one_machine(tmp_path / "calm", case, epochs), told[0].stderr)
+
+
+CASES = ("adam-dropout", "sgd-norm", "static-views", "scaler-accumulate", "two-zeros", "unused-dropout")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("how", "trainings", "epochs"), [("killed", 30, 60), ("silent", 20, 160)])
+def test_a_hundred_nodes_are_lost_and_the_bits_are_the_same(
+    training: Training, wait_until: WaitUntil, tmp_path: Path, how: str, trainings: int, epochs: int
+) -> None:
+    """Two nodes of each training, one after the other, are killed or cut off. Prints how long it took."""
+    seed = int(os.environ.get("INSTEP_SEED", random.SystemRandom().randrange(1 << 32)))
+    chance, network = random.Random(seed), training.cluster.network
+    took: list[float] = []
+    calm: dict[str, list[dict[str, Any]]] = {}
+    for number in range(trainings):
+        case, folder = CASES[number % len(CASES)], tmp_path / f"{number}"
+        said = f"seed {seed}, training {number}: {case}, {how}\n"
+        jobs = training.start(folder, case, epochs)
+        wait_until(lambda f=folder: have_trained(f), 60, lambda j=jobs, s=said: s + j[0].stderr)
+        for generation, node in enumerate(chance.sample((1, 2), 2), start=1):
+            time.sleep(chance.uniform(0.0, 0.5))
+            struck = time.time()
+            if how == "killed":
+                kill_node(jobs[node])
+            else:
+                network.cut_link(network.nodes[node])
+            recovered = f"is next (generation {generation})"
+            wait_until(lambda r=recovered, j=jobs: r in j[0].stderr, 60, lambda j=jobs, s=said: s + j[0].stderr)
+            events = training.cluster.events(0, "step_recovered")
+            [resumed] = [event["time"] for event in events if event["generation"] == generation]
+            took.append(resumed - struck)
+        jobs[0].wait(180).expect(0)
+        for node in (1, 2):
+            jobs[node].wait(60)
+            network.mend_link(network.nodes[node])
+        if case not in calm:
+            calm[case] = training.on_one_machine(tmp_path / f"calm.{number}", case, epochs)
+        check(ended(folder), calm[case], said + jobs[0].stderr)
+    cuts = statistics.quantiles(took, n=100, method="inclusive")
+    print(f"\n{how}: {len(took)} nodes, p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s, max {max(took):.2f} s")

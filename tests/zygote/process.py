@@ -45,6 +45,7 @@ class Zygote:
         self.listener.bind(path)
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, None)
+        self.alive: set[int] = set()
 
     def serve(self) -> Order:
         """Fork ranks until this is one of them."""
@@ -61,6 +62,9 @@ class Zygote:
         """Fork a rank; gives what it is to do, there."""
         connection, _ = self.listener.accept()
         text, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        if not text:
+            connection.close()  # it was killed before it could say what it wants
+            return None
         process = os.fork()
         if process == 0:
             self.selector.close()
@@ -71,7 +75,9 @@ class Zygote:
             return Order(**json.loads(text), streams=streams)
         for stream in streams:
             os.close(stream)
-        connection.send(struct.pack("i", process))
+        with contextlib.suppress(ConnectionError):
+            connection.send(struct.pack("i", process))
+        self.alive.add(process)
         watch = os.pidfd_open(process)
         self.selector.register(watch, selectors.EVENT_READ, (process, watch, connection))
         self.selector.register(connection, selectors.EVENT_READ, (process, watch, connection))
@@ -79,6 +85,9 @@ class Zygote:
 
     def look_after(self, process: int, watch: int, connection: socket.socket) -> None:
         """Tell how a rank ended, or kill it because nobody asks for it any more."""
+        if process not in self.alive:
+            return  # it ended at the same moment as its `rank.py`
+        self.alive.remove(process)
         ended, status = os.waitpid(process, os.WNOHANG)
         if not ended:
             with contextlib.suppress(ProcessLookupError):

@@ -51,7 +51,8 @@ mod tests {
     #[test]
     fn only_a_single_rank_that_waits_for_nobody_is_the_culprit() {
         use Class::{Dead, Deadlock, Elsewhere, InAnotherCollective, InUserCode, NetworkCut, Stopped, WaitingForData};
-        let cases: [(&[&[(u32, Class)]], Option<u32>); 10] = [
+        type Causes<'a> = &'a [(u32, Class)];
+        let cases: [(&[Causes<'_>], Option<u32>); 10] = [
             (&[&[(1, Stopped)]], Some(1)),
             (&[&[(1, InUserCode)]], Some(1)),
             (&[&[(1, Class::Unknown)]], Some(1)),

@@ -228,7 +228,9 @@ impl Watcher {
                 self.report(&diagnosis, report::render(&diagnosis, &evidence, now, &collect::source_line));
                 self.reported.extend(analysis::overdue(&evidence, now, hang_after));
             }
-            if looks && let Some(hung) = self.verdicts.look(&diagnosis, &evidence, ran, now, hang_after) {
+            if looks
+                && let Some(hung) = self.verdicts.look(&diagnosis, &evidence, process::session_ran, now, hang_after)
+            {
                 self.tell(hung);
             }
         }
@@ -251,12 +253,6 @@ impl Watcher {
         // The supervisor is there as long as this thread.
         let _ = self.notes.send(Note::Warning(text.trim_end().to_owned()));
     }
-}
-
-/// How long a process has run so far.
-fn ran(process: u32) -> Duration {
-    let ticks = process::stat(process).map_or(0, |stat| stat.ran);
-    Duration::from_millis(ticks.saturating_mul(1000 / process::TICKS_PER_SECOND))
 }
 
 /// What people can do with a folder that was kept.

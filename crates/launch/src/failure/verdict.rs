@@ -50,7 +50,7 @@ struct Suspect {
     process: u32,
     /// Where its main thread is, as far as that is known.
     place: Option<Thread>,
-    /// How long its threads have run, up to when.
+    /// How long it and its children have run, and up to when.
     ran: Duration,
     seen: u64,
 }
@@ -68,7 +68,8 @@ impl Verdicts {
         now >= self.due
     }
 
-    /// What follows from a look; the next one is due `apart` later. `ran` tells how long a process has run so far.
+    /// What follows from a look; the next one is due `apart` later. `ran` tells how long a process and
+    /// its children have run so far.
     pub(super) fn look(
         &mut self,
         diagnosis: &Diagnosis,

@@ -10,7 +10,7 @@
 //!
 //! What is lost: attempts of steps that were given up, which accounts know; the attempt in which a process died, unless
 //! its successor begins behind it; and, after a restart of all ranks, the share of steps that are done again. The
-//! module is pure: [`Book`] is told what happened and when, [`tally`] adds it up.
+//! module is pure: `Book` is told what happened and when, `tally` adds it up.
 
 mod book;
 mod report;

@@ -94,14 +94,16 @@ fn render(program: &str, outcome: &Outcome) -> String {
     text.extend(reason.map(|reason| format!("{reason}\n")));
     text.extend(replacements(outcome));
     let root = outcome.root_cause().filter(|failure| outcome.signal.is_none() || !failure.stopped);
+    // One that ended with 0 has not failed as such: what is wrong with that needs a sentence.
+    let left = root.filter(|root| root.exit.success()).and_then(|root| root.sentence.clone());
     match (&outcome.cause, root) {
-        (Some(Cause::Failed { .. }), Some(root)) => {
+        (Some(Cause::Failed { .. }), Some(root)) if left.is_none() => {
             text.push_str(&format!("{}\n{}\n", rule("-"), paint("1", "Root cause (first failure):")));
             text.push_str(&details(root));
         }
-        (Some(Cause::Failed { .. }) | None, _) => {}
-        (Some(_), _) => {
-            let sentence = outcome.explanation().unwrap_or_default();
+        (Some(Cause::Failed { .. }) | None, _) if left.is_none() => {}
+        _ => {
+            let sentence = left.or_else(|| outcome.explanation()).unwrap_or_default();
             text.push_str(&format!("{}\n{}\n  {sentence}\n", rule("-"), paint("1", "Root cause:")));
             text.push_str(&root.map(details).unwrap_or_default());
         }

@@ -31,7 +31,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -41,7 +40,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-VENV = Path(sys.executable).parent
+from recovery import VENV, free_port
+
 WORKER = Path(__file__).with_name("step_recovery_worker.py")
 DEADLINE_S = 120.0
 KILL_EVERY_S = 60.0
@@ -115,6 +115,13 @@ class Contender:
                 fresh.append(line)
         return fresh
 
+    def all_trained(self, kill: Kill) -> float:
+        """Say when every rank had committed a step that it had begun after a kill."""
+        by_rank: dict[int, float] = {}
+        for line in self.new_commits(kill):
+            by_rank.setdefault(line.rank, line.time)
+        return max(by_rank.values())
+
     def printed(self, text: str) -> int:
         """Say how often the job has printed this."""
         return self.log.with_suffix(".err").read_text(errors="replace").count(text)
@@ -150,13 +157,6 @@ class Kill:
     time: float
     rank: int
     pid: int
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(name: str, folder: Path, options: argparse.Namespace) -> Contender:
@@ -254,10 +254,7 @@ def result(contender: Contender, calm: tuple[float, float]) -> Result:
     for kill in contender.kills:
         fresh = contender.new_commits(kill)
         next_s.append(min(line.time for line in fresh) - kill.time)
-        by_rank: dict[int, float] = {}
-        for line in fresh:
-            by_rank.setdefault(line.rank, line.time)
-        full = max(by_rank.values())
+        full = contender.all_trained(kill)
         all_s.append(full - kill.time)
         # Every rank's commit of a new step is its share of that step's work.
         work = sum(1 for line in fresh if line.time <= full)

@@ -23,7 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from step_recovery import VENV, WORKER, Contender, all_train
+from recovery import VENV
+from step_recovery import WORKER, Contender, all_train
 
 READY = {"hot": "hot spares are ready", "warm": "spare interpreter"}
 MOST_P50_S, MOST_P99_S = 0.3, 1.0
@@ -58,13 +59,7 @@ def disturb(job: Contender, options: argparse.Namespace) -> list[float]:
             raise SystemExit(f"kill {number + 1}: the ranks do not train again:\n{job.errors()}")
         print(f"\rkilled: {number + 1} of {options.kills}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    found = []
-    for kill in job.kills:
-        by_rank: dict[int, float] = {}
-        for line in job.new_commits(kill):
-            by_rank.setdefault(line.rank, line.time)
-        found.append(max(by_rank.values()) - kill.time)
-    return found
+    return [job.all_trained(kill) - kill.time for kill in job.kills]
 
 
 def finish(job: Contender, steps: int) -> set[str]:

@@ -172,7 +172,10 @@ impl Spares {
             self.round = None;
             self.due = None;
             self.hold(true);
-            self.end_hot(guardian);
+            if self.hot {
+                // They can serve no other round.
+                self.end_all(guardian);
+            }
             return;
         };
         let now = Instant::now();
@@ -197,19 +200,15 @@ impl Spares {
         }
     }
 
-    /// Ends hot spares, which can serve no other round.
-    fn end_hot(&mut self, guardian: &mut Guardian) {
-        if self.hot {
-            let preparing = self.preparing.take().map(|preparing| preparing.spare);
-            let ready = self.slots.iter_mut().filter_map(|slot| slot.ready.take());
-            ready.chain(preparing).for_each(|spare| spare.end(guardian));
-        }
+    /// Ends all of them, and makes no more.
+    pub(crate) fn end(&mut self, guardian: &mut Guardian) {
+        self.end_all(guardian);
+        self.slots.clear();
     }
 
-    /// Ends all of them.
-    pub(crate) fn end(&mut self, guardian: &mut Guardian) {
+    fn end_all(&mut self, guardian: &mut Guardian) {
         let preparing = self.preparing.take().map(|preparing| preparing.spare);
-        let ready = std::mem::take(&mut self.slots).into_iter().filter_map(|slot| slot.ready);
+        let ready = self.slots.iter_mut().filter_map(|slot| slot.ready.take());
         let all: Vec<Spare> = ready.chain(preparing).collect();
         all.iter().for_each(Spare::kill);
         all.into_iter().for_each(|spare| spare.end(guardian));

@@ -110,8 +110,7 @@ def _await_call(channel, nice, before, rehearsed):
     if data != b"wake":
         os._exit(0)
     _become(ancillary[0][2], before, rehearsed)
-    if rehearsed:
-        _give_priority_back(nice)
+    _give_priority_back(nice)
     channel.close()
 
 
@@ -143,8 +142,6 @@ def _live():
     if failed:
         channel.send(("failed " + failed).encode(errors="replace")[:4000])
         os._exit(1)
-    if not hot:
-        _give_priority_back(nice)
     channel.send(b"ready")
     if not (hot and _rehearses(channel, nice, before)):
         _await_call(channel, nice, before, rehearsed=False)

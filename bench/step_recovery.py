@@ -7,9 +7,10 @@
     uv pip install --target FOLDER --no-deps torchft==0.2.0
 
 The contenders train the same model on the same samples, side by side. Every round kills a random rank of each of them
-with SIGKILL, one contender after the other, while the rest only train. Who has not recovered after two minutes is out.
+with SIGKILL, one contender after the other, while the rest only train; ours once their spares are ready, as they are at
+one kill a minute. Who has not recovered after two minutes is out.
 
-    instep step        `instep run --recover step`, an `instep.elastic.Session`
+    instep step        `instep run --recover step --spares hot`, an `instep.elastic.Session`
     instep restart     `instep run --preload torch`, snapshots every 20 steps
     torchrun           the same script over gloo
     torchft            a lighthouse and a torchrun for every replica, torchft's defaults
@@ -24,6 +25,7 @@ has had, and those that more than one had.
 from __future__ import annotations
 
 import argparse
+import bisect
 import collections
 import contextlib
 import itertools
@@ -46,6 +48,7 @@ WORKER = Path(__file__).with_name("step_recovery_worker.py")
 DEADLINE_S = 120.0
 KILL_EVERY_S = 60.0
 STEPS_BETWEEN = 6
+READY = {"instep step": "hot spares are ready", "instep restart": "spare interpreters are ready"}
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,27 @@ class Contender:
     log: Path
     ranks: int
     processes: list[subprocess.Popen[bytes]]
+    # What it prints when its spares are ready, if it has any, and how often it had when the last rank was killed.
+    ready: str = ""
+    seen: int = 0
     kills: list[Kill] = field(default_factory=list)
     out: bool = False
+    # What was read of the log so far.
+    known: list[Line] = field(default_factory=list)
+    offset: int = 0
 
     def lines(self) -> list[Line]:
         """Read what the ranks have written so far."""
-        text = self.log.read_text() if self.log.exists() else ""
-        rows = (row.split(" ") for row in text.splitlines())
-        return [Line(float(row[0]), int(row[1]), int(row[2]), row[3], int(row[4]), row[5]) for row in rows]
+        if self.log.exists():
+            with self.log.open("rb") as log:
+                log.seek(self.offset)
+                text = log.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self.offset += len(text)
+            for row in text.decode().splitlines():
+                moment, rank, pid, kind, step, samples = row.split(" ")
+                self.known.append(Line(float(moment), int(rank), int(pid), kind, int(step), samples))
+        return self.known
 
     def commits(self) -> list[Line]:
         """Read the steps that were committed."""
@@ -90,11 +106,15 @@ class Contender:
             time.sleep(0.05)
         return True
 
-    def kill(self) -> None:
-        """Kill a random rank at a random moment, and wait until all ranks have done new steps."""
-        time.sleep(random.random())
+    def spares_come(self) -> bool:
+        """Wait until spares have been made since the last kill."""
+        return not self.ready or self.comes(lambda: self.printed(self.ready) > self.seen)
+
+    def kill(self, rank: int, within: float = 1.0) -> None:
+        """Kill a rank at a random moment, and wait until all ranks have done new steps."""
+        time.sleep(random.uniform(0.0, within))
         latest = {line.rank: line.pid for line in self.lines()}
-        rank = random.randrange(self.ranks)
+        self.seen = self.printed(self.ready) if self.ready else 0
         kill = Kill(time.monotonic(), rank, latest[rank])
         os.kill(kill.pid, signal.SIGKILL)
         if self.comes(lambda: all_train(self.new_commits(kill), self.ranks)):
@@ -105,13 +125,16 @@ class Contender:
 
     def new_commits(self, kill: Kill) -> list[Line]:
         """Give the commits, begun after a kill, of steps that nobody had committed before it."""
-        done = {line.step for line in self.commits() if line.time <= kill.time}
-        began: dict[int, float] = {}
+        lines = self.lines()
+        after = bisect.bisect_right(lines, kill.time, key=lambda line: line.time)
+        # Snapshots make a rank do steps again that it did long ago.
+        last = max((line.step for line in lines[:after] if line.kind == "commit"), default=-1)
+        began: set[int] = set()
         fresh = []
-        for line in self.lines():
+        for line in lines[after:]:
             if line.kind == "try":
-                began[line.pid] = line.time
-            elif began.get(line.pid, 0.0) > kill.time and line.step not in done:
+                began.add(line.pid)
+            elif line.pid in began and line.step > last:
                 fresh.append(line)
         return fresh
 
@@ -173,7 +196,7 @@ def start(name: str, folder: Path, options: argparse.Namespace) -> Contender:
     job = ["--standalone", "--nproc-per-node", str(options.ranks), "--max-restarts", "10000"]
     instep, torchrun = [str(VENV / "instep"), "run"], [str(VENV / "torchrun")]
     if name == "instep step":
-        command = [*instep, *job, "--recover", "step", str(WORKER), "session", str(log)]
+        command = [*instep, *job, "--recover", "step", "--spares", "hot", str(WORKER), "session", str(log)]
         processes = [launch(command)]
     elif name == "instep restart":
         command = [*instep, *job, "--preload", "torch", str(WORKER), "snapshots", str(log)]
@@ -182,7 +205,7 @@ def start(name: str, folder: Path, options: argparse.Namespace) -> Contender:
         processes = [launch([*torchrun, *job, str(WORKER), "snapshots", str(log)], BACKEND="gloo")]
     else:
         processes = torchft(name, log, options, launch)
-    return Contender(name, log, options.ranks, processes)
+    return Contender(name, log, options.ranks, processes, READY.get(name, ""))
 
 
 def torchft(
@@ -282,8 +305,8 @@ def samples(contender: Contender, lines: list[Line]) -> dict[tuple[int, int], st
     for line in lines:
         if line.kind == "try":
             last[line.pid] = line
-            # A step is one of all ranks: who died in it after the vote has given its gradients.
-            if contender.name == "instep step" and line.step in committed:
+            # A step is one of all ranks, except torchft's: who died before it said so has given its gradients.
+            if not contender.name.startswith("torchft") and line.step in committed:
                 history[line.step, line.rank] = line.samples
         elif line.pid in last:
             history[line.step, line.rank] = last[line.pid].samples
@@ -327,8 +350,10 @@ def main() -> int:
         calm = begin, time.monotonic()
         for number in range(options.rounds):
             for contender in contenders:
+                if not contender.out and not contender.spares_come():
+                    raise SystemExit(f"{contender.name}: no spares become ready:\n{contender.errors()}")
                 if not contender.out:
-                    contender.kill()
+                    contender.kill(random.randrange(options.ranks))
             print(f"\rkilled: {number + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
         results = {contender.name: result(contender, calm) for contender in contenders if contender.kills}

@@ -4,7 +4,8 @@ the weights are those of a training that nobody has disturbed.
     .venv/bin/python bench/storm.py [--ranks 4] [--kills 20] [--spares hot] [--step-ms 100] [--width 512] [--json FILE]
 
 A recovery lasts from the SIGKILL until every rank, the replacement included, has committed a step that it began after
-it, less the median step. Ranks are killed when spares are ready. The state is AdamW's: three times the parameters.
+it, less the median step. When spares are ready, all ranks that have one are killed, one after the other, then spares
+are made again. The state is AdamW's: three times the parameters.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from recovery import VENV
 from step_recovery import WORKER, Contender, all_train
 
-READY = {"hot": "hot spares are ready", "warm": "spare interpreter"}
+WARM = "skips the imports"
+READY = {"hot": "hot spares are ready", "0": ""}
 MOST_P50_S, MOST_P99_S = 0.3, 1.0
 
 
@@ -43,21 +44,20 @@ def start(folder: Path, name: str, options: argparse.Namespace) -> Contender:
             stderr=errors,
             start_new_session=True,
         )
-    return Contender(name, log, options.ranks, [job])
+    return Contender(name, log, options.ranks, [job], READY.get(options.spares, WARM))
 
 
 def disturb(job: Contender, options: argparse.Namespace) -> list[float]:
     """Kill ranks; give how long the recoveries took."""
-    ready, text = 0, READY.get(options.spares, READY["warm"])
-    for number in range(options.kills):
-        if not job.comes(lambda before=ready: options.spares == "0" or job.printed(text) > before):  # type: ignore[misc]
+    while left := options.kills - len(job.kills):
+        if not job.spares_come():
             raise SystemExit(f"no spares become ready:\n{job.errors()}")
-        ready = job.printed(text)
-        time.sleep(random.random() * options.step_ms / 1000)
-        job.kill()
-        if job.out:
-            raise SystemExit(f"kill {number + 1}: the ranks do not train again:\n{job.errors()}")
-        print(f"\rkilled: {number + 1} of {options.kills}", end="", file=sys.stderr, flush=True)
+        spares = options.ranks if options.spares == "hot" else max(1, int(options.spares))
+        for rank in random.sample(range(options.ranks), min(spares, options.ranks, left)):
+            job.kill(rank, within=2 * options.step_ms / 1000)
+            if job.out:
+                raise SystemExit(f"kill {len(job.kills) + 1}: the ranks do not train again:\n{job.errors()}")
+            print(f"\rkilled: {len(job.kills)} of {options.kills}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return [job.all_trained(kill) - kill.time for kill in job.kills]
 

@@ -2,8 +2,8 @@
 //! of its workers (`--recover step --spares N`), each of which takes over whichever rank is lost first, or hot ones, one for
 //! each worker (`--recover step --spares hot`), which have run the script up to its loop.
 //!
-//! When: [`SETTLE`] after the workers of a round have started, one after another, at low priority where that can be
-//! taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
+//! When: [`SETTLE`] after the workers of a round have started, as many at a time as there are processors without a worker
+//! (one at least), at low priority where that can be taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
 //! as a round stops, a half-made spare is held still, so that a restart never competes with it; a slot whose spare is not
 //! ready starts cold, at once. A spare that is used is made again.
 //!
@@ -23,6 +23,7 @@ mod archive;
 pub(crate) mod priority;
 mod spare;
 
+use std::num::NonZero;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
@@ -52,8 +53,10 @@ pub(crate) struct Spares {
     shared: bool,
     /// They run the script up to its loop.
     hot: bool,
-    /// The one that is being made; its place in `slots`, or the proof.
-    preparing: Option<PreparingSpare>,
+    /// Those that are being made, or the proof.
+    preparing: Vec<PreparingSpare>,
+    /// How many may be made at a time.
+    at_once: usize,
     settings: Option<SpareSettings>,
     proven: bool,
     /// The round in which spares are made, and since when they may be.
@@ -99,13 +102,15 @@ impl Spares {
         };
         let slots = (0..slots).map(|_| Slot::default()).collect();
         let shared = matches!(plan.spares, SpareKind::Shared(_));
-        Spares { slots, shared, hot: plan.spares == SpareKind::Hot, ..Spares::default() }
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let at_once = processors.saturating_sub(plan.job.workers).max(1);
+        Spares { slots, shared, hot: plan.spares == SpareKind::Hot, at_once, ..Spares::default() }
     }
 
     /// What to poll; [`Spares::mark_readable`] if there is something.
     pub(crate) fn sources(&self) -> impl Iterator<Item = PollFd<'_>> {
         let waiting = self.slots.iter().filter_map(|slot| slot.ready.as_ref());
-        let preparing = self.preparing.as_ref().map(|preparing| &preparing.spare);
+        let preparing = self.preparing.iter().map(|preparing| &preparing.spare);
         waiting.chain(preparing).flat_map(Spare::sources).map(|source| PollFd::new(source, PollFlags::POLLIN))
     }
 
@@ -116,8 +121,8 @@ impl Spares {
 
     /// When the next turn is due.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        let import_deadline = self.preparing.as_ref().map(|preparing| preparing.since + IMPORT_TIMEOUT);
-        [self.due, import_deadline].into_iter().flatten().min()
+        let import_deadlines = self.preparing.iter().map(|preparing| preparing.since + IMPORT_TIMEOUT);
+        self.due.into_iter().chain(import_deadlines).min()
     }
 
     /// Wakes a spare as a worker, if there is one for it.
@@ -190,12 +195,10 @@ impl Spares {
         }
         self.due = None;
         self.hold(false);
-        if self.preparing.as_ref().is_some_and(|preparing| preparing.since.elapsed() > IMPORT_TIMEOUT) {
+        if self.preparing.iter().any(|preparing| preparing.since.elapsed() > IMPORT_TIMEOUT) {
             self.give_up(guardian, console, "its imports have not finished after 10 minutes");
         }
-        if self.preparing.is_none()
-            && let Err(cause) = self.prepare_next(plan, start, guardian, file_limit)
-        {
+        if let Err(cause) = self.prepare(plan, start, guardian, file_limit) {
             self.give_up(guardian, console, &cause.to_string());
         }
     }
@@ -207,7 +210,7 @@ impl Spares {
     }
 
     fn end_all(&mut self, guardian: &mut Guardian) {
-        let preparing = self.preparing.take().map(|preparing| preparing.spare);
+        let preparing = self.preparing.drain(..).map(|preparing| preparing.spare);
         let ready = self.slots.iter_mut().filter_map(|slot| slot.ready.take());
         let all: Vec<Spare> = ready.chain(preparing).collect();
         all.iter().for_each(Spare::kill);
@@ -215,7 +218,7 @@ impl Spares {
     }
 
     fn hold(&mut self, held: bool) {
-        if let Some(preparing) = self.preparing.as_mut().filter(|preparing| preparing.held != held) {
+        for preparing in self.preparing.iter_mut().filter(|preparing| preparing.held != held) {
             preparing.held = held;
             preparing.worked += if held { preparing.since.elapsed() } else { Duration::ZERO };
             preparing.since = Instant::now();
@@ -238,42 +241,48 @@ impl Spares {
                 _ => {}
             }
         }
-        let Some(preparing) = &mut self.preparing else { return };
+        for preparing in std::mem::take(&mut self.preparing) {
+            if self.slots.is_empty() {
+                // Another of them has made it give up.
+                preparing.spare.end(guardian);
+            } else {
+                self.handle_preparing(preparing, guardian, console);
+            }
+        }
+    }
+
+    /// Takes what one has said that is being made; puts it where it belongs now.
+    fn handle_preparing(&mut self, mut preparing: PreparingSpare, guardian: &mut Guardian, console: &mut dyn Console) {
         match (preparing.spare.message(), preparing.slot) {
-            (None, _) => {}
+            (None | Some(SpareMessage::Rehearsing | SpareMessage::Parked), _) => self.preparing.push(preparing),
             (Some(SpareMessage::Here), Some(_)) => {
-                if let Err(cause) = preparing.spare.go() {
+                let lets_import = preparing.spare.go();
+                self.preparing.push(preparing);
+                if let Err(cause) = lets_import {
                     self.give_up(guardian, console, &cause.to_string());
                 }
             }
             (Some(SpareMessage::Ready), Some(slot)) => {
-                if let Some(preparing) = self.preparing.take() {
-                    self.preparation_time = preparing.worked + preparing.since.elapsed();
-                    self.slots[slot].ready = Some(preparing.spare);
-                }
+                self.preparation_time = preparing.worked + preparing.since.elapsed();
+                self.slots[slot].ready = Some(preparing.spare);
                 // It may have said more meanwhile.
                 self.has_messages = true;
                 self.announce(console);
             }
-            (Some(SpareMessage::Rehearsing | SpareMessage::Parked), _) => {}
             (Some(SpareMessage::Here | SpareMessage::Ready), None) => {
                 self.proven = true;
-                if let Some(preparing) = self.preparing.take() {
-                    preparing.spare.end(guardian);
-                }
+                preparing.spare.end(guardian);
             }
-            (Some(SpareMessage::Failed(_)), None) => self.give_up(
-                guardian,
-                console,
-                "the interpreter ignores PYTHONPATH (a wrapper, or isolated from its environment?)",
-            ),
-            (Some(SpareMessage::Failed(why)), Some(slot)) => {
-                let spare = self.preparing.take().map(|preparing| preparing.spare);
-                spare.into_iter().for_each(|spare| spare.end(guardian));
-                if why.starts_with("cannot import") {
-                    self.give_up(guardian, console, &why);
-                } else {
-                    self.died(slot, &why, console);
+            (Some(SpareMessage::Failed(why)), slot) => {
+                preparing.spare.end(guardian);
+                match slot {
+                    None => self.give_up(
+                        guardian,
+                        console,
+                        "the interpreter ignores PYTHONPATH (a wrapper, or isolated from its environment?)",
+                    ),
+                    Some(_) if why.starts_with("cannot import") => self.give_up(guardian, console, &why),
+                    Some(slot) => self.died(slot, &why, console),
                 }
             }
         }
@@ -328,14 +337,37 @@ impl Spares {
         console.note(Note::Warning(format!("{what}: {why}")));
     }
 
-    fn prepare_next(
+    /// Begins to make as many as may be made now; the proof comes before all others.
+    fn prepare(
         &mut self,
         plan: &Plan,
         start: &Start,
         guardian: &mut Guardian,
         file_limit: FileLimit,
     ) -> std::io::Result<()> {
-        let Some(slot) = self.slots.iter().position(Slot::needs_spare) else { return Ok(()) };
+        let at_once = if self.proven { self.at_once } else { 1 };
+        while self.preparing.len() < at_once
+            && let Some(slot) = self.next_slot()
+        {
+            self.prepare_slot(slot, plan, start, guardian, file_limit)?;
+        }
+        Ok(())
+    }
+
+    /// A slot that has no spare, and for which none is being made.
+    fn next_slot(&self) -> Option<usize> {
+        let in_making = |slot| self.preparing.iter().any(|preparing| preparing.slot == Some(slot));
+        (0..self.slots.len()).find(|slot| self.slots[*slot].needs_spare() && !in_making(*slot))
+    }
+
+    fn prepare_slot(
+        &mut self,
+        slot: usize,
+        plan: &Plan,
+        start: &Start,
+        guardian: &mut Guardian,
+        file_limit: FileLimit,
+    ) -> std::io::Result<()> {
         if self.settings.is_none() {
             let script = plan.script.as_ref().map(|script| script.as_os_str());
             self.settings = Some(SpareSettings::new(&plan.preload, script, LoweredPriority::find(), self.hot)?);
@@ -357,8 +389,7 @@ impl Spares {
         }
         let spare = Spare::start(settings, local_rank, spawn, reader)?;
         let slot = self.proven.then_some(slot);
-        self.preparing =
-            Some(PreparingSpare { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });
+        self.preparing.push(PreparingSpare { spare, slot, since: Instant::now(), worked: Duration::ZERO, held: false });
         Ok(())
     }
 }

@@ -293,6 +293,11 @@ def _device(store: Store) -> str:
     return "another"
 
 
+def is_ours(group: ProcessGroup) -> bool:
+    """Whether a group's collectives of CPU tensors are ours."""
+    return isinstance(group, _Member) or isinstance(group._get_backend(torch.device("cpu")), _Member)
+
+
 def link_of(group: object) -> Link:
     """The connection of a group made by us."""
     if isinstance(group, _Member):

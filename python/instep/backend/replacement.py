@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import DebugLevel, PrefixStore, ProcessGroup, St
 
 from instep._registration import DEVICES
 from instep._replacement import VARIABLE, say
-from instep.backend.groups import CreationOptions, Group, GroupBackend
+from instep.backend import groups
+from instep.backend.groups import CreationOptions, Group
 from instep.backend.link import Link, exchange, members
 from instep.errors import CollectiveError, ConnectFailed, InvalidCall
 
@@ -57,7 +58,7 @@ def create(opts: CreationOptions, backends: Mapping[str, str], make_gloo: Callab
         return make_gloo()
     first = opts.group_rank == 0 and (not opts.global_ranks_in_group or opts.global_ranks_in_group[0] == 0)
     _announce(f"groups that request gloo use instep ({VARIABLE}={NAME})", first=first and attempt == "0")
-    return Group(link, NAME) if set(backends.values()) == {NAME} else GroupBackend(link, NAME)
+    return Group(link, NAME) if set(backends.values()) == {NAME} else groups.GroupBackend(link, NAME)
 
 
 def _objection(group: ProcessGroup, backends: Mapping[str, str]) -> str:

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from instep import _ledger
-from instep.backend.groups import Group, GroupBackend
-from instep.elastic import body, data, recovery
+from instep.backend import groups
+from instep.elastic import body, data, drill, recovery
 from instep.elastic.ballot import Verdict
 from instep.elastic.randomness import derive, seed_all
 from instep.elastic.recovery import CannotRecover, Position, Recovery
+from instep.elastic.replay import Replay
 from instep.elastic.state import State, Stateful
 from instep.errors import SessionMisuse
 
@@ -65,6 +66,7 @@ class Session:
         self._seed = seed
         self._position = Position()
         self._recovery: Recovery | None = None
+        self._replay = Replay(self._state) if drill.replays() else None
         self._begun = False
         self._in_epochs = False
         # How often the body of the loop over epochs was entered, and in which of these batches were last taken.
@@ -82,6 +84,7 @@ class Session:
         self._updated = True
         for each_optimizer in optimizers:
             each_optimizer.register_step_pre_hook(lambda *_: self._before_update())
+        drill.watch(self._state.parameters(), optimizers)
 
     # What scripts ask.
 
@@ -208,13 +211,14 @@ class Session:
         self._in_step, self._voted, self._redone = True, False, False
         rank = dist.get_rank() if dist.is_initialized() else 0
         seed_all(derive("step", self._seed, self._position.steps, rank))
-        if self._recovery is not None:
+        if self._recovery is not None or self._replay is not None:
             body.check(sys._getframe(2))
             if not self._updated:
                 self._state.check_gradients()
             self._state.remember()
         self._updated = False
         _ledger.begin_attempt()
+        drill.reached(drill.FORWARD)
 
     def _before_update(self) -> None:
         """An optimizer is about to change weights: for the first in a step, all ranks must have come this far."""
@@ -225,12 +229,18 @@ class Session:
             self._vote()
 
     def _vote(self) -> None:
+        if self._replay is not None and self._replay.once_more(self._position.steps):
+            _ledger.abort_attempt()
+            raise _Redo
+        drill.reached(drill.VOTE)
         if self._recovery is not None and self._recovery.vote() is Verdict.REDO:
+            self._forget_replay()
             raise _Redo
         self._position.votes += 1
         self._voted = True
         # Whatever happens from here on, the step counts.
         _ledger.commit(self._position.steps + 1)
+        drill.reached(drill.OPTIMIZER)
 
     def _exit(self, error: BaseException | None) -> bool:
         """Whether the error is dealt with."""
@@ -260,8 +270,14 @@ class Session:
                 "hint: move collectives before the first optimizer.step() of the step"
             ) from error
         self._recovery.lost(error)
+        self._forget_replay()
         self._redone = True
         return True
+
+    def _forget_replay(self) -> None:
+        """A replacement does the step for the first time, so that all do."""
+        if self._replay is not None:
+            self._replay.forget()
 
     def _failed(self) -> None:
         """An error of the script's own ends this rank: the launcher counts how often that happens in one step."""
@@ -353,8 +369,7 @@ def _can_recover() -> bool:
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return False
     group: Any = dist.group.WORLD
-    ours = isinstance(group, Group) or isinstance(group._get_backend(torch.device("cpu")), GroupBackend)
-    if not ours:
+    if not groups.is_ours(group):
         raise SessionMisuse(
             f"--recover step needs the instep backend, and the default group has {dist.get_backend()}\n"
             "hint: init_process_group('instep'), or instep run --replace-gloo"

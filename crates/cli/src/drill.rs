@@ -19,13 +19,25 @@ const MEAN_TIME: &str = "10s";
 
 #[derive(Debug, Args)]
 pub(crate) struct DrillArguments {
-    /// Mean time between kills of one rank: 30s, 5m, 500ms [default: 10s without --kill-node]
+    /// Mean time between kills: 30s, 5m, 500ms [default: 10s]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["kill_rank", "kill_node"])]
+    every: Option<String>,
+    /// With --every: kill all ranks of this node at once instead of one
+    #[arg(long, requires = "every")]
+    nodes: bool,
+    /// Where in a step a rank ends, for jobs with --recover step [default: random]
+    #[arg(long, value_name = "PLACE", value_parser = ["random", "forward", "backward", "vote", "optimizer", "transfer"])]
+    at: Option<String>,
+    /// Do every step of an instep.elastic.Session twice and compare the bits; kills nobody unless told to
+    #[arg(long)]
+    replay: bool,
+    /// Mean time between kills of one rank
     #[arg(long, value_name = "TIME")]
     kill_rank: Option<String>,
     /// Mean time between kills of all ranks of this node
     #[arg(long, value_name = "TIME")]
     kill_node: Option<String>,
-    /// Maximum number of kills [default: the job's number of restarts]
+    /// Maximum number of kills [default: the job's number of restarts; no limit with --recover step]
     #[arg(long, value_name = "N")]
     times: Option<u32>,
     /// Seed of an earlier drill, to repeat its times and choices
@@ -44,17 +56,26 @@ pub(crate) fn run(arguments: DrillArguments, print_completion: PrintCompletion) 
     let Start::Run(mut job) = job else {
         return Err(Hinted::new("a drill needs `instep run`, not `instep launch`", "see instep drill --help").into());
     };
-    job.make_drill(arguments.settings(), arguments.json, arguments.times.map_or(RESTARTS, i64::from));
+    let restarts = if arguments.kills() { arguments.times.map_or(RESTARTS, i64::from) } else { 0 };
+    job.make_drill(arguments.settings(), arguments.json, restarts);
     run::run(*job, print_completion)
 }
 
 impl DrillArguments {
+    /// Whether ranks are killed: a replay alone needs none.
+    fn kills(&self) -> bool {
+        !self.replay || self.every.is_some() || self.kill_rank.is_some() || self.kill_node.is_some()
+    }
+
     /// As `--drill` has it.
     fn settings(&self) -> String {
-        let kill_rank = self.kill_rank.clone().or_else(|| self.kill_node.is_none().then(|| MEAN_TIME.to_owned()));
+        let every = self.every.clone();
+        let default = (self.kills() && self.kill_node.is_none() && !self.nodes).then(|| MEAN_TIME.to_owned());
         let pairs = [
-            ("kill-rank", kill_rank),
-            ("kill-node", self.kill_node.clone()),
+            ("kill-rank", self.kill_rank.clone().or(every.clone().filter(|_| !self.nodes)).or(default)),
+            ("kill-node", self.kill_node.clone().or(every.filter(|_| self.nodes))),
+            ("at", self.at.clone()),
+            ("replay", self.replay.then(|| "true".to_owned())),
             ("times", self.times.map(|times| times.to_string())),
             ("seed", self.seed.map(|seed| seed.to_string())),
         ];

@@ -18,6 +18,7 @@ import torch
 
 from instep._native import Ticket, digest
 from instep.backend.link import Link
+from instep.elastic import drill
 from instep.elastic.trees import Path, Shape, Tree, flatten, memory_of, pack, unflatten, unpack
 from instep.errors import CollectiveError
 
@@ -61,6 +62,7 @@ def send(link: Link, tree: object, own_too: object, to: Sequence[int], donors: S
 
     `own_too` may differ between them: the first donor's is sent.
     """
+    drill.reached(drill.TRANSFER)
     own = donors.index(link.rank)
     skeleton, found = flatten(tree)
     tensors = {path: tensor.cpu().contiguous() for path, tensor in found.items()}
@@ -89,6 +91,7 @@ def send(link: Link, tree: object, own_too: object, to: Sequence[int], donors: S
 def receive(link: Link, own: object, donors: Sequence[int]) -> tuple[Tree, Tree]:
     """The donors' state, in this rank's own tensors where they fit, and what the first donor has sent with it."""
     head = unpack(_receive_bytes(link, donors[0], _HEAD))
+    drill.reached(drill.TRANSFER)
     skeleton, layout = pickle.loads(head["skeleton"])  # from a rank of the same job
     tensors = _targets(layout, flatten(own)[1])
     for place, tensor in head["small"].items():

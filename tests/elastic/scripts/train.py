@@ -138,6 +138,7 @@ def main() -> None:
     extra_sum = torch.zeros(1)
     if is_time("start"):
         time.sleep(600)
+    print("training", flush=True)
     for _ in session.epochs(EPOCHS):
         for chosen in session.batches(loader, accumulate=accumulate):
             micro = chosen if accumulate > 1 else [chosen]

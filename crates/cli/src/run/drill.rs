@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use instep_launch::Outcome;
-use instep_launch::drill::{Kill, KillKind, Report, Resume};
+use instep_launch::drill::{Kill, KillKind, Place, Report, Resume};
 use instep_launch::output::fold::describe_ranks;
 use serde_json::{Value, json};
 
@@ -22,12 +22,29 @@ pub(super) fn show(outcome: &Outcome, file: Option<&Path>) -> anyhow::Result<()>
     }
 }
 
+/// How many kills a table shows.
+const MOST_ROWS: usize = 20;
+
 fn table(report: &Report, success: bool) -> String {
     let length = report.duration.as_secs_f64();
     let mut text = format!("\n{}", paint("1", &format!("drill, seed {}, {length:.1} s", report.seed)));
-    if report.kills.is_empty() {
-        let hint = format!("make the job longer, or kill sooner: instep drill --kill-rank {:.0}ms", length * 250.0);
-        return text + &format!(": the job ended before the first kill\n{} {hint}\n", paint("36", "hint:"));
+    if let Some(steps) = report.replayed {
+        text.push_str(&replayed(steps, success));
+        if report.kills.is_empty() {
+            return text;
+        }
+    } else if report.kills.is_empty() {
+        let (why, hint) = match report.unreached {
+            Some((rank, place)) => unreached(rank, place),
+            None => (
+                "the job ended before the first kill".to_owned(),
+                format!("make the job longer, or kill sooner: instep drill --every {:.0}ms", length * 250.0),
+            ),
+        };
+        return text + &format!(": {why}\n{} {hint}\n", paint("36", "hint:"));
+    }
+    if report.kills.iter().any(|kill| kill.recovered.is_some()) {
+        return text + &recoveries(report, success);
     }
     text.push_str("\n      at  killed             restarted  first line   resumed\n");
     for kill in &report.kills {
@@ -42,6 +59,72 @@ fn table(report: &Report, success: bool) -> String {
     }
     text.push_str(&verdict(report, success));
     text
+}
+
+/// What became of steps that were done twice.
+fn replayed(steps: u64, success: bool) -> String {
+    let (why, hint) = match (steps, success) {
+        (0, true) => ("no step was done twice", "only steps of an instep.elastic.Session can be"),
+        (0, false) => return ": the job failed before a step was done twice\n".to_owned(),
+        (_, true) => return format!(": {steps} steps done twice, all with the same bits\n"),
+        (_, false) => return format!(": {steps} steps done twice with the same bits, then the job failed\n"),
+    };
+    format!(": {why}\n{} {hint}\n", paint("36", "hint:"))
+}
+
+fn unreached(rank: usize, place: Place) -> (String, String) {
+    let hint = match place {
+        Place::Transfer => "no rank was lost that could be replaced",
+        _ => "only an instep.elastic.Session knows where in a step it is",
+    };
+    (format!("rank {rank} never came to {}", place.name()), hint.to_owned())
+}
+
+/// For jobs whose ranks are replaced: what each kill has cost.
+fn recoveries(report: &Report, success: bool) -> String {
+    let mut text = "\n      at  killed             where         recovered   next step\n".to_owned();
+    for kill in report.kills.iter().take(MOST_ROWS) {
+        let outcome = match (kill.recovered, kill.restarted) {
+            (Some((time, step)), _) => format!("{:>10}  {step:>10}", after(time)),
+            (None, Some(time)) => format!("all workers restarted after {}", after(time)),
+            (None, None) => "never".to_owned(),
+        };
+        text.push_str(&format!(
+            "{:>6.1} s  {:<18} {:<11} {outcome}\n",
+            kill.at.as_secs_f64(),
+            describe_ranks(&kill.ranks),
+            kill.place.map_or("anywhere", Place::name),
+        ));
+    }
+    if report.kills.len() > MOST_ROWS {
+        text.push_str(&format!("and {} more; --json FILE has all\n", report.kills.len() - MOST_ROWS));
+    }
+    let times = report.recoveries();
+    let shares = [("p50", 50), ("p90", 90), ("p99", 99), ("max", 100)];
+    let shown: Vec<String> = shares
+        .iter()
+        .filter_map(|(name, share)| Some(format!("{name} {}", after(percentile(&times, *share)?))))
+        .collect();
+    text.push_str(&format!(
+        "recovered after {} of {} kills without a restart: {}; {:.1} % of the time at work\n",
+        times.len(),
+        report.kills.len(),
+        shown.join(", "),
+        100.0 * report.at_work(),
+    ));
+    if let Some((rank, place)) = report.unreached {
+        let (why, _) = unreached(rank, place);
+        text.push_str(&format!("{why} before the job ended\n"));
+    }
+    if !success {
+        text.push_str(&format!("{} the job failed\n", paint("31;1", "not recovered:")));
+    }
+    text
+}
+
+/// The time that this share of all, in percent, does not exceed; they are in order.
+fn percentile(times: &[Duration], share: usize) -> Option<Duration> {
+    times.get((times.len() * share).div_ceil(100).saturating_sub(1)).copied()
 }
 
 fn resumed(resume: &Resume) -> String {
@@ -95,8 +178,16 @@ fn as_json(report: &Report, success: bool) -> Value {
         "resumes": report.resumes(),
         "median_first_line_after_seconds": report.median_lost().map(|time| time.as_secs_f64()),
         "share_at_work": report.at_work(),
+        "recoveries": recoveries_json(&report.recoveries()),
+        "unreached": report.unreached.map(|(rank, place)| json!({"rank": rank, "at": place.name()})),
+        "steps_replayed": report.replayed,
         "kills": report.kills.iter().map(kill).collect::<Vec<_>>(),
     })
+}
+
+fn recoveries_json(times: &[Duration]) -> Value {
+    let of = |share| percentile(times, share).map(|time| time.as_secs_f64());
+    json!({"count": times.len(), "p50_seconds": of(50), "p90_seconds": of(90), "p99_seconds": of(99), "max_seconds": of(100)})
 }
 
 fn kill(kill: &Kill) -> Value {
@@ -107,6 +198,9 @@ fn kill(kill: &Kill) -> Value {
         },
         "ranks": kill.ranks,
         "at_seconds": kill.at.as_secs_f64(),
+        "place": kill.place.map(Place::name),
+        "recovered_after_seconds": kill.recovered.map(|(time, _)| time.as_secs_f64()),
+        "next_step": kill.recovered.map(|(_, step)| step),
         "restarted_after_seconds": kill.restarted.map(|time| time.as_secs_f64()),
         "first_line_after_seconds": kill.first_line.map(|time| time.as_secs_f64()),
         "resumed": kill.resume.resumed,

@@ -86,8 +86,8 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
 
 fn exit_code(outcome: &instep_launch::Outcome, propagate: bool) -> ExitCode {
     if outcome.success {
-        // A drill that killed nobody has shown nothing.
-        let idle = outcome.drill.as_ref().is_some_and(|report| report.kills.is_empty());
+        // A drill that killed nobody and did no step twice has shown nothing.
+        let idle = outcome.drill.as_ref().is_some_and(|report| !report.has_shown_anything());
         return if idle { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     // A rank that left with 0 or had to be stopped has no exit code of its own: that of the first to fail counts.

@@ -201,7 +201,7 @@ pub(crate) struct RunArguments {
     /// Use instep for CPU groups that request gloo; dist.get_backend() still returns gloo
     #[arg(long, alias = "replace_gloo", help_heading = "Program")]
     replace_gloo: bool,
-    /// Kill ranks at random with these mean times and report: kill-rank=60s,kill-node=5m,seed=7,times=3
+    /// Kill ranks at random with these mean times and report: kill-rank=60s,kill-node=5m,at=vote,seed=7,times=3
     #[arg(long, value_name = "SETTINGS", help_heading = "Drill")]
     drill: Option<String>,
     /// Write the drill's report to this file, as JSON

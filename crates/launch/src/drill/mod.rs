@@ -1,93 +1,30 @@
-//! A drill: kills ranks at random times, and records whether the job restarted and resumed (`--drill`).
+//! A drill: kills ranks at random times, and records whether the job restarted and resumed (`--drill`), or went on without a
+//! restart (`--recover step`).
 //!
 //! Pure: times and output come in, kills and a [`Report`] come out; the supervisor kills. Kills come at random, as
 //! real losses do (exponentially distributed, one clock for each kind), and the same seed gives the same sequence.
 //! They come only while a round runs and its ranks have begun, and never more of them than `times`, so that the drill
-//! itself does not use up the restarts.
+//! itself does not use up the restarts. A kill waits until the one before it is overcome.
+//!
+//! A rank can also be told where in a step to end (`at`): the supervisor leaves it an order (`orders`), and its session
+//! carries that out. With `replay`, sessions do every step twice and compare; then nobody need be killed.
 //!
 //! Whether a job resumed is judged by the steps and epochs that the node's first rank prints (`progress`): after a
 //! restart they must be later than those with which the job began. A job that prints none is not judged.
 
+pub(crate) mod orders;
 pub(crate) mod progress;
+mod settings;
 
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use self::progress::Progress;
+pub use self::settings::{DrillError, DrillSettings, Place};
 
-/// Beyond this a mean time is a mistake, and far below it the arithmetic of clocks would overflow.
-const LONGEST_MEAN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Kills come no closer together.
 const SHORTEST_GAP: Duration = Duration::from_millis(100);
 /// Ranks that have printed nothing yet are given this time to begin: a kill before that says nothing.
 const SPARED_FOR: Duration = Duration::from_secs(30);
-
-/// What `--drill` says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DrillSettings {
-    /// Mean time between losses of one rank.
-    pub kill_rank: Option<Duration>,
-    /// Mean time between losses of all ranks of this node at once.
-    pub kill_node: Option<Duration>,
-    /// What the random times follow from; 0 if not given.
-    pub seed: u64,
-    /// The most kills; `None` means as many as there are restarts.
-    pub times: Option<u32>,
-}
-
-/// `--drill` cannot be understood.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("--drill \"{text}\": {problem}")]
-pub struct DrillError {
-    text: String,
-    problem: String,
-}
-
-impl FromStr for DrillSettings {
-    type Err = DrillError;
-
-    fn from_str(text: &str) -> Result<DrillSettings, DrillError> {
-        let wrong = |problem: String| DrillError { text: text.to_owned(), problem };
-        let mut settings = DrillSettings { kill_rank: None, kill_node: None, seed: 0, times: None };
-        for pair in text.split(',').map(str::trim) {
-            let (key, value) = pair.split_once('=').ok_or_else(|| wrong(format!("\"{pair}\" is not KEY=VALUE")))?;
-            let value = value.trim();
-            let mean =
-                || parse_duration(value).ok_or_else(|| wrong(format!("{value} is not a time such as 30s or 5m")));
-            match key.trim() {
-                "kill-rank" => settings.kill_rank = Some(mean()?),
-                "kill-node" => settings.kill_node = Some(mean()?),
-                "seed" => {
-                    settings.seed = value.parse().map_err(|_| wrong(format!("{value} is not a number from 0")))?;
-                }
-                "times" => {
-                    let times = value.parse().ok().filter(|times| *times > 0);
-                    settings.times = Some(times.ok_or_else(|| wrong(format!("{value} is not a number from 1")))?);
-                }
-                other => return Err(wrong(format!("{other} is not one of kill-rank, kill-node, seed, times"))),
-            }
-        }
-        if settings.kill_rank.is_none() && settings.kill_node.is_none() {
-            return Err(wrong("nothing to kill".to_owned()));
-        }
-        Ok(settings)
-    }
-}
-
-/// `500ms`, `30s`, `5m`, `2h`, or a number of seconds.
-fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => 0.001,
-        "s" | "" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return None,
-    };
-    let seconds = digits.parse::<f64>().ok()? * unit;
-    let given = Duration::try_from_secs_f64(seconds).ok()?;
-    (Duration::from_millis(1)..=LONGEST_MEAN).contains(&given).then_some(given)
-}
 
 /// What a kill takes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +55,10 @@ pub struct Kill {
     pub ranks: Vec<usize>,
     /// When, since the launcher started.
     pub at: Duration,
+    /// Where in a step, if it was told.
+    pub place: Option<Place>,
+    /// How long until all ranks trained again without a restart, and which step is next then.
+    pub recovered: Option<(Duration, u64)>,
     /// How long until the ranks of the next round were started.
     pub restarted: Option<Duration>,
     /// How long until one of them had printed something.
@@ -129,7 +70,7 @@ pub struct Kill {
 impl Kill {
     /// Until the job was at work again, as far as it can be seen.
     pub fn lost(&self) -> Option<Duration> {
-        self.first_line.or(self.restarted)
+        self.recovered.map(|(time, _)| time).or(self.first_line).or(self.restarted)
     }
 }
 
@@ -142,6 +83,10 @@ pub struct Report {
     pub kills: Vec<Kill>,
     /// How long the job ran.
     pub duration: Duration,
+    /// A rank that was told to end somewhere and never came there.
+    pub unreached: Option<(usize, Place)>,
+    /// How many steps were done twice, if they were to be.
+    pub replayed: Option<u64>,
 }
 
 impl Report {
@@ -153,6 +98,21 @@ impl Report {
     /// Kills after which the job went on from a later step or epoch than its first.
     pub fn resumes(&self) -> usize {
         self.kills.iter().filter(|kill| kill.resume.resumed == Some(true)).count()
+    }
+
+    /// Whether it has done to the job what it was to do.
+    pub fn has_shown_anything(&self) -> bool {
+        match self.replayed {
+            Some(steps) => steps > 0,
+            None => !self.kills.is_empty(),
+        }
+    }
+
+    /// How long recoveries took that needed no restart, in order of length.
+    pub fn recoveries(&self) -> Vec<Duration> {
+        let mut times: Vec<Duration> = self.kills.iter().filter_map(|kill| Some(kill.recovered?.0)).collect();
+        times.sort();
+        times
     }
 
     /// The median of the times until the job was at work again.
@@ -178,6 +138,10 @@ pub(crate) struct Drill {
     random: Random,
     clocks: Vec<Clock>,
     left: u32,
+    place: Option<Place>,
+    replay: bool,
+    /// Who was told to end somewhere, and has not yet.
+    told: Option<(usize, Place)>,
     began: Instant,
     kills: Vec<Kill>,
     /// Where the job began: the first marks of the earliest rounds that printed any.
@@ -197,7 +161,8 @@ struct Clock {
 }
 
 impl Drill {
-    pub(crate) fn new(settings: &DrillSettings, restarts: u32, began: Instant) -> Drill {
+    /// `restarts` bounds the kills where each of them costs one.
+    pub(crate) fn new(settings: &DrillSettings, restarts: Option<u32>, began: Instant) -> Drill {
         let seed = settings.seed;
         let clock = |(kind, mean): (KillKind, Option<Duration>)| mean.map(|mean| Clock { kind, mean, due: None });
         Drill {
@@ -207,7 +172,10 @@ impl Drill {
                 .into_iter()
                 .filter_map(clock)
                 .collect(),
-            left: settings.times.unwrap_or(restarts).min(restarts),
+            left: settings.times.unwrap_or(u32::MAX).min(restarts.unwrap_or(u32::MAX)),
+            place: settings.at,
+            replay: settings.replay,
+            told: None,
             began,
             kills: Vec::new(),
             origin: Progress::default(),
@@ -229,9 +197,28 @@ impl Drill {
         }
         self.reached = std::mem::take(&mut self.current);
         self.spared_until = Some(now + SPARED_FOR);
+        self.told = None;
+        self.set_clocks(now);
+    }
+
+    fn set_clocks(&mut self, now: Instant) {
         for clock in self.clocks.iter_mut().filter(|_| self.left > 0) {
             clock.due = Some(now + self.random.exponential(clock.mean).max(SHORTEST_GAP));
         }
+    }
+
+    /// A rank has ended: perhaps where it was told to.
+    pub(crate) fn lost(&mut self, rank: usize, now: Instant) {
+        if let Some((_, place)) = self.told.take_if(|(told, _)| *told == rank) {
+            self.record(KillKind::Rank, vec![rank], Some(place), now);
+        }
+    }
+
+    /// All ranks train again, and this step is next.
+    pub(crate) fn recovered(&mut self, step: u64, now: Instant) {
+        let Some(kill) = self.kills.last_mut().filter(|kill| kill.lost().is_none()) else { return };
+        kill.recovered = Some((now.saturating_duration_since(self.began + kill.at), step));
+        self.set_clocks(now);
     }
 
     /// The round has ended or is about to: nobody is killed until the next.
@@ -256,8 +243,8 @@ impl Drill {
         }
     }
 
-    /// The ranks to kill now, of those that are alive, if a kill is due.
-    pub(crate) fn kill_due(&mut self, now: Instant, alive: &[usize]) -> Option<Vec<usize>> {
+    /// What to do now to ranks that are alive, if a kill is due.
+    pub(crate) fn kill_due(&mut self, now: Instant, alive: &[usize]) -> Option<Strike> {
         let spared = self.spared_until.is_some_and(|until| until > now) || alive.is_empty();
         let clock = self.clocks.iter_mut().find(|clock| clock.due.is_some_and(|due| due <= now))?;
         if spared {
@@ -265,26 +252,62 @@ impl Drill {
             return None;
         }
         let kind = clock.kind;
-        let ranks = match kind {
-            KillKind::Rank => vec![alive[self.random.below(alive.len())]],
-            KillKind::Node => alive.to_vec(),
-        };
         self.left = self.left.saturating_sub(1);
         self.stopped();
+        self.told = None;
+        let (killed, told) = match (kind, self.place) {
+            (KillKind::Node, _) => (alive.to_vec(), None),
+            (KillKind::Rank, None) => (vec![self.one_of(alive)], None),
+            (KillKind::Rank, Some(Place::Transfer)) => {
+                // With two ranks only the replacement may end: somebody must have the state.
+                let lost = self.one_of(alive);
+                let other = if alive.len() > 2 { self.one_of(alive) } else { lost };
+                (vec![lost], Some((other, Place::Transfer)))
+            }
+            (KillKind::Rank, Some(place)) => (Vec::new(), Some((self.one_of(alive), place))),
+        };
+        if killed.is_empty() {
+            self.told = told;
+        } else {
+            self.record(kind, killed.clone(), told.map(|(_, place)| place), now);
+        }
+        Some(Strike { killed, told })
+    }
+
+    fn one_of(&mut self, alive: &[usize]) -> usize {
+        alive[self.random.below(alive.len())]
+    }
+
+    fn record(&mut self, kind: KillKind, ranks: Vec<usize>, place: Option<Place>, now: Instant) {
         self.kills.push(Kill {
             kind,
-            ranks: ranks.clone(),
+            ranks,
             at: now.saturating_duration_since(self.began),
+            place,
+            recovered: None,
             restarted: None,
             first_line: None,
             resume: Resume::default(),
         });
-        Some(ranks)
     }
 
-    pub(crate) fn report(self, now: Instant) -> Report {
-        Report { seed: self.seed, kills: self.kills, duration: now.saturating_duration_since(self.began) }
+    /// What it found; `replayed` is how many steps every rank has done twice.
+    pub(crate) fn report(self, replayed: u64, now: Instant) -> Report {
+        Report {
+            seed: self.seed,
+            kills: self.kills,
+            duration: now.saturating_duration_since(self.began),
+            unreached: self.told,
+            replayed: self.replay.then_some(replayed),
+        }
     }
+}
+
+/// Whom to kill, and who is to end by itself, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Strike {
+    pub(crate) killed: Vec<usize>,
+    pub(crate) told: Option<(usize, Place)>,
 }
 
 /// Where a round began, given where the job once began and how far the round before was.
@@ -331,7 +354,7 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
-    use super::{Drill, DrillSettings, Kill, KillKind, Progress, Report, Resume, compare_progress};
+    use super::{Drill, DrillSettings, Kill, KillKind, Place, Progress, Report, Resume, Strike, compare_progress};
     use proptest::prelude::*;
     use std::time::{Duration, Instant};
 
@@ -341,40 +364,15 @@ mod tests {
         progress
     }
 
-    #[test]
-    fn settings_are_read_or_refused_with_a_reason() {
-        let settings: DrillSettings = "kill-rank=90s, kill-node=5m,seed=7,times=4".parse().expect("valid");
-        assert_eq!(settings.kill_rank, Some(Duration::from_secs(90)));
-        assert_eq!(settings.kill_node, Some(Duration::from_secs(300)));
-        assert_eq!((settings.seed, settings.times), (7, Some(4)));
-        for (wrong, why) in [
-            ("", "is not KEY=VALUE"),
-            ("seed=1", "nothing to kill"),
-            ("kill-rank=fast", "is not a time"),
-            ("kill-rank=-1s", "is not a time"),
-            ("kill-rank=0s", "is not a time"),
-            ("kill-rank=1e30h", "is not a time"),
-            ("kill-rank=1s,times=0", "from 1"),
-            ("kill-cat=1s", "is not one of"),
-        ] {
-            let error = wrong.parse::<DrillSettings>().expect_err(wrong).to_string();
-            assert!(error.contains(why), "{error}");
-        }
-    }
-
     proptest! {
-        #[test]
-        fn parsing_any_drill_does_not_panic(text in "\\PC{0,60}") {
-            let _ = text.parse::<DrillSettings>();
-        }
-
         /// Never more kills than restarts, none while no round runs, and always on a rank that lives.
         #[test]
         fn a_drill_kills_live_ranks_and_no_more_often_than_restarts_allow(seed: u64, restarts in 0u32..6, mean in 1u64..10_000, node: bool) {
             let mean = Some(Duration::from_millis(mean));
-            let settings = DrillSettings { kill_rank: mean, kill_node: mean.filter(|_| node), seed, times: None };
+            let settings =
+                DrillSettings { kill_rank: mean, kill_node: mean.filter(|_| node), seed, ..DrillSettings::default() };
             let began = Instant::now();
-            let mut drill = Drill::new(&settings, restarts, began);
+            let mut drill = Drill::new(&settings, Some(restarts), began);
             let mut now = began;
             let mut struck = 0;
             for _ in 0..restarts + 3 {
@@ -383,12 +381,12 @@ mod tests {
                 drill.printed(now, &Progress::default());
                 let Some(due) = drill.wake_at() else { break };
                 prop_assert_eq!(drill.kill_due(due - Duration::from_millis(1), &[4, 5]), None);
-                let ranks = drill.kill_due(due, &[4, 5]).expect("it is due");
-                prop_assert!(ranks.iter().all(|rank| [4, 5].contains(rank)));
+                let strike = drill.kill_due(due, &[4, 5]).expect("it is due");
+                prop_assert!(strike.killed.iter().all(|rank| [4, 5].contains(rank)));
                 (struck, now) = (struck + 1, due + Duration::from_millis(20));
             }
             prop_assert_eq!(struck, restarts);
-            let report = drill.report(now);
+            let report = drill.report(0, now);
             prop_assert_eq!(report.kills.len(), struck as usize);
             let fits = |kill: &Kill| kill.ranks.len() == if kill.kind == KillKind::Rank { 1 } else { 2 };
             prop_assert!(report.kills.iter().all(fits));
@@ -400,7 +398,7 @@ mod tests {
     fn what_followed_a_kill_is_measured_from_it() {
         let settings: DrillSettings = "kill-rank=1s,seed=3".parse().expect("valid");
         let began = Instant::now();
-        let mut drill = Drill::new(&settings, 1, began);
+        let mut drill = Drill::new(&settings, Some(1), began);
         drill.started(began);
         drill.printed(began, &output(&["Epoch 0", "Epoch 1"]));
         let due = drill.wake_at().expect("a kill is due");
@@ -409,12 +407,72 @@ mod tests {
         drill.started(due + Duration::from_millis(40));
         assert!(drill.wake_at().is_none(), "one restart, one kill");
         drill.printed(due + Duration::from_millis(100), &output(&["Epoch 0", "Epoch 1"]));
-        let report = drill.report(due + Duration::from_secs(1));
+        let report = drill.report(0, due + Duration::from_secs(1));
         let kill = &report.kills[0];
         assert_eq!(kill.restarted, Some(Duration::from_millis(40)));
         assert_eq!(kill.first_line, Some(Duration::from_millis(100)));
         assert_eq!(kill.resume, resume(Some(false), Some("epoch 2"), Some("epoch 0")));
         assert_eq!((report.restarts(), report.resumes()), (1, 0));
+    }
+
+    #[test]
+    fn the_next_kill_waits_until_all_ranks_train_again() {
+        let settings: DrillSettings = "kill-rank=1s,times=2".parse().expect("valid");
+        let began = Instant::now();
+        let mut drill = Drill::new(&settings, None, began);
+        drill.started(began);
+        drill.printed(began, &Progress::default());
+        let due = drill.wake_at().expect("a kill is due");
+        assert!(drill.kill_due(due, &[0, 1]).is_some_and(|strike| strike.killed.len() == 1));
+        assert_eq!(drill.wake_at(), None);
+        drill.recovered(17, due + Duration::from_millis(60));
+        let due = drill.wake_at().expect("another kill is due");
+        assert!(drill.kill_due(due, &[0, 1]).is_some());
+        drill.recovered(18, due + Duration::from_millis(40));
+        assert_eq!(drill.wake_at(), None, "two were asked for");
+        let report = drill.report(0, due + Duration::from_secs(1));
+        assert_eq!(report.kills[0].recovered, Some((Duration::from_millis(60), 17)));
+        assert_eq!(report.recoveries(), [40, 60].map(Duration::from_millis));
+    }
+
+    #[test]
+    fn a_rank_that_is_told_where_to_end_counts_when_it_has() {
+        let settings: DrillSettings = "kill-rank=1s,at=vote".parse().expect("valid");
+        let began = Instant::now();
+        let mut drill = Drill::new(&settings, None, began);
+        drill.started(began);
+        drill.printed(began, &Progress::default());
+        let due = drill.wake_at().expect("a kill is due");
+        let strike = drill.kill_due(due, &[4]).expect("it is due");
+        assert_eq!(strike, Strike { killed: vec![], told: Some((4, Place::Vote)) });
+        drill.lost(5, due);
+        let died = due + Duration::from_millis(30);
+        drill.lost(4, died);
+        drill.recovered(3, died + Duration::from_millis(50));
+        let again = drill.wake_at().expect("the next is due");
+        assert!(drill.kill_due(again, &[4]).is_some());
+        let report = drill.report(0, again);
+        assert_eq!(report.kills.len(), 1);
+        assert_eq!((report.kills[0].ranks.as_slice(), report.kills[0].place), ([4].as_slice(), Some(Place::Vote)));
+        assert_eq!(report.kills[0].recovered, Some((Duration::from_millis(50), 3)));
+        assert_eq!(report.unreached, Some((4, Place::Vote)));
+    }
+
+    #[test]
+    fn of_two_ranks_only_the_replacement_ends_in_a_transfer() {
+        for (alive, both) in [(vec![0, 1], false), (vec![0, 1, 2, 3], true)] {
+            let others = (0..40).filter(|seed| {
+                let settings = format!("kill-rank=1s,at=transfer,seed={seed}").parse().expect("valid");
+                let began = Instant::now();
+                let mut drill = Drill::new(&settings, None, began);
+                drill.started(began);
+                drill.printed(began, &Progress::default());
+                let due = drill.wake_at().expect("a kill is due");
+                let strike = drill.kill_due(due, &alive).expect("it is due");
+                strike.told.is_some_and(|(told, _)| told != strike.killed[0])
+            });
+            assert_eq!(others.count() > 0, both);
+        }
     }
 
     fn resume(resumed: Option<bool>, before: Option<&str>, after: Option<&str>) -> Resume {
@@ -444,13 +502,16 @@ mod tests {
             kind: KillKind::Rank,
             ranks: vec![0],
             at: Duration::ZERO,
+            place: None,
+            recovered: None,
             restarted: Some(Duration::ZERO),
             first_line: Some(Duration::from_millis(lost)),
             resume: Resume::default(),
         };
         let median = |lost: &[u64]| {
             let kills = lost.iter().map(|lost| kill(*lost)).collect();
-            Report { seed: 0, kills, duration: Duration::from_secs(9) }.median_lost().map(|time| time.as_millis())
+            let report = Report { seed: 0, kills, duration: Duration::from_secs(9), unreached: None, replayed: None };
+            report.median_lost().map(|time| time.as_millis())
         };
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[50]), Some(50));

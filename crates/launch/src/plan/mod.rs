@@ -143,7 +143,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         runs_python,
         preload: preload(&request, max_nodes, spares, &mut warnings)?,
         spares,
-        drill: drill(&request)?,
+        drill: drill(&request, job_terms.terms.step_recovery)?,
         job: JobFacts {
             run_id: rendezvous.run_id,
             role: request.role.clone(),
@@ -241,11 +241,15 @@ fn preload(
     Ok(modules)
 }
 
-fn drill(request: &Request) -> Result<Option<DrillSettings>, PlanError> {
+fn drill(request: &Request, step_recovery: bool) -> Result<Option<DrillSettings>, PlanError> {
     let Some(text) = &request.drill else { return Ok(None) };
     let hint = "for example --drill kill-rank=60s,kill-node=5m,seed=7,times=3";
     let settings: DrillSettings = text.parse().map_err(|cause: DrillError| error(cause.to_string(), hint))?;
-    if request.max_restarts == 0 {
+    if let (Some(place), false) = (settings.at, step_recovery) {
+        let hint = "add --recover step to the job; its script needs an instep.elastic.Session";
+        return Err(error(format!("--drill at={} has no effect without --recover step", place.name()), hint));
+    }
+    if settings.kills() && request.max_restarts == 0 && !step_recovery {
         let hint = "allow one restart for every kill: --max-restarts 3";
         return Err(error("--drill needs restarts: without them, the first kill ends the job", hint));
     }

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::console::{Console, Note};
 use crate::control::{MovedRank, Start};
-use crate::drill::{self, Drill};
+use crate::drill::{self, Drill, orders};
 use crate::failure::Failure;
 use crate::failure::hang::HangWatch;
 use crate::goodput::{Book, Goodput, account_of};
@@ -33,7 +33,9 @@ pub(super) struct LocalWorkers<'a> {
     /// The workers of the round, until the last of them has ended.
     group: Option<WorkerGroup>,
     pub(super) spares: Spares,
-    drill: Option<Drill>,
+    pub(super) drill: Option<Drill>,
+    /// How many steps the ranks of the last round did twice.
+    replayed: u64,
     pub(super) hang: HangWatch,
     /// What became of the ranks' time.
     book: Book,
@@ -54,7 +56,11 @@ impl<'a> LocalWorkers<'a> {
             file_limit,
             group: None,
             spares: Spares::new(plan),
-            drill: plan.drill.as_ref().map(|settings| Drill::new(settings, plan.terms.max_restarts, began)),
+            drill: plan.drill.as_ref().map(|settings| {
+                let restarts = (!plan.terms.step_recovery).then_some(plan.terms.max_restarts);
+                Drill::new(settings, restarts, began)
+            }),
+            replayed: 0,
             hang: HangWatch::new(plan),
             book: Book::new(clock::monotonic().saturating_sub(nanoseconds(began.elapsed()))),
         }
@@ -195,6 +201,9 @@ impl<'a> LocalWorkers<'a> {
     /// Ends what is left of the workers, and shows the rest of their output.
     pub(super) fn reap(&mut self, console: &mut dyn Console) {
         if let Some(group) = self.group.take() {
+            if let (Some(_), Some(folder)) = (&self.drill, self.hang.folder()) {
+                self.replayed = orders::replayed(folder, group.processes().into_iter().map(|(rank, _)| rank));
+            }
             group.end(&mut self.guardian, console);
             self.close_accounts(None);
         }
@@ -204,7 +213,7 @@ impl<'a> LocalWorkers<'a> {
     pub(super) fn tick(&mut self, running: Option<&Start>, console: &mut dyn Console) {
         self.spares.poll(self.plan, running, &mut self.guardian, self.file_limit, console);
         if let (Some(drill), Some(group)) = (&mut self.drill, &mut self.group) {
-            group.run_drill(drill, running.is_some(), console);
+            group.run_drill(drill, running.is_some(), self.hang.folder(), console);
         }
     }
 
@@ -248,7 +257,7 @@ impl<'a> LocalWorkers<'a> {
     /// What is left for the report: the drill's findings, and where the logs are.
     pub(super) fn close(self) -> (Option<drill::Report>, Option<PathBuf>) {
         let logs = self.directory.path().filter(|path| path.exists()).map(PathBuf::from);
-        (self.drill.map(|drill| drill.report(Instant::now())), logs)
+        (self.drill.map(|drill| drill.report(self.replayed, Instant::now())), logs)
     }
 }
 

@@ -108,6 +108,9 @@ impl Supervisor<'_> {
             let lost = json!({"rank": rank, "incarnation": incarnation, "exit": exit, "cause": cause});
             self.reports.events.note("rank_lost", lost);
             self.recovery.awaited.entry(rank).or_insert_with(Instant::now);
+            if let Some(drill) = &mut self.workers.drill {
+                drill.lost(rank, Instant::now());
+            }
             self.recovery.losses.push(failure.clone());
         }
         self.leadership.send(&ToCoordinator::Lost { workers });
@@ -156,6 +159,9 @@ impl Supervisor<'_> {
         let recovered = json!({"generation": generation, "step": step, "seconds": seconds});
         self.reports.events.note("step_recovered", recovered);
         self.recovery.recoveries += 1;
+        if let Some(drill) = &mut self.workers.drill {
+            drill.recovered(step, Instant::now());
+        }
         if !self.recovery.awaits_replacement() {
             self.recovery.losses.clear();
         }

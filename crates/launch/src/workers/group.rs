@@ -3,7 +3,7 @@
 //! Under `--recover step` ranks of lost nodes may come later. Here they have the local ranks after this node's own; what their
 //! scripts are told is what they were told on their first node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::console::{Console, Note};
 use crate::control::{MovedRank, Start};
-use crate::drill::Drill;
+use crate::drill::{Drill, Strike, orders};
 use crate::failure::{self, ExitStatus, Failure};
 use crate::output::Output;
 use crate::output::fold::describe_ranks;
@@ -278,7 +278,13 @@ impl WorkerGroup {
     }
 
     /// What a drill does to the workers while they run, and learns from them.
-    pub(crate) fn run_drill(&mut self, drill: &mut Drill, running: bool, console: &mut dyn Console) {
+    pub(crate) fn run_drill(
+        &mut self,
+        drill: &mut Drill,
+        running: bool,
+        folder: Option<&Path>,
+        console: &mut dyn Console,
+    ) {
         if let Some((first, progress)) = self.output.progress() {
             drill.printed(first, progress);
         }
@@ -287,7 +293,17 @@ impl WorkerGroup {
             return drill.stopped();
         }
         let ranks: Vec<usize> = alive.iter().map(|worker| worker.rank).collect();
-        let Some(killed) = drill.kill_due(Instant::now(), &ranks) else { return };
+        let Some(Strike { killed, told }) = drill.kill_due(Instant::now(), &ranks) else { return };
+        if let (Some((rank, place)), Some(folder)) = (told, folder) {
+            let text = match orders::leave(folder, rank, place) {
+                Ok(()) => Note::Progress(format!("drill: rank {rank} is to end at {}", place.name())),
+                Err(cause) => Note::Warning(format!("drill: cannot tell rank {rank} where to end: {cause}")),
+            };
+            console.note(text);
+        }
+        if killed.is_empty() {
+            return;
+        }
         console.note(Note::Progress(format!("drill: killing {}", describe_ranks(&killed))));
         alive.iter().filter(|worker| killed.contains(&worker.rank)).for_each(|worker| worker.signal(Signal::SIGKILL));
     }

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::control::{MovedRank, Start};
+use crate::drill::orders;
 use crate::failure::hang;
 use crate::output::logs;
 use crate::plan::Plan;
@@ -27,6 +28,7 @@ pub(crate) fn worker_spawn(
     let mut variables = environment::worker_variables(&plan.job, start, local_rank, error_file, inherited)?;
     variables.push((hang::VARIABLE, hang::folder_of(plan).into()));
     variables.extend(search_path(plan).map(|path| ("PATH", path)));
+    variables.extend(plan.drill.as_ref().and_then(orders::variable));
     Ok(Spawn {
         command: plan.command.iter().map(|word| fill_in(word, local_rank)).collect(),
         variables,

@@ -26,7 +26,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use instep_api::link::Exit;
+use instep_api::link::Ending;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::time::{ClockId, clock_gettime};
@@ -237,12 +237,12 @@ impl ShareFolder {
     }
 
     /// Says how it ended. Whoever calls this knows: what may have been there is replaced.
-    pub fn write_exit(&self, exit: &Exit) -> io::Result<()> {
+    pub fn write_exit(&self, exit: &Ending) -> io::Result<()> {
         write_json(&self.join("exit.json"), exit)
     }
 
     /// How it ended; to be believed only while nobody looks after the share.
-    pub fn exit(&self) -> Option<Exit> {
+    pub fn exit(&self) -> Option<Ending> {
         read_json(&self.join("exit.json")).ok()
     }
 
@@ -331,6 +331,8 @@ fn put(path: &Path, content: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use instep_api::link::Exit;
+
     use super::*;
 
     #[test]
@@ -348,9 +350,9 @@ mod tests {
         let share = ShareFolder::at(folder.path());
         assert!(share.claim().unwrap());
         assert!(!share.claim().unwrap());
-        share.write_exit(&Exit::code(0)).unwrap();
-        share.write_exit(&Exit::Killed).unwrap();
-        assert_eq!(share.exit(), Some(Exit::Killed), "what a task put there is replaced");
+        share.write_exit(&Exit::code(0).into()).unwrap();
+        share.write_exit(&Exit::Killed.into()).unwrap();
+        assert_eq!(share.exit(), Some(Exit::Killed.into()), "what a task put there is replaced");
     }
 
     #[test]
@@ -404,9 +406,9 @@ mod tests {
             std::os::unix::fs::symlink(&victim, share.join(name)).unwrap();
         }
         assert_eq!(share.pid(), None);
-        share.write_exit(&Exit::Killed).unwrap();
+        share.write_exit(&Exit::Killed.into()).unwrap();
         share.write_stop(&StopOrder { grace_seconds: 0, why: String::new(), lost: false }).unwrap();
-        assert_eq!(share.exit(), Some(Exit::Killed));
+        assert_eq!(share.exit(), Some(Exit::Killed.into()));
         assert_eq!(fs::read_to_string(&victim).unwrap(), "7");
     }
 

@@ -22,6 +22,7 @@ pub mod commands;
 pub mod config;
 pub mod error;
 pub mod experiments;
+pub mod goodput;
 pub mod identifiers;
 pub mod jobs;
 pub mod link;

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::goodput::NodeGoodput;
 use crate::identifiers::UserId;
 use crate::secrets::GivenSecrets;
 use crate::wire::Timestamp;
@@ -88,7 +89,7 @@ pub enum Report {
     /// The agent goes and wants no more work: it ends what it runs, or leaves it to the next agent of its name.
     Leaving,
     /// The share has ended and nothing of it runs any more.
-    Exited { share: Share, exit: Exit },
+    Exited { share: Share, exit: Ending },
 }
 
 /// Who the agent is, what it lends and what it runs.
@@ -161,7 +162,7 @@ pub struct ShareState {
     /// The devices it occupies.
     pub devices: Vec<u32>,
     /// How it ended, if it has.
-    pub exit: Option<Exit>,
+    pub exit: Option<Ending>,
 }
 
 /// How a share ended.
@@ -194,6 +195,25 @@ impl Exit {
     /// By itself with this code, of which nothing else is known.
     pub fn code(code: i32) -> Exit {
         Exit::Code { code, why: None }
+    }
+}
+
+/// The end of a share: how, and what became of the time of its ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ending {
+    /// How.
+    #[serde(flatten)]
+    pub exit: Exit,
+    /// What its launcher says, which the task may have changed; none if no launcher says anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<NodeGoodput>,
+}
+
+impl From<Exit> for Ending {
+    /// An end of which nothing else is known. What never ran has spent no time on anything.
+    fn from(exit: Exit) -> Ending {
+        let never_ran = matches!(exit, Exit::Failed { .. });
+        Ending { exit, goodput: never_ran.then(NodeGoodput::default) }
     }
 }
 
@@ -325,13 +345,20 @@ mod tests {
     #[test]
     fn messages_say_what_they_are() {
         let share = Share { allocation: "7.u.1".to_owned(), resources: "r".to_owned() };
-        let exited = Report::Exited { share: share.clone(), exit: Exit::code(1) };
+        let exited = Report::Exited { share: share.clone(), exit: Exit::code(1).into() };
         let text = serde_json::to_string(&exited).unwrap();
         assert_eq!(
             text,
             r#"{"type":"exited","share":{"allocation":"7.u.1","resources":"r"},"exit":{"kind":"code","code":1}}"#
         );
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), exited);
+        let goodput = Some(NodeGoodput { ranks: 2, wall_seconds: 1.5, ..NodeGoodput::default() });
+        for exit in [Exit::Killed, Exit::Code { code: 1, why: Some("x".to_owned()) }] {
+            let ending = Ending { exit, goodput };
+            let text = serde_json::to_string(&ending).unwrap();
+            assert_eq!(serde_json::from_str::<Ending>(&text).unwrap(), ending, "{text}");
+            assert_eq!(serde_json::from_str::<Exit>(&text).unwrap(), ending.exit, "a master that knows no goodput");
+        }
         let stop = Order::Stop { share, grace_seconds: 30, why: "paused".to_owned() };
         assert_eq!(serde_json::from_str::<Order>(&serde_json::to_string(&stop).unwrap()).unwrap(), stop);
     }

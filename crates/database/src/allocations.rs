@@ -142,6 +142,18 @@ impl Database {
             .await
     }
 
+    /// All allocations of a trial that had slots, the first one first.
+    pub async fn trial_allocations(&self, trial: TrialId) -> Result<Vec<AllocationRow>> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT * FROM allocations WHERE trial_id = ? AND started_at IS NOT NULL ORDER BY started_at";
+                let mut statement = connection.prepare_cached(sql)?;
+                let found = statement.query_map([trial.0], allocation_of)?;
+                Ok(found.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
     /// The machines on which tasks are not tried again: (task, agent).
     pub async fn excluded_agents(&self) -> Result<Vec<(String, String)>> {
         self.engine

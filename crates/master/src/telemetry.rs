@@ -2,8 +2,10 @@
 //!
 //! Labels are routes as the table spells them, never what callers sent: their number is bounded, and they name nobody.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use instep_api::goodput::ClassSeconds;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -29,6 +31,11 @@ struct AnswerLabels {
     method: &'static str,
     route: &'static str,
     status: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClassLabels {
+    class: &'static str,
 }
 
 /// The counters.
@@ -60,8 +67,13 @@ impl Telemetry {
         self.seconds.get_or_create(&RouteLabels { method, route }).observe(took.as_secs_f64());
     }
 
-    /// Everything in the text format, with what the database counts.
-    pub(crate) fn text(&self, database: &instep_database::Load, passes: Passes) -> Result<String, std::fmt::Error> {
+    /// Everything in the text format, with what the database and the cluster count.
+    pub(crate) fn text(
+        &self,
+        database: &instep_database::Load,
+        passes: Passes,
+        goodput: &ClassSeconds,
+    ) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::with_prefix("instep");
         let info = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Version of the master", info);
@@ -79,6 +91,11 @@ impl Telemetry {
         registry.register("scheduling_pass_last_seconds", "Duration of the last pass", seconds(passes.last));
         registry.register("scheduling_pass_longest_seconds", "Duration of the longest pass", seconds(passes.longest));
         registry.register("allocations_waiting", "Allocations waiting for slots", gauge(passes.waiting));
+        let by_class = Family::<ClassLabels, Counter<f64, AtomicU64>>::default();
+        for (class, seconds) in goodput.all() {
+            by_class.get_or_create(&ClassLabels { class }).inc_by(seconds);
+        }
+        registry.register("goodput_seconds", "Time of the ranks of trials since the start, by class", by_class);
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -98,8 +115,9 @@ mod tests {
         telemetry.answered("GET", "/info", 200, Duration::from_micros(700));
         telemetry.answered("GET", "/info", 200, Duration::from_micros(300));
         let load = instep_database::Load { points: 7, waiting_writes: 1, waiting_reads: 0 };
+        let goodput = ClassSeconds { compute: 1.5, ..ClassSeconds::default() };
         let passes = Passes { count: 3, longest: Duration::from_millis(20), waiting: 5, ..Passes::default() };
-        let text = telemetry.text(&load, passes).unwrap();
+        let text = telemetry.text(&load, passes, &goodput).unwrap();
         let version = env!("CARGO_PKG_VERSION");
         for line in [
             "instep_requests_total{method=\"GET\",route=\"/info\",status=\"200\"} 2",
@@ -111,6 +129,8 @@ mod tests {
             "instep_scheduling_passes_total 3",
             "instep_scheduling_pass_longest_seconds 0.02",
             "instep_allocations_waiting 5",
+            "instep_goodput_seconds_total{class=\"compute\"} 1.5",
+            "instep_goodput_seconds_total{class=\"lost\"} 0.0",
             &format!("instep_build_info{{version=\"{version}\"}} 1"),
             "# EOF",
         ] {

@@ -398,7 +398,7 @@ impl Agent<'_> {
         match (order, &self.machine) {
             (Order::Start(start), _) if self.leaving.is_some() => {
                 let why = "the agent is being stopped".to_owned();
-                link.send(&Report::Exited { share: start.share, exit: Exit::Failed { why } })?;
+                link.send(&Report::Exited { share: start.share, exit: Exit::Failed { why }.into() })?;
             }
             (Order::Start(start), Some(machine)) => {
                 if let Some(report) = self.shares.start(*start, machine) {

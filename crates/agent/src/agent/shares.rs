@@ -8,7 +8,7 @@ use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Exit, Report, Serves, Share, ShareState, Start};
+use instep_api::link::{Ending, Exit, Report, Serves, Share, ShareState, Start};
 use nix::unistd::geteuid;
 
 use super::tenant::Tenant;
@@ -37,7 +37,7 @@ struct Known {
     unattended: Option<Instant>,
     /// When a share that was told to end must have.
     overdue: Option<Instant>,
-    exit: Option<Exit>,
+    exit: Option<Ending>,
     told_started: bool,
     told_exit: bool,
 }
@@ -181,7 +181,7 @@ impl Shares {
         if let Some(known) = self.known.get(&share.resources) {
             return known.exit.clone().map(|exit| Report::Exited { share, exit });
         }
-        let refused = |why: String| Some(Report::Exited { share: share.clone(), exit: Exit::Failed { why } });
+        let refused = |why: String| Some(Report::Exited { share: share.clone(), exit: Exit::Failed { why }.into() });
         let Some(folder) = self.state.share(&share.resources) else {
             return refused(format!("`{}` cannot be the name of a share", share.resources));
         };
@@ -208,7 +208,8 @@ impl Shares {
         match started {
             Ok(child) => known.child = Some(child),
             Err(error) => {
-                let exit = Exit::Failed { why: format!("cannot start {}: {error}", machine.binary.display()) };
+                let why = format!("cannot start {}: {error}", machine.binary.display());
+                let exit = Exit::Failed { why }.into();
                 // What cannot be written down is at least remembered.
                 let _ = known.folder.write_exit(&exit);
                 known.exit = Some(exit);
@@ -238,7 +239,7 @@ impl Shares {
     pub fn stop(&mut self, share: &Share, grace_seconds: u32, why: &str) -> Option<Report> {
         let Some(known) = self.known.get_mut(&share.resources) else {
             let why = "the agent does not know it".to_owned();
-            return Some(Report::Exited { share: share.clone(), exit: Exit::Lost { why } });
+            return Some(Report::Exited { share: share.clone(), exit: Exit::Lost { why }.into() });
         };
         if let Some(exit) = known.exit.clone() {
             return Some(Report::Exited { share: share.clone(), exit });
@@ -271,7 +272,7 @@ impl Shares {
 
 /// Whether a share has ended, and how. Its end is the end of the processes that look after it; a file, which the task may
 /// have written, only says how.
-fn look_at(name: &str, known: &mut Known) -> Option<Exit> {
+fn look_at(name: &str, known: &mut Known) -> Option<Ending> {
     let child_runs = known.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
     if child_runs || known.folder.is_looked_after() {
         known.kill_if_overdue(name);
@@ -293,7 +294,7 @@ fn look_at(name: &str, known: &mut Known) -> Option<Exit> {
         Ok(true) => "the agent ended before the task was started",
         _ => "the task and its supervisor were killed",
     };
-    let exit = known.folder.stop().map_or_else(|| Exit::Lost { why: why.to_owned() }, |stop| stop.exit());
+    let exit = known.folder.stop().map_or_else(|| Exit::Lost { why: why.to_owned() }, |stop| stop.exit()).into();
     let _ = known.folder.write_exit(&exit);
     Some(exit)
 }

@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use instep_api::link::Exit;
+use instep_api::link::{Ending, Exit};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -51,7 +51,7 @@ pub fn run(folder: &ShareFolder, supervisor: Supervisor<'_>) -> io::Result<()> {
         Ok(order) => order,
         Err(error) => {
             let why = format!("cannot read the order in {}: {error}", folder.path().display());
-            return folder.write_exit(&Exit::Failed { why });
+            return folder.write_exit(&Exit::Failed { why }.into());
         }
     };
     let mut guardian = Guardian {
@@ -68,7 +68,7 @@ pub fn run(folder: &ShareFolder, supervisor: Supervisor<'_>) -> io::Result<()> {
     }
     let stuck = tree::end_descendants();
     // A supervisor that was killed has said nothing; one that failed is not to be believed.
-    let exit = exit.filter(|_| status.success()).unwrap_or_else(|| guardian.left_behind(status, &stuck));
+    let exit = exit.filter(|_| status.success()).unwrap_or_else(|| guardian.left_behind(status, &stuck).into());
     // After the last look at it.
     guardian.order.cgroup.iter().for_each(TaskGroup::end);
     folder.write_exit(&exit)
@@ -93,7 +93,7 @@ struct Guardian<'a> {
 
 impl Guardian<'_> {
     /// Runs a supervisor to its end; gives that, and what the supervisor said of the share's.
-    fn supervise(&mut self, mut command: Command) -> io::Result<(ExitStatus, Option<Exit>)> {
+    fn supervise(&mut self, mut command: Command) -> io::Result<(ExitStatus, Option<Ending>)> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(mut pipe), Some(said)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("a supervisor without pipes"));

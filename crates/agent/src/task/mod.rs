@@ -24,7 +24,6 @@
 pub mod context;
 pub mod entrypoint;
 pub mod environment;
-mod failure;
 pub mod guardian;
 pub mod hiding;
 mod information;
@@ -39,6 +38,7 @@ pub mod service;
 pub mod spool;
 pub mod startup;
 pub mod storage;
+mod summary;
 pub mod supervisor;
 #[cfg(test)]
 pub(crate) mod testing;

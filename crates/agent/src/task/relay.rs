@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use instep_api::link::Exit;
+use instep_api::link::{Ending, Exit};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::order::{StopOrder, TaskOrder};
@@ -39,7 +39,7 @@ pub fn never_wait(pipe: impl AsFd) -> io::Result<()> {
 }
 
 /// What the supervisor said of the end, read after its own end.
-pub fn exit(pipe: impl Read + AsFd) -> Option<Exit> {
+pub fn exit(pipe: impl Read + AsFd) -> Option<Ending> {
     // Somebody may hold the other side open; what was said is in the pipe by now.
     never_wait(&pipe).ok()?;
     let mut bytes = Vec::new();
@@ -50,15 +50,15 @@ pub fn exit(pipe: impl Read + AsFd) -> Option<Exit> {
 }
 
 /// An end as the supervisor says it.
-pub fn exit_line(exit: Exit) -> io::Result<Vec<u8>> {
+pub fn exit_line(ending: Ending) -> io::Result<Vec<u8>> {
     let short = |why: String| why.chars().take(LONGEST_WHY).collect();
-    let exit = match exit {
+    let exit = match ending.exit {
         Exit::Code { code, why } => Exit::Code { code, why: why.map(short) },
         Exit::Failed { why } => Exit::Failed { why: short(why) },
         Exit::Lost { why } => Exit::Lost { why: short(why) },
         Exit::Killed => Exit::Killed,
     };
-    serde_json::to_vec(&exit).map_err(io::Error::other)
+    serde_json::to_vec(&Ending { exit, ..ending }).map_err(io::Error::other)
 }
 
 /// The supervisor's side: what comes after the order.
@@ -156,8 +156,8 @@ mod tests {
     fn the_end_is_read_although_somebody_holds_the_pipe() {
         let (reader, mut writer) = pipe();
         let long = Exit::Failed { why: "\u{1}".repeat(100_000) };
-        writer.write_all(&exit_line(long).unwrap()).unwrap();
-        let Some(Exit::Failed { why }) = exit(reader) else { panic!("nothing was read") };
+        writer.write_all(&exit_line(long.into()).unwrap()).unwrap();
+        let Some(Ending { exit: Exit::Failed { why }, .. }) = exit(reader) else { panic!("nothing was read") };
         assert_eq!(why.len(), LONGEST_WHY);
         let (reader, _writer) = pipe();
         assert_eq!(exit(reader), None);

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io;
 
-use instep_api::link::Exit;
+use instep_api::link::{Ending, Exit};
 use instep_api::states::LogLevel;
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
@@ -29,7 +29,7 @@ pub const NEEDS_PLAIN_VIEW: u8 = 75;
 #[derive(Debug)]
 pub enum Outcome {
     /// The share has ended.
-    Ended(Exit),
+    Ended(Ending),
     /// No mount namespace can be had: it must be started again, for a plain view.
     NeedsPlainView,
     /// The guardian is gone, and nothing was begun.
@@ -41,7 +41,7 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     let (order, orders) = Orders::receive(pipe)?;
     let _looking_after = folder.look_after()?;
     if let Some(Err(error)) = order.cgroup.as_ref().map(TaskGroup::join) {
-        return Ok(Outcome::Ended(Exit::Failed { why: format!("cannot limit the task: {error}") }));
+        return Ok(Outcome::Ended(Exit::Failed { why: format!("cannot limit the task: {error}") }.into()));
     }
     // No program that the task starts gets more rights than the task has.
     prctl::set_no_new_privs()?;
@@ -122,14 +122,14 @@ fn reachable(view: &View) -> Result<(), ViewError> {
 }
 
 /// Ends a share that has no view, with a line in its log. What cannot be said there is said to the agent all the same.
-fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Exit {
+fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Ending {
     let (pipes, spool) = (folder.join("run/train/logs"), folder.join("run/instep/spool"));
     let output = master::connect(order).map_err(io::Error::other);
     if let Ok(output) = output.and_then(|client| Output::start(order, &pipes, &spool, client)) {
         output.say(LogLevel::Error, &why);
         output.close(DELIVERY);
     }
-    Exit::Failed { why }
+    Exit::Failed { why }.into()
 }
 
 #[cfg(test)]

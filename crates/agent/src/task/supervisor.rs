@@ -14,7 +14,8 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use instep_api::link::Exit;
+use instep_api::goodput::NodeGoodput;
+use instep_api::link::{Ending, Exit};
 use instep_api::states::LogLevel;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -30,8 +31,9 @@ use super::master::{self, Rendezvous};
 use super::output::Output;
 use super::relay::Orders;
 use super::service::Watch;
+use super::summary::Summary;
 use super::view::View;
-use super::{failure, information, interface, preparation, tree};
+use super::{information, interface, preparation, summary, tree};
 use crate::cgroup::task_group::TaskGroup;
 use crate::order::{StopOrder, TaskOrder};
 
@@ -57,7 +59,7 @@ enum Ended {
 }
 
 /// Runs a share to its end, as the user who is to run it.
-pub(super) fn supervise(orders: Orders, order: TaskOrder, view: View, inherited: Variables) -> io::Result<Exit> {
+pub(super) fn supervise(orders: Orders, order: TaskOrder, view: View, inherited: Variables) -> io::Result<Ending> {
     let mut supervisor = Supervisor::start(orders, order, view)?;
     let ended = supervisor.steps(inherited).err().unwrap_or(Ended::Code(0));
     Ok(supervisor.finish(ended))
@@ -71,6 +73,8 @@ struct Supervisor {
     signals: SignalFd,
     /// That it is to end, from whomever.
     stop: Option<StopOrder>,
+    /// Where the launcher writes its summary; none before the entrypoint starts.
+    summary: Option<PathBuf>,
     /// Children that have ended, by process id.
     ended: BTreeMap<i32, i32>,
 }
@@ -82,7 +86,7 @@ impl Supervisor {
         let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let client = master::connect(&order).map_err(io::Error::other)?;
         let output = Output::start(&order, &view.run.join("train/logs"), &view.own().join("spool"), client)?;
-        Ok(Supervisor { orders, order, view, output, signals, stop: None, ended: BTreeMap::new() })
+        Ok(Supervisor { orders, order, view, output, signals, stop: None, summary: None, ended: BTreeMap::new() })
     }
 
     /// From the context to the end of the entrypoint.
@@ -175,9 +179,9 @@ impl Supervisor {
             }
         }
         // The launcher's own logs are in a folder that goes with the task: people are to look at the master's.
-        all.insert(failure::SHOW_LOGS.into(), failure::command_for_logs(&self.order).into());
+        all.insert(summary::SHOW_LOGS.into(), summary::command_for_logs(&self.order).into());
         let summary = self.view.tmp.join("instep-summary.json");
-        all.insert(failure::SUMMARY.into(), summary.clone().into());
+        all.insert(summary::WRITTEN_TO.into(), summary.clone().into());
         let Some((first, rest)) = program.words.split_first() else {
             self.output.say(LogLevel::Error, "the entrypoint is empty\nhint: name a program in `entrypoint`");
             return Err(Ended::Code(127));
@@ -187,6 +191,7 @@ impl Supervisor {
             self.output.say(LogLevel::Error, &format!("the entrypoint's program `{first}` was not found\n{hint}"));
             return Err(Ended::Code(127));
         };
+        self.summary = Some(summary.clone());
         let mut command = Command::new(path);
         command.arg0(first).args(rest);
         let watch =
@@ -202,7 +207,8 @@ impl Supervisor {
         if code == 0 {
             return Err(Ended::Code(code));
         }
-        let why = failure::read(&summary)
+        let why = Summary::read(&summary)
+            .and_then(|summary| summary.failure())
             .map(|why| self.output.masked(why))
             .or_else(|| self.output.exception().map(str::to_owned));
         let why = match (starved, why) {
@@ -331,12 +337,16 @@ impl Supervisor {
     }
 
     /// Ends what is left, delivers the output, and gives how it ended.
-    fn finish(mut self, ended: Ended) -> Exit {
+    fn finish(mut self, ended: Ended) -> Ending {
         let stuck = tree::end_descendants();
         self.output.finish();
         if !stuck.is_empty() {
             self.output.say(LogLevel::Error, &format!("these processes do not exit, not even on SIGKILL: {stuck:?}"));
         }
+        let goodput = match &self.summary {
+            Some(path) => Summary::read(path).and_then(|summary| summary.goodput()),
+            None => Some(NodeGoodput::default()),
+        };
         let exit = match ended {
             Ended::Stopped(stop) => {
                 self.output.say(LogLevel::Info, &format!("stopped: {}", stop.why));
@@ -350,7 +360,7 @@ impl Supervisor {
             Ended::Because(code, why) => Exit::Code { code, why: Some(why) },
         };
         self.output.close(DELIVERY);
-        exit
+        Ending { exit, goodput }
     }
 }
 

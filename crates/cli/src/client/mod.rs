@@ -22,6 +22,7 @@ mod dialog;
 mod experiment;
 mod export;
 mod follow;
+mod goodput;
 mod group;
 mod interrupt;
 mod job;

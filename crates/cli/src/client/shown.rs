@@ -26,6 +26,11 @@ pub(super) fn duration(seconds: i64) -> String {
     }
 }
 
+/// `5.2s`, or as [`duration`] from a minute on.
+pub(super) fn seconds(seconds: f64) -> String {
+    if seconds < 59.95 { format!("{seconds:.1}s") } else { duration(seconds.round() as i64) }
+}
+
 /// `12 B`, `3.4 kB`, `1.2 GB`.
 pub(super) fn size(bytes: i64) -> String {
     let units = ["kB", "MB", "GB", "TB"];

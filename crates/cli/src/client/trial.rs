@@ -1,10 +1,12 @@
 //! `instep trial`.
 
 use clap::{Args, Subcommand};
+use instep_api::goodput::TrialGoodput;
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::states::State;
 use instep_api::trials::{Trial, TrialResponse, TrialsResponse};
 use instep_client::Client;
+use serde::Serialize;
 
 use super::checkpoint::Which;
 use super::dialog::say;
@@ -13,7 +15,7 @@ use super::logs::LogArguments;
 use super::metrics::MetricArguments;
 use super::options::Common;
 use super::requests::post_empty;
-use super::{checkpoint, logs, lookup, metrics, outcome, session, shown, table};
+use super::{checkpoint, goodput, logs, lookup, metrics, outcome, session, shown, table};
 use crate::report::Hinted;
 
 #[derive(Debug, Args)]
@@ -138,6 +140,14 @@ fn hparams(trial: &Trial) -> String {
     pairs.map(|(name, value)| format!("{name}={}", shown::value(value))).collect::<Vec<_>>().join(" ")
 }
 
+/// A trial, with what it takes another question to know.
+#[derive(Serialize)]
+struct Described {
+    #[serde(flatten)]
+    trial: Trial,
+    goodput: Option<TrialGoodput>,
+}
+
 fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result<()> {
     let mut trials = Vec::new();
     for id in ids {
@@ -146,13 +156,13 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
                 let hint = "list trials with `instep trial list EXPERIMENT`";
                 return Err(Hinted::new(error.to_string(), hint).into());
             }
-            found => trials.push(found?.trial),
+            found => trials.push(Described { trial: found?.trial, goodput: goodput::of_trial(client, *id)? }),
         }
     }
     if common.json {
         return table::json(&trials);
     }
-    for (index, trial) in trials.iter().enumerate() {
+    for (index, Described { trial, goodput }) in trials.iter().enumerate() {
         if index > 0 {
             crate::console::print(b"\n");
         }
@@ -171,6 +181,7 @@ fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result
             ("Checkpoints", format!("{} ({})", trial.checkpoint_count, shown::size(trial.total_checkpoint_size.0))),
             ("Task", trial.task_id.clone()),
         ];
+        fields.extend(goodput.iter().flat_map(goodput::fields));
         if trial.state == State::Error {
             fields.extend(outcome::reason(client, trial).map(|reason| ("Failed", reason)));
         }

@@ -67,7 +67,7 @@ mod tests {
             RankGoodput { rank: 4, local_rank: 0, times },
             RankGoodput { rank: 5, local_rank: 1, times: Times::from_seconds([2, 90, 4, 0, 0, 3, 1, 0, 0]) },
         ];
-        let steps = Some(StepCount { done: 40, redone: 1, taken_back: 0 });
+        let steps = Some(StepCount { first: 0, done: 40, redone: 1, taken_back: 0 });
         let text = render(&Goodput { wall: 100_000_000_000, ranks, steps }).unwrap();
         let expected = "\
 instep: 94.5 % of the ranks' time was training (ETTR); 1 step redone

@@ -89,7 +89,7 @@ fn exit_of(connection: &mut Connection, name: &str) -> Exit {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         match connection.report(PATIENCE) {
-            Some(Report::Exited { share, exit }) if share.resources == name => return exit,
+            Some(Report::Exited { share, exit }) if share.resources == name => return exit.exit,
             Some(_) => {}
             None => break,
         }
@@ -119,7 +119,7 @@ fn orders_are_done_once_and_ends_are_told_until_thanked_for() {
     drop(connection);
     let mut connection = master.agent(600);
     assert_eq!(connection.hello.shares.len(), 1);
-    assert_eq!(connection.hello.shares[0].exit, Some(Exit::code(4)));
+    assert_eq!(connection.hello.shares[0].exit, Some(Exit::code(4).into()));
     connection.order(&Order::Forget { share: share("one") });
     connection.order(&stop("one"));
     assert!(matches!(exit_of(&mut connection, "one"), Exit::Lost { why } if why.contains("does not know")));

@@ -114,7 +114,7 @@ impl Case {
     fn run(&self, options: &[&str]) -> (ShareFolder, Exit) {
         let (share, mut child) = self.start(options);
         assert!(child.wait().unwrap().success());
-        let exit = share.exit().unwrap();
+        let exit = share.exit().unwrap().exit;
         (share, exit)
     }
 
@@ -264,7 +264,8 @@ fn a_stop_ends_the_whole_tree_also_one_that_does_not_want_to() {
         share.write_stop(&StopOrder { grace_seconds: 1, why: "paused".to_owned(), lost }).unwrap();
         child.wait().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(30));
-        assert_eq!(share.exit(), Some(if lost { Exit::Lost { why: "paused".to_owned() } } else { Exit::Killed }));
+        let expected = if lost { Exit::Lost { why: "paused".to_owned() } } else { Exit::Killed };
+        assert_eq!(share.exit().map(|ending| ending.exit), Some(expected));
         assert!(pids.iter().all(|pid| !alive(*pid)), "{pids:?}");
         assert!(case.master.output().contains("stopped: paused"), "{}", case.master.output());
     }
@@ -292,7 +293,7 @@ fn whoever_of_the_two_is_killed_the_tree_ends() {
         child.wait().unwrap();
         wait_until("the end of the tree", || pids.iter().all(|pid| !alive(*pid)));
         wait_until("the end of the share", || !share.is_looked_after());
-        let exit = share.exit();
+        let exit = share.exit().map(|ending| ending.exit);
         // Without a guardian nobody says how it ended, until the agent looks.
         assert!(if supervisor { matches!(exit, Some(Exit::Lost { .. })) } else { exit.is_none() }, "{exit:?}");
     }
@@ -307,7 +308,7 @@ fn a_task_that_hears_nothing_ends_by_itself() {
     let pids = pids(&case);
     state.note_contact().unwrap();
     child.wait().unwrap();
-    let exit = share.exit();
+    let exit = share.exit().map(|ending| ending.exit);
     assert!(matches!(&exit, Some(Exit::Lost { why }) if why.contains("no contact")), "{exit:?}");
     assert!(pids.iter().all(|pid| !alive(*pid)));
 }

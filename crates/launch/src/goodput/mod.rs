@@ -192,6 +192,8 @@ pub struct RankGoodput {
 /// How far sessions came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCount {
+    /// Steps that were done when training began.
+    pub first: u64,
     /// Steps done.
     pub done: u64,
     /// Steps that were begun again because a rank was lost.
@@ -255,8 +257,13 @@ pub(crate) fn tally(began: u64, ended: u64, spans: &[Span]) -> Goodput {
         ranks.push(RankGoodput { rank, local_rank: *local_rank, times });
         redone = redone.max(attempts);
     }
-    let done = spans.iter().filter_map(|span| Some(span.believed()?.steps?.done)).max();
-    let steps = done.map(|done| StepCount { done, redone: redone.unwrap_or(0), taken_back: restarts.taken_back() });
+    let counts = || spans.iter().filter_map(|span| span.believed()?.steps);
+    let steps = counts().map(|steps| steps.done).max().map(|done| StepCount {
+        first: counts().next().map_or(0, |steps| steps.first),
+        done,
+        redone: redone.unwrap_or(0),
+        taken_back: restarts.taken_back(),
+    });
     Goodput { wall: ended.saturating_sub(began), ranks, steps }
 }
 

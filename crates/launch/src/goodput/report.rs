@@ -15,6 +15,7 @@ pub fn to_json(goodput: &Goodput) -> Value {
         "wall_seconds": to_seconds(goodput.wall),
         "ettr": total.ettr(),
         "seconds": seconds(&total),
+        "first_step": goodput.steps.map(|steps| steps.first),
         "steps": goodput.steps.map(|steps| steps.done),
         "redone_steps": goodput.steps.map(|steps| steps.redone),
         "taken_back_steps": goodput.steps.map(|steps| steps.taken_back),

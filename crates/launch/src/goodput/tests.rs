@@ -32,7 +32,7 @@ fn a_run_without_faults_starts_and_trains() {
     let goodput = tally(0, 160, &[span(0, 0, (5, 155), Some(training(5, 0, 12)))]);
     assert_eq!(times(&goodput, 0), [("start", 25), ("compute", 82), ("communication", 48), ("idle", 5)]);
     assert_eq!(goodput.total().ettr(), Some(130.0 / 160.0));
-    assert_eq!(goodput.steps, Some(StepCount { done: 12, redone: 0, taken_back: 0 }));
+    assert_eq!(goodput.steps, Some(StepCount { first: 0, done: 12, redone: 0, taken_back: 0 }));
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_rank_that_dies_in_a_step_loses_that_step_and_its_successor_restarts() {
         times(&goodput, 1),
         [("start", 20), ("compute", 18 + 28), ("communication", 12 + 12), ("restart", 3 + 20), ("lost", 7)]
     );
-    assert_eq!(goodput.steps, Some(StepCount { done: 6, redone: 1, taken_back: 0 }));
+    assert_eq!(goodput.steps, Some(StepCount { first: 0, done: 6, redone: 1, taken_back: 0 }));
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_step_that_the_peers_finish_is_not_lost() {
 fn a_restart_of_all_ranks_loses_the_steps_since_the_checkpoint() {
     let first = Span { failed: true, ..span(0, 0, (0, 120), Some(training(0, 0, 10))) };
     let goodput = tally(0, 220, &[first, span(0, 1, (130, 220), Some(training(130, 6, 7)))]);
-    assert_eq!(goodput.steps, Some(StepCount { done: 13, redone: 0, taken_back: 4 }));
+    assert_eq!(goodput.steps, Some(StepCount { first: 0, done: 13, redone: 0, taken_back: 4 }));
     let total = goodput.total();
     assert_eq!(total.of(Class::Lost), 40, "4 of 10 steps");
     assert_eq!((total.of(Class::Start), total.of(Class::Restart)), (20, 30));

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::goodput::{ShareEnd, Usage};
 use super::{Refusal, Reply};
 
 /// What a task may be told while it runs.
@@ -128,6 +129,8 @@ pub(crate) struct Share {
     /// The address under which the others reach it.
     pub address: String,
     pub started: bool,
+    #[serde(default)]
+    pub ended: Option<ShareEnd>,
 }
 
 /// What an allocation was told, as it is stored.
@@ -252,6 +255,12 @@ impl Allocation {
             Purpose::Trial { experiment, .. } => Some(*experiment),
             Purpose::Command => None,
         }
+    }
+
+    /// What became of the time for which the run of a trial had slots, once it has ended.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        let Purpose::Trial { run, .. } = &self.purpose else { return None };
+        Some(Usage::new(self.started_at?, self.ended_at?, &self.placed.as_ref()?.shares, run.number == 1))
     }
 
     /// Lets its script know that it is to stop.

@@ -1,15 +1,17 @@
 //! Allocations that live, with the ports they hold: queued, placed, started, stopped, reaped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use instep_api::identifiers::TrialId;
-use instep_api::link::{Exit, Order, Share as ShareName, Start};
+use instep_api::link::{Ending, Exit, Order, Share as ShareName, Start};
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
 use instep_policy::lifecycle::End;
 use instep_policy::lifecycle::gang::{Gang, Step};
 
 use super::allocation::{Allocation, AllocationEvent, Placed, Purpose, Share, Signal};
+use super::goodput::{GoodputTotals, ShareEnd};
 use super::outbox::{Action, Outbox};
 use super::ports::{Ports, is_open_here};
 use crate::clock::now;
@@ -21,6 +23,7 @@ const GANG_GRACE_SECONDS: u32 = 5;
 pub(crate) struct Allocations {
     live: BTreeMap<String, Allocation>,
     ports: Ports,
+    goodput: Arc<GoodputTotals>,
 }
 
 /// What is known of an allocation before it starts.
@@ -51,6 +54,11 @@ impl Allocations {
 
     pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Allocation> {
         self.live.get_mut(name)
+    }
+
+    /// What became of the time of trials.
+    pub(super) fn goodput(&self) -> Arc<GoodputTotals> {
+        Arc::clone(&self.goodput)
     }
 
     /// Those that have not ended.
@@ -219,14 +227,19 @@ impl Allocations {
         &mut self,
         name: &str,
         rank: usize,
-        exit: Exit,
+        ending: Ending,
         outbox: &mut Outbox,
     ) -> Option<AllocationEvent> {
         let allocation = self.live.get_mut(name)?;
         let placed = allocation.placed.as_mut()?;
+        let Ending { exit, goodput } = ending;
         tracing::debug!(allocation = name, rank, ?exit, "a share has ended");
         if let Exit::Code { why: Some(why), .. } = &exit {
             allocation.why.get_or_insert_with(|| why.clone());
+        }
+        let moment = now();
+        if let (Some(share), Some(began)) = (placed.shares.get_mut(rank), allocation.started_at) {
+            share.ended.get_or_insert_with(|| ShareEnd::new(began, moment, goodput));
         }
         let steps = placed.gang.exited(rank, exit);
         outbox.allocation_changed(name);
@@ -239,7 +252,10 @@ impl Allocations {
                 Step::Over(end) => {
                     let allocation = self.live.get_mut(name)?;
                     allocation.state = AllocationState::Terminated;
-                    allocation.ended_at = Some(now());
+                    allocation.ended_at = Some(moment);
+                    if let Some(usage) = allocation.usage() {
+                        self.goodput.add(&usage);
+                    }
                     allocation.reason = sentence(&end, allocation.why.as_deref());
                     allocation.end = Some(end.clone());
                     event = Some(AllocationEvent::Ended { end });

@@ -176,6 +176,7 @@ impl ClusterState {
             devices: grant.slots.clone(),
             address: address.unwrap_or_else(|| "127.0.0.1".to_owned()),
             started: false,
+            ended: None,
         }
     }
 }

@@ -11,6 +11,7 @@
 //!   `log_policies`: patterns in their output. `commands`: commands and TensorBoards.
 //! - `allocations`: the attempts to run something, each an `allocation`, with their `ports`. `rendezvous`: what the
 //!   running tasks ask.
+//! - `goodput`: what became of the time of trials.
 //! - `agents`: the machines that lend slots. `reports`: what they report.
 //! - `scheduler`: which allocation gets which slots. `launch`: starts them there, with an `environment`; `permit`: those
 //!   that still may.
@@ -26,6 +27,7 @@ mod collection;
 mod commands;
 mod environment;
 mod experiments;
+mod goodput;
 mod journal;
 mod launch;
 mod log_policies;
@@ -67,6 +69,8 @@ pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
 pub(crate) use commands::{Folder, Kind, TensorboardContent};
+use goodput::GoodputTotals;
+pub(crate) use goodput::of_trial;
 #[cfg(test)]
 pub(crate) use log_policies::LOOKED_AT;
 pub(crate) use log_policies::{MOST_POLICIES, beginning, compiled};
@@ -156,6 +160,7 @@ impl ClusterOptions {
 pub(crate) struct Cluster {
     messages: mpsc::Sender<Message>,
     stats: Arc<SchedulerStats>,
+    goodput: Arc<GoodputTotals>,
     silence: Duration,
 }
 
@@ -169,7 +174,6 @@ impl Cluster {
     ) -> instep_database::Result<Cluster> {
         let (messages, received) = mpsc::channel(QUEUE);
         let stats = Arc::new(SchedulerStats::default());
-        let cluster = Cluster { messages, stats: Arc::clone(&stats), silence: options.silence() };
         let welcome = Welcome {
             master_id,
             cluster_id: database.cluster_id().to_owned(),
@@ -177,8 +181,11 @@ impl Cluster {
             ping_seconds: options.ping_seconds(),
         };
         let agents = Agents::new(welcome, options.reconnect_window + options.margin);
-        let scheduler = Scheduler::new(options.scheduling.clone(), options.default_priority, stats);
-        let mut actor = Actor::new(database, notices, ClusterState::new(options, agents, scheduler));
+        let scheduler = Scheduler::new(options.scheduling.clone(), options.default_priority, Arc::clone(&stats));
+        let silence = options.silence();
+        let state = ClusterState::new(options, agents, scheduler);
+        let cluster = Cluster { messages, stats, goodput: state.allocations.goodput(), silence };
+        let mut actor = Actor::new(database, notices, state);
         actor.restore().await?;
         tokio::spawn(actor.run(received));
         Ok(cluster)
@@ -230,6 +237,11 @@ impl Cluster {
     /// How long passes of the scheduler take.
     pub(crate) fn scheduler_stats(&self) -> &SchedulerStats {
         &self.stats
+    }
+
+    /// What became of the time of all trials since the master started.
+    pub(crate) fn goodput(&self) -> &GoodputTotals {
+        &self.goodput
     }
 
     /// Starts an experiment that is in the database; gives what its author should know.

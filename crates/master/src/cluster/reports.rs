@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use instep_api::link::{Exit, Hello, Order, Report, Share as ShareName, ShareState};
+use instep_api::link::{Ending, Exit, Hello, Order, Report, Share as ShareName, ShareState};
 use tokio::sync::mpsc;
 
 use super::Refusal;
@@ -13,15 +13,16 @@ use super::state::ClusterState;
 const LONGEST_WHY: usize = 8000;
 
 /// How a share ended, as people can be shown it: agents pass on what tasks say.
-fn readable(exit: Exit) -> Exit {
+fn readable(ending: Ending) -> Ending {
     let plain = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
     let readable = |why: String| why.chars().take(LONGEST_WHY).map(plain).collect();
-    match exit {
+    let exit = match ending.exit {
         Exit::Code { code, why } => Exit::Code { code, why: why.map(readable) },
         Exit::Failed { why } => Exit::Failed { why: readable(why) },
         Exit::Lost { why } => Exit::Lost { why: readable(why) },
         Exit::Killed => Exit::Killed,
-    }
+    };
+    Ending { exit, ..ending }
 }
 
 impl ClusterState {
@@ -63,7 +64,7 @@ impl ClusterState {
                 Some(start) => outbox.order(agent, Order::Start(Box::new(start))),
                 None => {
                     let why = format!("agent {agent} reconnected without it");
-                    self.exited(agent, &share, Exit::Lost { why }, outbox);
+                    self.exited(agent, &share, Exit::Lost { why }.into(), outbox);
                 }
             }
         }
@@ -92,14 +93,14 @@ impl ClusterState {
     }
 
     /// A share has ended; the agent may forget it once that is stored.
-    fn exited(&mut self, agent: &str, share: &ShareName, exit: Exit, outbox: &mut Outbox) {
+    fn exited(&mut self, agent: &str, share: &ShareName, exit: Ending, outbox: &mut Outbox) {
         if let Some(rank) = self.allocations.rank(agent, share) {
             self.share_ended(&share.allocation, rank, readable(exit), outbox);
         }
         outbox.order(agent, Order::Forget { share: share.clone() });
     }
 
-    fn share_ended(&mut self, allocation: &str, rank: usize, exit: Exit, outbox: &mut Outbox) {
+    fn share_ended(&mut self, allocation: &str, rank: usize, exit: Ending, outbox: &mut Outbox) {
         if let Some(event) = self.allocations.share_ended(allocation, rank, exit, outbox) {
             self.allocation_event(allocation, event, outbox);
         }
@@ -121,7 +122,7 @@ impl ClusterState {
             for (share, _) in self.allocations.expected_on(&name) {
                 if let Some(rank) = self.allocations.rank(&name, &share) {
                     let why = format!("agent {name} was silent for {patience} s");
-                    self.share_ended(&share.allocation, rank, Exit::Lost { why }, outbox);
+                    self.share_ended(&share.allocation, rank, Exit::Lost { why }.into(), outbox);
                 }
             }
             self.agents.forget(&name);
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn reasons_of_agents_can_be_shown() {
         let exit = Exit::Failed { why: format!("\u{1b}[2Jno\nhint: x{}", "y".repeat(2 * LONGEST_WHY)) };
-        let Exit::Failed { why } = readable(exit) else { panic!("another end") };
+        let Exit::Failed { why } = readable(exit.into()).exit else { panic!("another end") };
         assert!(why.starts_with(" [2Jno\nhint: xy"));
         assert_eq!(why.len(), LONGEST_WHY);
     }

@@ -182,7 +182,7 @@ impl Agent {
 
     /// Says how a share ended, and hears that it may forget it.
     fn exited(&mut self, master: &Master, share: &Share, exit: Exit) {
-        self.report(master, Report::Exited { share: share.clone(), exit });
+        self.report(master, Report::Exited { share: share.clone(), exit: exit.into() });
         loop {
             match self.next(master) {
                 Order::Forget { share: forgotten } if forgotten == *share => return,
@@ -315,7 +315,7 @@ fn a_master_that_was_killed_finds_its_work_again() {
     assert_eq!(signal(&master, &first.share.allocation), Some(Signal::Continue));
     let stranger = Share { allocation: "9.x.1".into(), resources: "r".into() };
     let unknown = ShareState { share: stranger.clone(), devices: vec![], exit: None };
-    let gone = ShareState { exit: Some(Exit::code(0)), ..running(&first) };
+    let gone = ShareState { exit: Some(Exit::code(0).into()), ..running(&first) };
     // The second is not there any more: it is lost, and that does not count.
     let mut agent = master.agent("one", 2, vec![gone, unknown]);
     let mut orders = vec![];

@@ -460,6 +460,7 @@ fn trial_routes() -> Vec<Route> {
             .asks(&["group", "trialIds"])
             .answers(Kind::Lines),
         route(Get, "/api/v1/trials/{id}", Read(Trial), trials::get),
+        route(Get, "/api/v1/trials/{id}/goodput", Read(Trial), trials::goodput),
         route(Patch, "/api/v1/trials/{id}", Change(Trial), trials::change).takes::<PatchTrialRequest>(),
         route(Post, "/api/v1/trials/{id}/start", Change(Trial), trials::start).takes::<StartTrialRequest>(),
         route(Post, "/api/v1/trials/{id}/metrics", Change(Trial), metrics::report).takes::<ReportMetricsRequest>(),

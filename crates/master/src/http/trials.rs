@@ -1,5 +1,6 @@
 //! Trials: making, starting, their state.
 
+use instep_api::goodput::TrialGoodputResponse;
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::pages::Order;
 use instep_api::states::State;
@@ -14,7 +15,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use crate::cluster::TrialReport;
+use crate::cluster::{self, TrialReport};
 use crate::random;
 
 async fn make(
@@ -51,6 +52,11 @@ pub(crate) async fn put(call: Call) -> Result<Json<TrialResponse>, Failure> {
 pub(crate) async fn get(call: Call) -> Result<Json<TrialResponse>, Failure> {
     let trial = call.application.database.trial(call.id("id")?, now()).await?;
     Ok(Json(TrialResponse { trial }))
+}
+
+pub(crate) async fn goodput(call: Call) -> Result<Json<TrialGoodputResponse>, Failure> {
+    let allocations = call.application.database.trial_allocations(call.id("id")?).await?;
+    Ok(Json(TrialGoodputResponse { goodput: cluster::of_trial(&allocations) }))
 }
 
 /// The two ids are joined by a slash, which they may hold themselves: every way to part them is tried.

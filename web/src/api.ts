@@ -58,6 +58,19 @@ export interface Trial {
   searcherMetricValue: number | null;
 }
 
+/** What became of the time of a trial's ranks, over its allocations that have ended. */
+export interface Goodput {
+  allocations: number;
+  ranks: number;
+  seconds: Record<
+    "start" | "compute" | "communication" | "data" | "checkpoint" | "restart" | "lost" | "idle" | "unobserved",
+    number
+  >;
+  ettr: number | null;
+  redoneSteps: number | null;
+  takenBackSteps: number | null;
+}
+
 /** A device that an agent lends, with what runs on it. */
 export interface Slot {
   id: string;

@@ -48,6 +48,21 @@ export function duration(seconds: number): string {
     .join(" ");
 }
 
+/** A length of time, with a decimal below a minute. */
+export function brief(seconds: number): string {
+  return seconds < 59.95 ? `${seconds.toFixed(1)} s` : duration(Math.round(seconds));
+}
+
+/** A share, 0 to 1. */
+export function percent(share: number): string {
+  return `${(share * 100).toFixed(1)} %`;
+}
+
+/** `1 step`, `2 steps` */
+export function plural(amount: number, what: string): string {
+  return `${count(amount)} ${what}${amount === 1 ? "" : "s"}`;
+}
+
 /** How long ago a moment was, both in milliseconds. */
 export function ago(then: number, now: number): string {
   const seconds = Math.floor((now - then) / 1000);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ago, bytes, differing, duration, flat, metric, setting, state, yaml } from "../src/format.ts";
+import { ago, brief, bytes, differing, duration, flat, metric, percent, plural, setting, state, yaml } from "../src/format.ts";
 
 test("metrics are short and keep what matters", () => {
   const cases: [unknown, string][] = [
@@ -22,6 +22,13 @@ test("lengths of time have their two largest units", () => {
   assert.equal(duration(61), "1 m 1 s");
   assert.equal(duration(3600), "1 h");
   assert.equal(duration(90_061), "1 d 1 h");
+});
+
+test("short times have a decimal, shares a percent sign and words a number", () => {
+  assert.equal(brief(4.25), "4.3 s");
+  assert.equal(brief(59.97), "1 m");
+  assert.equal(percent(0.98765), "98.8 %");
+  assert.deepEqual([plural(1, "step"), plural(1200, "step")], ["1 step", "1,200 steps"]);
 });
 
 test("sizes are in units of 1,024", () => {

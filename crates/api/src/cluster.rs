@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::preferences::ClusterMessage;
 use crate::states::LogLevel;
 use crate::wire::Timestamp;
 
@@ -48,7 +49,7 @@ pub struct MasterResponse {
     pub strict_job_queue_control: bool,
     pub has_custom_logo: bool,
     pub sso_providers: Vec<Value>,
-    pub cluster_message: Option<Value>,
+    pub cluster_message: Option<ClusterMessage>,
 }
 
 /// A line of `GET /api/v1/master/logs`

@@ -210,3 +210,39 @@ pub struct BestMetricResponse {
 
 /// An answer without content.
 pub type Nothing = Map<String, Value>;
+
+/// `GET /experiments/{id}/file_tree`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ModelTreeResponse {
+    pub files: Vec<FileNode>,
+}
+
+/// A file or folder of an experiment's code.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct FileNode {
+    pub path: String,
+    pub name: String,
+    pub modified_time: Timestamp,
+    pub content_length: i64,
+    pub is_dir: bool,
+    pub content_type: String,
+    pub files: Vec<FileNode>,
+}
+
+/// `POST /experiments/{id}/file`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ModelFileRequest {
+    pub path: Option<String>,
+}
+
+/// The content of a file.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ModelFileResponse {
+    pub file: Base64,
+}

@@ -188,3 +188,85 @@ pub struct DataPoint {
     pub time: Timestamp,
     pub epoch: Option<f64>,
 }
+
+/// An element of the stream of metrics' names.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MetricNamesElement {
+    pub searcher_metrics: Vec<String>,
+    pub training_metrics: Vec<String>,
+    pub validation_metrics: Vec<String>,
+    pub metric_names: Vec<MetricIdentifier>,
+}
+
+/// A metric of any group.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MetricIdentifier {
+    pub group: String,
+    pub name: String,
+}
+
+/// An element of the stream of steps at which a metric was reported.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct MetricBatchesElement {
+    pub batches: Vec<i64>,
+}
+
+/// An element of the stream of an experiment's best trials.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TrialsSampleElement {
+    pub trials: Vec<SampledTrial>,
+    pub promoted_trials: Vec<TrialId>,
+    pub demoted_trials: Vec<TrialId>,
+}
+
+/// A trial of a sample, with the points that are new.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct SampledTrial {
+    pub trial_id: TrialId,
+    pub hparams: Value,
+    pub data: Vec<DataPoint>,
+}
+
+/// An element of the stream of an experiment's trials at one step.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TrialsSnapshotElement {
+    pub trials: Vec<SnapshotTrial>,
+}
+
+/// A trial at one step.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct SnapshotTrial {
+    pub trial_id: TrialId,
+    pub hparams: Value,
+    pub metric: f64,
+    pub batches_processed: i64,
+}
+
+/// `GET /experiments/{id}/validation-history`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ValidationHistoryResponse {
+    pub validation_history: Vec<ValidationHistoryEntry>,
+}
+
+/// A validation that was better than all before it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ValidationHistoryEntry {
+    pub trial_id: TrialId,
+    pub end_time: Timestamp,
+    pub searcher_metric: f64,
+}

@@ -100,3 +100,39 @@ pub struct PatchUserRequest {
     #[serde(alias = "agent_user_group")]
     pub agent_user_group: Option<Value>,
 }
+
+/// `PATCH /users`: those that are named, or all that the filters find.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct PatchUsersRequest {
+    #[serde(alias = "user_ids")]
+    pub user_ids: Option<Vec<UserId>>,
+    pub activate: Option<bool>,
+    pub filters: Option<UserFilters>,
+}
+
+/// Which users are meant when none are named.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct UserFilters {
+    /// Part of the user's name or display name, in any case.
+    pub name: Option<String>,
+    pub admin: Option<bool>,
+}
+
+/// What became of each.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct UsersChangedResponse {
+    pub results: Vec<UserResult>,
+}
+
+/// What became of one; an empty error if all is well.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct UserResult {
+    pub id: UserId,
+    pub error: String,
+}

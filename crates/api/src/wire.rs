@@ -1,6 +1,7 @@
 //! The rules of JSON that hold for every message: numbers, times, and fields that are not there.
 
 use std::fmt;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -125,6 +126,31 @@ pub(crate) fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result
     }
 
     deserializer.deserialize_any(WholeNumber)
+}
+
+/// Reads a span of time such as `1h30m`, `90s`, `2w` or `300`, which are seconds.
+pub fn span(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    if let Ok(seconds) = rest.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let end = rest.find(|sign: char| !sign.is_ascii_digit())?;
+        let number: u64 = rest[..end].parse().ok()?;
+        let unit = rest[end..].chars().next()?;
+        let seconds = match unit {
+            'w' => 7 * 24 * 3600,
+            'd' => 24 * 3600,
+            'h' => 3600,
+            'm' => 60,
+            's' => 1,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::from_secs(number.checked_mul(seconds)?))?;
+        rest = &rest[end + unit.len_utf8()..];
+    }
+    (!text.trim().is_empty()).then_some(total)
 }
 
 /// The lowerCamelCase spelling of a name that may be in snake_case.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::identifiers::{ProjectId, UserId, WorkspaceId};
 use crate::pages::Pagination;
+use crate::preferences::Note;
 use crate::wire::Timestamp;
 
 /// The only state that a workspace or project has here: nothing is happening to it.
@@ -47,7 +48,7 @@ pub struct Project {
     pub username: String,
     pub user_id: UserId,
     pub immutable: bool,
-    pub notes: Vec<Value>,
+    pub notes: Vec<Note>,
     pub num_experiments: i64,
     pub num_active_experiments: i64,
     pub num_runs: i64,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use instep_api::checkpoints::Checkpoint;
-use instep_api::identifiers::{ExperimentId, StorageId, UserId};
+use instep_api::identifiers::{ExperimentId, StorageId, TrialId, UserId};
 use instep_api::states::CheckpointState;
 use instep_api::wire::Long;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -68,15 +68,24 @@ fn note(connection: &Connection, checkpoint: &Checkpoint, paths: Option<&[String
 
 /// Notes the files of all checkpoints of an experiment as to be deleted.
 pub(crate) fn give_up_all(connection: &Connection, id: ExperimentId) -> Result<()> {
-    let sql = "SELECT uuid FROM checkpoints JOIN trials ON trials.id = checkpoints.trial_id \
-               WHERE trials.experiment_id = ? AND checkpoints.state <> 'STATE_DELETED' ORDER BY uuid";
-    let mut statement = connection.prepare_cached(sql)?;
-    let uuids: Vec<String> = statement.query_map([id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
-    for uuid in uuids {
-        must_not_be_registered(connection, &uuid)?;
-        note(connection, &checkpoint_by_uuid(connection, &uuid)?, None)?;
+    let mut statement = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ? ORDER BY id")?;
+    let trials: Vec<i64> = statement.query_map([id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    for trial in trials {
+        give_up_of_trial(connection, TrialId(trial))?;
     }
     Ok(())
+}
+
+/// The same for one trial; which they were.
+pub(crate) fn give_up_of_trial(connection: &Connection, id: TrialId) -> Result<Vec<String>> {
+    let sql = "SELECT uuid FROM checkpoints WHERE trial_id = ? AND state <> 'STATE_DELETED' ORDER BY uuid";
+    let mut statement = connection.prepare_cached(sql)?;
+    let uuids: Vec<String> = statement.query_map([id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    for uuid in &uuids {
+        must_not_be_registered(connection, uuid)?;
+        note(connection, &checkpoint_by_uuid(connection, uuid)?, None)?;
+    }
+    Ok(uuids)
 }
 
 impl Database {

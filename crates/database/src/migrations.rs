@@ -23,6 +23,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0010.sql"),
     include_str!("schema/0011.sql"),
     include_str!("schema/0012.sql"),
+    include_str!("schema/0013.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.

@@ -75,11 +75,12 @@ fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
         total_checkpoint_size: Long(column(row, "checkpoint_size")?),
         metadata: optional_json(row, "metadata")?,
         log_policy_matched: column(row, "log_policy_matched")?,
-        log_retention_days: None,
+        log_retention_days: column(row, "log_retention_days")?,
     })
 }
 
-fn complete(connection: &Connection, mut trial: Trial) -> Result<Trial> {
+/// Adds what has to be read from other tables.
+pub(crate) fn complete(connection: &Connection, mut trial: Trial) -> Result<Trial> {
     // One for each time it was continued; the first has the first name.
     let mut tasks = connection.prepare_cached("SELECT id FROM tasks WHERE trial_id = ? ORDER BY started_at, id")?;
     trial.task_ids = tasks.query_map([trial.id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
@@ -95,6 +96,14 @@ pub(crate) fn trial_by_id(connection: &Connection, id: TrialId, now: Timestamp) 
         .optional()?
         .ok_or_else(|| Error::not_found("trial", id))?;
     complete(connection, trial)
+}
+
+/// The trials of an experiment, by id, without what [`complete`] adds.
+pub(crate) fn trials_of(connection: &Connection, experiment: ExperimentId, now: Timestamp) -> Result<Vec<Trial>> {
+    let sql = format!("{COLUMNS} WHERE experiment_id = ? ORDER BY id");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let found = statement.query_map([experiment.0], |row| trial_of(row, now))?;
+    Ok(found.collect::<rusqlite::Result<_>>()?)
 }
 
 /// Fails unless there is such a trial.
@@ -246,10 +255,7 @@ impl Database {
         self.engine
             .read(move |connection| {
                 crate::experiments::experiment_by_id(connection, experiment, now)?;
-                let sql = format!("{COLUMNS} WHERE experiment_id = ? ORDER BY id");
-                let mut statement = connection.prepare_cached(&sql)?;
-                let found = statement.query_map([experiment.0], |row| trial_of(row, now))?;
-                let mut trials: Vec<Trial> = found.collect::<rusqlite::Result<_>>()?;
+                let mut trials = trials_of(connection, experiment, now)?;
                 let active = [State::Queued, State::Pulling, State::Starting, State::Running];
                 let wanted =
                     |state: &State| states.contains(state) || states.contains(&State::Active) && active.contains(state);

@@ -170,8 +170,10 @@ impl Database {
                     connection.execute("UPDATE users SET password_hash = ? WHERE id = ?", params![hash, id.0])?;
                 }
                 if change.password_hash.is_some() || change.active == Some(false) {
-                    // Tasks keep theirs: they end with their allocations.
-                    let sql = "DELETE FROM sessions WHERE user_id = ? AND allocation_id IS NULL";
+                    // Tasks keep theirs, which end with their allocations; access tokens are revoked one by one, and
+                    // count for nothing while their user is inactive.
+                    let sql = "DELETE FROM sessions WHERE user_id = ? AND allocation_id IS NULL \
+                               AND access_token_id IS NULL";
                     connection.execute(sql, [id.0])?;
                 }
                 user_by_id(connection, id)

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::roles::{self, HeldRole, Holder};
-use crate::rows::{column, optional_time};
+use crate::rows::{column, json, optional_time};
 
 const WORKSPACES: &str = "SELECT workspaces.*, users.username AS username, \
     (SELECT COUNT(*) FROM projects WHERE projects.workspace_id = workspaces.id) AS project_count, \
@@ -57,7 +57,7 @@ fn project_of(row: &Row<'_>) -> rusqlite::Result<Project> {
         username: column(row, "username")?,
         user_id: UserId(column(row, "user_id")?),
         immutable: column(row, "immutable")?,
-        notes: Vec::new(),
+        notes: json(row, "notes")?,
         num_experiments: column(row, "experiment_count")?,
         num_active_experiments: column(row, "active_count")?,
         num_runs: column(row, "run_count")?,
@@ -68,7 +68,7 @@ fn project_of(row: &Row<'_>) -> rusqlite::Result<Project> {
     })
 }
 
-fn workspace_by_id(connection: &Connection, id: WorkspaceId) -> Result<Workspace> {
+pub(crate) fn workspace_by_id(connection: &Connection, id: WorkspaceId) -> Result<Workspace> {
     connection
         .prepare_cached(&format!("{WORKSPACES} WHERE workspaces.id = ?"))?
         .query_row([id.0], workspace_of)
@@ -76,7 +76,7 @@ fn workspace_by_id(connection: &Connection, id: WorkspaceId) -> Result<Workspace
         .ok_or_else(|| Error::not_found("workspace", id))
 }
 
-fn project_by_id(connection: &Connection, id: ProjectId) -> Result<Project> {
+pub(crate) fn project_by_id(connection: &Connection, id: ProjectId) -> Result<Project> {
     connection
         .prepare_cached(&format!("{PROJECTS} WHERE projects.id = ?"))?
         .query_row([id.0], project_of)

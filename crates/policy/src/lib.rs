@@ -4,6 +4,7 @@
 //! decision goes out together with the sentence that explains it. The shells that perform the decisions live in the
 //! crates that own the sockets and the processes.
 //!
+//! - [`filter`]: which experiments or runs a search means, and in which order.
 //! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
 //! - [`lifecycle`]: experiments, their trials and the trials' runs.
 //! - [`membership`]: who is in a job, when a round of it starts, restarts and ends.
@@ -17,6 +18,7 @@
 
 pub mod election;
 pub mod failure_detector;
+pub mod filter;
 pub mod heartbeat;
 pub mod lifecycle;
 pub mod membership;

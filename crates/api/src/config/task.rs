@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::reader::{Fields, Mistakes, kind};
 use super::{BindMount, ConfigError, Entrypoint, Environment, Resources, bind_mounts, merge};
+use crate::wire::span;
 
 /// A configuration that has been checked, defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -117,29 +118,6 @@ fn duration(fields: &mut Fields<'_>, name: &'static str) -> Option<Duration> {
         fields.wrong(name, format!("must be a time such as 300, 90s or 1h30m, not {}", kind(&value)));
     }
     found
-}
-
-/// Reads `1h30m`, `90s`, `300`.
-fn span(text: &str) -> Option<Duration> {
-    let mut rest = text.trim();
-    if let Ok(seconds) = rest.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let end = rest.find(|sign: char| !sign.is_ascii_digit())?;
-        let number: u64 = rest[..end].parse().ok()?;
-        let unit = rest[end..].chars().next()?;
-        let seconds = match unit {
-            'h' => 3600,
-            'm' => 60,
-            's' => 1,
-            _ => return None,
-        };
-        total = total.checked_add(Duration::from_secs(number.checked_mul(seconds)?))?;
-        rest = &rest[end + unit.len_utf8()..];
-    }
-    (!text.trim().is_empty()).then_some(total)
 }
 
 #[expect(clippy::ref_option, reason = "serde's signature")]

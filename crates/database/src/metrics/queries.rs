@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use instep_api::identifiers::{RunId, TrialId};
-use instep_api::metrics::{DataPoint, Metrics, MetricsReport, TRAINING, VALIDATION};
+use instep_api::identifiers::{ExperimentId, RunId, TrialId};
+use instep_api::metrics::{DataPoint, Metrics, MetricsReport, PROFILING, TRAINING, VALIDATION};
 use instep_api::pages::{Order, Pagination, Slice};
 use instep_api::trials::{MetricsWorkload, Workload};
 use instep_api::wire::Timestamp;
@@ -163,6 +163,26 @@ impl Database {
                     drawn.extend(thin(&values, limit).into_iter().map(|kept| (index, points[kept].clone())));
                 }
                 Ok(by_step(&names, drawn))
+            })
+            .await
+    }
+
+    /// The metrics that an experiment's trials reported, as group and name; the machine's left out.
+    pub async fn metric_names(&self, experiment: ExperimentId) -> Result<BTreeSet<(String, String)>> {
+        self.engine
+            .read(move |connection| {
+                let mut statement = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ?")?;
+                let trials = statement.query_map([experiment.0], |row| row.get(0).map(TrialId))?;
+                let mut found = BTreeSet::new();
+                for trial in trials.collect::<rusqlite::Result<Vec<TrialId>>>()? {
+                    for group in read::groups(connection, trial)? {
+                        if !PROFILING.contains(&group.as_str()) {
+                            let names = read::names(connection, trial, &group)?;
+                            found.extend(names.into_iter().map(|name| (group.clone(), name)));
+                        }
+                    }
+                }
+                Ok(found)
             })
             .await
     }

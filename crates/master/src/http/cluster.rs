@@ -95,7 +95,7 @@ pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> 
         strict_job_queue_control: false,
         has_custom_logo: false,
         sso_providers: Vec::new(),
-        cluster_message: None,
+        cluster_message: super::preferences::shown_message(&call).await?,
     }))
 }
 

@@ -10,7 +10,21 @@ use super::routes::{Kind, Route, routes};
 
 /// What the parameters behind the question mark are; a name means the same on every route.
 const PARAMETERS: &[(&[&str], &str)] = &[
-    (&["archived", "active", "admin", "follow", "enableRegex", "includeBatchMetrics", "cookie", "ask"], "boolean"),
+    (
+        &[
+            "archived",
+            "active",
+            "admin",
+            "follow",
+            "enableRegex",
+            "includeBatchMetrics",
+            "cookie",
+            "ask",
+            "pinned",
+            "showInactive",
+        ],
+        "boolean",
+    ),
     (
         &[
             "limit",
@@ -21,12 +35,16 @@ const PARAMETERS: &[(&[&str], &str)] = &[
             "maxDatapoints",
             "afterId",
             "timeoutSeconds",
+            "periodSeconds",
+            "maxTrials",
+            "batchesProcessed",
+            "batchesMargin",
             "id",
             "workspaceId",
         ],
         "integer",
     ),
-    (&["userIds", "rankIds", "trialIds", "workspaceIds"], "integers"),
+    (&["userIds", "rankIds", "trialIds", "workspaceIds", "ids", "tokenIds"], "integers"),
     (&["timestampBefore", "timestampAfter"], "time"),
     (
         &[

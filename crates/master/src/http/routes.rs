@@ -2,7 +2,9 @@
 
 mod actions;
 mod commands;
+mod preferences;
 mod roles;
+mod searches;
 mod tasks_pages;
 
 pub(crate) use tasks_pages::task_routes;
@@ -71,6 +73,7 @@ const EXPERIMENT_LIMIT: usize = 160 << 20;
 
 /// What workspaces and projects are listed by.
 const OWNED: &[&str] = &["users", "userIds", "name", "nameCaseSensitive", "archived", "limit", "offset"];
+const WORKSPACES: &[&str] = &["users", "userIds", "name", "nameCaseSensitive", "archived", "pinned", "limit", "offset"];
 /// What checkpoints are listed by.
 const CHECKPOINTS: &[&str] = &["states", "sortByAttr", "sortByMetric", "orderBy", "limit", "offset"];
 /// What models are listed by.
@@ -236,6 +239,8 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(commands::routes());
     routes.extend(secret_routes());
     routes.extend(roles::routes());
+    routes.extend(searches::routes());
+    routes.extend(preferences::routes());
     actions::named(routes)
 }
 
@@ -371,7 +376,7 @@ fn user_routes() -> Vec<Route> {
 
 fn workspace_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/workspaces", Read(Several), workspaces::list).asks(OWNED),
+        route(Get, "/api/v1/workspaces", Read(Several), workspaces::list).asks(WORKSPACES),
         route(Post, "/api/v1/workspaces", Make, workspaces::create).takes::<WorkspaceRequest>().names(&["name"]),
         route(Get, "/api/v1/workspaces/{id}", Read(Workspace), workspaces::get),
         route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change)

@@ -11,6 +11,7 @@ use super::reply::Json;
 use crate::clock::now;
 use crate::names;
 use crate::passwords::to_store;
+use instep_api::users::{PatchUsersRequest, UserResult, UsersChangedResponse};
 
 /// How long after a login its user may change the password without giving the old one again: an hour.
 const RECENT_LOGIN_MICROS: i64 = 3_600_000_000;
@@ -92,6 +93,51 @@ pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
         password_hash,
         agent_user_group: request.agent_user_group,
     };
+    let user = call.application.database.change_user(id, change, now()).await?;
+    call.application.forget_sessions();
+    Ok(Json(UserResponse { user }))
+}
+
+/// Lets several users in, or keeps them out: those that are named, or all that a filter finds.
+pub(crate) async fn change_several(call: Call) -> Result<Json<UsersChangedResponse>, Failure> {
+    let request: PatchUsersRequest = call.json()?;
+    let active = request.activate.unwrap_or(false);
+    let named = request.user_ids.unwrap_or_default();
+    let database = &call.application.database;
+    let meant: Vec<UserId> = match request.filters.filter(|_| named.is_empty()) {
+        None => named,
+        Some(filters) => {
+            let name = filters.name.unwrap_or_default().to_lowercase();
+            let wanted = database.users().await?.into_iter().filter(|user| {
+                filters.admin.is_none_or(|admin| user.admin == admin)
+                    && [&user.username, &user.display_name].iter().any(|shown| shown.to_lowercase().contains(&name))
+            });
+            wanted.map(|user| user.id).collect()
+        }
+    };
+    let own = call.user()?.id;
+    let mut results = Vec::new();
+    for id in meant {
+        let error = if id == own && !active {
+            "you cannot deactivate yourself".to_owned()
+        } else {
+            let change = UserChange { active: Some(active), ..UserChange::default() };
+            let changed = database.change_user(id, change, now()).await;
+            changed.err().map(|error| Failure::from(error).message).unwrap_or_default()
+        };
+        results.push(UserResult { id, error });
+    }
+    call.application.forget_sessions();
+    Ok(Json(UsersChangedResponse { results }))
+}
+
+/// Sets a password; the body is the password itself, as a JSON text.
+pub(crate) async fn set_password(call: Call) -> Result<Json<UserResponse>, Failure> {
+    let id: UserId = call.id("id")?;
+    let password: String = serde_json::from_slice(&call.body)
+        .map_err(|error| Failure::invalid(format!("the body must be the password as a JSON text: {error}")))?;
+    check_password_change(&call).await?;
+    let change = UserChange { password_hash: Some(stored(password, false).await?), ..UserChange::default() };
     let user = call.application.database.change_user(id, change, now()).await?;
     call.application.forget_sessions();
     Ok(Json(UserResponse { user }))

@@ -39,7 +39,14 @@ fn named(name: Option<String>, what: &str) -> Result<String, Failure> {
 pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure> {
     let mut workspaces = Vec::new();
     let sight = call.sight(Kind::Workspace);
-    for workspace in call.application.database.workspaces().await? {
+    let pins = call.application.database.pinned_workspaces(call.user()?.id).await?;
+    let pinned_only = call.query.value::<bool>("pinned")?;
+    for mut workspace in call.application.database.workspaces().await? {
+        workspace.pinned_at = pins.get(&workspace.id).copied();
+        workspace.pinned = workspace.pinned_at.is_some();
+        if pinned_only.is_some_and(|wanted| wanted != workspace.pinned) {
+            continue;
+        }
         let (name, owner) = (&workspace.name, &workspace.username);
         if sight.covers(workspace.id) && wanted(&call.query, name, owner, workspace.user_id, workspace.archived)? {
             workspaces.push(workspace);
@@ -62,7 +69,10 @@ pub(crate) async fn create(call: Call) -> Result<Json<WorkspaceResponse>, Failur
 }
 
 pub(crate) async fn get(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
-    let workspace = call.application.database.workspace(call.id("id")?).await?;
+    let mut workspace = call.application.database.workspace(call.id("id")?).await?;
+    let pins = call.application.database.pinned_workspaces(call.user()?.id).await?;
+    workspace.pinned_at = pins.get(&workspace.id).copied();
+    workspace.pinned = workspace.pinned_at.is_some();
     Ok(Json(WorkspaceResponse { workspace, namespace_bindings: Default::default() }))
 }
 

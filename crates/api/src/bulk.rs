@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::identifiers::{ExperimentId, ProjectId, UserId};
 use crate::states::State;
+use crate::wire::Whole;
 
 /// `POST /projects/{id}/experiments/{wish}`
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -18,6 +19,19 @@ pub struct BulkRequest {
     /// Where to, if they are moved.
     #[serde(alias = "destination_project_id")]
     pub destination_project_id: Option<ProjectId>,
+}
+
+/// `PUT /projects/{id}/experiments/retain_logs`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct RetainLogsOfSeveralRequest {
+    #[serde(alias = "experiment_ids")]
+    pub experiment_ids: Option<Vec<ExperimentId>>,
+    pub filters: Option<BulkFilters>,
+    /// -1 for ever.
+    #[serde(alias = "num_days")]
+    pub num_days: Option<Whole>,
 }
 
 /// Which experiments are meant when none are named.

@@ -69,3 +69,12 @@ pub struct LogEntry {
     pub message: String,
     pub timestamp: Timestamp,
 }
+
+/// `GET /master/telemetry`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TelemetryResponse {
+    pub enabled: bool,
+    pub segment_key: String,
+}

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::agents::Container;
 use crate::config::Configuration;
 use crate::experiments::ModelFile;
-use crate::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
+use crate::identifiers::{ExperimentId, ProjectId, TrialId, UserId, WorkspaceId};
 use crate::pages::Pagination;
 use crate::states::AllocationState;
 use crate::wire::Timestamp;
@@ -116,4 +116,52 @@ pub struct TensorboardResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct PriorityRequest {
     pub priority: Option<i64>,
+}
+
+/// `POST /generic-tasks`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GenericTaskRequest {
+    /// YAML.
+    pub config: Option<String>,
+    /// The task's files.
+    #[serde(alias = "context_directory")]
+    pub context_directory: Option<Vec<ModelFile>>,
+    /// Whose workspace it is in.
+    #[serde(alias = "project_id")]
+    pub project_id: Option<ProjectId>,
+    /// A task whose configuration, and files if there are none, are taken.
+    #[serde(alias = "forked_from")]
+    pub forked_from: Option<String>,
+    /// The task that starts this one.
+    #[serde(alias = "parent_id")]
+    pub parent_id: Option<String>,
+    /// Whether the files are those of the parent.
+    #[serde(alias = "inherit_context")]
+    pub inherit_context: Option<bool>,
+}
+
+/// A generic task that was made.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct GenericTaskResponse {
+    pub task_id: String,
+    pub warnings: Vec<String>,
+}
+
+/// `GET /tasks/{id}/config`
+#[derive(Debug, Serialize, Deserialize)]
+pub struct GenericConfigResponse {
+    /// JSON.
+    pub config: String,
+}
+
+/// `POST /tasks/{id}/kill`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KillGenericRequest {
+    /// Also what the first of its ancestors started.
+    #[serde(alias = "kill_from_root")]
+    pub kill_from_root: Option<bool>,
 }

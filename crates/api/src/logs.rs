@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::identifiers::TrialId;
 use crate::states::LogLevel;
-use crate::wire::{Timestamp, Whole};
+use crate::wire::{Long, Timestamp, Whole};
 
 /// A line as it is sent, by either route.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -161,4 +161,29 @@ mod tests {
         let bare = LogLine { container_id: None, rank_id: None, level: LogLevel::Unspecified, ..line };
         assert_eq!(message(&bare), "[2026-01-02T03:04:05.000000Z]          || [1167] root: x is now 576\n");
     }
+}
+
+/// `PUT /trials/{id}/retain_logs` and `PUT /experiments/{id}/retain_logs`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RetainLogsRequest {
+    /// -1 for ever.
+    #[serde(alias = "num_days")]
+    pub num_days: Option<Whole>,
+}
+
+/// `GET /trials/{id}/remaining_log_retention_days`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemainingDaysResponse {
+    /// -1 for ever.
+    pub remaining_days: i64,
+}
+
+/// `POST /cleanup_logs`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct CleanupLogsResponse {
+    pub removed_count: Long,
 }

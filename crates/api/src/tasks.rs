@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::wire::Whole;
+use crate::states::AllocationState;
+use crate::wire::{Timestamp, Whole};
 
 /// `GET /allocations/{id}/resources/{id}/rendezvous`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,4 +47,59 @@ pub struct AllGatherRequest {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct AllGatherResponse {
     pub data: Vec<Value>,
+}
+
+/// `GET /allocations/{id}`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct AllocationResponse {
+    pub allocation: Allocation,
+}
+
+/// One attempt to run a task.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct Allocation {
+    pub allocation_id: String,
+    pub task_id: String,
+    pub state: AllocationState,
+    pub is_ready: bool,
+    pub slots: i64,
+    pub start_time: Option<Timestamp>,
+    pub end_time: Option<Timestamp>,
+    pub exit_reason: String,
+    pub status_code: Option<i64>,
+}
+
+/// `GET /tasks/count`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ActiveTasksResponse {
+    pub commands: i64,
+    pub notebooks: i64,
+    pub shells: i64,
+    pub tensorboards: i64,
+}
+
+/// `GET /tasks/{id}/acceleratorData`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct AcceleratorsResponse {
+    pub accelerator_data: Vec<AcceleratorData>,
+}
+
+/// The devices of one machine that an allocation had.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct AcceleratorData {
+    pub container_id: String,
+    pub allocation_id: String,
+    pub node_name: String,
+    pub task_id: String,
+    pub accelerator_type: String,
+    pub accelerator_uuids: Vec<String>,
+    pub resource_pool: String,
 }

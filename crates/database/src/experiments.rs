@@ -225,12 +225,19 @@ pub(crate) fn best_trial(connection: &Connection, id: ExperimentId) -> Result<Op
     Ok(statement.query_row([id.0], |row| Ok((TrialId(row.get(0)?), row.get(1)?))).optional()?)
 }
 
+/// The state of an experiment, as it is stored.
+pub(crate) fn stored_state(connection: &Connection, id: ExperimentId) -> Result<State> {
+    let mut statement = connection.prepare_cached("SELECT state FROM experiments WHERE id = ?")?;
+    Ok(statement.query_row([id.0], |row| word(row, "state"))?)
+}
+
 /// Derives the state of an experiment whose trials run elsewhere from theirs.
-pub(crate) fn follow_trials(connection: &Connection, id: ExperimentId) -> Result<()> {
+pub(crate) fn follow_trials(connection: &Connection, id: ExperimentId, now: Timestamp) -> Result<()> {
     let mut statement = connection.prepare_cached("SELECT state, ended_at FROM trials WHERE experiment_id = ?")?;
     let trials: Vec<(State, Option<i64>)> =
         statement.query_map([id.0], |row| Ok((word(row, "state")?, row.get(1)?)))?.collect::<rusqlite::Result<_>>()?;
     let state = State::of_detached_experiment(trials.iter().map(|(state, _)| *state));
+    let before = stored_state(connection, id)?;
     let ended_at = if state.is_terminal() { trials.iter().filter_map(|(_, ended)| *ended).max() } else { None };
     connection.prepare_cached("UPDATE experiments SET state = ?, ended_at = ? WHERE id = ?")?.execute(params![
         state.as_str(),
@@ -240,6 +247,7 @@ pub(crate) fn follow_trials(connection: &Connection, id: ExperimentId) -> Result
     if state == State::Completed {
         connection.prepare_cached("UPDATE experiments SET progress = 1.0 WHERE id = ?")?.execute([id.0])?;
     }
+    crate::webhooks::state_changed(connection, id, before, state, now)?;
     Ok(())
 }
 

@@ -386,7 +386,10 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
             .prepare_cached("UPDATE tasks SET ended_at = ? WHERE id = ? AND ended_at IS NULL")?
             .execute(params![now.0, task])?;
         // A command is not started again: nobody asks for its code any more.
-        connection.prepare_cached("DELETE FROM task_contexts WHERE task_id = ?")?.execute([task])?;
+        // Generic tasks are forked with their files, also when they are over.
+        let sql = "DELETE FROM task_contexts WHERE task_id = ? AND task_id NOT IN \
+                   (SELECT task_id FROM commands WHERE kind = 'TASK_TYPE_GENERIC')";
+        connection.prepare_cached(sql)?.execute([task])?;
     }
     crate::logs::append(connection, decision.lines)?;
     Ok(made)
@@ -394,12 +397,14 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
 
 fn update_state(connection: &Connection, decision: &ExperimentDecision, now: Timestamp) -> Result<()> {
     let ended = decision.state.is_terminal();
+    let before = crate::experiments::stored_state(connection, decision.id)?;
     connection
         .prepare_cached(
             "UPDATE experiments SET state = ?1, progress = ?2, \
              ended_at = CASE WHEN ?3 THEN COALESCE(ended_at, ?4) END WHERE id = ?5",
         )?
         .execute(params![decision.state.as_str(), decision.progress, ended, now.0, decision.id.0])?;
+    crate::webhooks::state_changed(connection, decision.id, before, decision.state, now)?;
     snapshots::put(connection, decision.id, &decision.snapshot)
 }
 

@@ -24,6 +24,8 @@ const STEPS: &[&str] = &[
     include_str!("schema/0011.sql"),
     include_str!("schema/0012.sql"),
     include_str!("schema/0013.sql"),
+    include_str!("schema/0014.sql"),
+    include_str!("schema/0015.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
-use crate::experiments::{best_trial, experiment_by_id};
+use crate::experiments::best_trial;
 use crate::trials::{complete, forget, trial_by_id, trials_of};
 
 /// A trial, and what it belongs to.
@@ -46,34 +46,16 @@ impl Database {
         self.engine
             .read(move |connection| {
                 let mut runs = Vec::new();
-                let mut keys: BTreeMap<i64, String> = BTreeMap::new();
                 for experiment in experiments.into_iter().map(Arc::new) {
-                    let project = experiment.project_id;
-                    if !keys.contains_key(&project.0) {
-                        keys.insert(project.0, project_key(connection, project)?);
-                    }
+                    let project_key = project_key(connection, experiment.project_id)?;
                     for trial in trials_of(connection, experiment.id, now)? {
                         let (archived, external_id) = marks(connection, trial.id)?;
                         let trial = if with_metrics { complete(connection, trial)? } else { trial };
-                        let project_key = keys[&project.0].clone();
-                        let experiment = Arc::clone(&experiment);
+                        let (project_key, experiment) = (project_key.clone(), Arc::clone(&experiment));
                         runs.push(Run { trial, archived, external_id, project_key, experiment });
                     }
                 }
                 Ok(runs)
-            })
-            .await
-    }
-
-    /// One run.
-    pub async fn run(&self, id: TrialId, now: Timestamp) -> Result<Run> {
-        self.engine
-            .read(move |connection| {
-                let trial = trial_by_id(connection, id, now)?;
-                let experiment = experiment_by_id(connection, trial.experiment_id, now)?;
-                let (archived, external_id) = marks(connection, id)?;
-                let project_key = project_key(connection, experiment.project_id)?;
-                Ok(Run { trial, archived, external_id, project_key, experiment: Arc::new(experiment) })
             })
             .await
     }

@@ -163,7 +163,7 @@ fn start(connection: &Connection, id: TrialId, resume: bool, now: Timestamp) -> 
          earlier_run_step = ? WHERE id = ?",
         params![now.0, earlier, id.0],
     )?;
-    follow_trials(connection, experiment)?;
+    follow_trials(connection, experiment, now)?;
     let newest = if run > 0 { newest_checkpoint(connection, id)? } else { None };
     let (latest_checkpoint, steps_completed) = newest.map_or((None, 0), |(uuid, steps)| (Some(uuid), steps));
     Ok(StartTrialResponse { trial_run_id: RunId(run + 1), steps_completed, latest_checkpoint })
@@ -180,7 +180,7 @@ fn set_state(connection: &Connection, id: TrialId, state: Option<State>, now: Ti
             ended_at,
             id.0
         ])?;
-        follow_trials(connection, experiment)?;
+        follow_trials(connection, experiment, now)?;
     }
     Ok(())
 }
@@ -218,7 +218,7 @@ impl Database {
                     "INSERT INTO tasks (id, kind, trial_id, started_at) VALUES (?, 'TASK_TYPE_TRIAL', ?, ?)",
                     params![task, id, now.0],
                 )?;
-                follow_trials(connection, new.experiment)?;
+                follow_trials(connection, new.experiment, now)?;
                 trial_by_id(connection, TrialId(id), now)
             })
             .await
@@ -314,7 +314,7 @@ impl Database {
                      WHERE id = ? AND state = 'STATE_RUNNING' AND last_activity_at = ?",
                     [id.0, last_heard.0],
                 )?;
-                follow_trials(connection, experiment)?;
+                follow_trials(connection, experiment, last_heard)?;
                 Ok(changed > 0)
             })
             .await

@@ -22,6 +22,7 @@ use crate::sites::Sites;
 use crate::storage::StorageRoots;
 use crate::task_access::TaskAccess;
 use crate::telemetry::Telemetry;
+use crate::webhooks::{LogPatterns, WebhookOptions};
 
 /// The master's state: everything that lasts is in the database.
 pub(crate) struct Application {
@@ -55,6 +56,11 @@ pub(crate) struct Application {
     pub task_access: Mutex<TaskAccess>,
     /// Whether roles decide who sees and does what; without them everybody reads, and owners change.
     pub roles: bool,
+    /// How webhooks are told, and what they look for in logs.
+    pub webhooks: WebhookOptions,
+    pub log_patterns: LogPatterns,
+    /// Days that logs are kept after their task has ended, unless it says otherwise; `None` for ever.
+    pub log_retention_days: Option<i64>,
     /// Bytes that all the code which one user sent may take.
     pub user_context_limit: Option<u64>,
 }
@@ -77,6 +83,8 @@ pub(crate) struct ApplicationOptions {
     pub cluster: ClusterOptions,
     pub journal: Journal,
     pub audit_retention_days: u32,
+    pub log_retention_days: Option<u32>,
+    pub webhooks: WebhookOptions,
     pub user_context_limit: Option<u64>,
     pub sites: Sites,
     pub roles: bool,
@@ -92,6 +100,9 @@ impl Application {
         let cookies = CookieNames::of(database.cluster_id(), told.sites.is_encrypted());
         Ok(Application {
             audit: Audit::new(database.clone(), told.audit_retention_days),
+            webhooks: told.webhooks,
+            log_patterns: LogPatterns::default(),
+            log_retention_days: told.log_retention_days.map(i64::from),
             user_context_limit: told.user_context_limit,
             database,
             cluster,

@@ -71,7 +71,7 @@ impl Table {
 }
 
 /// Adds a field, in quotes if it needs them (RFC 4180).
-fn push_field(out: &mut String, text: &str) {
+pub(crate) fn push_field(out: &mut String, text: &str) {
     if text.contains(['"', ',', '\n', '\r']) {
         out.push('"');
         out.push_str(&text.replace('"', "\"\""));

@@ -1,7 +1,8 @@
 //! The last few thousand lines of the master's own log, in memory only.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use instep_api::cluster::LogEntry;
 use instep_api::states::LogLevel;
@@ -19,8 +20,13 @@ const LONGEST: usize = 4096;
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Inner>);
 
-#[derive(Debug, Default)]
+/// Lets a logger know from which level on it is to log.
+type Switch = Box<dyn Fn(LogLevel) + Send + Sync>;
+
+#[derive(Default)]
 struct Inner {
+    level: Mutex<Option<LogLevel>>,
+    switch: OnceLock<Switch>,
     lines: Mutex<Lines>,
     arrivals: watch::Sender<()>,
 }
@@ -32,7 +38,33 @@ struct Lines {
     logged: i64,
 }
 
+impl fmt::Debug for Inner {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Journal").field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
 impl Journal {
+    /// Says from which level on is logged, and how to change that while the process runs.
+    pub fn starts_at(&self, level: LogLevel, switch: impl Fn(LogLevel) + Send + Sync + 'static) {
+        *lock(&self.0.level) = Some(level);
+        // The first logger stays the only one.
+        let _ = self.0.switch.set(Box::new(switch));
+    }
+
+    /// Logs from this level on.
+    pub(crate) fn set_level(&self, level: LogLevel) {
+        if let Some(switch) = self.0.switch.get() {
+            switch(level);
+            *lock(&self.0.level) = Some(level);
+        }
+    }
+
+    /// From which level on is logged.
+    pub(crate) fn level(&self) -> LogLevel {
+        lock(&self.0.level).unwrap_or(LogLevel::Info)
+    }
+
     /// Adds a line that is logged now; the oldest goes when there are too many.
     pub fn add(&self, level: LogLevel, mut message: String) {
         let timestamp = now();

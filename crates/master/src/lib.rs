@@ -59,6 +59,7 @@ mod telemetry;
 #[doc(hidden)]
 pub mod untrusted;
 mod vault;
+mod webhooks;
 
 pub use cluster::ClusterOptions;
 pub use copies::{SecretsKey, back_up, restore};
@@ -66,3 +67,4 @@ pub use encryption::{Encryption, EncryptionError};
 pub use journal::Journal;
 pub use presence::Presence;
 pub use server::{Addresses, Options, ServeError, serve};
+pub use webhooks::WebhookOptions;

@@ -24,7 +24,10 @@ use crate::presence::Presence;
 use crate::random;
 use crate::sites::{Sites, host_of_origin};
 use crate::storage::StorageRoots;
+use crate::webhooks::WebhookOptions;
 
+/// How often logs whose time is over are looked for.
+const CLEANING: Duration = Duration::from_secs(3600);
 /// How long requests may take to finish once the master is told to end.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -55,6 +58,10 @@ pub struct Options {
     pub cluster: ClusterOptions,
     /// How many days the audit log is kept.
     pub audit_retention_days: u32,
+    /// How webhooks are told.
+    pub webhooks: WebhookOptions,
+    /// How many days logs are kept after their task has ended, unless it says otherwise; `None` for ever.
+    pub log_retention_days: Option<u32>,
     /// Bytes that the log of one task may take in the database.
     pub task_log_limit: Option<u64>,
     /// Bytes that all the code which one user sent may take in the database.
@@ -200,6 +207,8 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
         cluster: options.cluster.clone(),
         journal: options.journal.clone(),
         audit_retention_days: options.audit_retention_days,
+        webhooks: options.webhooks.clone(),
+        log_retention_days: options.log_retention_days,
         user_context_limit: options.user_context_limit,
         sites,
         roles: options.roles,
@@ -222,6 +231,8 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     });
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
     let auditing = tokio::spawn(audit::watch(Arc::clone(&application)));
+    let telling = tokio::spawn(crate::webhooks::watch(Arc::clone(&application)));
+    let cleaning = tokio::spawn(clean_logs(Arc::clone(&application)));
     let addresses = Addresses { master: format!("{scheme}://{address}"), tasks: format!("{scheme}://{task_address}") };
     database.announce(&Presence::serving(&addresses))?;
     let (stop, stopped) = tokio::sync::watch::channel(());
@@ -243,6 +254,8 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     let _ = tokio::time::timeout(GRACE, async { tokio::join!(serving, serving_tasks) }).await;
     heartbeats.abort();
     auditing.abort();
+    cleaning.abort();
+    telling.abort();
     application.audit.finish().await;
     deletions.abort();
     Ok(())
@@ -307,4 +320,15 @@ async fn resolve(options: &Options) -> Result<SocketAddr, ServeError> {
     let failed = |source| ServeError::Host { host: options.host.clone(), source };
     let mut found = lookup_host((host, options.port)).await.map_err(failed)?;
     found.next().ok_or_else(|| failed(std::io::Error::from(std::io::ErrorKind::NotFound)))
+}
+/// Deletes logs whose time is over, every hour.
+async fn clean_logs(application: Arc<Application>) {
+    loop {
+        match application.database.clean_logs(application.log_retention_days, now()).await {
+            Ok(0) => {}
+            Ok(lines) => tracing::info!(lines, "deleted logs that are kept no longer"),
+            Err(error) => tracing::error!(%error, "cannot delete old logs"),
+        }
+        tokio::time::sleep(CLEANING).await;
+    }
 }

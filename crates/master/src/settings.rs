@@ -17,6 +17,7 @@ use crate::encryption::Encryption;
 use crate::journal::Journal;
 use crate::server::Options;
 use crate::sites::{host_of_origin, is_origin, port_of_origin};
+use crate::webhooks::WebhookOptions;
 
 /// One thing that can be set.
 #[derive(Debug)]
@@ -85,8 +86,17 @@ pub const KEYS: &[Key] = &[
         Kind::Choice(&["best", "worst"]),
     ),
     key("audit_retention_days", "audit-retention-days", "INSTEP_MASTER_AUDIT_RETENTION_DAYS", "90", Kind::Days),
+    key("log_retention_days", "log-retention-days", "INSTEP_MASTER_LOG_RETENTION_DAYS", "", Kind::Days),
     key("task_log_limit", "task-log-limit", "INSTEP_MASTER_TASK_LOG_LIMIT", "1GiB", Kind::Size),
     key("user_context_limit", "user-context-limit", "INSTEP_MASTER_USER_CONTEXT_LIMIT", "20GiB", Kind::Size),
+    key("webhooks.signing_key", "webhooks-signing-key", "INSTEP_MASTER_WEBHOOKS_SIGNING_KEY", "", Kind::Text),
+    key(
+        "webhooks.private_addresses",
+        "webhooks-private-addresses",
+        "INSTEP_MASTER_WEBHOOKS_PRIVATE_ADDRESSES",
+        "false",
+        Kind::Truth,
+    ),
     key("session_hours", "session-hours", "INSTEP_MASTER_SESSION_HOURS", "168", Kind::Hours),
     key("roles", "roles", "INSTEP_MASTER_ROLES", "false", Kind::Truth),
     key("tls.cert", "tls-cert", "INSTEP_MASTER_TLS_CERT", "", Kind::Path),
@@ -247,6 +257,11 @@ impl Settings {
             storage_roots: self.values["storage_roots"].0.iter().map(|root| absolute(root.into())).collect(),
             cluster: self.cluster(),
             audit_retention_days: self.text("audit_retention_days").parse().unwrap_or_default(),
+            webhooks: WebhookOptions {
+                signing_key: Some(self.text("webhooks.signing_key").to_owned()).filter(|key| !key.is_empty()),
+                private_addresses: self.text("webhooks.private_addresses") == "true",
+            },
+            log_retention_days: self.text("log_retention_days").parse().ok(),
             // What is no size was refused before; `none` is none.
             task_log_limit: memory_size(self.text("task_log_limit")),
             user_context_limit: memory_size(self.text("user_context_limit")),

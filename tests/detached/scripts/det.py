@@ -13,14 +13,16 @@ from determined.cli.cli import main
 
 
 def outcome(words: list[str]) -> dict[str, object]:
-    output = io.StringIO()
+    # Some commands write bytes.
+    written = io.BytesIO()
+    output = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
     status: object = 0
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             main(words)
         except SystemExit as end:
             status = end.code or 0
-    return {"status": status, "output": output.getvalue()}
+    return {"status": status, "output": written.getvalue().decode()}
 
 
 if __name__ == "__main__":

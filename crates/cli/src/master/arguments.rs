@@ -62,6 +62,17 @@ pub(crate) struct SettingsArguments {
     /// Days that the audit log is kept [default: 90] [env: INSTEP_MASTER_AUDIT_RETENTION_DAYS]
     #[arg(long, global = true, value_name = "DAYS")]
     audit_retention_days: Option<u32>,
+    /// Days that logs are kept after their task has ended, unless its configuration says otherwise [default: for ever]
+    /// [env: INSTEP_MASTER_LOG_RETENTION_DAYS]
+    #[arg(long, global = true, value_name = "DAYS")]
+    log_retention_days: Option<u32>,
+    /// Key that requests to webhooks are signed with; better in the file or the environment, since others see options
+    /// [default: none, requests are not signed] [env: INSTEP_MASTER_WEBHOOKS_SIGNING_KEY]
+    #[arg(long, global = true, value_name = "KEY")]
+    webhooks_signing_key: Option<String>,
+    /// Let webhooks reach private networks and this machine [env: INSTEP_MASTER_WEBHOOKS_PRIVATE_ADDRESSES]
+    #[arg(long, global = true)]
+    webhooks_private_addresses: bool,
     /// How much the log of one task may take in the database, such as 100MiB, or none; what comes beyond it is dropped
     /// [default: 1GiB] [env: INSTEP_MASTER_TASK_LOG_LIMIT]
     #[arg(long, global = true, value_name = "SIZE")]
@@ -172,6 +183,11 @@ impl SettingsArguments {
         }
         said.extend(self.fitting_policy.clone().map(|policy| ("scheduler.fitting_policy", vec![policy])));
         said.extend(self.audit_retention_days.map(|days| ("audit_retention_days", vec![days.to_string()])));
+        said.extend(self.webhooks_signing_key.clone().map(|key| ("webhooks.signing_key", vec![key])));
+        if self.webhooks_private_addresses {
+            said.push(("webhooks.private_addresses", vec!["true".to_owned()]));
+        }
+        said.extend(self.log_retention_days.map(|days| ("log_retention_days", vec![days.to_string()])));
         said.extend(self.task_log_limit.clone().map(|size| ("task_log_limit", vec![size])));
         said.extend(self.user_context_limit.clone().map(|size| ("user_context_limit", vec![size])));
         said.extend(self.session_hours.map(|hours| ("session_hours", vec![hours.to_string()])));

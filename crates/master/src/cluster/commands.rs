@@ -30,11 +30,13 @@ const IDLE_LIMIT: Duration = Duration::from_secs(300);
 pub(crate) enum Kind {
     Command,
     Tensorboard,
+    /// Any program, in a tree of tasks.
+    Generic,
 }
 
 impl Kind {
     pub(crate) fn of(task_type: &str) -> Option<Kind> {
-        [Kind::Command, Kind::Tensorboard].into_iter().find(|kind| kind.task_type() == task_type)
+        [Kind::Command, Kind::Tensorboard, Kind::Generic].into_iter().find(|kind| kind.task_type() == task_type)
     }
 
     /// As Determined names kinds of tasks.
@@ -42,6 +44,7 @@ impl Kind {
         match self {
             Kind::Command => "TASK_TYPE_COMMAND",
             Kind::Tensorboard => "TASK_TYPE_TENSORBOARD",
+            Kind::Generic => "TASK_TYPE_GENERIC",
         }
     }
 
@@ -55,13 +58,14 @@ impl Kind {
         match self {
             Kind::Command => "Command",
             Kind::Tensorboard => "TensorBoard",
+            Kind::Generic => "Generic Task",
         }
     }
 
     /// What its configuration is laid over.
     pub(crate) fn sources(self) -> TaskSources {
-        let command = self == Kind::Command;
-        TaskSources { needs_entrypoint: command, slots: u32::from(command), ..TaskSources::default() }
+        let needs_entrypoint = matches!(self, Kind::Command | Kind::Generic);
+        TaskSources { needs_entrypoint, slots: u32::from(self == Kind::Command), ..TaskSources::default() }
     }
 }
 
@@ -109,7 +113,7 @@ impl LiveCommand {
             all.join("; ")
         })?;
         let idle_limit = match kind {
-            Kind::Command => None,
+            Kind::Command | Kind::Generic => None,
             Kind::Tensorboard => Some(config.idle_timeout.unwrap_or(IDLE_LIMIT)).filter(|limit| !limit.is_zero()),
         };
         let name = format!("{} {}", kind.noun(), row.task.get(..8).unwrap_or(&row.task));

@@ -77,6 +77,10 @@ pub(crate) async fn disable_slot(call: Call) -> Result<Json<SlotResponse>, Failu
 
 pub(crate) async fn pools(call: Call) -> Result<Json<ResourcePoolsResponse>, Failure> {
     let mut resource_pools = call.application.cluster.read(|state| state.shown_pools()).await?;
+    if call.query.value("unbound")?.unwrap_or(false) {
+        let bound = super::pools::all_bound(&call).await?;
+        resource_pools.retain(|pool| !bound.contains(&pool.name));
+    }
     let (range, pagination) = call.query.slice(None)?.of(resource_pools.len());
     Ok(Json(ResourcePoolsResponse { resource_pools: resource_pools.drain(range).collect(), pagination }))
 }

@@ -1,6 +1,6 @@
 //! One wish for many experiments: those that are named, or all that a filter finds.
 
-use instep_api::bulk::{BulkRequest, BulkResponse, BulkResult};
+use instep_api::bulk::{BulkRequest, BulkResponse, BulkResult, RetainLogsOfSeveralRequest};
 use instep_api::identifiers::{ExperimentId, ProjectId};
 use instep_api::pages::{Order, Slice};
 use instep_database::{ExperimentFilter, ExperimentSort, Subject};
@@ -19,6 +19,8 @@ enum BulkAction {
     Control(Event, IfEnded),
     Archive(bool),
     Move(ProjectId),
+    Delete,
+    RetainLogs(i64),
 }
 
 impl BulkAction {
@@ -31,6 +33,8 @@ impl BulkAction {
             BulkAction::Move(project) => {
                 Ok(application.database.move_experiment(id, *project, now()).await.map(drop)?)
             }
+            BulkAction::Delete => super::experiments::delete_one(call, id).await,
+            BulkAction::RetainLogs(days) => Ok(application.database.retain_experiment_logs(id, *days, now()).await?),
         }
     }
 }
@@ -96,4 +100,16 @@ pub(crate) async fn relocate(call: Call) -> Result<Json<BulkResponse>, Failure> 
     let project = request.destination_project_id.ok_or_else(|| Failure::invalid("destinationProjectId is missing"))?;
     may_make_in(&call, Some(project), None).await?;
     each(&call, request, BulkAction::Move(project)).await
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Json<BulkResponse>, Failure> {
+    each(&call, call.json()?, BulkAction::Delete).await
+}
+
+pub(crate) async fn retain_logs(call: Call) -> Result<Json<BulkResponse>, Failure> {
+    let request: RetainLogsOfSeveralRequest = call.json()?;
+    let days = super::log_retention::days(request.num_days.map(|days| days.0))?;
+    let meant =
+        BulkRequest { experiment_ids: request.experiment_ids, filters: request.filters, ..BulkRequest::default() };
+    each(&call, meant, BulkAction::RetainLogs(days)).await
 }

@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
-use instep_api::cluster::{COMPATIBLE_VERSION, Info, MasterLogsElement, MasterResponse, TelemetryInfo};
+use instep_api::cluster::{
+    COMPATIBLE_VERSION, Info, MasterLogsElement, MasterResponse, TelemetryInfo, TelemetryResponse,
+};
 use instep_api::config::masked;
 use instep_api::error::Code;
+use instep_api::pools::PatchMasterConfigRequest;
+use instep_api::states::LogLevel;
 use instep_policy::schedule::{Fitting, Rule};
 use serde_json::json;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::reply::{Gone, Json, LineSender, Reply, lines};
+use super::reply::{Gone, Json, LineSender, Nothing, Reply, lines};
 use crate::cluster::DEFAULT_POOL;
 
 /// Lines of the log that are read at a time.
@@ -63,7 +67,9 @@ pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
         Fitting::Best => "best",
         Fitting::Worst => "worst",
     };
+    let level = call.application.journal.level().as_str().trim_start_matches("LOG_LEVEL_").to_lowercase();
     let config = json!({
+        "log": {"level": level, "color": false},
         "checkpoint_storage": call.application.defaults["checkpoint_storage"],
         "resource_manager": {
             "type": "agent",
@@ -97,6 +103,26 @@ pub(crate) async fn master(call: Call) -> Result<Json<MasterResponse>, Failure> 
         sso_providers: Vec::new(),
         cluster_message: super::preferences::shown_message(&call).await?,
     }))
+}
+
+/// What can be changed while the master runs: how much it logs, until it is started again.
+pub(crate) async fn change_config(call: Call) -> Result<Json<Nothing>, Failure> {
+    let request: PatchMasterConfigRequest = call.json()?;
+    let log = request.config.and_then(|config| config.log).unwrap_or_default();
+    if log.color == Some(true) {
+        return Err(Failure::invalid("the master's log has no colours"));
+    }
+    match log.level.filter(|level| *level != LogLevel::Unspecified) {
+        Some(level) => call.application.journal.set_level(level),
+        None if log.color.is_none() => return Err(Failure::invalid("only log.level can be changed")),
+        None => {}
+    }
+    Ok(Json(Nothing {}))
+}
+
+/// Nothing is told to anybody else.
+pub(crate) async fn telemetry(_: Call) -> Result<Json<TelemetryResponse>, Failure> {
+    Ok(Json(TelemetryResponse { enabled: false, segment_key: String::new() }))
 }
 
 /// What the master has logged recently, if wanted as it comes.

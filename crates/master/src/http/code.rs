@@ -16,13 +16,20 @@ use crate::clock::now;
 /// Bytes of a file that is shown; whoever wants more saves the whole definition.
 const LARGEST: u64 = 16 << 20;
 
+type Archive<'a> = tar::Archive<Box<dyn Read + 'a>>;
+
 /// Runs `read` over the archive of an experiment's code, where it may take its time.
 async fn read_archive<T: Send + 'static>(
     call: &Call,
-    read: impl FnOnce(tar::Archive<GzDecoder<&[u8]>>) -> io::Result<T> + Send + 'static,
+    read: impl FnOnce(Archive<'_>) -> io::Result<T> + Send + 'static,
 ) -> Result<T, Failure> {
     let content = call.application.database.model_definition(call.id("id")?, now()).await?;
-    let reading = tokio::task::spawn_blocking(move || read(tar::Archive::new(GzDecoder::new(content.as_slice()))));
+    let reading = tokio::task::spawn_blocking(move || {
+        // An experiment without files has no archive.
+        let unpacked: Box<dyn Read + '_> =
+            if content.is_empty() { Box::new(io::empty()) } else { Box::new(GzDecoder::new(content.as_slice())) };
+        read(tar::Archive::new(unpacked))
+    });
     let read = reading.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     read.map_err(|error| Failure::new(Code::Internal, format!("cannot read the experiment's code: {error}")))
 }
@@ -32,7 +39,7 @@ fn plain(path: &std::path::Path) -> String {
 }
 
 /// What is in the archive, by path; folders that have no entry of their own, too.
-fn entries(mut archive: tar::Archive<GzDecoder<&[u8]>>) -> io::Result<BTreeMap<String, FileNode>> {
+fn entries(mut archive: Archive<'_>) -> io::Result<BTreeMap<String, FileNode>> {
     let mut found: BTreeMap<String, FileNode> = BTreeMap::new();
     for entry in archive.entries()? {
         let entry = entry?;
@@ -118,7 +125,7 @@ pub(crate) async fn file(call: Call) -> Result<Json<ModelFileResponse>, Failure>
         None => Err(Failure::not_found(format!("there is no file `{wanted}` in the experiment's code"))),
         Some((size, _)) if size > LARGEST => Err(Failure::invalid(format!(
             "`{wanted}` has {size} bytes, and files of up to {LARGEST} are shown\n\
-             hint: save all of the code with `det experiment download-model-def`"
+             hint: save all of the code from /experiments/ID/model_def"
         ))),
         Some((_, content)) => Ok(Json(ModelFileResponse { file: Base64(content) })),
     }

@@ -6,12 +6,13 @@ use instep_api::commands::{
 };
 use instep_api::config::{ConfigError, Configuration, TaskConfig, TaskSources};
 use instep_api::error::Code;
+use instep_api::experiments::ModelFile;
 use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
 use instep_api::pages::{Order, Pagination};
 use instep_api::states::AllocationState;
 use instep_database::{CommandFilter, CommandRow, NewCommand, ShownTrial, Subject};
 use instep_policy::permissions;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::call::Call;
 use super::experiments::template;
@@ -20,7 +21,7 @@ use super::masks::unmasked;
 use super::ownership::Place;
 use super::queue::{Change, apply};
 use super::reply::Json;
-use super::{contexts, secrets};
+use super::{config_policies, contexts, pools, secrets};
 use crate::clock::now;
 use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, TensorboardContent};
 use crate::random;
@@ -29,35 +30,72 @@ use crate::storage::{self, Unreachable};
 /// Trials that one TensorBoard shows: what Determined shows at most.
 const MOST_TRIALS: usize = 100;
 
+/// A task that is to be made.
+pub(super) struct Launch {
+    pub kind: Kind,
+    pub place: Place,
+    /// By its name.
+    pub template: Option<String>,
+    pub config: Value,
+    pub files: Vec<ModelFile>,
+    /// Its files as another task has them, in place of those.
+    pub context: Option<Vec<u8>>,
+    /// What belongs to its kind.
+    pub details: Value,
+}
+
 /// A task that has been made.
-struct Launched {
-    task: Command,
+pub(super) struct Launched {
+    pub task: Command,
     config: Configuration,
-    warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
     let request: LaunchRequest = call.json()?;
-    let database = &call.application.database;
     let place = Place::workspace(request.workspace_id);
     call.may_make(permissions::Kind::Task, &place)?;
-    let template = template(call, request.template_name).await?;
-    let sources = TaskSources { template, defaults: Some(call.application.defaults.clone()), ..kind.sources() };
-    let config = request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({}));
-    let config = unmasked(config, [&sources.template, &sources.defaults].into_iter().flatten())?;
-    let config = TaskConfig::from_value(config, &sources).map_err(|mistakes| wrong(&mistakes))?;
-    secrets::check(call, &config.environment, place.workspace).await?;
-    let shown = match kind {
-        Kind::Command => TensorboardContent::default(),
+    let details = match kind {
+        Kind::Command | Kind::Generic => json!(TensorboardContent::default()),
         Kind::Tensorboard => {
             let experiments = request.experiment_ids.unwrap_or_default();
-            shown(call, experiments, request.trial_ids.unwrap_or_default()).await?
+            json!(shown(call, experiments, request.trial_ids.unwrap_or_default()).await?)
         }
     };
-    let files = request.files.unwrap_or_default();
-    let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
-    let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
-    let context = packed.map_err(Failure::invalid)?;
+    let launch = Launch {
+        kind,
+        place,
+        template: request.template_name,
+        config: request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({})),
+        files: request.files.unwrap_or_default(),
+        context: None,
+        details,
+    };
+    launch_task(call, launch).await
+}
+
+/// Makes a task where the caller may.
+pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched, Failure> {
+    let Launch { kind, place, template: named, config, files, context, details } = launch;
+    let database = &call.application.database;
+    let template = template(call, named).await?;
+    let sources = TaskSources { template, defaults: Some(call.application.defaults.clone()), ..kind.sources() };
+    let config = unmasked(config, [&sources.template, &sources.defaults].into_iter().flatten())?;
+    let policies = config_policies::of(call, config_policies::NTSC, place.workspace).await?;
+    let config = policies.laid_over(&config).unwrap_or(config);
+    let config = TaskConfig::from_value(config, &sources).map_err(|mistakes| wrong(&mistakes))?;
+    policies.check_slots(i64::from(config.slots))?;
+    policies.check_priority(config.resources.priority.map(i64::from))?;
+    pools::check(call, &config.resources.resource_pool, place.workspace).await?;
+    secrets::check(call, &config.environment, place.workspace).await?;
+    let context = match context {
+        Some(context) => context,
+        None => {
+            let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
+            let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+            packed.map_err(Failure::invalid)?
+        }
+    };
     contexts::check(call, context.len()).await?;
     let task = random::uuid();
     let pool = Some(config.resources.resource_pool.clone()).filter(|pool| !pool.is_empty());
@@ -75,7 +113,7 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
         pool,
         priority: config.resources.priority,
         slots: config.slots,
-        details: json!(shown),
+        details,
         context,
         task,
     };

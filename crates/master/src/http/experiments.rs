@@ -1,24 +1,24 @@
 //! Experiments: making, listing, changing.
 
-use instep_api::config::{Configuration, ExperimentConfig, Sources};
+use instep_api::config::{Configuration, ExperimentConfig, Sources, merge, parse_text};
 use instep_api::error::Code;
 use instep_api::experiments::{
     BestMetricResponse, CreateExperimentRequest, CreateExperimentResponse, ExperimentResponse, ExperimentsResponse,
     GetExperimentResponse, LabelsResponse, MoveExperimentRequest, PatchExperimentRequest,
 };
-use instep_api::identifiers::{ExperimentId, ProjectId, TrialId};
+use instep_api::identifiers::{ExperimentId, ProjectId, TrialId, WorkspaceId};
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
 use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment, NewManagedExperiment, Subject};
 use instep_policy::permissions::Kind;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::call::Call;
 use super::failure::Failure;
 use super::models::undeleted;
 use super::ownership::Place;
 use super::reply::{Json, Nothing};
-use super::{contexts, masks, queue, retention, secrets};
+use super::{config_policies, contexts, masks, pools, queue, retention, secrets};
 use crate::clock::now;
 use crate::cluster::JobOf;
 use crate::{config, random};
@@ -149,6 +149,11 @@ async fn make_managed(
     }
     let text = masks::submitted(call, text, forked_from, &sources).await?;
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
+    let names = config.project_names().map(|(workspace, project)| (workspace.to_owned(), project.to_owned()));
+    let project = request.project_id.filter(|id| id.0 != 0);
+    may_make_in(call, project, names.clone()).await?;
+    let workspace = database.workspace_of_project(project, names).await?;
+    let (text, config) = ruled(call, text, config, &sources, workspace).await?;
     may_start_from(call, &config).await?;
     let files = request.model_definition.unwrap_or_default();
     let model_definition = match forked_from {
@@ -161,8 +166,6 @@ async fn make_managed(
     };
     contexts::check(call, model_definition.len()).await?;
     let new = new_experiment(call, &config, (text, job_id), request.project_id)?;
-    may_make_in(call, new.project_id, new.project_names.clone()).await?;
-    let workspace = database.workspace_of_project(new.project_id, new.project_names.clone()).await?;
     secrets::check(call, &config.environment, workspace).await?;
     let warnings = launch_warnings(call, &config).await?;
     if request.validate_only == Some(true) {
@@ -178,6 +181,40 @@ async fn make_managed(
     let experiment = database.experiment(id, now()).await?;
     let config = experiment.config.clone();
     Ok(Json(CreateExperimentResponse { experiment, config, warnings }))
+}
+
+/// A configuration after the policies of its workspace, and that its pool is for the workspace.
+async fn ruled(
+    call: &Call,
+    text: String,
+    config: ExperimentConfig,
+    sources: &Sources,
+    workspace: WorkspaceId,
+) -> Result<(String, ExperimentConfig), Failure> {
+    let policies = config_policies::of(call, config_policies::EXPERIMENT, workspace).await?;
+    let submitted = parse_text(&text).unwrap_or_default();
+    let (text, config) = match policies.laid_over(&submitted) {
+        None => (text, config),
+        Some(laid) => {
+            let text = laid.to_string();
+            let config = config::read(&text, sources).map_err(Failure::invalid)?;
+            (text, config)
+        }
+    };
+    let resources = &config.resources;
+    policies.check_slots(i64::from(resources.slots_per_trial).max(resources.max_slots.map_or(0, i64::from)))?;
+    policies.check_priority(resources.priority.map(i64::from))?;
+    pools::check(call, &resources.resource_pool, workspace).await?;
+    // Who names no limit gets the policy's.
+    match policies.most_slots().filter(|_| config.resources.max_slots.is_none()) {
+        None => Ok((text, config)),
+        Some(most) => {
+            let limited = merge(json!({"resources": {"max_slots": most}}), parse_text(&text).unwrap_or_default());
+            let text = limited.to_string();
+            let config = config::read(&text, sources).map_err(Failure::invalid)?;
+            Ok((text, config))
+        }
+    }
 }
 
 /// The answer to who only wants to know whether an experiment could be made.
@@ -310,13 +347,18 @@ pub(crate) async fn relocate(call: Call) -> Result<Json<Nothing>, Failure> {
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
-    let id: ExperimentId = call.id("id")?;
+    delete_one(&call, call.id("id")?).await?;
+    Ok(Json(Nothing {}))
+}
+
+/// Deletes an experiment that has ended, with its checkpoints' files.
+pub(super) async fn delete_one(call: &Call, id: ExperimentId) -> Result<(), Failure> {
     let (checkpoints, _) = call.application.database.experiment_checkpoints(id, Vec::new(), now()).await?;
     if let Err(error) = call.application.database.delete_experiment(id, now()).await {
-        return Err(undeleted(&call, error).await);
+        return Err(undeleted(call, error).await);
     }
     let uuids: Vec<String> = checkpoints.into_iter().map(|checkpoint| checkpoint.uuid).collect();
-    super::files::gone(&call, &uuids).await
+    super::files::gone(call, &uuids).await.map(drop)
 }
 
 pub(crate) async fn best_validation(call: Call) -> Result<Json<BestMetricResponse>, Failure> {

@@ -69,7 +69,8 @@ async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Json<Nothing>, Fai
         let looked_at = lines.clone();
         call.application.database.append_logs(lines).await?;
         call.application.logs_arrived();
-        call.application.cluster.lines_arrived(looked_at).await?;
+        call.application.cluster.lines_arrived(looked_at.clone()).await?;
+        super::webhooks::look(&call.application, looked_at).await?;
     }
     Ok(Json(Nothing {}))
 }

@@ -23,11 +23,24 @@ const DEFAULT_POINTS: usize = 1000;
 const LONGEST_NAME: usize = 100;
 
 pub(crate) async fn report(call: Call) -> Result<Json<Nothing>, Failure> {
-    let request: ReportMetricsRequest = call.json()?;
+    store(&call, call.json()?).await
+}
+
+/// The same in the shape of older clients.
+pub(crate) async fn report_training(call: Call) -> Result<Json<Nothing>, Failure> {
+    store(&call, ReportMetricsRequest { group: Some(TRAINING.to_owned()), metrics: Some(call.json()?) }).await
+}
+
+/// The same in the shape of older clients.
+pub(crate) async fn report_validation(call: Call) -> Result<Json<Nothing>, Failure> {
+    store(&call, ReportMetricsRequest { group: Some(VALIDATION.to_owned()), metrics: Some(call.json()?) }).await
+}
+
+async fn store(call: &Call, request: ReportMetricsRequest) -> Result<Json<Nothing>, Failure> {
     let report = checked(request, call.id("id")?)?;
     let validation = validation_of(&report);
     call.application.database.report_metrics(report).await?;
-    tell_search(&call, validation).await?;
+    tell_search(call, validation).await?;
     Ok(Json(Nothing {}))
 }
 

@@ -22,6 +22,7 @@ const PARAMETERS: &[(&[&str], &str)] = &[
             "ask",
             "pinned",
             "showInactive",
+            "unbound",
         ],
         "boolean",
     ),

@@ -43,6 +43,7 @@ pub(crate) async fn reset_settings(call: Call) -> Result<Json<Nothing>, Failure>
 pub(crate) async fn pin(call: Call) -> Result<Json<Nothing>, Failure> {
     let workspace: WorkspaceId = call.id("id")?;
     let pinned = call.route.path.ends_with("/pin");
+    call.must_see(Subject::Workspace(workspace)).await?;
     call.application.database.pin_workspace(call.user()?.id, workspace, pinned, now()).await?;
     Ok(Json(Nothing {}))
 }

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing, Reply};
+use super::{config_policies, pools};
 use crate::clock::now;
 use crate::cluster::{JobChange, JobOf};
 
@@ -119,8 +120,30 @@ pub(crate) struct Change {
     pub pool: Option<String>,
 }
 
+/// Refuses what the policies of the job's workspace, or the pool's own workspaces, do not allow.
+async fn check_rules(call: &Call, job: &JobOf, change: &Change) -> Result<(), Failure> {
+    let (subject, workload) = match job {
+        JobOf::Experiment(id) => (Subject::Experiment(*id), config_policies::EXPERIMENT),
+        JobOf::Command(task) => (Subject::Task(task.clone()), config_policies::NTSC),
+    };
+    let found = call.application.database.ownership(subject).await?;
+    let Some(workspace) = found.and_then(|found| found.workspace) else { return Ok(()) };
+    let policies = config_policies::of(call, workload, workspace).await?;
+    policies.check_priority(change.priority)?;
+    match change.max_slots {
+        Some(None) => policies.check_slots(i64::MAX)?,
+        Some(Some(slots)) => policies.check_slots(slots)?,
+        None => {}
+    }
+    match &change.pool {
+        Some(pool) => pools::check(call, pool, workspace).await,
+        None => Ok(()),
+    }
+}
+
 /// Checks a change, stores it, and lets the queue know.
 pub(crate) async fn apply(call: &Call, job: &JobOf, change: Change) -> Result<(), Failure> {
+    check_rules(call, job, &change).await?;
     let mut stored: Vec<(&'static str, &'static str, Value)> = Vec::new();
     let mut live = JobChange::default();
     if let Some(priority) = change.priority {

@@ -2,10 +2,13 @@
 
 mod actions;
 mod commands;
+mod pools;
 mod preferences;
+mod reports;
 mod roles;
 mod searches;
 mod tasks_pages;
+mod webhooks;
 
 pub(crate) use tasks_pages::task_routes;
 
@@ -241,6 +244,9 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(roles::routes());
     routes.extend(searches::routes());
     routes.extend(preferences::routes());
+    routes.extend(reports::routes());
+    routes.extend(pools::routes());
+    routes.extend(webhooks::routes());
     actions::named(routes)
 }
 
@@ -302,7 +308,7 @@ fn cluster_routes() -> Vec<Route> {
         route(Get, "/api/v1/master/logs", Administrator, cluster::logs)
             .asks(&["offset", "limit", "follow"])
             .answers(Kind::Lines),
-        route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).asks(LISTED),
+        route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).asks(&["unbound", "limit", "offset"]),
         route(Get, "/api/v1/job-queues", Read(Several), queue::jobs).asks(JOBS),
         route(Get, "/api/v1/job-queues-v2", Read(Several), queue::jobs_v2).asks(JOBS),
         route(Get, "/api/v1/job-queues/stats", Read(Common), queue::stats).asks(&["resourcePools"]),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use instep_api::experiments::Experiment;
+use instep_api::experiments::{Experiment, LabelsResponse};
 use instep_api::identifiers::{ExperimentId, ProjectId};
 use instep_api::pages::{Order, Slice};
 use instep_api::runs::{
@@ -108,6 +108,19 @@ pub(crate) async fn runs(call: Call) -> Result<Json<SearchRunsResponse>, Failure
         runs.push(flat(&Run { trial, ..run }));
     }
     Ok(Json(SearchRunsResponse { runs, pagination }))
+}
+
+/// The labels of experiments, the most frequent first.
+pub(crate) async fn labels(call: Call) -> Result<Json<LabelsResponse>, Failure> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for experiment in seen_experiments(&call, call.query.value("projectId")?).await? {
+        for label in experiment.labels {
+            *counts.entry(label).or_default() += 1;
+        }
+    }
+    let mut labels: Vec<(String, usize)> = counts.into_iter().collect();
+    labels.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    Ok(Json(LabelsResponse { labels: labels.into_iter().map(|(label, _)| label).collect() }))
 }
 
 /// An experiment among those that are searched.

@@ -211,8 +211,10 @@ fn filled(path: &str, things: &Things) -> String {
     let id = match path.split('/').find(|part| !matches!(*part, "" | "api" | "v1" | "det")) {
         Some("allocations") => format!("{}.1", things.task),
         Some("commands" | "tensorboards" | "proxy") => things.command.clone(),
+        // These two are of tasks beside experiments.
+        Some("tasks") if path.ends_with("/kill") || path.ends_with("/config") => things.command.clone(),
         Some("tasks") => things.task.clone(),
-        Some("workspaces" | "projects" | "users" | "roles") => "2".to_owned(),
+        Some("workspaces" | "projects" | "users" | "roles" | "config-policies") => "2".to_owned(),
         _ => "1".to_owned(),
     };
     path.replace("{*external}", "x/y")
@@ -233,7 +235,7 @@ fn body(route: &Route, things: &Things) -> Option<Value> {
     let line = json!({"task_id": things.task, "log": "x"});
     Some(match (route.method, path) {
         (_, path) if path.starts_with("/projects/{id}/experiments/") => {
-            json!({"experimentIds": [1], "destinationProjectId": 1})
+            json!({"experimentIds": [1], "destinationProjectId": 1, "numDays": 1})
         }
         (Post, "/experiments/continue") => json!({"id": 1}),
         (Post, "/trials") => json!({"experimentId": 1, "unmanaged": true}),
@@ -241,6 +243,9 @@ fn body(route: &Route, things: &Things) -> Option<Value> {
             json!({"externalTrialId": "x", "createTrialRequest": {"experimentId": 1, "unmanaged": true}})
         }
         (Post, "/runs/start") => json!({"runId": 1}),
+        (Post, "/runs/move") => json!({"runIds": [1], "sourceProjectId": 1, "destinationProjectId": 2}),
+        (Post, path) if path.starts_with("/runs/") && !path.contains('{') => json!({"runIds": [1]}),
+        (Post, "/webhooks/custom") => json!({"experimentId": 1}),
         (Post, "/checkpoints") => json!({"uuid": UUID, "taskId": things.task, "metadata": {"steps_completed": 1}}),
         (Patch, "/checkpoints") => json!({"checkpoints": [{"uuid": UUID, "resources": {"resources": {}}}]}),
         (Delete, "/checkpoints") => json!({"checkpointUuids": [UUID]}),
@@ -302,7 +307,13 @@ fn every_change_says_whose_the_thing_is() {
     for route in routes() {
         let what = format!("{} {}", route.method.name(), route.path);
         let is_change = route.method != Get;
-        let harmless = ["/api/v1/auth/login", "/api/v1/preview-hp-search"];
+        let harmless = [
+            "/api/v1/auth/login",
+            "/api/v1/preview-hp-search",
+            "/api/v1/experiments-search",
+            "/api/v1/runs",
+            "/api/v1/experiments/{id}/file",
+        ];
         match route.access {
             Access::Open | Access::Read(_) | Access::LocalOrUser if is_change => {
                 let searches = route.path.contains("/search");

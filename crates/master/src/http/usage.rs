@@ -13,6 +13,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Download, Json, Reply};
 use crate::clock::now;
+use crate::export::push_field;
 
 const DAY: i64 = 24 * 3600 * 1_000_000;
 /// Days of one report: ten years.
@@ -220,8 +221,11 @@ fn shown(value: Option<impl ToString>) -> String {
 async fn csv(name: &str, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Reply {
     let mut text = header.join(",") + "\n";
     for row in rows {
-        let fields: Vec<String> = row.iter().map(|field| crate::export::csv_field(field)).collect();
-        text += &(fields.join(",") + "\n");
+        for (index, field) in row.iter().enumerate() {
+            text.push_str(if index == 0 { "" } else { "," });
+            push_field(&mut text, field);
+        }
+        text.push('\n');
     }
     let (sender, parts) = mpsc::channel(1);
     // One part fits into the queue, so this does not wait.

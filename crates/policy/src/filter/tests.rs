@@ -1,3 +1,5 @@
+//! Filters and orders, on rows of JSON.
+
 use serde_json::{Value, json};
 
 use super::*;

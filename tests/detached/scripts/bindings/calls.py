@@ -96,8 +96,8 @@ def make_trials(session: api.Session) -> Trials:
 
 
 def search_experiments(session: api.Session, made: Trials) -> None:
-    def found(filter: typing.Optional[str] = None, sort: typing.Optional[str] = None) -> list[int]:
-        body = bindings.v1SearchExperimentsRequest(projectId=made.project, filter=filter, sort=sort)
+    def found(wanted: str | None = None, sort: str | None = None) -> list[int]:
+        body = bindings.v1SearchExperimentsRequest(projectId=made.project, filter=wanted, sort=sort)
         return [each.experiment.id for each in bindings.post_SearchExperiments(session, body=body).experiments]
 
     first, second = made.experiments
@@ -122,8 +122,8 @@ def search_experiments(session: api.Session, made: Trials) -> None:
 
 
 def search_runs(session: api.Session, made: Trials) -> None:
-    def found(filter: typing.Optional[str] = None, sort: typing.Optional[str] = None) -> list[int]:
-        body = bindings.v1SearchRunsRequest(projectId=made.project, filter=filter, sort=sort)
+    def found(wanted: str | None = None, sort: str | None = None) -> list[int]:
+        body = bindings.v1SearchRunsRequest(projectId=made.project, filter=wanted, sort=sort)
         return [run.id for run in bindings.post_SearchRuns(session, body=body).runs]
 
     first, second = made.trials
@@ -148,7 +148,9 @@ def project_tables(session: api.Session, made: Trials) -> None:
     named = {column.column: column for column in columns}
     assert named["validation.loss.min"].location == bindings.v1LocationType.VALIDATIONS
     assert named["hp.size"].type == bindings.v1ColumnType.NUMBER
-    runs = {column.column for column in bindings.get_GetProjectColumns(session, id=made.project, tableType=kind.RUN).columns}
+    runs = {
+        column.column for column in bindings.get_GetProjectColumns(session, id=made.project, tableType=kind.RUN).columns
+    }
     assert {"experimentId", "training.loss.last", "hp.kind", "metadata.data.set"} <= runs
     ranges = bindings.get_GetProjectNumericMetricsRange(session, id=made.project).ranges
     assert [(each.min, each.max) for each in ranges or [] if each.metricsName == "validation.loss.min"] == [(0.25, 0.5)]
@@ -193,7 +195,9 @@ def run_actions(session: api.Session, made: Trials) -> None:
     killed = bindings.post_KillRuns(session, body=bindings.v1KillRunsRequest(projectId=made.project, runIds=[first]))
     assert [each.error for each in killed.results] == [""]
     paused = bindings.post_PauseRuns(session, body=bindings.v1PauseRunsRequest(projectId=made.project, runIds=[first]))
-    resumed = bindings.post_ResumeRuns(session, body=bindings.v1ResumeRunsRequest(projectId=made.project, runIds=[first]))
+    resumed = bindings.post_ResumeRuns(
+        session, body=bindings.v1ResumeRunsRequest(projectId=made.project, runIds=[first])
+    )
     assert all("runs elsewhere" in each.error for each in [*paused.results, *resumed.results])
     move = bindings.v1MoveRunsRequest(
         sourceProjectId=made.project, destinationProjectId=elsewhere, runIds=[second], skipMultitrial=True
@@ -207,18 +211,29 @@ def run_actions(session: api.Session, made: Trials) -> None:
 
 def code_of_an_experiment(session: api.Session) -> None:
     files = [
-        bindings.v1File(content=base64.b64encode(text.encode()).decode(), gid=0, mode=0o644, mtime="1700000000", path=path, type=48, uid=0)
+        bindings.v1File(
+            content=base64.b64encode(text.encode()).decode(),
+            gid=0,
+            mode=0o644,
+            mtime="1700000000",
+            path=path,
+            type=48,
+            uid=0,
+        )
         for path, text in (("train.py", "print(1)\n"), ("pkg/a.py", "x = 1\n"))
     ]
     config = {
-        "name": "code", "entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "x"},
+        "name": "code",
+        "entrypoint": "python3 train.py",
+        "searcher": {"name": "single", "metric": "x"},
         "checkpoint_storage": {"type": "directory", "container_path": "/tmp/none"},
     }
     request = bindings.v1CreateExperimentRequest(config=json.dumps(config), modelDefinition=files, activate=False)
     experiment = bindings.post_CreateExperiment(session, body=request).experiment.id
     tree = bindings.get_GetModelDefTree(session, experimentId=experiment).files or []
     assert [(node.name, node.isDir, [inner.path for inner in node.files or []]) for node in tree] == [
-        ("pkg", True, ["pkg/a.py"]), ("train.py", False, []),
+        ("pkg", True, ["pkg/a.py"]),
+        ("train.py", False, []),
     ]
     body = bindings.v1GetModelDefFileRequest(path="pkg/a.py")
     content = bindings.post_GetModelDefFile(session, body=body, experimentId=experiment).file
@@ -264,7 +279,9 @@ def settings(session: api.Session, admin: api.Session) -> None:
 
 
 def messages(session: api.Session, admin: api.Session) -> None:
-    body = bindings.v1SetClusterMessageRequest(message="closed on Friday", startTime="2026-01-01T00:00:00Z", duration="5200w")
+    body = bindings.v1SetClusterMessageRequest(
+        message="closed on Friday", startTime="2026-01-01T00:00:00Z", duration="5200w"
+    )
     refused(errors.ForbiddenException, bindings.put_SetClusterMessage, session, body=body)
     bindings.put_SetClusterMessage(admin, body=body)
     found = bindings.get_GetClusterMessage(session).clusterMessage
@@ -273,7 +290,9 @@ def messages(session: api.Session, admin: api.Session) -> None:
     assert shown and shown.message == found.message
     bindings.delete_DeleteClusterMessage(admin)
     assert bindings.get_GetClusterMessage(session).clusterMessage is None
-    past = bindings.v1SetClusterMessageRequest(message="x", startTime="2026-01-01T00:00:00Z", endTime="2026-01-02T00:00:00Z")
+    past = bindings.v1SetClusterMessageRequest(
+        message="x", startTime="2026-01-01T00:00:00Z", endTime="2026-01-02T00:00:00Z"
+    )
     refused(errors.APIException, bindings.put_SetClusterMessage, admin, body=past)
 
 
@@ -291,7 +310,9 @@ def tokens(session: api.Session, admin: api.Session, address: str) -> None:
     assert found.tokenType == bindings.v1TokenType.ACCESS_TOKEN
     others = bindings.v1PostAccessTokenRequest(userId=administrator.id)
     refused(errors.ForbiddenException, bindings.post_PostAccessToken, session, body=others)
-    hidden = bindings.post_PostAccessToken(admin, body=bindings.v1PostAccessTokenRequest(userId=administrator.id, lifespan="-1"))
+    hidden = bindings.post_PostAccessToken(
+        admin, body=bindings.v1PostAccessTokenRequest(userId=administrator.id, lifespan="-1")
+    )
     assert hidden.tokenId
     change = bindings.v1PatchAccessTokenRequest(tokenId=hidden.tokenId, setRevoked=True)
     refused(errors.NotFoundException, bindings.patch_PatchAccessToken, session, body=change, tokenId=hidden.tokenId)
@@ -308,7 +329,9 @@ def tokens(session: api.Session, admin: api.Session, address: str) -> None:
 
 def users(session: api.Session, admin: api.Session, address: str) -> None:
     new = bindings.v1User(username="eve", active=True, admin=False)
-    user = bindings.post_PostUser(admin, body=bindings.v1PostUserRequest(user=new, password="Secret12345", isHashed=False)).user
+    user = bindings.post_PostUser(
+        admin, body=bindings.v1PostUserRequest(user=new, password="Secret12345", isHashed=False)
+    ).user
     assert user and user.id
     body = bindings.v1PatchUsersRequest(activate=False, userIds=[user.id, 999])
     refused(errors.ForbiddenException, bindings.patch_PatchUsers, session, body=body)
@@ -323,6 +346,203 @@ def users(session: api.Session, admin: api.Session, address: str) -> None:
     assert authentication.login(address, "eve", "Another12345").username == "eve"
 
 
+def logs(session: api.Session, admin: api.Session, made: Trials) -> None:
+    experiment, trial = made.experiments[0], made.trials[0]
+    task = bindings.get_GetTrial(session, trialId=trial).trial.taskId
+    assert task
+    line = bindings.v1TaskLog(taskId=task, timestamp="2026-01-01T00:00:00Z", log="words\n")
+    bindings.post_PostTaskLogs(session, body=bindings.v1PostTaskLogsRequest(logs=[line]))
+
+    def lines() -> int:
+        return len(bindings.get_TaskLogs(session, taskId=task))
+
+    def left() -> int | None:
+        return bindings.get_GetTrialRemainingLogRetentionDays(session, id=trial).remainingDays
+
+    assert left() == -1 and lines() == 1
+    keep = bindings.v1PutTrialRetainLogsRequest(numDays=5)
+    bindings.put_PutTrialRetainLogs(session, body=keep, trialId=trial)
+    assert left() == 5 and bindings.get_GetTrial(session, trialId=trial).trial.logRetentionDays == 5
+    body = bindings.v1PutExperimentRetainLogsRequest(experimentId=experiment, numDays=7)
+    bindings.put_PutExperimentRetainLogs(session, body=body, experimentId=experiment)
+    config = bindings.get_GetExperiment(session, experimentId=experiment).experiment.config
+    assert left() == 7 and config["retention_policy"]["log_retention_days"] == 7
+    refused(errors.ForbiddenException, bindings.post_CleanupLogs, session)
+    assert bindings.post_CleanupLogs(admin).removedCount == "0" and lines() == 1
+    several = bindings.v1PutExperimentsRetainLogsRequest(
+        experimentIds=[experiment, 999], numDays=0, projectId=made.project
+    )
+    results = bindings.put_PutExperimentsRetainLogs(session, body=several, projectId=made.project).results
+    assert [bool(each.error) for each in results] == [False, True]
+    assert bindings.post_CleanupLogs(admin).removedCount == "1" and lines() == 0
+    wrong = bindings.v1PutTrialRetainLogsRequest(numDays=-2)
+    refused(errors.APIException, bindings.put_PutTrialRetainLogs, session, body=wrong, trialId=trial)
+
+
+def small_things(session: api.Session, made: Trials) -> None:
+    assert bindings.get_GetExperimentLabels(session, projectId=made.project).labels == ["vision"]
+    assert not bindings.get_GetTelemetry(session).enabled
+    counts = bindings.get_GetActiveTasksCount(session)
+    assert (counts.commands, counts.notebooks, counts.shells, counts.tensorboards) == (0, 0, 0, 0)
+    task = bindings.get_GetTrial(session, trialId=made.trials[0]).trial.taskId
+    assert task and bindings.get_GetTaskAcceleratorData(session, taskId=task).acceleratorData == []
+    refused(errors.NotFoundException, bindings.get_GetAllocation, session, allocationId=f"{task}.1")
+    raw = bindings.get_ResourceAllocationRaw(
+        session, timestampAfter="2026-01-01T00:00:00Z", timestampBefore="2026-01-02T00:00:00Z"
+    )
+    assert raw.resourceEntries == []
+    daily = bindings.v1ResourceAllocationAggregationPeriod.DAILY
+    days = {"startDate": "2026-01-01", "endDate": "2026-01-31"}
+    assert bindings.get_ResourceAllocationAggregated(session, period=daily, **days).resourceEntries == []
+
+
+def config_policies(session: api.Session, admin: api.Session, made: Trials) -> None:
+    kind = "EXPERIMENT"
+    text = "invariant_config: {resources: {weight: 3}, environment: {environment_variables: [HF_TOKEN=hush]}}\n"
+    everywhere = bindings.v1PutGlobalConfigPoliciesRequest(configPolicies=text, workloadType=kind)
+    refused(
+        errors.ForbiddenException, bindings.put_PutGlobalConfigPolicies, session, body=everywhere, workloadType=kind
+    )
+    bindings.put_PutGlobalConfigPolicies(admin, body=everywhere, workloadType=kind)
+    found = bindings.get_GetGlobalConfigPolicies(session, workloadType=kind).configPolicies
+    assert found and found["invariant_config"]["resources"] == {"weight": 3} and "hush" not in str(found)
+    limits = (
+        "invariant_config: {resources: {weight: 9}}\nconstraints: {resources: {max_slots: 2}, priority_limit: 10}\n"
+    )
+    here = bindings.v1PutWorkspaceConfigPoliciesRequest(
+        configPolicies=limits, workloadType=kind, workspaceId=made.workspace
+    )
+    bindings.put_PutWorkspaceConfigPolicies(session, body=here, workloadType=kind, workspaceId=made.workspace)
+    found = bindings.get_GetWorkspaceConfigPolicies(
+        session, workloadType=kind, workspaceId=made.workspace
+    ).configPolicies
+    assert found and found["constraints"] == {"resources": {"max_slots": 2}, "priority_limit": 10}
+
+    def create(project: int, **resources: int) -> dict[str, typing.Any]:
+        config = {
+            "name": "ruled",
+            "entrypoint": "true",
+            "searcher": {"name": "single", "metric": "x"},
+            "resources": resources,
+            "checkpoint_storage": {"type": "directory", "container_path": "/tmp/none"},
+        }
+        request = bindings.v1CreateExperimentRequest(config=json.dumps(config), activate=False, projectId=project)
+        experiment = bindings.post_CreateExperiment(session, body=request).experiment
+        bindings.post_KillExperiment(session, id=experiment.id)
+        made_of: dict[str, typing.Any] = experiment.config["resources"]
+        return made_of
+
+    ruled = create(made.project, weight=1)
+    assert (ruled["weight"], ruled["max_slots"]) == (3, 2)
+    assert create(1, slots_per_trial=3)["weight"] == 3
+    assert "exceed the limit" in refused(errors.APIException, create, made.project, slots_per_trial=3)
+    assert "exceeds the limit" in refused(errors.APIException, create, made.project, priority=5)
+    bindings.delete_DeleteWorkspaceConfigPolicies(session, workloadType=kind, workspaceId=made.workspace)
+    bindings.delete_DeleteGlobalConfigPolicies(admin, workloadType=kind)
+    assert bindings.get_GetGlobalConfigPolicies(session, workloadType=kind).configPolicies == {}
+    assert create(made.project, slots_per_trial=3)["weight"] == 1
+    wrong = bindings.v1PutGlobalConfigPoliciesRequest(configPolicies="constraints: {x: 1}", workloadType=kind)
+    assert "no constraint" in refused(
+        errors.APIException, bindings.put_PutGlobalConfigPolicies, admin, body=wrong, workloadType=kind
+    )
+
+
+def webhooks(session: api.Session, admin: api.Session, made: Trials) -> None:
+    trigger = bindings.v1Trigger(
+        triggerType=bindings.v1TriggerType.EXPERIMENT_STATE_CHANGE, condition={"state": "COMPLETED"}
+    )
+    hook = bindings.v1Webhook(
+        name="hook",
+        url="https://example.org/hook",
+        webhookType=bindings.v1WebhookType.SLACK,
+        mode=bindings.v1WebhookMode.WORKSPACE,
+        triggers=[trigger],
+    )
+    refused(errors.ForbiddenException, bindings.post_PostWebhook, session, body=hook)
+    number = bindings.post_PostWebhook(admin, body=hook).webhook.id
+    assert number
+    bindings.patch_PatchWebhook(admin, body=bindings.v1PatchWebhook(url="http://127.0.0.1:1/hook"), id=number)
+    [found] = bindings.get_GetWebhooks(admin).webhooks
+    assert (
+        found.url == "http://127.0.0.1:1/hook"
+        and found.triggers
+        and found.triggers[0].condition == {"state": "COMPLETED"}
+    )
+    assert bindings.get_GetWebhooks(session).webhooks == []
+    assert "private network" in refused(errors.APIException, bindings.post_TestWebhook, admin, id=number)
+    data = bindings.v1CustomWebhookEventData(title="words")
+    event = bindings.v1PostWebhookEventDataRequest(experimentId=made.experiments[0], data=data)
+    bindings.post_PostWebhookEventData(session, body=event)
+    bindings.delete_DeleteWebhook(admin, id=number)
+    assert bindings.get_GetWebhooks(admin).webhooks == []
+
+
+def without_kubernetes(session: api.Session, admin: api.Session, made: Trials) -> None:
+    """There is no Kubernetes under this master: lists are empty, and changes are refused."""
+    assert bindings.get_GetKubernetesResourceManagers(session).resourceManagers == []
+    assert bindings.get_GetKubernetesResourceQuotas(session, id=made.workspace).resourceQuotas == {}
+    assert bindings.get_ListWorkspaceNamespaceBindings(session, id=made.workspace).namespaceBindings == {}
+    assert bindings.get_GetWorkspacesWithDefaultNamespaceBindings(session).workspaceIds == []
+    quota = bindings.v1SetResourceQuotasRequest(id=made.workspace, clusterQuotaPairs={"x": 1})
+    assert "no Kubernetes" in refused(
+        errors.APIException, bindings.post_SetResourceQuotas, admin, body=quota, id=made.workspace
+    )
+
+
+def master_config(session: api.Session, admin: api.Session) -> None:
+    def change(level: bindings.v1LogLevel) -> bindings.v1PatchMasterConfigRequest:
+        return bindings.v1PatchMasterConfigRequest(
+            config=bindings.v1Config(log=bindings.v1LogConfig(level=level)),
+            fieldMask=bindings.protobufFieldMask(paths=["log.level"]),
+        )
+
+    refused(
+        errors.ForbiddenException, bindings.patch_PatchMasterConfig, session, body=change(bindings.v1LogLevel.DEBUG)
+    )
+    for level, lines in ((bindings.v1LogLevel.DEBUG, True), (bindings.v1LogLevel.WARNING, False)):
+        bindings.patch_PatchMasterConfig(admin, body=change(level))
+        config = bindings.get_GetMasterConfig(admin).config
+        assert config["log"]["level"] == level.name.lower()
+        before = len(bindings.get_MasterLogs(admin))
+        bindings.get_GetMe(session)
+        assert (len(bindings.get_MasterLogs(admin)) > before) == lines
+
+
+def pools(session: api.Session, admin: api.Session, made: Trials) -> None:
+    """Without agents there is only the default pool, which is everybody's."""
+    body = bindings.v1BindRPToWorkspaceRequest(resourcePoolName="default", workspaceIds=[made.workspace])
+    refused(errors.ForbiddenException, bindings.post_BindRPToWorkspace, session, body=body, resourcePoolName="default")
+    said = refused(errors.APIException, bindings.post_BindRPToWorkspace, admin, body=body, resourcePoolName="default")
+    assert "cannot be bound" in said
+    refused(errors.NotFoundException, bindings.post_BindRPToWorkspace, admin, body=body, resourcePoolName="none")
+    assert bindings.get_ListWorkspacesBoundToRP(session, resourcePoolName="default").workspaceIds == []
+    assert bindings.get_ListRPsBoundToWorkspace(session, workspaceId=made.workspace).resourcePools == ["default"]
+
+
+def older_reports(session: api.Session, project: int) -> None:
+    config = {"name": "old", "searcher": {"name": "single", "metric": "loss"}}
+    request = bindings.v1CreateExperimentRequest(config=json.dumps(config), unmanaged=True, projectId=project)
+    experiment = bindings.post_CreateExperiment(session, body=request).experiment.id
+    trial = bindings.post_CreateTrial(
+        session, body=bindings.v1CreateTrialRequest(experimentId=experiment, unmanaged=True)
+    ).trial.id
+    bindings.post_StartTrial(session, body=bindings.v1StartTrialRequest(trialId=trial, resume=False), trialId=trial)
+    report = bindings.v1TrialMetrics(
+        metrics=bindings.v1Metrics(avgMetrics={"loss": 3.0}), trialId=trial, trialRunId=1, stepsCompleted=1
+    )
+    bindings.post_ReportTrialTrainingMetrics(session, body=report, trainingMetrics_trialId=trial)
+    bindings.post_ReportTrialValidationMetrics(session, body=report, validationMetrics_trialId=trial)
+    for stream in (bindings.get_GetTrainingMetrics, bindings.get_GetValidationMetrics):
+        [answer] = stream(session, trialIds=[trial])
+        assert [each.totalBatches for each in answer.metrics] == [1]
+    change = bindings.v1PatchTrialRequest(trialId=trial, state=bindings.trialv1State.COMPLETED)
+    bindings.patch_PatchTrial(session, body=change, trialId=trial)
+    delete = bindings.v1DeleteExperimentsRequest(experimentIds=[experiment, 999], projectId=project)
+    results = bindings.delete_DeleteExperiments(session, body=delete, projectId=project).results
+    assert [(each.id, bool(each.error)) for each in results] == [(experiment, False), (999, True)]
+    refused(errors.NotFoundException, bindings.get_GetExperiment, session, experimentId=experiment)
+
+
 def main(address: str) -> None:
     session = authentication.login(address, "determined", "")
     admin = authentication.login(address, "admin", "")
@@ -333,7 +553,15 @@ def main(address: str) -> None:
     project_tables(session, made)
     charts(session, made)
     projects(session, admin, made)
+    small_things(session, made)
+    logs(session, admin, made)
+    older_reports(session, made.project)
     run_actions(session, made)
+    config_policies(session, admin, made)
+    pools(session, admin, made)
+    webhooks(session, admin, made)
+    without_kubernetes(session, admin, made)
+    master_config(session, admin)
     code_of_an_experiment(session)
     settings(session, admin)
     messages(session, admin)

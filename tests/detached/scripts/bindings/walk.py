@@ -33,14 +33,18 @@ class Recorder:
 
 def made_up(annotation: object, variant: int) -> object:
     """A value of a type that the bindings name."""
-    found = typing.ForwardRef(annotation)._evaluate(vars(bindings), None, frozenset()) if isinstance(annotation, str) else annotation  # noqa: E501
+    found = (
+        typing.ForwardRef(annotation)._evaluate(vars(bindings), None, frozenset())
+        if isinstance(annotation, str)
+        else annotation
+    )
     origin = typing.get_origin(found)
     if origin is typing.Union:
         return made_up(typing.get_args(found)[0], variant)
     if origin is not None:
         return {} if origin is dict else []
     if isinstance(found, type) and issubclass(found, enum.Enum):
-        return list(found)[0]
+        return next(iter(found))
     simple: dict[object, object] = {int: NUMBERS[variant], str: TEXTS[variant], bool: False, float: 1.0}
     if found in simple:
         return simple[found]

@@ -1,11 +1,11 @@
 //! Commands, TensorBoards, and what they serve.
 
-use instep_api::commands::{LaunchRequest, PriorityRequest};
+use instep_api::commands::{GenericTaskRequest, KillGenericRequest, LaunchRequest, PriorityRequest};
 
 use super::super::guard::Access::{Change, Make, Open, Proxy, Read};
 use super::super::guard::Thing::{Command, Several};
 use super::super::router::Method::{Get, Post};
-use super::super::{commands, task_pages};
+use super::super::{commands, generic_tasks, task_pages};
 use super::{EXPERIMENT_LIMIT, Kind, Route, route};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -28,6 +28,11 @@ pub(super) fn routes() -> Vec<Route> {
         route(Post, "/api/v1/tensorboards/{id}/kill", Change(Command), commands::kill_tensorboard),
         route(Post, "/api/v1/tensorboards/{id}/set_priority", Change(Command), commands::set_tensorboard_priority)
             .takes::<PriorityRequest>(),
+        route(Post, "/api/v1/generic-tasks", Make, generic_tasks::create)
+            .takes::<GenericTaskRequest>()
+            .body_up_to(EXPERIMENT_LIMIT),
+        route(Get, "/api/v1/tasks/{id}/config", Read(Command), generic_tasks::config),
+        route(Post, "/api/v1/tasks/{id}/kill", Change(Command), generic_tasks::kill).takes::<KillGenericRequest>(),
         route(Get, "/proxy/{id}/", Proxy, task_pages::at_master).answers(ANYTHING),
         route(Get, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING),
         route(Post, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING),

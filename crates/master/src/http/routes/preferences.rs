@@ -5,7 +5,7 @@ use instep_api::tokens::{PatchTokenRequest, PostTokenRequest};
 use instep_api::users::PatchUsersRequest;
 
 use super::super::guard::Access::{Administrator, Change, Login, Read};
-use super::super::guard::Thing::{Common, Project, Several, User, Workspace};
+use super::super::guard::Thing::{Common, Project, Several, User};
 use super::super::router::Method::{Delete, Get, Patch, Post, Put};
 use super::super::{preferences, tokens, users};
 use super::{Route, route};
@@ -26,12 +26,12 @@ pub(super) fn routes() -> Vec<Route> {
         route(Get, "/api/v1/users/setting", Read(Common), preferences::settings),
         route(Post, "/api/v1/users/setting", Login, preferences::set_settings).takes::<UserSettings>(),
         route(Post, "/api/v1/users/setting/reset", Login, preferences::reset_settings),
-        route(Post, "/api/v1/users/activity", Read(Several), preferences::visit).takes::<ActivityRequest>(),
+        route(Post, "/api/v1/users/activity", Login, preferences::visit).takes::<ActivityRequest>(),
         route(Get, "/api/v1/user/projects/activity", Read(Several), preferences::visited).asks(&["limit"]),
         route(Patch, "/api/v1/users", Administrator, users::change_several).takes::<PatchUsersRequest>(),
         route(Post, "/api/v1/users/{id}/password", Change(User), users::set_password).takes::<String>(),
-        route(Post, "/api/v1/workspaces/{id}/pin", Read(Workspace), preferences::pin),
-        route(Post, "/api/v1/workspaces/{id}/unpin", Read(Workspace), preferences::pin),
+        route(Post, "/api/v1/workspaces/{id}/pin", Login, preferences::pin),
+        route(Post, "/api/v1/workspaces/{id}/unpin", Login, preferences::pin),
         route(Get, "/api/v1/projects/key/{key}", Read(Several), preferences::project_by_key),
         route(Post, "/api/v1/projects/{id}/notes", Change(Project), preferences::add_note).takes::<Note>(),
         route(Put, "/api/v1/projects/{id}/notes", Change(Project), preferences::set_notes).takes::<Notes>(),

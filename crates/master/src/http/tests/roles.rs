@@ -86,8 +86,11 @@ fn private_body(route: &Route, things: &Things) -> Option<Value> {
     let assignment = json!({"role": {"roleId": VIEWER}, "scopeWorkspaceId": PRIVATE});
     Some(match (route.method, path) {
         (_, path) if path.starts_with("/projects/{id}/experiments/") => {
-            json!({"experimentIds": [1], "destinationProjectId": 2})
+            json!({"experimentIds": [1], "destinationProjectId": 2, "numDays": 1})
         }
+        (Post, "/runs/move") => json!({"runIds": [1], "destinationProjectId": 2}),
+        (Post, "/generic-tasks") => json!({"projectId": 2, "config": "entrypoint: ['true']"}),
+        (Post, "/projects/{id}/move") => json!({"destinationWorkspaceId": 2}),
         (Post, "/experiments/{id}/move") => json!({"destinationProjectId": 2}),
         (Post, "/models/{name}/move") => json!({"destinationWorkspaceId": 2}),
         (Post, "/experiments") => json!({"config": config(), "unmanaged": true, "projectId": 2}),
@@ -129,7 +132,11 @@ fn told(served: &Served, route: &Route, things: &Things, token: &str) -> Told {
     let in_part = |text: &str| answer.contains(&format!(r#""error":"{text}"#));
     if status == FORBIDDEN || in_part("only its owner") || in_part("the token of task") {
         Refused
-    } else if answer.contains(HIDDEN_HINT) || in_part("experiment '1' not found") || is_bare_miss(route, status) {
+    } else if answer.contains(HIDDEN_HINT)
+        || in_part("experiment '1' not found")
+        || in_part("Run with id '1' not found")
+        || is_bare_miss(route, status)
+    {
         Hidden
     } else {
         Allowed

@@ -1,0 +1,200 @@
+//! Webhooks: who is told what. Their addresses often hold keys, so only those see one who may change it: administrators
+//! those of all workspaces, and whoever may change a workspace those of the workspace.
+
+use std::sync::Arc;
+
+use instep_api::logs::LogLine;
+use instep_api::webhooks::{
+    CustomEventRequest, PatchWebhookRequest, TestWebhookResponse, TriggerRequest, Webhook, WebhookRequest,
+    WebhookResponse, WebhooksResponse,
+};
+use instep_database::{NewWebhook, Subject, is_for};
+use serde_json::{Value, json};
+
+use super::call::Call;
+use super::failure::Failure;
+use super::reply::{Json, Nothing};
+use crate::application::Application;
+use crate::clock::now;
+use crate::cluster::{beginning, compiled};
+use crate::webhooks::{TASK_LOG, objection, tell_now};
+
+const MOST_TRIGGERS: usize = 20;
+const STATE_CHANGE: &str = "TRIGGER_TYPE_EXPERIMENT_STATE_CHANGE";
+const CUSTOM: &str = "TRIGGER_TYPE_CUSTOM";
+
+/// Refuses who may not change the webhooks of a workspace, or of all.
+async fn may_edit(call: &Call, workspace: Option<instep_api::identifiers::WorkspaceId>) -> Result<(), Failure> {
+    call.note_asked();
+    match workspace {
+        _ if call.user()?.admin && call.task.is_none() => Ok(()),
+        Some(workspace) => call.may_change(Subject::Workspace(workspace)).await,
+        None => Err(Failure::forbidden("only administrators may change webhooks of all workspaces")),
+    }
+}
+
+/// A webhook that the caller may change; others are not there.
+async fn own(call: &Call) -> Result<Webhook, Failure> {
+    let id: i64 = call.id("id")?;
+    let webhook = call.application.database.webhook(id).await?;
+    let missing = |_| Failure::not_found(format!("webhook '{id}' not found"));
+    may_edit(call, webhook.workspace_id).await.map_err(missing)?;
+    call.noted.subject(format!("webhook {id}"));
+    Ok(webhook)
+}
+
+pub(crate) async fn list(call: Call) -> Result<Json<WebhooksResponse>, Failure> {
+    let mut webhooks = Vec::new();
+    for webhook in call.application.database.webhooks().await? {
+        if may_edit(&call, webhook.workspace_id).await.is_ok() {
+            webhooks.push(webhook);
+        }
+    }
+    call.note_asked();
+    Ok(Json(WebhooksResponse { webhooks }))
+}
+
+/// A trigger's type and condition.
+fn checked(request: TriggerRequest, mode: &str) -> Result<(String, Value), Failure> {
+    let kind = request.trigger_type.unwrap_or_default();
+    let condition = request.condition.unwrap_or_else(|| json!({}));
+    match kind.as_str() {
+        STATE_CHANGE => match condition["state"].as_str() {
+            Some(state) => {
+                let word = state.strip_prefix("STATE_").unwrap_or(state);
+                let known: Result<instep_api::states::State, String> = format!("STATE_{word}").parse();
+                known.map_err(|_| Failure::invalid(format!("there is no state `{state}`")))?;
+                Ok((kind, json!({"state": word})))
+            }
+            None => Err(Failure::invalid("the condition of a change of state needs a `state`, such as COMPLETED")),
+        },
+        TASK_LOG => {
+            let pattern = condition["regex"].as_str().filter(|pattern| !pattern.is_empty());
+            let pattern = pattern
+                .ok_or_else(|| Failure::invalid("webhook task log condition must have key 'regex' as string"))?;
+            compiled(pattern)
+                .map_err(|error| Failure::invalid(format!("`{pattern}` is not a regular expression: {error}")))?;
+            Ok((kind, json!({"regex": pattern})))
+        }
+        CUSTOM if mode == "WEBHOOK_MODE_SPECIFIC" => Ok((kind, condition)),
+        CUSTOM => Err(Failure::invalid("custom trigger only works on webhook with mode 'SPECIFIC'")),
+        other => {
+            Err(Failure::invalid(format!("`{other}` does not trigger webhooks: {STATE_CHANGE}, {TASK_LOG}, {CUSTOM}")))
+        }
+    }
+}
+
+pub(crate) async fn create(call: Call) -> Result<Json<WebhookResponse>, Failure> {
+    let request: WebhookRequest = call.json()?;
+    let one_of = |given: Option<String>, known: [&str; 2], what: &str| match given.unwrap_or_default().as_str() {
+        given if known.contains(&given) => Ok(given.to_owned()),
+        given => Err(Failure::invalid(format!("`{given}` is no {what} of a webhook: {}", known.join(" or ")))),
+    };
+    let kind = one_of(request.webhook_type, ["WEBHOOK_TYPE_DEFAULT", "WEBHOOK_TYPE_SLACK"], "type")?;
+    let mode = one_of(request.mode, ["WEBHOOK_MODE_WORKSPACE", "WEBHOOK_MODE_SPECIFIC"], "mode")?;
+    let name = request.name.unwrap_or_default();
+    if name.trim().is_empty() {
+        return Err(Failure::invalid("a webhook needs a name"));
+    }
+    let url = request.url.unwrap_or_default();
+    if let Some(objection) = objection(&url) {
+        return Err(Failure::invalid(objection));
+    }
+    let asked = request.triggers.unwrap_or_default();
+    if asked.is_empty() || asked.len() > MOST_TRIGGERS {
+        return Err(Failure::invalid(format!("at least one trigger required, and at most {MOST_TRIGGERS}")));
+    }
+    let triggers = asked.into_iter().map(|trigger| checked(trigger, &mode)).collect::<Result<Vec<_>, _>>()?;
+    let workspace = request.workspace_id.filter(|id| id.0 != 0);
+    if let Some(workspace) = workspace {
+        call.must_see(Subject::Workspace(workspace)).await?;
+    }
+    may_edit(&call, workspace).await?;
+    let new = NewWebhook { name, url, kind, mode, workspace, triggers };
+    let webhook = call.application.database.create_webhook(new, now()).await?;
+    call.noted.subject(format!("webhook {}", webhook.id));
+    call.application.log_patterns.forget();
+    Ok(Json(WebhookResponse { webhook }))
+}
+
+pub(crate) async fn change(call: Call) -> Result<Json<Nothing>, Failure> {
+    let request: PatchWebhookRequest = call.json()?;
+    let webhook = own(&call).await?;
+    let url = request.url.unwrap_or_default();
+    if let Some(objection) = objection(&url) {
+        return Err(Failure::invalid(objection));
+    }
+    call.application.database.change_webhook(webhook.id, url).await?;
+    call.application.log_patterns.forget();
+    Ok(Json(Nothing {}))
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
+    let webhook = own(&call).await?;
+    call.application.database.delete_webhook(webhook.id).await?;
+    call.application.log_patterns.forget();
+    Ok(Json(Nothing {}))
+}
+
+pub(crate) async fn test(call: Call) -> Result<Json<TestWebhookResponse>, Failure> {
+    let webhook = own(&call).await?;
+    let payload = json!({
+        "event_type": "EXPERIMENT_STATE_CHANGE", "condition": {"state": "COMPLETED"}, "event_data": {"data": "test"},
+    });
+    let told = tell_now(&call.application, webhook, payload).await;
+    told.map_err(|untold| Failure::invalid(format!("error sending webhook request: {}", untold.why)))?;
+    Ok(Json(TestWebhookResponse { completed: true }))
+}
+
+/// What a script wants to be told to the webhooks that its experiment names.
+pub(crate) async fn custom(call: Call) -> Result<Json<Nothing>, Failure> {
+    let request: CustomEventRequest = call.json()?;
+    let id = request.experiment_id.ok_or_else(|| Failure::invalid("experimentId is missing"))?;
+    call.may_change(Subject::Experiment(id)).await?;
+    let trial = request.trial_id.map(|trial| trial.0).filter(|trial| *trial > 0);
+    let data = request.data.unwrap_or_default();
+    let level = data.level.strip_prefix("LOG_LEVEL_").unwrap_or(&data.level);
+    let data = json!({"title": data.title, "description": data.description, "level": level});
+    call.application.database.custom_event(id, trial, data, now()).await?;
+    Ok(Json(Nothing {}))
+}
+
+/// Looks for the patterns of webhooks in lines that have arrived.
+pub(super) async fn look(application: &Arc<Application>, lines: Vec<LogLine>) -> Result<(), Failure> {
+    let database = &application.database;
+    let wanted = application.log_patterns.all(database).await?;
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let looking = tokio::task::spawn_blocking(move || {
+        let found = wanted.iter().filter_map(|wanted| {
+            let line = lines.iter().find(|line| wanted.pattern.is_match(beginning(&line.log)))?;
+            Some((wanted.webhook.clone(), wanted.trigger.clone(), line.clone()))
+        });
+        found.collect::<Vec<_>>()
+    });
+    let found = looking.await.unwrap_or_default();
+    for (webhook, trigger, line) in found {
+        let owner = database.ownership(Subject::Task(line.task_id.clone())).await?;
+        let Some((workspace, experiment)) = owner.and_then(|owner| Some((owner.workspace?, owner.experiment))) else {
+            continue;
+        };
+        let config = match experiment {
+            Some(id) => Some(database.experiment(id, now()).await?.config.into_value()),
+            None => None,
+        };
+        if is_for(&webhook, config.as_ref(), workspace) {
+            let payload = json!({
+                "event_type": "TASK_LOG",
+                "condition": {"regex": trigger.condition["regex"]},
+                "event_data": {"task_log": {
+                    "task_id": line.task_id,
+                    "node_name": line.agent_id,
+                    "triggering_log": beginning(&line.log),
+                }},
+            });
+            database.log_matched(webhook.id, trigger.id, line.task_id, payload, now()).await?;
+        }
+    }
+    Ok(())
+}

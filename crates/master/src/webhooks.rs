@@ -1,0 +1,364 @@
+//! Tells webhooks what happened: signs it, sends it, and tries again when nobody answers.
+//!
+//! An address comes from a user, and the master can reach what the user cannot. So only `http` and `https` are spoken, no
+//! redirect is followed, nothing of the answer but its status is shown, and names and numbers that lead to a private
+//! network are refused unless an administrator allows them ([`is_public`]), each time that a name is looked up.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use instep_api::webhooks::{Trigger, Webhook};
+use instep_api::wire::Timestamp;
+use instep_database::{Database, WebhookEvent};
+use regex::Regex;
+use ring::hmac;
+use serde_json::{Value, json};
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::{Agent, Error};
+
+use crate::application::Application;
+use crate::clock::now;
+use crate::cluster::compiled;
+use crate::random;
+use crate::sync::lock;
+
+/// The trigger that looks for a pattern in logs.
+pub(crate) const TASK_LOG: &str = "TRIGGER_TYPE_TASK_LOG";
+
+/// How often is looked for what is to be told.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How long one may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Events that are sent at the same time.
+const AT_ONCE: i64 = 8;
+/// Seconds before each further attempt; after the last the event is given up.
+const AGAIN: [i64; 6] = [1, 5, 30, 120, 600, 3600];
+/// Addresses of one name that are looked at.
+const MOST_ADDRESSES: usize = 16;
+
+/// How webhooks are told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WebhookOptions {
+    /// What bodies are signed with; without it they are not.
+    pub signing_key: Option<String>,
+    /// Whether they may be in private networks, or on this machine.
+    pub private_addresses: bool,
+}
+
+/// Why something was not told.
+#[derive(Debug)]
+pub(crate) struct Untold {
+    pub why: String,
+    /// The receiver does not want it: trying again makes no sense.
+    pub is_final: bool,
+}
+
+/// A pattern that a webhook wants to be told of.
+pub(crate) struct LogPattern {
+    pub webhook: Webhook,
+    pub trigger: Trigger,
+    pub pattern: Regex,
+}
+
+/// The patterns of all webhooks, read again when one has changed.
+#[derive(Default)]
+pub(crate) struct LogPatterns(Mutex<KnownPatterns>);
+
+#[derive(Default)]
+struct KnownPatterns {
+    changes: u64,
+    all: Option<Arc<Vec<LogPattern>>>,
+}
+
+impl LogPatterns {
+    pub(crate) async fn all(&self, database: &Database) -> instep_database::Result<Arc<Vec<LogPattern>>> {
+        let changes = {
+            let known = lock(&self.0);
+            if let Some(all) = &known.all {
+                return Ok(Arc::clone(all));
+            }
+            known.changes
+        };
+        let mut all = Vec::new();
+        for webhook in database.webhooks().await? {
+            for trigger in webhook.triggers.iter().filter(|trigger| trigger.trigger_type == TASK_LOG) {
+                if let Ok(pattern) = compiled(trigger.condition["regex"].as_str().unwrap_or_default()) {
+                    all.push(LogPattern { webhook: webhook.clone(), trigger: trigger.clone(), pattern });
+                }
+            }
+        }
+        let all = Arc::new(all);
+        let mut known = lock(&self.0);
+        // What was read before a change is not remembered.
+        if known.changes == changes {
+            known.all = Some(Arc::clone(&all));
+        }
+        Ok(all)
+    }
+
+    /// Reads them again, because a webhook has changed.
+    pub(crate) fn forget(&self) {
+        let mut known = lock(&self.0);
+        known.changes += 1;
+        known.all = None;
+    }
+}
+
+/// Whether an address is one of the public Internet.
+fn is_public(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => {
+            let parts = address.segments();
+            // Those for everybody, without the ranges that hold an IPv4 address, tunnel, or are for documentation.
+            (parts[0] & 0xe000) == 0x2000
+                && parts[0] != 0x2002
+                && !(parts[0] == 0x2001 && parts[1] < 0x200)
+                && !(parts[0] == 0x2001 && parts[1] == 0xdb8)
+        }
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [first, second, third, _] = address.octets();
+    let is_shared = first == 100 && (64..128).contains(&second);
+    let is_for_tests = first == 198 && (second == 18 || second == 19);
+    let is_special = first == 0 || first >= 240 || (first == 192 && second == 0 && third == 0);
+    !(address.is_private()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_broadcast()
+        || address.is_documentation()
+        || address.is_multicast()
+        || is_shared
+        || is_for_tests
+        || is_special)
+}
+
+/// Finds the addresses behind a name that may be spoken to.
+#[derive(Debug)]
+struct CarefulResolver {
+    private_addresses: bool,
+}
+
+impl Resolver for CarefulResolver {
+    fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+        let parts = uri.scheme().zip(uri.authority());
+        let address = parts.and_then(|(scheme, authority)| DefaultResolver::host_and_port(scheme, authority));
+        let address = address.ok_or_else(|| Error::BadUri(uri.to_string()))?;
+        let found: Vec<SocketAddr> = address.to_socket_addrs()?.take(MOST_ADDRESSES).collect();
+        let allowed = |address: &&SocketAddr| self.private_addresses || is_public(address.ip());
+        let mut result = self.empty();
+        found.iter().filter(allowed).for_each(|address| result.push(*address));
+        match (result.is_empty(), found.first()) {
+            (false, _) => Ok(result),
+            (true, None) => Err(Error::HostNotFound),
+            (true, Some(address)) => {
+                let ip = address.ip();
+                Err(Error::Io(io::Error::other(format!("{ip} is in a private network, which webhooks may not reach"))))
+            }
+        }
+    }
+}
+
+/// What is wrong with an address that somebody wants to be told at.
+pub(crate) fn objection(url: &str) -> Option<String> {
+    let parsed: Result<Uri, _> = url.parse();
+    match parsed {
+        Ok(uri)
+            if matches!(uri.scheme_str(), Some("http" | "https"))
+                && uri.host().is_some_and(|host| !host.is_empty()) =>
+        {
+            None
+        }
+        _ => Some(format!("valid url required, such as https://example.org/hook: `{url}` is none")),
+    }
+}
+
+/// What a receiver gets: an event, or a message for Slack.
+fn body(webhook: &Webhook, mut payload: Value, time: Timestamp) -> Value {
+    if webhook.webhook_type == "WEBHOOK_TYPE_SLACK" {
+        let text = json!({"type": "mrkdwn", "text": slack_text(&payload)});
+        return json!({"blocks": [{"type": "section", "text": text}]});
+    }
+    payload["event_id"] = random::uuid().into();
+    payload["timestamp"] = (time.0 / 1_000_000).into();
+    payload
+}
+
+fn slack_text(payload: &Value) -> String {
+    let data = &payload["event_data"];
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let experiment = &data["experiment"];
+    let about = format!("Experiment {} `{}`", experiment["id"], text(&experiment["name"]));
+    let place = format!("workspace {}, project {}", text(&experiment["workspace"]), text(&experiment["project"]));
+    match payload["event_type"].as_str().unwrap_or_default() {
+        "TASK_LOG" => {
+            let log = &data["task_log"];
+            format!(
+                "Task `{}`, running on node `{}`, reported a log\n```{}```\nThis log matched the regex\n```{}```",
+                text(&log["task_id"]),
+                text(&log["node_name"]),
+                text(&log["triggering_log"]),
+                text(&payload["condition"]["regex"])
+            )
+        }
+        "CUSTOM" => {
+            let custom = &data["custom_data"];
+            format!("{about} ({place}): *{}*\n{}", text(&custom["title"]), text(&custom["description"]))
+        }
+        _ if experiment.is_object() => format!("{about} ({place}) is {}", text(&experiment["state"])),
+        _ => "test".to_owned(),
+    }
+}
+
+/// What proves that the master said it: a keyed hash of the time and the body.
+fn signature(key: &str, seconds: i64, body: &str) -> String {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes());
+    let tag = hmac::sign(&key, format!("{seconds},{body}").as_bytes());
+    random::hexadecimal(tag.as_ref())
+}
+
+/// Tells one receiver; blocks for as long as that takes.
+fn tell(options: &WebhookOptions, webhook: &Webhook, payload: Value) -> Result<(), Untold> {
+    let time = now();
+    let seconds = time.0 / 1_000_000;
+    let body = body(webhook, payload, time).to_string();
+    let config = Agent::config_builder()
+        .timeout_global(Some(PATIENCE))
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent(concat!("instep/", env!("CARGO_PKG_VERSION")))
+        .http_status_as_error(false)
+        .proxy(None)
+        .build();
+    let resolver = CarefulResolver { private_addresses: options.private_addresses };
+    let agent = Agent::with_parts(config, DefaultConnector::default(), resolver);
+    let mut request = agent.post(&webhook.url).header("Content-Type", "application/json; charset=UTF-8");
+    if let Some(key) = &options.signing_key {
+        request = request
+            .header("X-Determined-AI-Signature-Timestamp", seconds.to_string())
+            .header("X-Determined-AI-Signature", signature(key, seconds, &body));
+    }
+    let answer = request.send(&body).map_err(|error| Untold { why: error.to_string(), is_final: false })?;
+    match answer.status().as_u16() {
+        200..=299 => Ok(()),
+        status => {
+            Err(Untold { why: format!("it answered with status {status}"), is_final: (300..500).contains(&status) })
+        }
+    }
+}
+
+/// Tells one receiver now.
+pub(crate) async fn tell_now(application: &Arc<Application>, webhook: Webhook, payload: Value) -> Result<(), Untold> {
+    let options = application.webhooks.clone();
+    let telling = tokio::task::spawn_blocking(move || tell(&options, &webhook, payload));
+    telling.await.unwrap_or_else(|error| Err(Untold { why: error.to_string(), is_final: false }))
+}
+
+/// When an event is tried again that was not told; `None` if it is given up.
+fn next_attempt(event: &WebhookEvent, untold: &Untold, time: Timestamp) -> Option<Timestamp> {
+    let pause = AGAIN.get(usize::try_from(event.attempts).unwrap_or(usize::MAX)).filter(|_| !untold.is_final)?;
+    Some(Timestamp(time.0 + pause * 1_000_000))
+}
+
+/// Tells everything that is to be told, for as long as the master runs.
+pub(crate) async fn watch(application: Arc<Application>) {
+    loop {
+        match application.database.due_webhook_events(AT_ONCE, now()).await {
+            Ok(due) if !due.is_empty() => {
+                let telling: Vec<_> =
+                    due.into_iter().map(|event| tokio::spawn(settle(Arc::clone(&application), event))).collect();
+                for one in telling {
+                    // A panic is in the log; the event is tried again.
+                    let _ = one.await;
+                }
+                continue;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::error!(%error, "cannot read what webhooks are to be told"),
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn settle(application: Arc<Application>, event: WebhookEvent) {
+    let outcome = tell_now(&application, event.webhook.clone(), event.payload.clone()).await;
+    let next = match &outcome {
+        Ok(()) => None,
+        Err(untold) => next_attempt(&event, untold, now()),
+    };
+    if let Err(Untold { why, .. }) = outcome {
+        let (webhook, again) = (event.webhook.id, next.is_some());
+        tracing::warn!(webhook, attempt = event.attempts + 1, again, why, "cannot tell a webhook");
+    }
+    if let Err(error) = application.database.settle_webhook_event(event.id, next).await {
+        tracing::error!(%error, "cannot note that a webhook was told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_networks_are_not_reached() {
+        for address in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "192.0.0.1",
+            "198.18.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "fc00::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::1",
+            "ff02::1",
+            "2001:db8::1",
+            "2001::1",
+        ] {
+            assert!(!is_public(address.parse().unwrap()), "{address}");
+        }
+        for address in ["8.8.8.8", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8"] {
+            assert!(is_public(address.parse().unwrap()), "{address}");
+        }
+        let uri = "http://localhost:80/x".parse().unwrap();
+        let resolve = |private_addresses| {
+            CarefulResolver { private_addresses }.resolve(&uri, &Config::default(), NextTimeout::default())
+        };
+        assert!(resolve(true).is_ok());
+        assert!(resolve(false).unwrap_err().to_string().contains("private network"));
+    }
+
+    #[test]
+    fn only_addresses_of_the_web_are_taken() {
+        for url in ["", "ftp://example.org", "file:///etc/passwd", "/hook", "http://", "gopher://x"] {
+            assert!(objection(url).is_some(), "{url}");
+        }
+        for url in ["http://example.org", "https://hooks.example.org:8443/a?b=c"] {
+            assert_eq!(objection(url), None, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_signature_is_what_determined_s_receivers_work_out() {
+        // printf '1,{}' | openssl dgst -sha256 -hmac key
+        let expected = "c36b4a0d73fd874169b3e158456333bc4f9aae77bf5969f9993285932b155c86";
+        assert_eq!(signature("key", 1, "{}"), expected);
+        assert_ne!(signature("key", 1, "{}"), signature("other", 1, "{}"));
+    }
+}

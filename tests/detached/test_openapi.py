@@ -120,7 +120,7 @@ def fuzz(master: Master, count: int) -> None:
         (method.upper(), path, operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
-        if not path.endswith("/auth/logout") and (method, path) != ("patch", "/api/v1/users/{id}")
+        if not path.endswith(("/auth/logout", "/password")) and (method, path) != ("patch", "/api/v1/users/{id}")
     ]
     for number in range(count):
         method, path, operation = operations[number % len(operations)]

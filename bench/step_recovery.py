@@ -101,8 +101,9 @@ class Contender:
         """Wait until something holds, but not for ever."""
         deadline = time.monotonic() + DEADLINE_S
         while not holds():
-            if time.monotonic() > deadline:
-                return False
+            ended = all(process.poll() is not None for process in self.processes)
+            if ended or time.monotonic() > deadline:
+                return holds()
             time.sleep(0.05)
         return True
 

@@ -22,7 +22,7 @@ from torch import nn
 
 STEP_S = float(os.environ["STEP_MS"]) / 1000
 WIDTH, LAYERS, BATCH = int(os.environ["WIDTH"]), 4, 8
-SAMPLES = 1 << 16
+SAMPLES = 1 << 20
 SNAPSHOT_EVERY = 20
 
 

@@ -1,6 +1,6 @@
 """A rank is killed: how long until training goes on, and what becomes of its samples; torchrun and torchft beside us.
 
-    .venv/bin/python bench/step_recovery.py [--torchft FOLDER] [--ranks 2] [--rounds 5] [--seconds 15] [--step-ms 250]
+    .venv/bin/python bench/step_recovery.py [--torchft FOLDER] [--ranks 2] [--rounds 5] [--seconds S] [--step-ms 250]
         [--width 512] [--json FILE]
 
     uv pip install --target FOLDER opentelemetry-exporter-otlp-proto-http opentelemetry-sdk
@@ -30,6 +30,7 @@ import collections
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -332,7 +333,8 @@ def main() -> int:
     parser.add_argument("--torchft", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=15.0, help="without faults, before the first kill")
+    parser.add_argument("--calm", type=float, default=15.0, help="seconds without faults, before the first kill")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no more rounds after this time")
     parser.add_argument("--step-ms", type=int, default=250)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--json", type=Path)
@@ -347,9 +349,11 @@ def main() -> int:
         print("without torchft: give its folder with --torchft", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder, running(names, Path(folder), options) as contenders:
         begin = time.monotonic()
-        time.sleep(options.seconds)
+        time.sleep(options.calm)
         calm = begin, time.monotonic()
         for number in range(options.rounds):
+            if time.monotonic() - begin > options.seconds:
+                break
             for contender in contenders:
                 if not contender.out and not contender.spares_come():
                     raise SystemExit(f"{contender.name}: no spares become ready:\n{contender.errors()}")

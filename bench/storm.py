@@ -1,11 +1,12 @@
 """Ranks are killed at random moments, one after the other: how long the steps that were interrupted take, and whether
 the weights are those of a training that nobody has disturbed.
 
-    .venv/bin/python bench/storm.py [--ranks 4] [--kills 20] [--spares hot] [--step-ms 100] [--width 512] [--json FILE]
+    .venv/bin/python bench/storm.py [--ranks 4] [--kills 20] [--seconds S] [--spares hot] [--step-ms 100] [--width 512]
+        [--json FILE]
 
 A recovery lasts from the SIGKILL until every rank, the replacement included, has committed a step that it began after
 it, less the median step. When spares are ready, all ranks that have one are killed, one after the other, then spares
-are made again. The state is AdamW's: three times the parameters.
+are made again, until so many are killed or the time is over. The state is AdamW's: three times the parameters.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from recovery import VENV
@@ -49,7 +51,8 @@ def start(folder: Path, name: str, options: argparse.Namespace) -> Contender:
 
 def disturb(job: Contender, options: argparse.Namespace) -> list[float]:
     """Kill ranks; give how long the recoveries took."""
-    while left := options.kills - len(job.kills):
+    deadline = time.monotonic() + options.seconds
+    while (left := options.kills - len(job.kills)) and time.monotonic() < deadline:
         if not job.spares_come():
             raise SystemExit(f"no spares become ready:\n{job.errors()}")
         spares = options.ranks if options.spares == "hot" else max(1, int(options.spares))
@@ -80,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no more kills after this time")
     parser.add_argument("--spares", default="hot", help="as of instep run: hot, or a number")
     parser.add_argument("--step-ms", type=int, default=100)
     parser.add_argument("--width", type=int, default=512)

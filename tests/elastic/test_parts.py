@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
 import sys
 
 import pytest
@@ -348,3 +349,14 @@ def test_code_behind_a_step_is_refused() -> None:
 
 def test_code_whose_source_is_not_there_is_let_through() -> None:
     exec("with step: pass\nprint(1)", {"step": Entered()})
+
+
+def test_sessions_need_no_class_that_older_torch_has_not() -> None:
+    """Before 2.14, Python cannot derive from torch's Backend."""
+    script = (
+        "from instep.backend import groups\n"
+        "groups.HAS_BACKEND_CLASS = False\n"
+        "del groups.GroupBackend\n"
+        "import instep.backend.replacement, instep.elastic\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

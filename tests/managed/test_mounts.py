@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,49 @@ def test_a_mount_leads_into_no_folder_that_its_user_may_not_enter(walls: Walls) 
     assert "hint: " in log
     assert not (inner / "mine").exists()
     assert "swordfish" in walls.log("bob", "cat /run/determined/config/notes", mounts=(mount,)), "it is bob's own"
+
+
+@pytest.mark.parametrize("uid", [0, ALICE], ids=["root", "without root"])
+def test_a_mount_s_place_is_made_for_the_task_alone(walls: Walls, uid: int) -> None:
+    data = walls.folder / "data"
+    (data / "inner").mkdir(parents=True)
+    (data / "notes").write_text("from the host")
+    data.chmod(0o755)
+    walls.start("--allow-mount", str(data), uid=uid)
+    mounts = (
+        {"host_path": str(data), "container_path": "/mounted-for-alice/data"},
+        {"host_path": str(data / "notes"), "container_path": "/usr-notes"},
+        {"host_path": str(data), "container_path": "/var/lib/mounted-for-alice"},
+    )
+    script = (
+        "cat /mounted-for-alice/data/notes /usr-notes /var/lib/mounted-for-alice/notes; ls /determined_shared_fs;"
+        " ls -d /etc/passwd /proc/self /dev/null; touch /var/tmp/$DET_TASK_ID"
+    )
+    log = walls.log("alice", script, mounts=mounts)
+    assert log.count("from the host") == 3, log
+    assert "data" in log and "/etc/passwd" in log and "/proc/self" in log and "/dev/null" in log
+    assert list(Path("/var/tmp").glob("*.*-*-*-*-*")), "the machine's own folders stay what they are"
+    for place in ("/mounted-for-alice", "/usr-notes", "/var/lib/mounted-for-alice"):
+        assert not Path(place).exists(), place
+    for left in Path("/var/tmp").glob("*.*-*-*-*-*"):
+        left.unlink()
+
+
+def test_users_and_groups_that_only_accounts_know_have_names(walls: Walls) -> None:
+    walls.start()
+    script = "echo $(id -un) $(id -gn) $USER; python3 -c 'import getpass, os, pwd; print(pwd.getpwuid(os.getuid())[0])'"
+    log = walls.log("alice", script)
+    assert "alice alice alice" in log, log
+    admin = walls.cluster.master.client.login("admin")
+    group = {"agentGid": 41009, "agentGroup": "crew"}
+    made = admin("POST", "/api/v1/workspaces", {"name": "crew", "agentUserGroup": group})["workspace"]
+    project = admin("POST", f"/api/v1/workspaces/{made['id']}/projects", {"name": "first"})["project"]
+    config = walls.cluster.config("echo $(id -un) $(id -gn)")
+    config["checkpoint_storage"] = {"type": "shared_fs", "host_path": str(walls.folder)}
+    request = {"config": json.dumps(config), "activate": True, "projectId": project["id"]}
+    number = walls.users["alice"]("POST", "/api/v1/experiments", request)["experiment"]["id"]
+    walls.cluster.wait_for(number, "STATE_COMPLETED")
+    assert "alice crew" in walls.cluster.text(walls.cluster.trials(number)[0]["id"])
 
 
 @pytest.fixture

@@ -325,6 +325,18 @@ pub struct Service {
 pub struct RunAs {
     pub uid: u32,
     pub gid: u32,
+    /// What the two are called where the machine has no names for them; empty if nobody has said.
+    #[serde(default)]
+    pub user: String,
+    #[serde(default)]
+    pub group: String,
+}
+
+impl RunAs {
+    /// By numbers alone.
+    pub fn unnamed(uid: u32, gid: u32) -> RunAs {
+        RunAs { uid, gid, user: String::new(), group: String::new() }
+    }
 }
 
 /// A folder of the machine, seen elsewhere.

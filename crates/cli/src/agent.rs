@@ -167,7 +167,7 @@ fn token_in(path: &Path) -> anyhow::Result<String> {
 /// The user that `--default-user` names. It matters for root alone.
 fn default_user(text: &str) -> anyhow::Result<RunAs> {
     if !nix::unistd::geteuid().is_root() {
-        return Ok(RunAs { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() });
+        return Ok(RunAs::unnamed(nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw()));
     }
     let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
     let (uid, gid) = (user.parse::<u32>().ok(), group.map(str::parse::<u32>).transpose().ok());
@@ -181,7 +181,7 @@ fn default_user(text: &str) -> anyhow::Result<RunAs> {
         let hint = "name a user of this machine, or give numbers as UID or UID:GID";
         return Err(Hinted::new(format!("--default-user: there is no user `{text}`"), hint).into());
     };
-    Ok(RunAs { uid: uid.as_raw(), gid: group.unwrap_or(own.as_raw()) })
+    Ok(RunAs::unnamed(uid.as_raw(), group.unwrap_or(own.as_raw())))
 }
 
 /// What `--allow-mount` allows, without links.

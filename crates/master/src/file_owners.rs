@@ -16,7 +16,10 @@ pub(crate) fn unix_user(agent_user_group: Option<&Value>) -> Option<RunAs> {
         let number = value.as_i64().or_else(|| value.as_str()?.parse().ok())?;
         u32::try_from(number).ok()
     };
-    number("agentUid").zip(number("agentGid")).map(|(uid, gid)| RunAs { uid, gid })
+    let name =
+        |name: &str| agent_user_group.and_then(|fields| fields.get(name)?.as_str()).unwrap_or_default().to_owned();
+    let (user, group) = (name("agentUser"), name("agentGroup"));
+    number("agentUid").zip(number("agentGid")).map(|(uid, gid)| RunAs { uid, gid, user, group })
 }
 
 /// Which files may be an account's.

@@ -5,9 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use instep_api::link::DeviceKind;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::storage;
 use super::view::View;
 use crate::inheritance::is_kept_back;
 use crate::order::TaskOrder;
@@ -28,9 +27,6 @@ pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result
     let own_path = all.get(OsStr::new("PATH")).cloned();
     for (name, value) in &order.start.environment {
         set(&mut all, name, value);
-    }
-    if let Some(config) = order.start.environment.get("DET_EXPERIMENT_CONFIG") {
-        set(&mut all, "DET_EXPERIMENT_CONFIG", rewritten(config)?);
     }
     for (name, value) in of_machine(order, view) {
         set(&mut all, name, value);
@@ -68,13 +64,6 @@ pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result
 
 fn set(all: &mut Variables, name: impl Into<OsString>, value: impl Into<OsString>) {
     all.insert(name.into(), value.into());
-}
-
-fn rewritten(config: &str) -> Result<String, String> {
-    let mut value: Value =
-        serde_json::from_str(config).map_err(|error| format!("the experiment's configuration is not JSON: {error}"))?;
-    storage::without_containers(&mut value)?;
-    Ok(value.to_string())
 }
 
 /// What depends on the machine.
@@ -183,17 +172,6 @@ mod tests {
         assert_eq!(all["DET_RUN_DIR"], "/run/determined");
         order.start.user_environment = vec!["=1".into()];
         assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("has no name"));
-    }
-
-    #[test]
-    fn the_task_s_configuration_names_real_folders() {
-        let mut order = order();
-        let config = r#"{"checkpoint_storage":{"type":"shared_fs","host_path":"/data","storage_path":"c"}}"#;
-        order.start.environment.insert("DET_EXPERIMENT_CONFIG".into(), config.into());
-        let all = built(&order, &[]);
-        assert!(all["DET_EXPERIMENT_CONFIG"].contains(r#""container_path":"/data/c""#));
-        order.start.environment.insert("DET_EXPERIMENT_CONFIG".into(), "{".into());
-        assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("not JSON"));
     }
 
     #[test]

@@ -13,13 +13,13 @@
 //! | [`guardian`] | the outer process: it alone reads what the agent wants and says how the share ended |
 //! | [`startup`], [`supervisor`] | the inner one: its rights, then the steps of a share in their order |
 //! | [`relay`] | what the two say to each other |
-//! | [`view`], [`mounts`] | a `/run/determined` and a `/tmp` of its own; folders of the machine elsewhere |
+//! | [`view`], [`mounts`], [`mount_points`] | a `/run/determined` and a `/tmp` of its own; folders of the machine elsewhere |
 //! | [`preparation`], [`context`], `information`, [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
 //! | [`output`], [`hiding`], [`spool`] | where its output goes, without secrets |
 //! | [`service`] | whether what it serves can be used |
 //! | [`tree`] | the end of everything that was started |
-//! | [`privileges`] | as whom it runs |
+//! | [`privileges`], [`names`] | as whom it runs, and what that is called |
 
 pub mod context;
 pub mod entrypoint;
@@ -29,7 +29,9 @@ pub mod hiding;
 mod information;
 pub mod interface;
 pub mod master;
+pub mod mount_points;
 pub mod mounts;
+pub mod names;
 pub mod output;
 pub mod preparation;
 pub mod privileges;

@@ -16,6 +16,7 @@ use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
+use super::mount_points;
 use super::privileges::Account;
 use super::view::ViewError;
 use crate::order::AllowedMount;
@@ -60,13 +61,25 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Looks up the folder of checkpoints. It needs no permission: the task reaches it by its own path anyway. `None` where it
+    /// cannot be reached, which is told when it is tried out.
+    pub fn of_storage(wanted: &'a Mount, rules: Rules<'_>) -> Option<Source<'a>> {
+        let opened = as_user(rules.account, || Opened::at(Path::new(&wanted.host_path))).ok()?;
+        Some(Source { wanted, opened, read_only: false })
+    }
+
+    /// What was asked for.
+    pub fn wanted(&self) -> &Mount {
+        self.wanted
+    }
+
     /// Mounts it at a path. `own` are the folders of the task if the path is in one of them: there it is made if it is
     /// missing, and must not lead out of them.
     pub fn mount(&self, to: &Path, own: Option<&[&str]>, account: Option<&Account>) -> Result<(), ViewError> {
         let failed = |error: io::Error| failed(self.wanted, &error);
         if own.is_some() && !to.exists() {
             let is_folder = self.opened.metadata().map_err(failed)?.is_dir();
-            as_user(account, || make_target(to, is_folder)).map_err(failed)?;
+            as_user(account, || mount_points::make(to, is_folder)).map_err(failed)?;
         }
         let (source, target) = (&self.opened, Opened::at(to).map_err(failed)?);
         let forbidden = match own {
@@ -85,7 +98,7 @@ impl<'a> Source<'a> {
 }
 
 /// Does something with the rights of the task's user, if that is not the agent's.
-fn as_user<T>(account: Option<&Account>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub fn as_user<T>(account: Option<&Account>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     match account {
         Some(account) => account.acting(work).and_then(|done| done),
         None => work(),
@@ -144,11 +157,6 @@ impl Opened {
 
 fn by_number(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
-}
-
-fn make_target(path: &Path, folder: bool) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    if folder { fs::create_dir(path) } else { File::create(path).map(drop) }
 }
 
 fn is_system(path: &Path) -> bool {

@@ -64,15 +64,9 @@ pub fn needed_paths(
         provide_storage(&path, account);
         paths.push(path);
     }
-    let config = order.start.environment.get("DET_EXPERIMENT_CONFIG");
-    let config = config.and_then(|text| serde_json::from_str::<Value>(text).ok());
-    if let Some(mut config) = config {
-        // A wrong one is reported when the variables are built.
-        let _ = storage::without_containers(&mut config);
-        if let Some(folder) = storage::folder(&config) {
-            provide_storage(&folder, account);
-            paths.push(folder);
-        }
+    if let Some(Ok(folder)) = storage::config(order).as_ref().and_then(storage::folder) {
+        provide_storage(&folder, account);
+        paths.push(folder);
     }
     for name in ["HOME", "VIRTUAL_ENV", "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"] {
         paths.extend(inherited.get(OsStr::new(name)).into_iter().flat_map(std::env::split_paths));
@@ -156,14 +150,10 @@ pub fn announce(order: &TaskOrder, view: &View, all: &Variables) -> String {
     format!("New trial runner in (container {resources}) on agent {agent}{chosen}")
 }
 
-fn config(all: &Variables) -> Option<Value> {
-    serde_json::from_str(&all.get(OsStr::new("DET_EXPERIMENT_CONFIG"))?.to_string_lossy()).ok()
-}
-
 /// Whether checkpoints can be stored. Storage that is no folder is tried by whoever uses it.
-pub fn try_storage(order: &TaskOrder, all: &Variables) -> Result<(), String> {
-    let Some(folder) = config(all).as_ref().and_then(storage::folder) else { return Ok(()) };
-    storage::probe(&folder, &format!(".probe-{}", order.start.share.resources))
+pub fn try_storage(order: &TaskOrder) -> Result<(), String> {
+    let Some(folder) = storage::config(order).as_ref().and_then(storage::folder) else { return Ok(()) };
+    storage::probe(&folder?, &format!(".probe-{}", order.start.share.resources))
         .map_err(|error| format!("Checkpoint storage validation failed: {error}"))
 }
 

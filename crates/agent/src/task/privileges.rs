@@ -28,6 +28,8 @@ pub struct Account {
     gid: Gid,
     groups: Vec<Gid>,
     known: Option<User>,
+    /// What it is called if the machine does not know it; empty if nobody has said.
+    called: String,
 }
 
 impl Account {
@@ -39,7 +41,7 @@ impl Account {
             Some(known) => getgrouplist(&CString::new(known.name.as_str())?, gid)?,
             None => vec![gid],
         };
-        Ok(Account { uid, gid, groups, known })
+        Ok(Account { uid, gid, groups, known, called: user.user.clone() })
     }
 
     /// Becomes the user, for good.
@@ -71,7 +73,12 @@ impl Account {
                 ("USER", user.name.clone().into()),
                 ("LOGNAME", user.name.clone().into()),
             ],
-            None => vec![("HOME", "/".into()), ("USER", self.uid.to_string().into())],
+            None if self.called.is_empty() => vec![("HOME", "/".into()), ("USER", self.uid.to_string().into())],
+            None => vec![
+                ("HOME", "/".into()),
+                ("USER", self.called.clone().into()),
+                ("LOGNAME", self.called.clone().into()),
+            ],
         };
         named.into_iter().map(|(name, value)| (name.into(), value)).collect()
     }

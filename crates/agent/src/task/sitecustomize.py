@@ -1,16 +1,18 @@
-"""Tells Determined's package where this task's folder is, on machines where it cannot be at /run/determined.
+"""Tells Determined's package where this task's folders are, on machines where they cannot be at their fixed paths.
 
-Python imports this at its start. Nothing on disk is changed: the two modules that hold the fixed paths get others when
-they are imported.
+Python imports this at its start. Nothing on disk is changed: the modules that hold the fixed paths get others when they
+are imported.
 """
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 
 _FIXED = "/run/determined"
-_MODULES = ("determined._info", "determined.constants")
+_SHARED = "/determined_shared_fs"
+_MODULES = ("determined._info", "determined.constants", "determined.common.constants")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -18,7 +20,15 @@ def _moved(value):
     """The path in this task's folder, for a path in the fixed one; anything else as it is."""
     if isinstance(value, str) and (value == _FIXED or value.startswith(_FIXED + "/")):
         return os.environ["DET_RUN_DIR"] + value[len(_FIXED) :]
+    if value == _SHARED:
+        return _shared_folder() or value
     return value
+
+
+def _shared_folder():
+    """The folder of checkpoints itself, which is mounted nowhere."""
+    storage = json.loads(os.environ.get("DET_EXPERIMENT_CONFIG", "{}")).get("checkpoint_storage") or {}
+    return storage.get("host_path")
 
 
 def _move_paths(module):
@@ -34,7 +44,7 @@ def _move_paths(module):
 
 
 class _Finder:
-    """Finds the two modules as usual, and looks at them after they have run."""
+    """Finds these modules as usual, and looks at them after they have run."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

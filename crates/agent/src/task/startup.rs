@@ -12,12 +12,13 @@ use nix::unistd::{AccessFlags, access, geteuid, getppid};
 
 use super::environment::Variables;
 use super::mounts::Rules;
+use super::names::Names;
 use super::output::Output;
 use super::privileges::Account;
 use super::relay::Orders;
 use super::supervisor::{self, DELIVERY};
 use super::view::{self, View, ViewError, Wanted};
-use super::{master, preparation, privileges};
+use super::{master, preparation, privileges, storage};
 use crate::cgroup::task_group::TaskGroup;
 use crate::folder::{ShareFolder, TaskFolder};
 use crate::order::TaskOrder;
@@ -46,13 +47,18 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     // No program that the task starts gets more rights than the task has.
     prctl::set_no_new_privs()?;
     // What is known of users is asked before the task has a say in what is seen at /etc.
-    let account = privileges::other_user(&order).map(Account::find).transpose()?;
+    let user = privileges::other_user(&order);
+    let account = user.map(Account::find).transpose()?;
+    let names = user.map(Names::lacking).transpose()?.unwrap_or_default();
     let mut inherited: Variables = std::env::vars_os().collect();
     inherited.extend(account.iter().flat_map(Account::variables));
     let task = folder.task();
     // Opened before something is mounted that could hide it.
     let own = File::open(task.path())?;
     let view = build_view(&task, &own, &order, &inherited, account.as_ref(), plain);
+    if !plain && view.is_ok() {
+        names.show(&task)?;
+    }
     if matches!(view, Err(ViewError::NoNamespace(_))) {
         return Ok(Outcome::NeedsPlainView);
     }
@@ -85,7 +91,8 @@ fn build_view(
 ) -> Result<View, ViewError> {
     let needed = preparation::needed_paths(folder, order, inherited, account);
     let rules = Rules { account, allowed: &order.machine.allowed_mounts };
-    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, rules };
+    let storage = storage::mount_of(order);
+    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, storage: storage.as_ref(), rules };
     let failed = |error: io::Error| {
         ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
     };
@@ -146,7 +153,7 @@ mod tests {
     fn a_task_s_folder_is_closed_until_everything_in_it_is_the_user_s() {
         // Only root can give files away.
         let uid = if geteuid().is_root() { 41_001 } else { geteuid().as_raw() };
-        let account = Account::find(&RunAs { uid, gid: getegid().as_raw() }).unwrap();
+        let account = Account::find(&RunAs::unnamed(uid, getegid().as_raw())).unwrap();
         let place = tempfile::tempdir().unwrap();
         let folder = TaskFolder::at(place.path());
         fill(&folder, &order(), Some(&account)).unwrap();

@@ -1,34 +1,53 @@
-//! Checkpoint storage as a task sees it: the path without containers, and whether it can be used.
+//! Checkpoint storage as a task sees it: where it is, and whether it can be used.
+//!
+//! The configuration that a task reads is the user's. Determined's package takes a `shared_fs` for a mount in a container,
+//! always at the same place, so a task's view has its folder there too ([`mount_of`]).
 
 use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use serde_json::{Map, Value};
+use instep_api::link::Mount;
+use serde_json::Value;
 
-/// What a checkpoint storage in a folder may say besides its path.
-const KEPT_KEYS: [&str; 3] = ["save_experiment_best", "save_trial_best", "save_trial_latest"];
+use crate::order::TaskOrder;
 
-/// Turns `shared_fs`, which means a mount in a container, into the folder itself.
-///
-/// `Err` says what is wrong with the configuration.
-pub fn without_containers(config: &mut Value) -> Result<(), String> {
-    let Some(storage) = config.get_mut("checkpoint_storage").and_then(Value::as_object_mut) else { return Ok(()) };
-    if storage.get("type").and_then(Value::as_str) != Some("shared_fs") {
-        return Ok(());
-    }
+/// Where Determined's package looks for the `host_path` of a `shared_fs`.
+const SHARED: &str = "/determined_shared_fs";
+
+/// The section of the experiment's configuration, if the task is a trial.
+pub fn config(order: &TaskOrder) -> Option<Value> {
+    let text = order.start.environment.get("DET_EXPERIMENT_CONFIG")?;
+    serde_json::from_str::<Value>(text).ok()?.get_mut("checkpoint_storage").map(Value::take)
+}
+
+/// The mount by which Determined's package finds a `shared_fs`.
+pub fn mount_of(order: &TaskOrder) -> Option<Mount> {
+    let host_path = shared_path(&config(order)?)?.to_owned();
+    Some(Mount { host_path, task_path: SHARED.to_owned(), read_only: false })
+}
+
+fn shared_path(storage: &Value) -> Option<&str> {
+    let kind = storage.get("type")?.as_str()?;
+    storage.get("host_path")?.as_str().filter(|path| kind == "shared_fs" && Path::new(path).is_absolute())
+}
+
+/// The folder of a storage that is one. `Err` says what is wrong with it.
+pub fn folder(storage: &Value) -> Option<Result<PathBuf, String>> {
     let text = |key: &str| storage.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
-    let host = text("host_path").ok_or("checkpoint_storage: shared_fs has no host_path")?;
-    let path = below(Path::new(host), text("storage_path").map(Path::new))
-        .ok_or("checkpoint_storage: storage_path is outside host_path")?;
-    let mut folder = Map::new();
-    folder.insert("type".to_owned(), "directory".into());
-    folder.insert("container_path".to_owned(), path.to_string_lossy().into());
-    for key in KEPT_KEYS {
-        folder.extend(storage.get(key).map(|value| (key.to_owned(), value.clone())));
+    match text("type")? {
+        "directory" => Some(Ok(text("container_path")?.into())),
+        "shared_fs" => {
+            let found = shared_path(storage).ok_or("checkpoint_storage: shared_fs has no absolute host_path").and_then(
+                |host| {
+                    below(Path::new(host), text("storage_path").map(Path::new))
+                        .ok_or("checkpoint_storage: storage_path is outside host_path")
+                },
+            );
+            Some(found.map_err(str::to_owned))
+        }
+        _ => None,
     }
-    *storage = folder;
-    Ok(())
 }
 
 fn below(host: &Path, storage: Option<&Path>) -> Option<PathBuf> {
@@ -36,16 +55,6 @@ fn below(host: &Path, storage: Option<&Path>) -> Option<PathBuf> {
     let inner = if storage.is_absolute() { storage.strip_prefix(host).ok()? } else { storage };
     let plain = inner.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     plain.then(|| host.join(inner))
-}
-
-/// The folder of a configuration that stores checkpoints in one.
-pub fn folder(config: &Value) -> Option<PathBuf> {
-    let storage = config.get("checkpoint_storage")?;
-    let path = match storage.get("type")?.as_str()? {
-        "directory" => storage.get("container_path")?.as_str()?,
-        _ => return None,
-    };
-    Some(PathBuf::from(path))
 }
 
 /// Writes, reads and removes something in the folder. `name` is not taken by anybody else.
@@ -71,9 +80,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::task::testing::order;
 
     #[test]
-    fn a_shared_folder_becomes_the_folder_itself() {
+    fn the_folder_of_a_storage_is_found() {
         let cases = [
             (json!({"host_path": "/data"}), Ok("/data")),
             (json!({"host_path": "/data", "storage_path": null}), Ok("/data")),
@@ -81,27 +91,28 @@ mod tests {
             (json!({"host_path": "/data", "storage_path": "/data/c"}), Ok("/data/c")),
             (json!({"host_path": "/data", "storage_path": "/other"}), Err("is outside")),
             (json!({"host_path": "/data", "storage_path": "../x"}), Err("is outside")),
-            (json!({}), Err("has no host_path")),
+            (json!({}), Err("has no absolute host_path")),
         ];
         for (mut storage, expected) in cases {
             storage["type"] = "shared_fs".into();
-            storage["save_trial_best"] = 2.into();
-            storage["propagation"] = "rprivate".into();
-            let mut config = json!({"checkpoint_storage": storage});
-            match (without_containers(&mut config), expected) {
-                (Ok(()), Ok(path)) => {
-                    let wanted = json!({"type": "directory", "container_path": path, "save_trial_best": 2});
-                    assert_eq!(config["checkpoint_storage"], wanted);
-                    assert_eq!(folder(&config).as_deref(), Some(Path::new(path)));
-                }
+            match (folder(&storage).unwrap(), expected) {
+                (Ok(found), Ok(path)) => assert_eq!(found, Path::new(path)),
                 (Err(found), Err(wanted)) => assert!(found.contains(wanted), "{found}"),
-                (found, wanted) => panic!("{config}: {found:?} instead of {wanted:?}"),
+                (found, wanted) => panic!("{storage}: {found:?} instead of {wanted:?}"),
             }
         }
-        let mut other = json!({"checkpoint_storage": {"type": "s3", "bucket": "b"}});
-        without_containers(&mut other).unwrap();
-        assert_eq!(other["checkpoint_storage"]["bucket"], "b");
-        assert_eq!(folder(&other), None);
+        assert_eq!(folder(&json!({"type": "directory", "container_path": "/a"})), Some(Ok("/a".into())));
+        assert_eq!(folder(&json!({"type": "s3", "bucket": "b"})), None);
+    }
+
+    #[test]
+    fn a_shared_folder_is_mounted_where_the_package_looks() {
+        let mut order = order();
+        assert_eq!(mount_of(&order), None);
+        let config = r#"{"checkpoint_storage":{"type":"shared_fs","host_path":"/data","storage_path":"c"}}"#;
+        order.start.environment.insert("DET_EXPERIMENT_CONFIG".into(), config.into());
+        let mount = mount_of(&order).unwrap();
+        assert_eq!((&*mount.host_path, &*mount.task_path), ("/data", "/determined_shared_fs"));
     }
 
     #[test]

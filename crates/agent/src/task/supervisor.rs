@@ -117,8 +117,8 @@ impl Supervisor {
         if !preparation::is_trial(&self.order) {
             return Ok(());
         }
-        let (order, variables) = (self.order.clone(), all.clone());
-        self.in_background(move || preparation::try_storage(&order, &variables))?.map_err(|error| {
+        let order = self.order.clone();
+        self.in_background(move || preparation::try_storage(&order))?.map_err(|error| {
             self.output.say(LogLevel::Error, &error);
             Ended::Code(1)
         })

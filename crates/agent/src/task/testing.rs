@@ -41,7 +41,7 @@ pub fn order() -> TaskOrder {
             python: "/opt/python/bin/python3".into(),
             binary: "/opt/instep".into(),
             window_seconds: 25,
-            default_user: RunAs { uid: 65534, gid: 65534 },
+            default_user: RunAs::unnamed(65534, 65534),
             allowed_mounts: Vec::new(),
         },
         cgroup: None,

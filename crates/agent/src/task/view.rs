@@ -27,6 +27,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
+use super::mount_points;
 use super::mounts::{self, Opened, Rules, Source};
 use crate::folder::TaskFolder;
 
@@ -79,6 +80,8 @@ pub struct Wanted<'a> {
     pub needed: &'a [PathBuf],
     /// Folders that the task sees elsewhere.
     pub mounts: &'a [Mount],
+    /// The shared folder of the task's checkpoints, where Determined's package looks for it.
+    pub storage: Option<&'a Mount>,
     /// For whom. Another user than ours rules out a user namespace of ours.
     pub rules: Rules<'a>,
 }
@@ -96,8 +99,10 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
     for name in first_parts(wanted.needed) {
         keep_reachable(&Path::new(TMP).join(&name), &share.join("tmp").join(&name)).map_err(unavailable)?;
     }
+    provide_places(share, wanted)?;
     // What is to be mounted is found before the machine's /tmp is hidden, and mounted after.
     let sources = wanted.mounts.iter().map(|mount| Source::find(mount, wanted.rules)).collect::<Result<Vec<_>, _>>()?;
+    let storage = wanted.storage.and_then(|mount| Source::of_storage(mount, wanted.rules));
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
     bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
     if own_shared_memory && Path::new(SHARED_MEMORY).is_dir() {
@@ -105,17 +110,30 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
         mount(Some("tmpfs"), SHARED_MEMORY, Some("tmpfs"), flags, Some("mode=1777"))
             .map_err(|errno| unavailable(errno.into()))?;
     }
-    for (mount, source) in wanted.mounts.iter().zip(sources) {
-        let path = task_path(mount);
+    for source in sources.iter().chain(&storage) {
+        let path = task_path(source.wanted());
         let own = in_share(share, &path).is_some();
-        if !own && !path.exists() {
-            let hint = "create an empty folder there, or choose a container_path that is relative or below /tmp";
-            let what = format!("bind_mounts: {} does not exist on this machine", path.display());
-            return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
-        }
         source.mount(&path, own.then_some(&[RUN, TMP]), wanted.rules.account)?;
     }
     Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
+}
+
+/// Makes the places of mounts that the machine does not have. First of all, for it may change the root.
+fn provide_places(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<(), ViewError> {
+    for (number, mount) in wanted.mounts.iter().chain(wanted.storage).enumerate() {
+        let path = task_path(mount);
+        if in_share(share, &path).is_some() {
+            continue;
+        }
+        let is_folder = !Path::new(&mount.host_path).is_file();
+        let scratch = share.join(&format!("place-{number}"));
+        mount_points::provide(&path, is_folder, wanted.rules.account, &scratch).map_err(|error| {
+            let what = format!("bind_mounts: {} cannot be made on this machine: {error}", path.display());
+            let hint = "create an empty folder there, or choose a container_path that is relative or below /tmp";
+            ViewError::Impossible(format!("{what}\nhint: {hint}"))
+        })?;
+    }
+    Ok(())
 }
 
 /// The view without a namespace.
@@ -169,15 +187,7 @@ fn provide_mount_point(share: &TaskFolder) -> io::Result<()> {
     // We may not write to /run. A new one takes its place, with everything that was in it.
     let old = share.join("old-run");
     bind(Path::new("/run"), &old)?;
-    mount(Some("tmpfs"), "/run", Some("tmpfs"), MsFlags::empty(), Some("size=64k,mode=755"))?;
-    for entry in fs::read_dir(&old)?.flatten() {
-        let (from, to) = (entry.path(), Path::new("/run").join(entry.file_name()));
-        match fs::read_link(&from) {
-            Ok(target) => symlink(target, to)?,
-            // What cannot be bound, such as a service's private folder, could not be used either.
-            Err(_) => drop(bind(&from, &to)),
-        }
-    }
+    mount_points::fill(&old, Path::new("/run"))?;
     fs::create_dir(RUN)
 }
 

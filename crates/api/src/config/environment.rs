@@ -36,6 +36,9 @@ pub struct ByDevice<T> {
     pub rocm: T,
 }
 
+const IMAGE: &str = "determinedai/pytorch-ngc-dev:0736b6d";
+const ROCM_IMAGE: &str = "determinedai/environments:rocm-5.6-pytorch-1.3-tf-2.10-rocm-mpich-0736b6d";
+
 impl Environment {
     pub(super) fn read(mut fields: Fields<'_>) -> Environment {
         let mistakes = fields.mistakes();
@@ -44,7 +47,7 @@ impl Environment {
             .take("environment_variables")
             .map(|value| variables(&fields.path("environment_variables"), value, mistakes));
         let environment = Environment {
-            image: image.unwrap_or_default(),
+            image: with_defaults(image.unwrap_or_default()),
             environment_variables: variables.unwrap_or_default(),
             ports: ports(&mut fields),
             proxy_ports: fields.list("proxy_ports").into_iter().map(|(_, value)| value).collect(),
@@ -52,7 +55,7 @@ impl Environment {
             registry_auth: fields.map("registry_auth"),
             add_capabilities: fields.texts("add_capabilities"),
             drop_capabilities: fields.texts("drop_capabilities"),
-            pod_spec: fields.map("pod_spec"),
+            pod_spec: pod_spec(&mut fields),
             secrets: secrets(&mut fields, "secrets", variable_objection),
             secret_files: secrets(&mut fields, "secret_files", objection),
         };
@@ -88,6 +91,49 @@ fn ports(fields: &mut Fields<'_>) -> Map<String, Value> {
         }
     }
     ports
+}
+
+/// What a pod's specification leaves to the master: its names, and most of the container that the task runs in.
+const POD: &[&str] = &["name", "name_space"];
+const CONTAINER: &[&str] = &[
+    "args",
+    "command",
+    "image",
+    "image_pull_policy",
+    "lifecycle",
+    "liveness_probe",
+    "ports",
+    "readiness_probe",
+    "security_context",
+    "startup_probe",
+    "termination_message_path",
+    "termination_message_policy",
+    "working_dir",
+];
+
+fn pod_spec(fields: &mut Fields<'_>) -> Option<Map<String, Value>> {
+    let spec = fields.map("pod_spec")?;
+    let refuse = |path: &str, found: &Map<String, Value>, names: &[&str]| {
+        for name in names.iter().filter(|name| found.contains_key(**name)) {
+            fields
+                .wrong(&format!("{path}.{name}"), "is not configurable: it follows from the rest of the configuration");
+        }
+    };
+    refuse("pod_spec", &spec, POD);
+    let containers = spec.get("spec").and_then(|spec| spec.get("containers")).and_then(Value::as_array);
+    for (index, container) in containers.into_iter().flatten().enumerate() {
+        let Some(container) = container.as_object() else { continue };
+        if container.get("name").is_some_and(|name| name == "determined-container") {
+            refuse(&format!("pod_spec.spec.containers[{index}]"), container, CONTAINER);
+        }
+    }
+    Some(spec)
+}
+
+/// What Determined 0.38 says where nobody does. Nothing is made of images here; clients expect to read one.
+fn with_defaults(images: ByDevice<Option<String>>) -> ByDevice<Option<String>> {
+    let or = |image: Option<String>, default: &str| image.or_else(|| Some(default.to_owned()));
+    ByDevice { cpu: or(images.cpu, IMAGE), cuda: or(images.cuda, IMAGE), rocm: or(images.rocm, ROCM_IMAGE) }
 }
 
 fn images(path: &str, value: Value, mistakes: &Mistakes) -> ByDevice<Option<String>> {

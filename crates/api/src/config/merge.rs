@@ -1,12 +1,14 @@
 //! Laying one configuration over another: the upper one wins, field by field.
 //!
 //! Maps are merged key by key. What is one of several kinds (a storage, a searcher, a hyperparameter) is merged only
-//! with its own kind. Mounts and devices are joined, the upper ones first, and a lower one gives way where both mean the
+//! with its own kind; of a hyperparameter that is no group nothing is merged. Mounts and devices are joined, the upper ones first, and a lower one gives way where both mean the
 //! same path in the task; variables are joined, the lower ones first, so that later and therefore upper ones win; log
-//! policies are joined by name. Every other list is replaced. Null is the same as absent.
+//! policies are joined by name. Every other list is replaced. Null is the same as absent, but for hyperparameters, where it
+//! is a value.
 
 use serde_json::{Map, Value, json};
 
+use super::policies;
 use super::resources::spelled_out;
 use super::storage::KEPT;
 
@@ -20,7 +22,7 @@ const DEEPEST: usize = 64;
 pub(super) fn merge(upper: Value, lower: Value) -> Value {
     keys(upper, lower, |name, upper, lower| match name {
         "bind_mounts" => mounts(upper, lower),
-        "log_policies" => policies(upper, lower),
+        "log_policies" => named_policies(upper, lower),
         "checkpoint_storage" | "tensorboard_storage" => kinds(upper, lower, "type", KEPT),
         "searcher" => kinds(upper, lower, "name", SEARCHER),
         "resources" => keys(upper, lower, |name, upper, lower| match name {
@@ -69,14 +71,25 @@ fn hyperparameters(upper: Value, lower: Value, depth: usize) -> Value {
     if depth > DEEPEST {
         return upper;
     }
-    keys(upper, lower, |_, upper, lower| {
-        let kind = |value: &Value| value.get("type").and_then(Value::as_str).map(str::to_owned);
-        match (kind(&upper), kind(&lower)) {
-            (None, None) => hyperparameters(upper, lower, depth + 1),
-            (one, other) if one == other => deep(upper, lower, DEEPEST),
-            _ => upper,
+    match (upper, lower) {
+        (Value::Object(upper), Value::Object(lower)) if is_group(&upper) && is_group(&lower) => {
+            let mut merged = lower;
+            for (name, value) in upper {
+                let value = match merged.remove(&name) {
+                    Some(under) => hyperparameters(value, under, depth + 1),
+                    None => value,
+                };
+                merged.insert(name, value);
+            }
+            Value::Object(merged)
         }
-    })
+        (upper, _) => upper,
+    }
+}
+
+/// Whether a map is hyperparameters by their names, and not one hyperparameter.
+fn is_group(fields: &Map<String, Value>) -> bool {
+    fields.get("type").is_none_or(Value::is_object)
 }
 
 /// Things of several kinds: merged with their own kind, except for the keys that all kinds have.
@@ -107,10 +120,12 @@ fn mounts(upper: Value, lower: Value) -> Value {
     joined(upper, lower, |one, other| one["container_path"] == other["container_path"])
 }
 
-fn policies(upper: Value, lower: Value) -> Value {
-    joined(upper, lower, |one, other| match (&one["name"], &other["name"]) {
-        (Value::Null, Value::Null) => one == other,
-        (one, other) => one == other,
+fn named_policies(upper: Value, lower: Value) -> Value {
+    joined(each(upper, policies::plain), each(lower, policies::plain), |one, other| {
+        match (&one["name"], &other["name"]) {
+            (Value::Null, Value::Null) => one == other,
+            (one, other) => one == other,
+        }
     })
 }
 

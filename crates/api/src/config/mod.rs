@@ -37,8 +37,10 @@ pub use policies::{LogAction, LogPolicy};
 pub use reader::ConfigError;
 use reader::{Fields, Mistakes, kind};
 pub use resources::{BindMount, Device, Resources, memory_size};
-pub use searcher::{AdaptiveAsha, AsyncHalving, Method, Mode, SearcherConfig, Span, Time};
-pub use secrets::{Configuration, ConfigurationText, MASK, is_secret_name, masked, masks, restored};
+pub use searcher::{AdaptiveAsha, AsyncHalving, Method, Mode, SearchLength, SearcherConfig, Span, Time};
+pub use secrets::{
+    Configuration, ConfigurationText, MASK, StorageConfiguration, is_secret_name, masked, masks, restored,
+};
 pub use storage::{CheckpointStorage, StorageKind};
 pub use task::{TaskConfig, TaskSources};
 pub use training::{Optimizations, Profiling, Reproducibility, RetentionPolicy};
@@ -176,10 +178,8 @@ pub fn merge(upper: Value, lower: Value) -> Value {
 fn layered(user: Value, sources: &Sources) -> Value {
     let storage = sources.workspace_storage.clone().map(|storage| merge::only("checkpoint_storage", storage));
     let built_in = merge::only("log_policies", policies::built_in());
-    [sources.template.clone(), storage, sources.defaults.clone(), Some(built_in)]
-        .into_iter()
-        .flatten()
-        .fold(user, merge::merge)
+    let template = sources.template.clone().map(task::without_tasks);
+    [template, storage, sources.defaults.clone(), Some(built_in)].into_iter().flatten().fold(user, merge::merge)
 }
 
 fn read(mut fields: Fields<'_>, sources: &Sources) -> ExperimentConfig {

@@ -17,7 +17,7 @@ pub struct LogPolicy {
 
 /// What a policy does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum LogAction {
     /// The trial is not tried again if it fails.
     CancelRetries,
@@ -31,6 +31,14 @@ pub(super) fn built_in() -> Value {
         {"name": "CUDA OOM", "pattern": ".*CUDA out of memory.*"},
         {"name": "ECC Error", "pattern": ".*uncorrectable ECC error encountered.*"},
     ])
+}
+
+/// A policy with its action as a word, also where it was written as a map.
+pub(super) fn plain(mut policy: Value) -> Value {
+    if let Some(action) = policy.get_mut("action").filter(|action| action.is_object()) {
+        *action = action["type"].take();
+    }
+    policy
 }
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Vec<LogPolicy> {

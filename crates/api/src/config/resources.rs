@@ -89,7 +89,7 @@ pub fn memory_size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
-    let number: f64 = number.parse().ok()?;
+    let number: f64 = Some(number).filter(|number| !number.ends_with('.'))?.parse().ok()?;
     let unit = unit.trim_start();
     let power = match unit {
         "" | "b" => 0,
@@ -175,6 +175,8 @@ mod tests {
             ("64mb", Some(64 << 20)),
             ("7 b", Some(7)),
             ("g", None),
+            ("1.gb", None),
+            (".5g", Some(1 << 29)),
             ("4x", None),
             ("4gg", None),
             ("-1", None),

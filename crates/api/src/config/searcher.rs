@@ -16,9 +16,29 @@ pub struct SearcherConfig {
     pub source_checkpoint_uuid: Option<String>,
     /// Nobody searches by it; scripts of an older form read it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_length: Option<Length>,
+    pub max_length: Option<SearchLength>,
     #[serde(flatten)]
     pub method: Method,
+}
+
+/// How long a trial trains, as it was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SearchLength {
+    /// A number alone, which counts batches.
+    Plain(u64),
+    /// A number of something.
+    Of(Length),
+}
+
+impl SearchLength {
+    /// What it means.
+    pub fn length(self) -> Length {
+        match self {
+            SearchLength::Plain(units) => Length::batches(units),
+            SearchLength::Of(length) => length,
+        }
+    }
 }
 
 /// The search itself.
@@ -135,7 +155,7 @@ impl SearcherConfig {
             Method::AdaptiveAsha(search) => &search.time,
             _ => return None,
         };
-        match (time.max_time, &time.time_metric, self.max_length) {
+        match (time.max_time, &time.time_metric, self.max_length.map(SearchLength::length)) {
             (Some(max_time), Some(metric), _) => Some(Span { max_time, metric: Some(metric.clone()) }),
             (_, _, Some(length)) => Some(Span { max_time: length.units, metric: None }),
             _ => None,
@@ -149,16 +169,15 @@ impl SearcherConfig {
         if metric.is_none() {
             fields.wrong("metric", "is needed: the name of the validation metric to judge trials by");
         }
-        let max_length = fields
-            .take("max_length")
-            .and_then(|value| Length::read(&fields.path("max_length"), value, fields.mistakes()));
+        let max_length = fields.take("max_length").and_then(|value| {
+            let is_plain = value.is_number();
+            let length = Length::read(&fields.path("max_length"), value, fields.mistakes())?;
+            Some(if is_plain { SearchLength::Plain(length.units) } else { SearchLength::Of(length) })
+        });
         let smaller_is_better = fields.flag("smaller_is_better").unwrap_or(true);
         let source_trial_id = fields.whole("source_trial_id", 1..=i64::MAX);
         let source_checkpoint_uuid = fields.text("source_checkpoint_uuid");
-        if source_trial_id.is_some() && source_checkpoint_uuid.is_some() {
-            fields.wrong("source_trial_id", "and source_checkpoint_uuid cannot both be set");
-        }
-        let method = method(name.as_deref(), &mut fields, max_length, warnings);
+        let method = method(name.as_deref(), &mut fields, max_length.map(SearchLength::length), warnings);
         if name.is_some_and(|name| METHODS.contains(&name.as_str())) {
             fields.finish();
         }

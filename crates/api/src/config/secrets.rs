@@ -348,6 +348,40 @@ impl fmt::Debug for Configuration {
     }
 }
 
+/// The `checkpoint_storage` section alone, which masks its secrets whenever it is written out.
+#[derive(Clone, PartialEq, Default, Deserialize)]
+#[serde(transparent)]
+pub struct StorageConfiguration(Value);
+
+impl StorageConfiguration {
+    /// With its secrets.
+    pub fn into_value(self) -> Value {
+        self.0
+    }
+
+    fn masked(&self) -> Value {
+        transform(self.0.clone(), Section::Storage, &mut |_, value| mask(value))
+    }
+}
+
+impl From<Value> for StorageConfiguration {
+    fn from(config: Value) -> StorageConfiguration {
+        StorageConfiguration(config)
+    }
+}
+
+impl Serialize for StorageConfiguration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.masked().serialize(serializer)
+    }
+}
+
+impl fmt::Debug for StorageConfiguration {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.masked().fmt(formatter)
+    }
+}
+
 /// The text of a configuration as it was sent, which masks its secrets whenever it is written out.
 #[derive(Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(transparent)]

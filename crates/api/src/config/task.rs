@@ -45,8 +45,10 @@ pub struct TaskSources {
     pub defaults: Option<Value>,
 }
 
-/// What a template may say about a task.
+/// What a template may say about tasks and experiments alike.
 const SHARED: &[&str] = &["description", "entrypoint", "resources", "environment", "bind_mounts", "debug"];
+/// What a template may say about tasks alone.
+const OWN: &[&str] = &["idle_timeout", "notebook_idle_type", "tensorboard_args", "work_dir"];
 /// Sections without a meaning here.
 const OTHERS: &[&str] = &["notebook_idle_type", "pbs", "slurm", "work_dir"];
 
@@ -76,11 +78,22 @@ impl TaskConfig {
 fn shared(template: Value) -> Value {
     let Value::Object(fields) = template else { return json!({}) };
     let mut fields: Map<String, Value> =
-        fields.into_iter().filter(|(name, _)| SHARED.contains(&name.as_str())).collect();
+        fields.into_iter().filter(|(name, _)| SHARED.iter().chain(OWN).any(|known| known == name)).collect();
     if let Some(resources) = fields.get_mut("resources").and_then(Value::as_object_mut) {
         resources.remove("slots_per_trial");
     }
     Value::Object(fields)
+}
+
+/// The part of a template that is about experiments.
+pub(super) fn without_tasks(mut template: Value) -> Value {
+    if let Some(fields) = template.as_object_mut() {
+        fields.retain(|name, _| !OWN.contains(&name.as_str()));
+    }
+    if let Some(resources) = template.get_mut("resources").and_then(Value::as_object_mut) {
+        resources.remove("slots");
+    }
+    template
 }
 
 fn read(mut fields: Fields<'_>, sources: &TaskSources) -> TaskConfig {
@@ -152,12 +165,13 @@ mod tests {
     #[test]
     fn templates_of_experiments_lend_what_tasks_have() {
         let template = json!({
-            "max_restarts": 3, "resources": {"slots_per_trial": 8, "priority": 9},
+            "max_restarts": 3, "resources": {"slots_per_trial": 8, "slots": 2, "priority": 9}, "idle_timeout": "1m",
             "environment": {"environment_variables": ["A=1"]},
         });
         let sources = TaskSources { template: Some(template), ..command() };
         let config = TaskConfig::from_value(json!({"entrypoint": "true"}), &sources).unwrap();
-        assert_eq!((config.slots, config.resources.priority), (1, Some(9)));
+        assert_eq!((config.slots, config.resources.priority), (2, Some(9)));
+        assert_eq!(config.idle_timeout, Some(Duration::from_secs(60)));
         assert_eq!(config.environment.environment_variables.cpu, ["A=1"]);
     }
 

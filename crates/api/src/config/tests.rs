@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Entrypoint, ExperimentConfig, Length, Method, Sources, merge, parse_text};
+use super::{Entrypoint, ExperimentConfig, Method, SearchLength, Sources, merge, parse_text};
 
 fn sources() -> Sources {
     Sources { name: "nameless".to_owned(), seed: 7, ..Sources::default() }
@@ -56,7 +56,9 @@ fn a_small_configuration_gets_every_default() {
         "perform_initial_validation": false,
         "records_per_epoch": 0,
         "scheduling_unit": 100,
-        "environment": {"image": {"cpu": null, "cuda": null, "rocm": null},
+        "environment": {"image": {"cpu": "determinedai/pytorch-ngc-dev:0736b6d",
+                                  "cuda": "determinedai/pytorch-ngc-dev:0736b6d",
+                                  "rocm": "determinedai/environments:rocm-5.6-pytorch-1.3-tf-2.10-rocm-mpich-0736b6d"},
                         "environment_variables": {"cpu": [], "cuda": [], "rocm": []},
                         "ports": {}, "proxy_ports": [], "force_pull_image": false, "registry_auth": null,
                         "add_capabilities": [], "drop_capabilities": [], "pod_spec": null,
@@ -130,7 +132,7 @@ fn searchers_get_their_defaults() {
     assert_eq!((&halving["divisor"], &halving["max_concurrent_trials"]), (&json!(3.0), &json!(16)));
     assert_eq!(json("name: random, max_trials: 3")["max_concurrent_trials"], 16);
     assert_eq!(json("name: grid, max_concurrent_trials: 0")["max_concurrent_trials"], 0);
-    assert_eq!(json("name: single, max_length: 100")["max_length"], json!({"batches": 100}));
+    assert_eq!(json("name: single, max_length: 100")["max_length"], 100);
     assert_eq!(json("name: single, max_length: {epochs: 2}")["max_length"], json!({"epochs": 2}));
 }
 
@@ -140,7 +142,7 @@ fn an_older_adaptive_search_counts_steps() {
     let span = config.searcher.span().unwrap();
     assert_eq!((span.max_time, span.metric), (100, None));
     assert!(config.warnings[0].contains("deprecated"), "{:?}", config.warnings);
-    assert_eq!(config.searcher.max_length, Some(Length::batches(100)));
+    assert_eq!(config.searcher.max_length, Some(SearchLength::Plain(100)));
     let both = "entrypoint: x\nsearcher: {name: adaptive_asha, metric: m, max_trials: 4, max_length: 100, max_time: 9, \
                 time_metric: t}";
     let span = read(both).searcher.span().unwrap();
@@ -206,6 +208,12 @@ fn each_mistake_is_explained() {
         ),
         (with("checkpoint_storage: {type: azure, container: c}"), "exactly one of connection_string and account_url"),
         (with("log_policies: [{name: a}, {name: a}]"), "log_policies[1]: the name `a` is given twice"),
+        (with("resources: {shm_size: 1.gb}"), "resources.shm_size: must be a number of bytes or a size"),
+        (with("environment: {pod_spec: {name: p}}"), "environment.pod_spec.name: is not configurable"),
+        (
+            with("environment: {pod_spec: {spec: {containers: [{name: determined-container, image: i}]}}}"),
+            "environment.pod_spec.spec.containers[0].image: is not configurable",
+        ),
         (with("log_policies: [{pattern: x}]"), "log_policies[0].name: is needed"),
         (with("log_policies: [{name: x, action: explode}]"), "must be cancel_retries or exclude_node"),
         (with("resources: {priority: 100}"), "resources.priority: must be at most 99, not 100"),
@@ -293,7 +301,18 @@ fn sections_are_merged_each_in_its_way() {
         (
             "{hyperparameters: {n: {type: int, maxval: 4}, c: 1, g: {x: 1}}}",
             "{hyperparameters: {n: {type: int, minval: 0, maxval: 9}, c: {type: int, minval: 0}, g: {z: 2}}}",
-            json!({"hyperparameters": {"n": {"type": "int", "minval": 0, "maxval": 4}, "c": 1, "g": {"x": 1, "z": 2}}}),
+            json!({"hyperparameters": {"n": {"type": "int", "maxval": 4}, "c": 1, "g": {"x": 1, "z": 2}}}),
+        ),
+        (
+            "{hyperparameters: {n: null}}",
+            "{hyperparameters: {n: {x: 1}, m: 1}}",
+            json!({"hyperparameters": {"n": null, "m": 1}}),
+        ),
+        (
+            "{log_policies: [{pattern: x, action: {type: exclude_node}}]}",
+            "{log_policies: [{pattern: x, action: exclude_node}, {pattern: x, action: cancel_retries}]}",
+            json!({"log_policies": [{"pattern": "x", "action": "exclude_node"},
+                                    {"pattern": "x", "action": "cancel_retries"}]}),
         ),
         (
             "{searcher: {name: single}}",
@@ -323,7 +342,7 @@ fn a_built_in_policy_can_be_turned_off() {
         config.log_policies.iter().map(|policy| (policy.name.as_deref(), policy.pattern.is_some())).collect();
     assert_eq!(shown, [(Some("CUDA OOM"), false), (Some("mine"), true), (Some("ECC Error"), true)]);
     let action = &config.to_json()["log_policies"][1]["action"];
-    assert_eq!(*action, json!({"type": "exclude_node"}));
+    assert_eq!(*action, "exclude_node");
 }
 
 #[test]

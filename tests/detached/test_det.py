@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
+from pathlib import Path
+
 from .conftest import Client, Master
 from .det import Commands, det
 from .trial import finish, make_trial, report
@@ -89,6 +93,20 @@ def test_det_manages_users(det: Commands, master: Master) -> None:
         "user list",
     )
     assert "anna" in users
+    # Nobody passes for a built-in user or for somebody else, and a Unix user is named whole.
+    outcomes = det.outcomes(
+        "user edit anna --display-name Admin",
+        "user edit anna --display-name determined",
+        "user create Determined --password Abcdefg1",
+        "user link-with-agent-user anna --agent-uid 7 --agent-user anna --agent-gid 8 --agent-group a:b",
+        "user link-with-agent-user anna --agent-uid 7 --agent-user anna --agent-gid 8 --agent-group staff",
+    )
+    assert [each.status for each in outcomes] == [1, 1, 1, 1, 0], outcomes
+    assert all("reserved" in each.output for each in outcomes[:3]), outcomes
+    admin = master.client.login("admin")
+    for group in ({"agentUid": 7}, {"agentUid": 7, "agentGid": 8, "agentUser": "", "agentGroup": "g"}):
+        body = json.dumps({"agentUserGroup": group}).encode()
+        assert admin.raw("PATCH", "/api/v1/users/3", body)[0] == 400
     assert master.client.login("anna", "Abcdefg1")("GET", "/api/v1/me")["user"]["displayName"] == "Ann"
 
 
@@ -111,8 +129,13 @@ def test_det_says_what_is_not_there(det: Commands, api: Client) -> None:
         assert commands[command] in outcome.output, (command, outcome)
 
 
-def test_det_shows_administrators_the_master_s_log(det: Commands, api: Client, master: Master) -> None:
-    assert api.raw("GET", "/api/v1/master/logs")[0] == 403
+def test_det_shows_the_master_s_log(det: Commands, api: Client, master: Master, tmp_path: Path) -> None:
+    made = make_trial(api)
+    [printed] = det(["trial", "support-bundle", str(made.trial), "--output-dir", str(tmp_path)])
+    [bundle] = tmp_path.glob("det-bundle-trial-*.tar.gz")
+    assert str(bundle) in printed
+    with tarfile.open(bundle) as files:
+        assert {Path(name).name for name in files.getnames()} >= {"trial_logs.txt", "master_logs.txt"}
     admin = master.client.login("admin")
     assert admin.token is not None
     det.settings |= {"DET_USER": "admin", "DET_USER_TOKEN": admin.token}

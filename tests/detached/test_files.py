@@ -30,6 +30,21 @@ def unpacked(archive: bytes) -> dict[str, str]:
         return {member.name: files.extractfile(member).read().decode() for member in members}  # type: ignore[union-attr]
 
 
+def test_files_for_tensorboard_go_with_their_experiment(det: Commands, api: Client, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    cluster = api("GET", "/api/v1/master")["clusterId"]
+    for delete in ("experiment delete-tb-files {}", "experiment delete {} --yes"):
+        made = make_trial(api, storage=storage)
+        finish(api, made)
+        folder = storage / cluster / "tensorboard" / "experiment" / str(made.experiment)
+        (folder / "trial" / str(made.trial)).mkdir(parents=True)
+        (folder / "trial" / str(made.trial) / "events.out").write_text("x")
+        neighbour = folder.with_name("77")
+        neighbour.mkdir(exist_ok=True)
+        det(delete.format(made.experiment))
+        assert not folder.exists() and neighbour.exists()
+
+
 def test_a_checkpoint_is_one_archive(api: Client, master: Master, tmp_path: Path) -> None:
     made = make_trial(api, storage=tmp_path)
     uuid = save(api, made, tmp_path, 7, FILES)

@@ -62,7 +62,10 @@ def test_commands_with_det(cluster: Cluster, det: Commands, tmp_path: Path) -> N
     assert "7COMMAND" in printed and "exit code 3" in printed
     [listed] = det("cmd list --json")
     first, second = json.loads(listed)
-    assert (first["state"], first["exitStatus"]) == ("TERMINATED", "all of it ended with exit code 0")
+    assert (first["state"], first["exitStatus"]) == (
+        "TERMINATED",
+        "it exited successfully: all of it ended with exit code 0",
+    )
     assert second["exitStatus"] == "it failed with exit code 3"
     [config] = det(f"cmd config {first['id']}")
     assert "slots: 2" in config
@@ -101,9 +104,12 @@ def test_commands_wait_in_the_queue_with_their_priorities(
     begun = {task: found["allocations"][0]["startTime"] for task, found in started.items()}
     assert begun[third] < begun[second]
     # What waits is withdrawn, what fails is a failure, what is wrong is refused.
-    big = ours("command run -d --config resources.slots=8 true").stdout.strip()
-    assert "slots" in ours(f"command describe {big}").stdout
-    assert "has ended" in ours(f"command kill {big}").stderr
+    holder = ours("command run -d sleep 600").stdout.strip()
+    wait_for(cluster, holder, "STATE_RUNNING")
+    held = ours("command run -d true").stdout.strip()
+    assert "needs 1 slot" in ours(f"command describe {held}").stdout
+    assert "has ended" in ours(f"command kill {held}").stderr
+    ours(f"command kill {holder}")
     assert "exit code 5" in ours("command run 'exit 5'", 1).stderr
     assert "resource: unknown key" in ours("command run --config resource.slots=1 true", 1).stderr
     lost = ours("command run nosuchprogram x", 1)
@@ -128,7 +134,7 @@ def test_a_command_outlives_its_master_and_runs_once(cluster: Cluster, tmp_path:
     Path(f"{trace}.go").touch()
     for each in (task, waiting):
         wait_for(cluster, each, "STATE_TERMINATED")
-        assert command(cluster, each)["exitStatus"] == "all of it ended with exit code 0"
+        assert command(cluster, each)["exitStatus"] == "it exited successfully: all of it ended with exit code 0"
     assert trace.read_text() == "begun\n"
     assert "over" in written(cluster, task)
 

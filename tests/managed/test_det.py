@@ -47,7 +47,10 @@ def test_agents_and_slots(cluster: Cluster, det: Commands, ours: Callable[..., R
     cluster.agent("one", 2)
     cluster.agent("two", 2)
     [agents] = det("agent list")
-    assert "one" in agents and "two" in agents
+    # Clients compare the version of agents with the master's.
+    assert "one" in agents and "two" in agents and "0.38.1" in agents
+    shown = cluster.api("GET", "/api/v1/agents")["agents"]
+    assert {(agent["version"], agent["instepVersion"] != "0.38.1") for agent in shown} == {("0.38.1", True)}
     [slots] = det("slot list")
     assert slots.count("default") == 4
     number = create(cluster, cluster.config(SLEEPER, resources={"slots_per_trial": 2}))
@@ -133,9 +136,21 @@ def test_templates_and_previews(cluster: Cluster, det: Commands, ours: Callable[
     number = create(cluster, config, template="mine", activate=False)
     made = cluster.experiment(number)["config"]
     assert (made["max_restarts"], made["resources"]["slots_per_trial"]) == (3, 2)
+    # One template serves experiments and commands, and need not say where checkpoints lie to say how many are kept.
+    shared = "resources: {slots: 0, slots_per_trial: 2}\nidle_timeout: 1h\ncheckpoint_storage: {save_trial_best: 7}\n"
+    (tmp_path / "shared.yaml").write_text(shared)
+    det(["template", "set", "shared", str(tmp_path / "shared.yaml")])
+    number = create(cluster, config, template="shared", activate=False)
+    made = cluster.experiment(number)["config"]
+    assert (made["resources"]["slots_per_trial"], made["checkpoint_storage"]["save_trial_best"]) == (2, 7)
+    assert (made["checkpoint_storage"]["type"], "slots" in made["resources"]) == ("shared_fs", False)
+    [task] = det(["cmd", "run", "--template", "shared", "--detach", "true"])
+    command = cluster.api("GET", f"/api/v1/commands/{task.split()[-1]}")["config"]
+    assert (command["resources"]["slots"], command["idle_timeout"]) == (0, 3600)
     (tmp_path / "template.yaml").write_text("max_restart: 3\n")
     assert "max_restart" in ours("template set mine template.yaml", 1).stderr
     ours("template remove mine --yes")
+    ours("template remove shared --yes")
     assert "no templates" in ours("template list").stderr
     search = {"name": "random", "metric": "x", "max_trials": 7}
     path = cluster.written(cluster.config("true", searcher=search))

@@ -58,6 +58,22 @@ def test_slots_that_nobody_has_stay_queued_with_a_reason(cluster: Cluster, det: 
     cluster.wait_for(number, "STATE_CANCELED")
 
 
+def test_what_can_never_be_had_is_refused_at_once(cluster: Cluster, det: Commands) -> None:
+    cluster.agent("one", 2)
+    [refused, elsewhere] = det.outcomes(
+        ["cmd", "run", "--config", "resources.slots=10485", "sleep infinity"],
+        ["cmd", "run", "--config", "resources.resource_pool=nowhere", "true"],
+    )
+    assert (refused.status, elsewhere.status) == (1, 1)
+    assert "request unfulfillable" in refused.output and "the largest of the pool has 2" in refused.output
+    assert "resource pool 'nowhere' not found" in elsewhere.output
+    resources = {"slots_per_trial": 3, "is_single_node": True}
+    with pytest.raises(Failed, match="request unfulfillable"):
+        create(cluster, cluster.config("true", resources=resources))
+    with pytest.raises(Failed, match="nowhere"):
+        create(cluster, cluster.config("true", resources={"resource_pool": "nowhere"}))
+
+
 def test_failing_script_is_restarted_as_often_as_it_may(cluster: Cluster) -> None:
     cluster.agent("one", 1)
     number = create(cluster, cluster.config("exit 3", max_restarts=2))

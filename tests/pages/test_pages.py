@@ -188,7 +188,8 @@ def test_the_cluster_shows_what_every_slot_does(window: Window) -> None:
         "addresses": ["10.0.0.1"],
         "enabled": True,
         "draining": False,
-        "version": "0.1.0",
+        "version": "0.38.1",
+        "instepVersion": "0.1.0",
         "resourcePools": ["default"],
     }
     page = window.page

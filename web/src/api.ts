@@ -88,7 +88,7 @@ export interface Agent {
   addresses: string[];
   enabled: boolean;
   draining: boolean;
-  version: string;
+  instepVersion: string;
   resourcePools: string[];
 }
 

@@ -19,7 +19,10 @@ pub struct Agent {
     pub addresses: Vec<String>,
     pub enabled: bool,
     pub draining: bool,
+    /// The version of Determined whose agents it stands for; clients compare it with the master's.
     pub version: String,
+    /// Its own.
+    pub instep_version: String,
     pub resource_pools: Vec<String>,
     pub slot_stats: SlotStats,
 }

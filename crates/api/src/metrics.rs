@@ -147,7 +147,7 @@ pub struct MetricsReport {
     pub metrics: Value,
 }
 
-/// An element of the metric streams.
+/// Reports: an element of the metric streams, or all that were made with a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct MetricsStreamElement {

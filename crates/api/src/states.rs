@@ -68,6 +68,15 @@ wire_enum!(
 );
 
 wire_enum!(
+    /// What a trial works with a checkpoint for.
+    SourceKind {
+        Unspecified = "TRIAL_SOURCE_INFO_TYPE_UNSPECIFIED",
+        Inference = "TRIAL_SOURCE_INFO_TYPE_INFERENCE",
+        FineTuning = "TRIAL_SOURCE_INFO_TYPE_FINE_TUNING",
+    }
+);
+
+wire_enum!(
     /// What an attempt to run a task on slots is doing.
     AllocationState {
         Unspecified = "STATE_UNSPECIFIED",

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::identifiers::{ExperimentId, RunId, StorageId, TrialId};
+use crate::identifiers::{ExperimentId, ModelId, RunId, StorageId, TrialId};
 use crate::metrics::Metrics;
 use crate::pages::Pagination;
-use crate::states::{CheckpointState, State};
+use crate::states::{CheckpointState, SourceKind, State};
 use crate::wire::{Long, Timestamp};
 
 /// One trial.
@@ -199,4 +199,39 @@ pub struct StartRunResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct RunMetadata {
     pub metadata: Option<Value>,
+}
+
+/// `POST /trial-source-info`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ReportSourceRequest {
+    #[serde(alias = "trial_source_info")]
+    pub trial_source_info: Option<TrialSourceInfo>,
+}
+
+/// A trial that works with a checkpoint, be it a version of a model.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct TrialSourceInfo {
+    #[serde(alias = "trial_id")]
+    pub trial_id: Option<TrialId>,
+    #[serde(alias = "checkpoint_uuid")]
+    pub checkpoint_uuid: Option<String>,
+    #[serde(alias = "trial_source_info_type")]
+    pub trial_source_info_type: Option<SourceKind>,
+    #[serde(alias = "model_id")]
+    pub model_id: Option<ModelId>,
+    #[serde(alias = "model_version")]
+    pub model_version: Option<i64>,
+}
+
+/// What was remembered.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ReportSourceResponse {
+    pub trial_id: TrialId,
+    pub checkpoint_uuid: String,
 }

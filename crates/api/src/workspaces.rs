@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::config::StorageConfiguration;
 use crate::identifiers::{ProjectId, UserId, WorkspaceId};
 use crate::pages::Pagination;
 use crate::preferences::Note;
@@ -29,7 +30,7 @@ pub struct Workspace {
     pub state: String,
     pub error_message: String,
     pub agent_user_group: Option<Value>,
-    pub checkpoint_storage_config: Option<Value>,
+    pub checkpoint_storage_config: Option<StorageConfiguration>,
     pub default_compute_pool: String,
     pub default_aux_pool: String,
 }
@@ -60,10 +61,20 @@ pub struct Project {
 
 /// `POST` and `PATCH` of `/workspaces`.
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct WorkspaceRequest {
     pub name: Option<String>,
+    /// Where experiments keep their checkpoints that do not say; an empty one takes it back.
+    #[serde(alias = "checkpoint_storage_config")]
+    pub checkpoint_storage_config: Option<Value>,
+    /// As whom tasks run; one whose fields are all null takes it back.
+    #[serde(alias = "agent_user_group")]
+    pub agent_user_group: Option<Value>,
+    #[serde(alias = "default_compute_pool", alias = "defaultComputeResourcePool")]
+    pub default_compute_pool: Option<String>,
+    #[serde(alias = "default_aux_pool", alias = "defaultAuxResourcePool")]
+    pub default_aux_pool: Option<String>,
 }
 
 /// `POST /workspaces/{id}/projects` and `PATCH /projects/{id}`.

@@ -10,6 +10,7 @@ use crate::allocations::{AllocationRow, allocation_of};
 use crate::error::{Error, Result};
 use crate::ownership::shown_by;
 use crate::rows::{column, json, optional_json, optional_time, text_of, time};
+use crate::workspaces::unix_user_of;
 
 /// A task to be made.
 #[derive(Debug, Clone)]
@@ -94,8 +95,9 @@ pub struct ShownTrial {
 }
 
 const SELECT: &str = "SELECT commands.*, tasks.started_at AS task_started_at, tasks.ended_at AS task_ended_at, \
-    users.username, users.display_name, users.agent_user_group FROM commands \
-    JOIN tasks ON tasks.id = commands.task_id JOIN users ON users.id = commands.user_id";
+    users.username, users.display_name, users.agent_user_group, workspaces.agent_user_group AS workspace_group \
+    FROM commands JOIN tasks ON tasks.id = commands.task_id JOIN users ON users.id = commands.user_id \
+    JOIN workspaces ON workspaces.id = commands.workspace_id";
 
 impl Database {
     /// Makes a task. Its attempt to run comes with the first decision about it.
@@ -270,7 +272,7 @@ fn command(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         owner: UserId(row.get("user_id")?),
         username: column(row, "username")?,
         display_name: column(row, "display_name")?,
-        agent_user_group: optional_json(row, "agent_user_group")?,
+        agent_user_group: unix_user_of(optional_json(row, "agent_user_group")?, optional_json(row, "workspace_group")?),
         workspace: WorkspaceId(row.get("workspace_id")?),
         pool: column(row, "pool")?,
         priority: column(row, "priority")?,

@@ -12,17 +12,20 @@ use serde_json::Value;
 
 use crate::Database;
 use crate::checkpoints::{checkpoint_by_uuid, shrink};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::models::must_not_be_registered;
 use crate::rows::{json, optional_json, text_of};
 
-/// Files of one checkpoint that are to be deleted.
+/// Files of one checkpoint that are to be deleted, or those that an experiment wrote for TensorBoard: then the UUID is the
+/// experiment's number.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Deletion {
     /// Identifies the note.
     pub id: i64,
     pub uuid: String,
+    /// The folder of the storage that it lies in; `None` for the storage's own.
+    pub folder: Option<String>,
     /// The configuration of where they are.
     pub storage: Value,
     /// Which of them, below the checkpoint's folder; `None` for all.
@@ -43,7 +46,7 @@ fn find_storage(connection: &Connection, of_run: Option<StorageId>, of_experimen
         found = statement.query_row([id.0], |row| row.get(0)).optional()?;
     }
     let config = match found {
-        Some(text) => serde_json::from_str(&text).map_err(|error| crate::Error::Damaged(error.to_string()))?,
+        Some(text) => serde_json::from_str(&text).map_err(|error| Error::Damaged(error.to_string()))?,
         None => of_experiment.clone(),
     };
     Ok(Some(config).filter(Value::is_object))
@@ -88,7 +91,29 @@ pub(crate) fn give_up_of_trial(connection: &Connection, id: TrialId) -> Result<V
     Ok(uuids)
 }
 
+/// Notes what an experiment wrote for TensorBoard as to be deleted. It lies where Determined's client puts it.
+pub(crate) fn give_up_tensorboard(connection: &Connection, id: ExperimentId, cluster: &str) -> Result<()> {
+    let sql = "SELECT config, user_id FROM experiments WHERE id = ?";
+    let row = connection
+        .prepare_cached(sql)?
+        .query_row([id.0], |row| Ok((json::<Value>(row, "config")?, row.get::<_, i64>("user_id")?)));
+    let (mut config, owner) = row.optional()?.ok_or_else(|| Error::not_found("experiment", id))?;
+    let storage = config["checkpoint_storage"].take();
+    if storage.is_object() {
+        let sql = "INSERT INTO file_deletions (checkpoint_uuid, folder, storage, user_id) VALUES (?, ?, ?, ?)";
+        let folder = format!("{cluster}/tensorboard/experiment");
+        connection.execute(sql, params![id.to_string(), folder, text_of(&storage)?, owner])?;
+    }
+    Ok(())
+}
+
 impl Database {
+    /// Gives up what an experiment wrote for TensorBoard.
+    pub async fn delete_tensorboard_files(&self, id: ExperimentId) -> Result<()> {
+        let cluster = self.cluster_id().to_owned();
+        self.engine.write(move |connection| give_up_tensorboard(connection, id, &cluster)).await
+    }
+
     /// The configuration of where the files of a checkpoint are that a task reports, if there is one.
     pub async fn storage_of_report(&self, task: String, storage: Option<StorageId>) -> Result<Option<Value>> {
         self.engine
@@ -154,6 +179,7 @@ impl Database {
                     Ok(Deletion {
                         id: row.get("id")?,
                         uuid: row.get("checkpoint_uuid")?,
+                        folder: row.get("folder")?,
                         storage: json(row, "storage")?,
                         paths: optional_json(row, "paths")?,
                         owner: row.get::<_, Option<i64>>("user_id")?.map(UserId),

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, json, object, optional_time, text_of, time, word};
-use crate::workspaces::project_by_names;
+use crate::workspaces::{must_be_open, project_by_names};
 
 /// An experiment to be made.
 #[derive(Debug, Clone)]
@@ -271,6 +271,10 @@ fn conditions(filter: &ExperimentFilter) -> (String, Vec<SqlValue>) {
     one_of("experiments.project_id", filter.project.iter().map(|id| id.0.into()).collect());
     if let Some(archived) = filter.archived {
         clauses.push(if archived { "experiments.archived".into() } else { "NOT experiments.archived".into() });
+        // Who asks for all that are not archived does not want those of an archived place; who names one does.
+        if !archived && filter.project.is_none() {
+            clauses.push("NOT projects.archived AND NOT workspaces.archived".into());
+        }
     }
     for (column, part) in [("name", &filter.name), ("description", &filter.description)] {
         if let Some(part) = part {
@@ -300,12 +304,7 @@ fn escaped(text: &str) -> String {
 
 fn find_project(connection: &Connection, new: &NewExperiment) -> Result<ProjectId> {
     match (new.project_id, &new.project_names) {
-        (Some(id), _) => {
-            let there: bool =
-                connection
-                    .query_row("SELECT EXISTS (SELECT 1 FROM projects WHERE id = ?)", [id.0], |row| row.get(0))?;
-            if there { Ok(id) } else { Err(Error::not_found("project", id)) }
-        }
+        (Some(id), _) => Ok(id),
         (None, Some((workspace, project))) => project_by_names(connection, workspace, project),
         (None, None) => Ok(ProjectId(1)),
     }
@@ -320,6 +319,7 @@ pub(crate) fn insert(
     now: Timestamp,
 ) -> Result<ExperimentId> {
     let project = find_project(connection, new)?;
+    must_be_open(connection, project)?;
     let id = connection
         .prepare_cached(
             "INSERT INTO experiments (external_id, name, description, labels, notes, config, \
@@ -453,14 +453,13 @@ impl Database {
     pub async fn move_experiment(&self, id: ExperimentId, project: ProjectId, now: Timestamp) -> Result<()> {
         self.engine
             .write(move |connection| {
-                experiment_by_id(connection, id, now)?;
-                let there: bool = connection.query_row(
-                    "SELECT EXISTS (SELECT 1 FROM projects WHERE id = ?)",
-                    [project.0],
-                    |row| row.get(0),
-                )?;
-                if !there {
-                    return Err(Error::not_found("project", project));
+                let current = experiment_by_id(connection, id, now)?;
+                if current.archived {
+                    let what = format!("experiment {id} is archived, and cannot be moved");
+                    return Err(Error::Precondition(what));
+                }
+                for place in [current.project_id, project] {
+                    must_be_open(connection, place)?;
                 }
                 connection.execute("UPDATE experiments SET project_id = ? WHERE id = ?", [project.0, id.0])?;
                 Ok(())
@@ -468,9 +467,10 @@ impl Database {
             .await
     }
 
-    /// Forgets an experiment that is over, with everything that belongs to it, and notes its checkpoints' files as to
-    /// be deleted.
+    /// Forgets an experiment that is over, with everything that belongs to it, and notes its checkpoints' files, and
+    /// what it wrote for TensorBoard, as to be deleted.
     pub async fn delete_experiment(&self, id: ExperimentId, now: Timestamp) -> Result<()> {
+        let cluster = self.cluster_id().to_owned();
         self.engine
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
@@ -479,6 +479,7 @@ impl Database {
                     return Err(Error::Precondition(what));
                 }
                 crate::deletions::give_up_all(connection, id)?;
+                crate::deletions::give_up_tensorboard(connection, id, &cluster)?;
                 for trial in &current.trial_ids {
                     crate::trials::forget(connection, *trial)?;
                 }

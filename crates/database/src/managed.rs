@@ -19,6 +19,7 @@ use crate::experiments::{NewExperiment, experiment_by_id, insert};
 use crate::metrics::read;
 use crate::rows::{json, optional_json, text_of, word};
 use crate::snapshots::{self, Snapshot, StoredState};
+use crate::workspaces::unix_user_of;
 
 /// What one step decides. An empty part changes nothing.
 #[derive(Debug, Clone, Default)]
@@ -140,7 +141,7 @@ pub struct LiveExperiment {
     pub stored: StoredState,
     /// The checkpoint that its trials begin with: the one its configuration names, or the newest of the trial it names.
     pub warm_start: Option<String>,
-    /// As whom its owner's tasks run, as the owner's account says.
+    /// As whom its tasks run, as the owner's account and the workspace say.
     pub agent_user_group: Option<Value>,
     /// Its trials, by the searcher's names.
     pub trials: Vec<LiveTrial>,
@@ -315,14 +316,22 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
         .query_row([id.0], |row| word(row, "state"))?;
     let stored = snapshots::get(connection, id)?;
     let searcher = &experiment.config["searcher"];
-    let warm_start = match (searcher["source_checkpoint_uuid"].as_str(), searcher["source_trial_id"].as_i64()) {
-        (Some(uuid), _) => Some(uuid.to_owned()),
-        (None, Some(trial)) => newest_checkpoint(connection, TrialId(trial))?.map(|(uuid, _)| uuid),
+    // Where both are named, the trial counts.
+    let warm_start = match (searcher["source_trial_id"].as_i64(), searcher["source_checkpoint_uuid"].as_str()) {
+        (Some(trial), _) => newest_checkpoint(connection, TrialId(trial))?.map(|(uuid, _)| uuid),
+        (None, Some(uuid)) => Some(uuid.to_owned()),
         (None, None) => None,
     };
     let agent_user_group = connection
-        .prepare_cached("SELECT agent_user_group FROM users WHERE id = ?")?
-        .query_row([experiment.user_id.0], |row| optional_json(row, "agent_user_group"))?;
+        .prepare_cached(
+            "SELECT users.agent_user_group AS of_account, workspaces.agent_user_group AS of_workspace \
+             FROM experiments JOIN users ON users.id = experiments.user_id \
+             JOIN projects ON projects.id = experiments.project_id \
+             JOIN workspaces ON workspaces.id = projects.workspace_id WHERE experiments.id = ?",
+        )?
+        .query_row([id.0], |row| {
+            Ok(unix_user_of(optional_json(row, "of_account")?, optional_json(row, "of_workspace")?))
+        })?;
     let sql = "SELECT * FROM trials WHERE experiment_id = ? AND request_id IS NOT NULL ORDER BY id";
     let mut statement = connection.prepare_cached(sql)?;
     let trials = statement.query_map([id.0], |row| {

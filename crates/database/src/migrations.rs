@@ -26,6 +26,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0013.sql"),
     include_str!("schema/0014.sql"),
     include_str!("schema/0015.sql"),
+    include_str!("schema/0016.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.

@@ -1,14 +1,16 @@
 //! Workspaces and projects.
 
-use instep_api::identifiers::{ProjectId, UserId, WorkspaceId};
+use instep_api::identifiers::{ExperimentId, ProjectId, UserId, WorkspaceId};
+use instep_api::states::State;
 use instep_api::wire::Timestamp;
 use instep_api::workspaces::{Project, RESTING, Workspace};
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::roles::{self, HeldRole, Holder};
-use crate::rows::{column, json, optional_time};
+use crate::rows::{column, json, optional_json, optional_time, text_of, word};
 
 const WORKSPACES: &str = "SELECT workspaces.*, users.username AS username, \
     (SELECT COUNT(*) FROM projects WHERE projects.workspace_id = workspaces.id) AS project_count, \
@@ -17,6 +19,7 @@ const WORKSPACES: &str = "SELECT workspaces.*, users.username AS username, \
     FROM workspaces JOIN users ON users.id = workspaces.user_id";
 
 const PROJECTS: &str = "SELECT projects.*, users.username AS username, workspaces.name AS workspace_name, \
+    projects.archived OR workspaces.archived AS shown_archived, \
     (SELECT COUNT(*) FROM experiments WHERE experiments.project_id = projects.id) AS experiment_count, \
     (SELECT COUNT(*) FROM experiments WHERE experiments.project_id = projects.id \
         AND experiments.state IN ('STATE_RUNNING', 'STATE_ACTIVE')) AS active_count, \
@@ -39,8 +42,8 @@ fn workspace_of(row: &Row<'_>) -> rusqlite::Result<Workspace> {
         pinned_at: None,
         state: RESTING.to_owned(),
         error_message: String::new(),
-        agent_user_group: None,
-        checkpoint_storage_config: None,
+        agent_user_group: optional_json(row, "agent_user_group")?,
+        checkpoint_storage_config: optional_json(row, "checkpoint_storage")?,
         default_compute_pool: String::new(),
         default_aux_pool: String::new(),
     })
@@ -53,7 +56,7 @@ fn project_of(row: &Row<'_>) -> rusqlite::Result<Project> {
         description: column(row, "description")?,
         workspace_id: WorkspaceId(column(row, "workspace_id")?),
         workspace_name: column(row, "workspace_name")?,
-        archived: column(row, "archived")?,
+        archived: column(row, "shown_archived")?,
         username: column(row, "username")?,
         user_id: UserId(column(row, "user_id")?),
         immutable: column(row, "immutable")?,
@@ -90,6 +93,58 @@ fn exists(connection: &Connection, query: &str, parameters: impl rusqlite::Param
     Ok(connection.prepare_cached(&sql)?.query_row(parameters, |row| row.get(0))?)
 }
 
+fn must_not_be_archived(archived: bool, what: &str, name: &str) -> Result<()> {
+    if !archived {
+        return Ok(());
+    }
+    let hint = "hint: take it out of the archive first";
+    Err(Error::Precondition(format!("{what} '{name}' is archived, and cannot be changed\n{hint}")))
+}
+
+/// Refuses to put something into a project that is archived, or to take something out of it.
+pub(crate) fn must_be_open(connection: &Connection, id: ProjectId) -> Result<()> {
+    let project = project_by_id(connection, id)?;
+    must_not_be_archived(project.archived, "project", &project.name)
+}
+
+/// What a workspace is to be; what is `None` stays.
+#[derive(Debug, Clone, Default)]
+pub struct WorkspaceChange {
+    /// Its name.
+    pub name: Option<String>,
+    /// Whether it is archived.
+    pub archived: Option<bool>,
+    /// Where its experiments keep their checkpoints; `Some(None)`: where the master says.
+    pub checkpoint_storage: Option<Option<Value>>,
+    /// As whom its tasks run; `Some(None)`: as their owners' accounts say.
+    pub agent_user_group: Option<Option<Value>>,
+}
+
+impl WorkspaceChange {
+    /// Stores the settings.
+    fn set(&self, connection: &Connection, id: WorkspaceId) -> Result<()> {
+        for (column, setting) in
+            [("checkpoint_storage", &self.checkpoint_storage), ("agent_user_group", &self.agent_user_group)]
+        {
+            let Some(setting) = setting else { continue };
+            let text = setting.as_ref().map(text_of).transpose()?;
+            connection.execute(&format!("UPDATE workspaces SET {column} = ? WHERE id = ?"), params![text, id.0])?;
+        }
+        Ok(())
+    }
+}
+
+/// The Unix user of a task: what its workspace says over what its owner's account says, field by field.
+pub(crate) fn unix_user_of(account: Option<Value>, workspace: Option<Value>) -> Option<Value> {
+    match (account, workspace) {
+        (Some(Value::Object(mut account)), Some(Value::Object(workspace))) => {
+            account.extend(workspace.into_iter().filter(|(_, value)| !value.is_null()));
+            Some(Value::Object(account))
+        }
+        (account, workspace) => workspace.or(account),
+    }
+}
+
 fn must_be_mutable(immutable: bool, what: &str, name: &str) -> Result<()> {
     if immutable { Err(Error::Precondition(format!("{what} '{name}' cannot be changed"))) } else { Ok(()) }
 }
@@ -121,7 +176,6 @@ fn must_be_empty(connection: &Connection, workspace: &Workspace) -> Result<()> {
     for (what, sql) in [
         ("projects", "SELECT COUNT(*) FROM projects WHERE workspace_id = ?"),
         ("models", "SELECT COUNT(*) FROM models WHERE workspace_id = ?"),
-        ("templates", "SELECT COUNT(*) FROM templates WHERE workspace_id = ?"),
         (
             "commands and TensorBoards that have not ended",
             "SELECT COUNT(*) FROM commands JOIN tasks ON tasks.id = commands.task_id \
@@ -163,7 +217,13 @@ impl Database {
     }
 
     /// Makes a workspace, which its owner administrates.
-    pub async fn create_workspace(&self, name: String, owner: UserId, now: Timestamp) -> Result<Workspace> {
+    pub async fn create_workspace(
+        &self,
+        name: String,
+        settings: WorkspaceChange,
+        owner: UserId,
+        now: Timestamp,
+    ) -> Result<Workspace> {
         self.engine
             .write(move |connection| {
                 let inserted: Option<i64> = connection
@@ -179,6 +239,7 @@ impl Database {
                         let workspace = Some(WorkspaceId(id));
                         let holder = Holder::User(owner);
                         roles::give(connection, &HeldRole { role: roles::WORKSPACE_ADMIN, holder, workspace })?;
+                        settings.set(connection, WorkspaceId(id))?;
                         workspace_by_id(connection, WorkspaceId(id))
                     }
                     None => Err(Error::AlreadyExists(format!("workspace '{name}' already exists"))),
@@ -187,32 +248,32 @@ impl Database {
             .await
     }
 
-    /// Renames, archives or takes out of the archive.
-    pub async fn change_workspace(
-        &self,
-        id: WorkspaceId,
-        name: Option<String>,
-        archived: Option<bool>,
-    ) -> Result<Workspace> {
+    /// Renames a workspace, changes its settings, archives it or takes it out of the archive.
+    pub async fn change_workspace(&self, id: WorkspaceId, change: WorkspaceChange) -> Result<Workspace> {
         self.engine
             .write(move |connection| {
                 let current = workspace_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "workspace", &current.name)?;
-                let name = name.unwrap_or(current.name);
+                if change.archived.is_none() {
+                    must_not_be_archived(current.archived, "workspace", &current.name)?;
+                }
+                change.set(connection, id)?;
+                let name = change.name.unwrap_or(current.name);
                 let same_name = "SELECT 1 FROM workspaces WHERE name = ? AND id <> ?";
                 if exists(connection, same_name, params![name, id.0])? {
                     return Err(Error::AlreadyExists(format!("workspace '{name}' already exists")));
                 }
                 connection.execute(
                     "UPDATE workspaces SET name = ?, archived = ? WHERE id = ?",
-                    params![name, archived.unwrap_or(current.archived), id.0],
+                    params![name, change.archived.unwrap_or(current.archived), id.0],
                 )?;
                 workspace_by_id(connection, id)
             })
             .await
     }
 
-    /// Deletes a workspace that holds nothing any more, with its secrets and the commands that have ended in it.
+    /// Deletes a workspace that holds nothing any more, with its templates, its secrets and the commands that have ended in
+    /// it.
     pub async fn delete_workspace(&self, id: WorkspaceId) -> Result<()> {
         self.engine
             .write(move |connection| {
@@ -220,6 +281,7 @@ impl Database {
                 must_be_mutable(current.immutable, "workspace", &current.name)?;
                 must_be_empty(connection, &current)?;
                 forget_commands(connection, id)?;
+                connection.execute("DELETE FROM templates WHERE workspace_id = ?", [id.0])?;
                 connection.execute("DELETE FROM secrets WHERE scope = 'workspace' AND owner_id = ?", [id.0])?;
                 roles::forget_workspace(connection, id)?;
                 connection.execute("DELETE FROM workspaces WHERE id = ?", [id.0])?;
@@ -241,6 +303,23 @@ impl Database {
             .await
     }
 
+    /// The experiments of projects with their states, by id.
+    pub async fn experiments_of_projects(&self, projects: Vec<ProjectId>) -> Result<Vec<(ExperimentId, State)>> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT id, state FROM experiments WHERE project_id = ? ORDER BY id";
+                let mut statement = connection.prepare_cached(sql)?;
+                let mut found = Vec::new();
+                for project in projects {
+                    let rows = statement
+                        .query_map([project.0], |row| Ok((ExperimentId(row.get("id")?), word(row, "state")?)))?;
+                    found.extend(rows.collect::<rusqlite::Result<Vec<_>>>()?);
+                }
+                Ok(found)
+            })
+            .await
+    }
+
     /// One project.
     pub async fn project(&self, id: ProjectId) -> Result<Project> {
         self.engine.read(move |connection| project_by_id(connection, id)).await
@@ -257,7 +336,9 @@ impl Database {
     ) -> Result<Project> {
         self.engine
             .write(move |connection| {
-                workspace_by_id(connection, workspace)?;
+                let place = workspace_by_id(connection, workspace)?;
+                must_be_mutable(place.immutable, "workspace", &place.name)?;
+                must_not_be_archived(place.archived, "workspace", &place.name)?;
                 let key = free_key(connection, &name)?;
                 let inserted: Option<i64> = connection
                     .query_row(
@@ -288,6 +369,11 @@ impl Database {
             .write(move |connection| {
                 let current = project_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "project", &current.name)?;
+                let place = workspace_by_id(connection, current.workspace_id)?;
+                must_not_be_archived(place.archived, "workspace", &place.name)?;
+                if archived.is_none() {
+                    must_not_be_archived(current.archived, "project", &current.name)?;
+                }
                 let name = name.unwrap_or(current.name);
                 let same_name = "SELECT 1 FROM projects WHERE workspace_id = ? AND name = ? AND id <> ?";
                 if exists(connection, same_name, params![current.workspace_id.0, name, id.0])? {

@@ -57,6 +57,7 @@ fn delete(roots: &StorageRoots, deletion: &Deletion, owners: Option<&FileOwners>
         }
     };
     let paths: Option<Vec<PathBuf>> = deletion.paths.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
+    let storage = deletion.folder.as_ref().map_or(storage.clone(), |folder| storage.within(folder));
     match remove(&storage, &deletion.uuid, paths.as_deref(), owners) {
         Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Foreign>()) => {
             tracing::warn!(checkpoint = deletion.uuid, "a checkpoint's files stay: {error}");

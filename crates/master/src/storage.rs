@@ -82,6 +82,11 @@ impl Storage {
         self.root.join(&self.below)
     }
 
+    /// A folder in it, which is reached as it is.
+    pub(crate) fn within(&self, folder: &str) -> Storage {
+        Storage { root: self.root.clone(), below: self.below.join(folder) }
+    }
+
     fn open(&self) -> nix::Result<OwnedFd> {
         let root = open(&self.root, FOLDER, Mode::empty())?;
         self.below

@@ -172,7 +172,7 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
             agent.slots.values().filter(|slot| slot.container.is_some()).count().to_string(),
             state.to_owned(),
             agent.addresses.join(", "),
-            agent.version.clone(),
+            agent.instep_version.clone(),
             shown::optional_time(agent.registered_time),
         ]);
     }

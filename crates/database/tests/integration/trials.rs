@@ -6,7 +6,9 @@ use instep_api::identifiers::UserId;
 use instep_api::pages::{Order, Slice};
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
-use instep_database::{Database, Error, ExperimentFilter, ExperimentSort, NewExperiment, NewTrial, Opening};
+use instep_database::{
+    Database, Error, ExperimentFilter, ExperimentSort, NewExperiment, NewTrial, Opening, WorkspaceChange,
+};
 use serde_json::json;
 
 fn open(folder: &tempfile::TempDir) -> Database {
@@ -90,7 +92,7 @@ fn one_failing_write_takes_nothing_of_the_others_back() {
             writes.push(tokio::spawn(async move {
                 // Every third one asks for a name that is taken.
                 let name = if number % 3 == 0 { "Uncategorized".to_owned() } else { format!("workspace {number}") };
-                database.create_workspace(name, UserId(1), Timestamp(1)).await.is_ok()
+                database.create_workspace(name, WorkspaceChange::default(), UserId(1), Timestamp(1)).await.is_ok()
             }));
         }
         let mut made = 0;

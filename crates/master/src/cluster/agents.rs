@@ -345,15 +345,25 @@ impl Agents {
         Ok(())
     }
 
-    /// How many slots a pool has now; `None` if there is no such pool.
-    pub(super) fn slots_of(&self, pool: &str) -> Option<usize> {
+    /// What a pool has for tasks; `None` if there is no such pool.
+    pub(super) fn room_in(&self, pool: &str) -> Option<Room> {
         let name = if pool.is_empty() { DEFAULT_POOL } else { pool };
-        let mut agents = self.known.values().filter(|agent| agent.pool == name).peekable();
-        if agents.peek().is_none() && name != DEFAULT_POOL {
+        let agents: Vec<&Agent> = self.known.values().filter(|agent| agent.pool == name).collect();
+        if agents.is_empty() && name != DEFAULT_POOL {
             return None;
         }
-        Some(agents.filter(|agent| agent.takes_work()).map(|agent| agent.devices.len()).sum())
+        let slots = agents.iter().filter(|agent| agent.takes_work()).map(|agent| agent.devices.len()).sum();
+        Some(Room { slots, largest: agents.iter().map(|agent| agent.devices.len()).max() })
     }
+}
+
+/// What a pool has for tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Slots of agents that take work now.
+    pub slots: usize,
+    /// Slots of the largest agent, be it away; `None` if no agent was ever here.
+    pub largest: Option<usize>,
 }
 
 #[cfg(test)]

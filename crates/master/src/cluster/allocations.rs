@@ -36,7 +36,7 @@ pub(super) struct Reservation {
 /// How an allocation ended, for people.
 fn sentence(end: &End, why: Option<&str>) -> String {
     match end {
-        End::Exited { code: 0 } => "all of it ended with exit code 0".to_owned(),
+        End::Exited { code: 0 } => "it exited successfully: all of it ended with exit code 0".to_owned(),
         End::Exited { code } => {
             why.map_or_else(|| format!("it failed with exit code {code}"), |why| format!("{why} (exit code {code})"))
         }

@@ -63,7 +63,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::notices::Notices;
 use actor::Actor;
 use agents::Agents;
-pub(crate) use agents::{Availability, can_name_an_agent};
+pub(crate) use agents::{Availability, Room, can_name_an_agent};
 use allocation::Gathered;
 pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};
@@ -332,9 +332,9 @@ impl Cluster {
         .await
     }
 
-    /// How many slots a pool has now; `None` if there is no such pool.
-    pub(crate) async fn slots_of(&self, pool: String) -> Result<Option<usize>, Refusal> {
-        self.read(move |state| state.agents.slots_of(&pool)).await
+    /// What a pool has for tasks; `None` if there is no such pool.
+    pub(crate) async fn room_in(&self, pool: String) -> Result<Option<Room>, Refusal> {
+        self.read(move |state| state.agents.room_in(&pool)).await
     }
 
     /// An agent says hello; orders for it go to `orders`. Gives the number of the connection.

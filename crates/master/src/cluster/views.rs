@@ -6,6 +6,7 @@ use instep_api::agents::{
     Agent as ShownAgent, Container, Device as ShownDevice, DeviceStats, PoolDetails, PrioritySchedulerDetails,
     QueueStats, ResourcePool, Slot, SlotStats,
 };
+use instep_api::cluster::COMPATIBLE_VERSION;
 use instep_api::jobs::{AllocationSummary, Job, JobSummary, ResourceDevices, ResourcesSummary};
 use instep_api::link::{Device, DeviceKind};
 use instep_api::states::AllocationState;
@@ -348,7 +349,8 @@ fn shown_agent(agent: &Agent, running: Option<&Vec<(&Allocation, &Share)>>) -> S
         addresses: agent.addresses.clone(),
         enabled,
         draining,
-        version: agent.version.clone(),
+        version: COMPATIBLE_VERSION.to_owned(),
+        instep_version: agent.version.clone(),
         resource_pools: vec![agent.pool.clone()],
         slot_stats: stats,
     }

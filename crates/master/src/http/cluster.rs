@@ -70,6 +70,7 @@ pub(crate) async fn config(call: Call) -> Result<Reply, Failure> {
     let level = call.application.journal.level().as_str().trim_start_matches("LOG_LEVEL_").to_lowercase();
     let config = json!({
         "log": {"level": level, "color": false},
+        "feature_switches": [],
         "checkpoint_storage": call.application.defaults["checkpoint_storage"],
         "resource_manager": {
             "type": "agent",

@@ -17,11 +17,12 @@ use serde_json::{Value, json};
 use super::call::Call;
 use super::experiments::template;
 use super::failure::Failure;
+use super::fitting::Wish;
 use super::masks::unmasked;
 use super::ownership::Place;
 use super::queue::{Change, apply};
 use super::reply::Json;
-use super::{config_policies, contexts, pools, secrets};
+use super::{config_policies, contexts, fitting, pools, secrets};
 use crate::clock::now;
 use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, TensorboardContent};
 use crate::random;
@@ -100,8 +101,8 @@ pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched,
     let task = random::uuid();
     let pool = Some(config.resources.resource_pool.clone()).filter(|pool| !pool.is_empty());
     let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
-    let slots = call.application.cluster.slots_of(pool.clone()).await?.unwrap_or(0);
-    let exceeded = (config.slots as usize > slots).then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned());
+    let wish = Wish { pool: &pool, slots: config.slots, one_machine: true };
+    let warnings = fitting::check(call, wish).await?;
     let description = config.description.clone().filter(|text| !text.is_empty());
     let new = NewCommand {
         kind: kind.task_type().to_owned(),
@@ -123,7 +124,7 @@ pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched,
     call.application.cluster.start_command(row).await?;
     let row = database.command(task).await?;
     let config = row.config.clone().into();
-    Ok(Launched { task: shape(call, row).await?, config, warnings: exceeded.into_iter().collect() })
+    Ok(Launched { task: shape(call, row).await?, config, warnings })
 }
 
 fn wrong(mistakes: &[ConfigError]) -> Failure {

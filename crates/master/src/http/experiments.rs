@@ -15,10 +15,11 @@ use serde_json::{Value, json};
 
 use super::call::Call;
 use super::failure::Failure;
+use super::fitting::Wish;
 use super::models::undeleted;
 use super::ownership::Place;
 use super::reply::{Json, Nothing};
-use super::{config_policies, contexts, masks, pools, queue, retention, secrets};
+use super::{config_policies, contexts, fitting, masks, pools, queue, retention, secrets};
 use crate::clock::now;
 use crate::cluster::JobOf;
 use crate::{config, random};
@@ -146,6 +147,10 @@ async fn make_managed(
     let forked_from = request.parent_id.filter(|id| id.0 != 0);
     if let Some(parent) = forked_from {
         call.may_read(Subject::Experiment(parent)).await?;
+        if database.experiment(parent, now()).await?.parent_archived {
+            let what = format!("experiment {parent} lies in an archived workspace or project, and cannot be forked");
+            return Err(Failure::new(Code::FailedPrecondition, what));
+        }
     }
     let text = masks::submitted(call, text, forked_from, &sources).await?;
     let config = config::read(&text, &sources).map_err(Failure::invalid)?;
@@ -153,6 +158,7 @@ async fn make_managed(
     let project = request.project_id.filter(|id| id.0 != 0);
     may_make_in(call, project, names.clone()).await?;
     let workspace = database.workspace_of_project(project, names).await?;
+    let (config, sources) = with_workspace_storage(call, config, (&text, sources), workspace).await?;
     let (text, config) = ruled(call, text, config, &sources, workspace).await?;
     may_start_from(call, &config).await?;
     let files = request.model_definition.unwrap_or_default();
@@ -217,18 +223,33 @@ async fn ruled(
     }
 }
 
+/// The configuration with the storage of the experiment's workspace under it, and what it was read with.
+async fn with_workspace_storage(
+    call: &Call,
+    config: ExperimentConfig,
+    (text, sources): (&str, Sources),
+    workspace: WorkspaceId,
+) -> Result<(ExperimentConfig, Sources), Failure> {
+    match call.application.database.workspace(workspace).await?.checkpoint_storage_config {
+        None => Ok((config, sources)),
+        Some(storage) => {
+            let sources = Sources { workspace_storage: Some(storage.into_value()), ..sources };
+            Ok((config::read(text, &sources).map_err(Failure::invalid)?, sources))
+        }
+    }
+}
+
 /// The answer to who only wants to know whether an experiment could be made.
 fn validated(warnings: Vec<String>) -> Json<CreateExperimentResponse> {
     let (experiment, config) = (super::zero::experiment(), Configuration::default());
     Json(CreateExperimentResponse { experiment, config, warnings })
 }
 
-/// What the author of an experiment should know about where it is to run.
+/// What the author of an experiment should know about where it is to run, if it can ever.
 async fn launch_warnings(call: &Call, config: &ExperimentConfig) -> Result<Vec<String>, Failure> {
     let resources = &config.resources;
-    let slots = call.application.cluster.slots_of(resources.resource_pool.clone()).await?.unwrap_or(0);
-    let exceeded = resources.slots_per_trial as usize > slots;
-    Ok(exceeded.then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned()).into_iter().collect())
+    let one_machine = resources.is_single_node == Some(true);
+    fitting::check(call, Wish { pool: &resources.resource_pool, slots: resources.slots_per_trial, one_machine }).await
 }
 
 pub(crate) async fn create(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {
@@ -357,8 +378,16 @@ pub(super) async fn delete_one(call: &Call, id: ExperimentId) -> Result<(), Fail
     if let Err(error) = call.application.database.delete_experiment(id, now()).await {
         return Err(undeleted(call, error).await);
     }
-    let uuids: Vec<String> = checkpoints.into_iter().map(|checkpoint| checkpoint.uuid).collect();
+    // What it wrote for TensorBoard goes by the experiment's number.
+    let uuids: Vec<String> =
+        checkpoints.into_iter().map(|checkpoint| checkpoint.uuid).chain([id.to_string()]).collect();
     super::files::gone(call, &uuids).await.map(drop)
+}
+
+pub(crate) async fn delete_tensorboard_files(call: Call) -> Result<Json<Nothing>, Failure> {
+    let id: ExperimentId = call.id("id")?;
+    call.application.database.delete_tensorboard_files(id).await?;
+    super::files::gone(&call, &[id.to_string()]).await
 }
 
 pub(crate) async fn best_validation(call: Call) -> Result<Json<BestMetricResponse>, Failure> {

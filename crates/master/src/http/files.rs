@@ -190,7 +190,7 @@ pub(super) async fn gone(call: &Call, uuids: &[String]) -> Result<Json<Nothing>,
     match problems.iter().find(|problem| uuids.contains(&problem.uuid)) {
         None => Ok(Json(Nothing {})),
         Some(problem) => {
-            let what = format!("checkpoint '{}' is deleted, but its files are not: {}", problem.uuid, problem.why);
+            let what = format!("'{}' is deleted, but its files are not: {}", problem.uuid, problem.why);
             Err(Failure::new(Code::FailedPrecondition, what))
         }
     }

@@ -9,6 +9,7 @@
 //! - [`task_pages`] lets browsers see what tasks serve, at an origin of its own; [`proxy`] passes requests on to them.
 //! - The other modules are the handlers, one for each kind of thing.
 
+mod agent_users;
 mod agents;
 mod agents_link;
 mod assets;
@@ -28,11 +29,13 @@ mod continuing;
 mod control;
 pub(crate) mod cookies;
 mod credentials;
+mod deleting;
 mod experiment_metrics;
 mod experiments;
 mod export;
 mod failure;
 mod files;
+mod fitting;
 mod framing;
 mod generic_tasks;
 mod groups;
@@ -68,6 +71,7 @@ mod task_pages;
 mod tasks;
 mod templates;
 mod tokens;
+mod trial_sources;
 mod trials;
 pub(crate) mod untrusted;
 mod usage;

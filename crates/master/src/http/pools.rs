@@ -14,7 +14,7 @@ use crate::cluster::DEFAULT_POOL;
 /// The pool that a request is about, which must be there.
 async fn pool(call: &Call) -> Result<String, Failure> {
     let pool = call.part("pool").to_owned();
-    if call.application.cluster.slots_of(pool.clone()).await?.is_none() {
+    if call.application.cluster.room_in(pool.clone()).await?.is_none() {
         return Err(Failure::not_found(format!("resource pool '{pool}' not found")));
     }
     Ok(pool)

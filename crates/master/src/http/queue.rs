@@ -169,7 +169,7 @@ pub(crate) async fn apply(call: &Call, job: &JobOf, change: Change) -> Result<()
     }
     if let Some(pool) = change.pool {
         let wanted = pool.clone();
-        if call.application.cluster.slots_of(wanted).await?.is_none() {
+        if call.application.cluster.room_in(wanted).await?.is_none() {
             return Err(Failure::invalid(format!("resource pool '{pool}' not found")));
         }
         stored.push(("resources", "resource_pool", json!(pool)));

@@ -8,6 +8,7 @@ mod reports;
 mod roles;
 mod searches;
 mod tasks_pages;
+mod trial_sources;
 mod webhooks;
 
 pub(crate) use tasks_pages::task_routes;
@@ -48,7 +49,7 @@ use super::continuing::ContinueRequest;
 use super::failure::Failure;
 use super::guard::Access::{self, Administrator, Agent, Change, LocalOrUser, Login, Make, Open, Read};
 use super::guard::Thing::{
-    Allocation, Checkpoint, Common, Experiment, ExternalExperiment, InBody, Model, ModelVersion, Project, Several,
+    Allocation, Checkpoint, Common, Experiment, ExternalExperiment, InBody, Log, Model, ModelVersion, Project, Several,
     Task, Template, Trial, User, Workspace,
 };
 use super::preview::PreviewRequest;
@@ -56,9 +57,9 @@ use super::reply::{Answer, Reply};
 use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::shape::schema_of;
 use super::{
-    agents, agents_link, audit, authentication, bulk, checkpoints, cluster, continuing, control, experiments, export,
-    files, logs, metrics, models, openapi, pages, preview, queue, retention, secrets, tasks, templates, trials, users,
-    workspaces,
+    agents, agents_link, audit, authentication, bulk, checkpoints, cluster, continuing, control, deleting, experiments,
+    export, files, logs, metrics, models, openapi, pages, preview, queue, retention, secrets, tasks, templates, trials,
+    users, workspaces,
 };
 
 /// How long a request may take, unless a route says otherwise.
@@ -247,6 +248,7 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(reports::routes());
     routes.extend(pools::routes());
     routes.extend(webhooks::routes());
+    routes.extend(trial_sources::routes());
     actions::named(routes)
 }
 
@@ -305,7 +307,7 @@ fn cluster_routes() -> Vec<Route> {
         route(Get, "/api/v1/master/config", Administrator, cluster::config),
         route(Get, "/api/v1/master/audit", Administrator, audit::list)
             .asks(&["since", "user", "action", "afterId", "beforeId", "limit"]),
-        route(Get, "/api/v1/master/logs", Administrator, cluster::logs)
+        route(Get, "/api/v1/master/logs", Read(Log), cluster::logs)
             .asks(&["offset", "limit", "follow"])
             .answers(Kind::Lines),
         route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).asks(&["unbound", "limit", "offset"]),
@@ -388,7 +390,7 @@ fn workspace_routes() -> Vec<Route> {
         route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change)
             .takes::<WorkspaceRequest>()
             .names(&["name"]),
-        route(Delete, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::delete),
+        route(Delete, "/api/v1/workspaces/{id}", Change(Workspace), deleting::workspace),
         route(Post, "/api/v1/workspaces/{id}/archive", Change(Workspace), workspaces::set_archived),
         route(Post, "/api/v1/workspaces/{id}/unarchive", Change(Workspace), workspaces::set_archived),
         route(Get, "/api/v1/workspaces/{id}/projects", Read(Workspace), workspaces::list_projects).asks(OWNED),
@@ -399,7 +401,7 @@ fn workspace_routes() -> Vec<Route> {
         route(Patch, "/api/v1/projects/{id}", Change(Project), workspaces::change_project)
             .takes::<ProjectRequest>()
             .names(&["name", "key"]),
-        route(Delete, "/api/v1/projects/{id}", Change(Project), workspaces::delete_project),
+        route(Delete, "/api/v1/projects/{id}", Change(Project), deleting::project),
         route(Post, "/api/v1/projects/{id}/archive", Change(Project), workspaces::set_project_archived),
         route(Post, "/api/v1/projects/{id}/unarchive", Change(Project), workspaces::set_project_archived),
     ]
@@ -432,6 +434,12 @@ fn experiment_routes() -> Vec<Route> {
             .takes::<PatchExperimentRequest>()
             .names(&["name", "labels"]),
         route(Delete, "/api/v1/experiments/{id}", Change(Experiment), experiments::delete),
+        route(
+            Delete,
+            "/api/v1/experiments/{id}/tensorboard-files",
+            Change(Experiment),
+            experiments::delete_tensorboard_files,
+        ),
         route(Post, "/api/v1/experiments/{id}/archive", Change(Experiment), experiments::set_archived),
         route(Post, "/api/v1/experiments/{id}/unarchive", Change(Experiment), experiments::set_archived),
         route(Post, "/api/v1/experiments/{id}/move", Change(Experiment), experiments::relocate)

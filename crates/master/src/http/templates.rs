@@ -1,6 +1,6 @@
 //! Templates: parts of configurations that many experiments share.
 
-use instep_api::config::{ExperimentConfig, Sources};
+use instep_api::config::{ExperimentConfig, Sources, TaskConfig, TaskSources};
 use instep_api::identifiers::WorkspaceId;
 use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
 use instep_policy::permissions::Kind;
@@ -86,7 +86,8 @@ pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
     Ok(Json(Nothing {}))
 }
 
-/// A template must be a part of a configuration: laid under one that has nothing but what every one must have.
+/// A template must be a part of a configuration: laid under one that has nothing but what every one must have. What it
+/// lacks may come from what it is laid under.
 fn checked(config: Value) -> Result<Value, Failure> {
     if !config.is_object() {
         return Err(Failure::invalid("the configuration of a template is an object"));
@@ -94,13 +95,11 @@ fn checked(config: Value) -> Result<Value, Failure> {
     let least = serde_json::json!({"searcher": {"name": "single", "metric": "x"}});
     let least = if config["searcher"].is_object() { serde_json::json!({}) } else { least };
     let sources = Sources { template: Some(config.clone()), ..Sources::default() };
-    match ExperimentConfig::from_value(least, &sources) {
-        Ok(_) => Ok(config),
-        Err(mistakes) => {
-            // What a searcher lacks may come from the experiment.
-            let wrong: Vec<String> =
-                mistakes.iter().map(ToString::to_string).filter(|mistake| !mistake.starts_with("searcher")).collect();
-            if wrong.is_empty() { Ok(config) } else { Err(Failure::invalid(wrong.join("\n"))) }
-        }
-    }
+    let mut mistakes = ExperimentConfig::from_value(least, &sources).err().unwrap_or_default();
+    let sources = TaskSources { template: Some(config.clone()), ..TaskSources::default() };
+    mistakes.extend(TaskConfig::from_value(serde_json::json!({}), &sources).err().unwrap_or_default());
+    mistakes.retain(|mistake| !mistake.path.starts_with("searcher") && !mistake.what.starts_with("is needed"));
+    let mut wrong: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+    wrong.dedup();
+    if wrong.is_empty() { Ok(config) } else { Err(Failure::invalid(wrong.join("\n"))) }
 }

@@ -246,6 +246,7 @@ fn body(route: &Route, things: &Things) -> Option<Value> {
         (Post, "/runs/move") => json!({"runIds": [1], "sourceProjectId": 1, "destinationProjectId": 2}),
         (Post, path) if path.starts_with("/runs/") && !path.contains('{') => json!({"runIds": [1]}),
         (Post, "/webhooks/custom") => json!({"experimentId": 1}),
+        (Post, "/trial-source-info") => json!({"trialSourceInfo": {"trialId": 1, "checkpointUuid": UUID}}),
         (Post, "/checkpoints") => json!({"uuid": UUID, "taskId": things.task, "metadata": {"steps_completed": 1}}),
         (Patch, "/checkpoints") => json!({"checkpoints": [{"uuid": UUID, "resources": {"resources": {}}}]}),
         (Delete, "/checkpoints") => json!({"checkpointUuids": [UUID]}),
@@ -282,7 +283,7 @@ fn expected(route: &Route, token: &str) -> Answer {
             // A command's place in the queue is not the trial's.
             Thing::InBody => route.path != "/api/v1/job-queues",
             Thing::Command | Thing::Workspace | Thing::Project | Thing::Template | Thing::User => false,
-            Thing::Common | Thing::Several | Thing::Task => panic!("{} changes nothing", route.path),
+            Thing::Common | Thing::Log | Thing::Several | Thing::Task => panic!("{} changes nothing", route.path),
         },
         (Access::Change(thing), "other task") => matches!(thing, Thing::Model | Thing::ModelVersion),
         (access, token) => panic!("what does {access:?} mean for {token}?"),

@@ -4,6 +4,7 @@ use instep_api::identifiers::UserId;
 use instep_api::users::{PatchUserRequest, PostUserRequest, UserResponse, UsersResponse};
 use instep_database::{NewAccount, UserChange};
 
+use super::agent_users;
 use super::call::Call;
 use super::failure::Failure;
 use super::hashing::work;
@@ -47,15 +48,20 @@ pub(crate) async fn create(call: Call) -> Result<Json<UserResponse>, Failure> {
     let user = request.user.unwrap_or_default();
     let username = checked_name(user.username.as_deref().unwrap_or_default())?;
     let remote = user.remote.unwrap_or(false);
+    let admin = user.admin.unwrap_or(false);
+    let display_name = user.display_name.unwrap_or_default();
+    for name in [&username, &display_name] {
+        may_be_called(name, &username, admin)?;
+    }
     let password_hash = stored(request.password.unwrap_or_default(), request.is_hashed.unwrap_or(false)).await?;
     let new = NewAccount {
         username,
-        display_name: user.display_name.unwrap_or_default(),
-        admin: user.admin.unwrap_or(false),
+        display_name,
+        admin,
         active: user.active.unwrap_or(true),
         remote,
         password_hash,
-        agent_user_group: user.agent_user_group,
+        agent_user_group: agent_users::checked(user.agent_user_group)?,
     };
     let user = call.application.database.create_user(new, now()).await?;
     call.noted.subject(format!("user {}", user.username));
@@ -80,6 +86,9 @@ pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
         check_password_change(&call).await?;
     }
     let username = request.username.as_deref().map(checked_name).transpose()?;
+    if let Some(name) = &request.display_name {
+        is_nobody_elses(&call, id, name).await?;
+    }
     let password_hash = match request.password {
         Some(password) => Some(stored(password, request.is_hashed.unwrap_or(false)).await?),
         None => None,
@@ -91,7 +100,7 @@ pub(crate) async fn change(call: Call) -> Result<Json<UserResponse>, Failure> {
         active: request.active,
         remote: request.remote,
         password_hash,
-        agent_user_group: request.agent_user_group,
+        agent_user_group: agent_users::checked(request.agent_user_group)?,
     };
     let user = call.application.database.change_user(id, change, now()).await?;
     call.application.forget_sessions();
@@ -169,6 +178,29 @@ fn checked_name(name: &str) -> Result<String, Failure> {
         return Err(Failure::invalid(format!("`{name}` cannot be a username: it is empty, or has a slash")));
     }
     Ok(name.to_owned())
+}
+
+/// Refuses names that would pass for the built-in users'.
+fn may_be_called(name: &str, username: &str, admin: bool) -> Result<(), Failure> {
+    let reserved = match name.trim().to_lowercase().as_str() {
+        "admin" => !admin,
+        "determined" => username != "determined",
+        _ => false,
+    };
+    if reserved { Err(Failure::invalid(format!("`{name}` is reserved: choose another name"))) } else { Ok(()) }
+}
+
+/// Refuses a display name that would pass for another user's.
+async fn is_nobody_elses(call: &Call, id: UserId, name: &str) -> Result<(), Failure> {
+    let database = &call.application.database;
+    let user = database.user(id).await?;
+    may_be_called(name, &user.username, user.admin)?;
+    let same = |other: &str| !name.trim().is_empty() && other.to_lowercase() == name.trim().to_lowercase();
+    let mut others = database.users().await?.into_iter().filter(|other| other.id != id);
+    match others.find(|other| same(&other.username) || same(&other.display_name)) {
+        Some(other) => Err(Failure::invalid(format!("`{name}` is what user '{}' is called", other.username))),
+        None => Ok(()),
+    }
 }
 
 async fn stored(password: String, is_hashed: bool) -> Result<Option<String>, Failure> {

@@ -1,18 +1,21 @@
 //! Workspaces and projects.
 
+use instep_api::config::{ExperimentConfig, Sources, StorageConfiguration};
 use instep_api::identifiers::{ProjectId, UserId, WorkspaceId};
 use instep_api::workspaces::{
-    DeletionResponse, ProjectRequest, ProjectResponse, ProjectsResponse, WorkspaceRequest, WorkspaceResponse,
-    WorkspacesResponse,
+    ProjectRequest, ProjectResponse, ProjectsResponse, WorkspaceRequest, WorkspaceResponse, WorkspacesResponse,
 };
+use instep_database::{Subject, WorkspaceChange};
 use instep_policy::permissions::Kind;
+use serde_json::{Value, json};
 
+use super::agent_users;
 use super::call::{Call, Query};
 use super::failure::Failure;
+use super::masks::unmasked;
 use super::ownership::Place;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use instep_database::Subject;
 
 /// Whether a workspace or project is wanted by a query that filters by name, owner and archive.
 fn wanted(query: &Query, name: &str, owner: &str, owner_id: UserId, archived: bool) -> Result<bool, Failure> {
@@ -57,11 +60,12 @@ pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure
 }
 
 pub(crate) async fn create(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
-    let request: WorkspaceRequest = call.json()?;
-    let name = named(request.name, "workspace")?;
+    let mut request: WorkspaceRequest = call.json()?;
+    let name = named(request.name.take(), "workspace")?;
     call.may_make_workspace()?;
     let owner = call.user()?.id;
-    let workspace = call.application.database.create_workspace(name, owner, now()).await?;
+    let settings = settings(&call, request, None)?;
+    let workspace = call.application.database.create_workspace(name, settings, owner, now()).await?;
     call.noted.subject(Subject::Workspace(workspace.id));
     // Whoever made it administrates it.
     call.application.forget_sessions();
@@ -76,28 +80,59 @@ pub(crate) async fn get(call: Call) -> Result<Json<WorkspaceResponse>, Failure> 
     Ok(Json(WorkspaceResponse { workspace, namespace_bindings: Default::default() }))
 }
 
-async fn change_owned(call: &Call, name: Option<String>, archived: Option<bool>) -> Result<WorkspaceResponse, Failure> {
+async fn change_owned(call: &Call, change: WorkspaceChange) -> Result<WorkspaceResponse, Failure> {
     let id: WorkspaceId = call.id("id")?;
-    let workspace = call.application.database.change_workspace(id, name, archived).await?;
+    let workspace = call.application.database.change_workspace(id, change).await?;
     Ok(WorkspaceResponse { workspace, namespace_bindings: Default::default() })
 }
 
 pub(crate) async fn change(call: Call) -> Result<Json<WorkspaceResponse>, Failure> {
-    let request: WorkspaceRequest = call.json()?;
-    let name = request.name.map(|name| named(Some(name), "workspace")).transpose()?;
-    Ok(Json(change_owned(&call, name, None).await?))
+    let mut request: WorkspaceRequest = call.json()?;
+    let name = request.name.take().map(|name| named(Some(name), "workspace")).transpose()?;
+    let current = call.application.database.workspace(call.id("id")?).await?.checkpoint_storage_config;
+    let current = current.map(StorageConfiguration::into_value);
+    let change = WorkspaceChange { name, ..settings(&call, request, current)? };
+    Ok(Json(change_owned(&call, change).await?))
+}
+
+/// What a request sets for all that is in a workspace; `current` is its storage, which masks stand for.
+fn settings(call: &Call, request: WorkspaceRequest, current: Option<Value>) -> Result<WorkspaceChange, Failure> {
+    let pools = [request.default_compute_pool, request.default_aux_pool];
+    if pools.into_iter().flatten().any(|pool| !pool.is_empty()) {
+        return Err(Failure::invalid(
+            "a workspace cannot have default pools here\nhint: name the pool in resources.resource_pool",
+        ));
+    }
+    let is_administrator = call.task.is_none() && call.user()?.admin;
+    if request.agent_user_group.is_some() && !is_administrator {
+        return Err(Failure::forbidden("only administrators may say as whom the tasks of a workspace run"));
+    }
+    let agent_user_group = request.agent_user_group.map(|group| agent_users::checked_pairs(Some(group))).transpose()?;
+    let checkpoint_storage = request.checkpoint_storage_config.map(|storage| checked_storage(storage, current));
+    Ok(WorkspaceChange { checkpoint_storage: checkpoint_storage.transpose()?, agent_user_group, ..Default::default() })
+}
+
+/// A storage that experiments can use as it is; an empty one is none.
+fn checked_storage(given: Value, current: Option<Value>) -> Result<Option<Value>, Failure> {
+    if given.as_object().is_some_and(|fields| fields.is_empty()) {
+        return Ok(None);
+    }
+    let section = |storage: Value| json!({"checkpoint_storage": storage});
+    let mut config = unmasked(section(given), current.map(section).iter())?;
+    let storage = config["checkpoint_storage"].take();
+    let least = json!({"searcher": {"name": "single", "metric": "x"}, "checkpoint_storage": storage});
+    match ExperimentConfig::from_value(least, &Sources::default()) {
+        Ok(_) => Ok(Some(storage)),
+        Err(mistakes) => {
+            let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+            Err(Failure::invalid(mistakes.join("\n")))
+        }
+    }
 }
 
 pub(crate) async fn set_archived(call: Call) -> Result<Json<Nothing>, Failure> {
-    change_owned(&call, None, Some(call.archives())).await?;
+    change_owned(&call, WorkspaceChange { archived: Some(call.archives()), ..Default::default() }).await?;
     Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn delete(call: Call) -> Result<Json<DeletionResponse>, Failure> {
-    let id: WorkspaceId = call.id("id")?;
-    call.application.database.delete_workspace(id).await?;
-    call.application.forget_sessions();
-    Ok(Json(DeletionResponse { completed: true }))
 }
 
 pub(crate) async fn list_projects(call: Call) -> Result<Json<ProjectsResponse>, Failure> {
@@ -150,10 +185,4 @@ pub(crate) async fn change_project(call: Call) -> Result<Json<ProjectResponse>, 
 pub(crate) async fn set_project_archived(call: Call) -> Result<Json<Nothing>, Failure> {
     change_owned_project(&call, ProjectRequest::default(), Some(call.archives())).await?;
     Ok(Json(Nothing {}))
-}
-
-pub(crate) async fn delete_project(call: Call) -> Result<Json<DeletionResponse>, Failure> {
-    let id: ProjectId = call.id("id")?;
-    call.application.database.delete_project(id).await?;
-    Ok(Json(DeletionResponse { completed: true }))
 }

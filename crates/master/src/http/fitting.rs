@@ -1,0 +1,30 @@
+//! Whether what a task asks for can ever be had.
+
+use super::call::Call;
+use super::failure::Failure;
+
+/// Slots that are asked for.
+pub(super) struct Wish<'a> {
+    /// Empty for the default one.
+    pub pool: &'a str,
+    pub slots: u32,
+    /// Whether they must be those of one machine.
+    pub one_machine: bool,
+}
+
+/// Refuses what can never be had, and gives what whoever asks should know of when it can.
+pub(super) async fn check(call: &Call, wish: Wish<'_>) -> Result<Vec<String>, Failure> {
+    let room = call.application.cluster.room_in(wish.pool.to_owned()).await?.ok_or_else(|| {
+        let what = format!("invalid resource configuration: resource pool '{}' not found", wish.pool);
+        Failure::invalid(format!("{what}\nhint: `instep agent list` shows which pools agents are in"))
+    })?;
+    let slots = wish.slots as usize;
+    if let Some(largest) = room.largest.filter(|largest| wish.one_machine && slots > *largest) {
+        return Err(Failure::invalid(format!(
+            "request unfulfillable, please try requesting less slots: {slots} are wanted on one machine, and the largest of \
+             the pool has {largest}"
+        )));
+    }
+    let exceeded = slots > room.slots;
+    Ok(exceeded.then(|| "LAUNCH_WARNING_CURRENT_SLOTS_EXCEEDED".to_owned()).into_iter().collect())
+}

@@ -191,7 +191,7 @@ def test_command_line_reference_is_fresh(run: Runner, instep: Path) -> None:
 
 def test_options_named_in_the_reference_exist(instep: Path) -> None:
     commands = ("run", "launch", "store", "master", "up", "agent", "experiment list", "doctor", "diagnose")
-    commands += ("bench collectives", "agent token create", "command run", "workspace share")
+    commands += ("bench collectives", "agent token create", "command run", "workspace share", "drill")
     helps = [help_of(instep, *command.split()) for command in commands]
     options = {option for text in helps for option in re.findall(r"--[a-z][a-z-]+", text)}
     options |= {"--version", "--release", "--example"}  # of instep itself, of cargo

@@ -97,6 +97,8 @@ impl Waiter {
         deadline: Instant,
     ) -> Result<(), Interrupted> {
         let control = arena.control(peer);
+        // What the rank wrote before it went, or before another gave the group up, counts: look once more.
+        let unless_reached = |why| if control.reached(counter, target) { Ok(()) } else { Err(why) };
         let yield_until = Instant::now() + self.yield_for;
         while Instant::now() < yield_until {
             std::thread::yield_now();
@@ -104,7 +106,7 @@ impl Waiter {
                 return Ok(());
             }
             if arena.is_aborted_for(self.operation) {
-                return Err(Interrupted::Aborted);
+                return unless_reached(Interrupted::Aborted);
             }
         }
         loop {
@@ -120,11 +122,10 @@ impl Waiter {
                 return Ok(());
             }
             if arena.is_aborted_for(self.operation) {
-                return Err(Interrupted::Aborted);
+                return unless_reached(Interrupted::Aborted);
             }
             if let Some((lost, noticed)) = self.lost(arena, sequence) {
-                // What the rank wrote before it went counts: look once more.
-                return if control.reached(counter, target) { Ok(()) } else { Err(Interrupted::Lost(lost, noticed)) };
+                return unless_reached(Interrupted::Lost(lost, noticed));
             }
             if Instant::now() >= deadline {
                 return Err(Interrupted::Deadline);

@@ -73,7 +73,9 @@ fn stream(call: Call, period: Duration, mut rounds: impl Rounds) -> Reply {
                 Ok(false) => {}
                 Err(Stop::Failed(failure)) => return sender.fail(&failure).await,
             }
-            tokio::time::sleep(period).await;
+            if tokio::time::timeout(period, sender.closed()).await.is_ok() {
+                return;
+            }
         }
     });
     Reply::Lines(lines)

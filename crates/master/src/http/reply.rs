@@ -250,6 +250,11 @@ impl LineSender {
         let _ = self.0.send(format!("{error}\n").into_bytes()).await;
     }
 
+    /// Waits until the reader has gone away.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
+    }
+
     /// Whether the reader has gone away.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()

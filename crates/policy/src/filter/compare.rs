@@ -101,6 +101,25 @@ pub(super) fn order(found: &Value, wanted: &Value) -> Option<Ordering> {
     }
 }
 
+/// Which of two values is shown first: numbers, then truth values, then texts, then the rest. A total order, unlike
+/// [`order`], which takes `"10"` for a number beside `"9"` and for a text beside `"1x"`.
+pub(super) fn rank(one: &Value, other: &Value) -> Ordering {
+    let class = |value: &Value| match value {
+        Value::Number(_) => 0,
+        Value::Bool(_) => 1,
+        Value::String(_) => 2,
+        _ => 3,
+    };
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => {
+            one.as_f64().unwrap_or_default().total_cmp(&other.as_f64().unwrap_or_default())
+        }
+        (Value::Bool(one), Value::Bool(other)) => one.cmp(other),
+        (Value::String(one), Value::String(other)) => one.cmp(other),
+        _ => class(one).cmp(&class(other)).then_with(|| one.to_string().cmp(&other.to_string())),
+    }
+}
+
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Number(number) => number.as_f64(),

@@ -56,7 +56,7 @@ impl Sort {
         let columns = self.by.iter().zip(one.iter().zip(other));
         let orders = columns.map(|((_, descending), pair)| match pair {
             (Some(one), Some(other)) => {
-                let order = compare::order(one, other).unwrap_or(Ordering::Equal);
+                let order = compare::rank(one, other);
                 if *descending { order.reverse() } else { order }
             }
             (Some(_), None) => Ordering::Less,

@@ -1,5 +1,8 @@
 //! Filters and orders, on rows of JSON.
 
+use std::cmp::Ordering;
+
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -136,5 +139,54 @@ fn rows_are_sorted_by_several_columns_with_nothing_last() {
     }
     for text in ["id", "id=up", "nothing=asc", "group.metric=asc"] {
         assert!(Sort::parse(text, Table::Experiments).is_err(), "{text}");
+    }
+}
+
+/// Values that look like others of another kind.
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-3i64..12).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "(1|9|10|1x|9a|NaN|inf|true|2026-01-02|STATE_RUNNING|[a-z]{0,2})".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 8, 3, |inner| prop::collection::vec(inner, 0..3).prop_map(Value::from))
+}
+
+/// Filters that are nearly right.
+fn any_node() -> impl Strategy<Value = Value> {
+    let text = |choices: &'static str| choices.prop_map(Value::from);
+    let operator = text("(=|!=|<|<=|>|>=|contains|notContains|isEmpty|notEmpty|like)");
+    let column = text("(id|name|tags|state|startTime|lr|kind|size|validation.top.1.min|hp.|[a-z.]{0,6})");
+    let location = text("(|LOCATION_TYPE_HYPERPARAMETERS|LOCATION_TYPE_VALIDATIONS|LOCATION_TYPE_RUN_METADATA|x)");
+    let field = (operator, column, location, any_value()).prop_map(|(operator, column, location, value)| {
+        json!({"kind": "field", "operator": operator, "columnName": column, "location": location, "value": value})
+    });
+    field.prop_recursive(4, 16, 4, |inner| {
+        (prop::collection::vec(inner, 0..4), "(and|or|xor)")
+            .prop_map(|(children, word)| json!({"kind": "group", "conjunction": word, "children": children}))
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_filter_or_order_is_too_strange(text in "\\PC{0,60}", root in any_node()) {
+        for table in [Table::Experiments, Table::Runs] {
+            let _ = (Filter::parse(&text, table), Sort::parse(&text, table));
+            if let Ok(filter) = Filter::parse(&json!({"filterGroup": root}).to_string(), table) {
+                filter.matches(&row());
+            }
+        }
+    }
+
+    /// A sort that contradicts itself would panic.
+    #[test]
+    fn values_have_one_order(values in prop::collection::vec(any_value(), 3)) {
+        let rank = |one: usize, other: usize| compare::rank(&values[one], &values[other]);
+        prop_assert_eq!(rank(0, 1), rank(1, 0).reverse());
+        if rank(0, 1) != Ordering::Greater && rank(1, 2) != Ordering::Greater {
+            prop_assert_ne!(rank(0, 2), Ordering::Greater);
+        }
     }
 }

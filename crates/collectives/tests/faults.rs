@@ -107,14 +107,14 @@ fn a_timeout_names_the_late_ranks() {
 fn a_rank_that_leaves_is_named_at_once() {
     for options in [options(false), tcp()] {
         let errors = threads(3, &Options { host: Some("node7".into()), ..options.clone() }, |group| {
-            let met = group.barrier();
+            let arrived = group.barrier();
             if group.rank() == Rank(2) {
-                met.unwrap();
+                arrived.unwrap();
                 return None;
             }
             let started = Instant::now();
             // Over TCP, who is slow to read what rank 2 sent hears first from the other that it has left.
-            let error = met.err().unwrap_or_else(|| all_reduce(&group).unwrap_err());
+            let error = arrived.err().unwrap_or_else(|| all_reduce(&group).unwrap_err());
             assert!(started.elapsed() < Duration::from_secs(5));
             Some(error)
         });

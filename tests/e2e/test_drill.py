@@ -139,7 +139,7 @@ def test_a_drill_that_killed_nobody_fails(
     job = [instep, "run", "--python", python, restartable, "2", tmp_path / "snapshot"]
     result = run(instep, "drill", "--kill-rank", "5h", "--", *job).expect(1)
     assert "the job ended before the first kill" in result.stderr
-    assert "hint: make the job longer, or kill sooner: instep drill --kill-rank " in result.stderr
+    assert "hint: make the job longer, or kill sooner: instep drill --every " in result.stderr
 
 
 def test_the_exit_code_is_the_jobs(run: Runner, instep: Path, python: Path, tmp_path: Path) -> None:

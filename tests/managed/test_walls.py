@@ -276,7 +276,7 @@ def test_mounts_of_an_agent_without_root_give_no_rights(walls: Walls) -> None:
     )
     assert "uid=0" not in log(trial)
     assert "swordfish" not in log(trial)
-    if walls.state_of(trial) not in ("STATE_COMPLETED", "STATE_ERROR"):
+    if "done" not in log(trial) and walls.state_of(trial) != "STATE_ERROR":
         walls.kill(trial)
 
 

@@ -2,10 +2,11 @@
 //! of its workers (`--recover step --spares N`), each of which takes over whichever rank is lost first, or hot ones, one for
 //! each worker (`--recover step --spares hot`), which have run the script up to its loop.
 //!
-//! When: [`SETTLE`] after the workers of a round have started, as many at a time as there are processors without a worker
-//! (one at least), at low priority where that can be taken back. Workers that started cold import first: they get as long again as a spare has needed for the same. As soon
-//! as a round stops, a half-made spare is held still, so that a restart never competes with it; a slot whose spare is not
-//! ready starts cold, at once. A spare that is used is made again.
+//! When: [`SETTLE`] after the workers of a round have started, as many at a time as there are processors without a
+//! worker (one at least), at low priority where that can be taken back. Workers that started cold import first: they
+//! get as long again as a spare has needed for the same. As soon as a round stops, a half-made spare is held still, so
+//! that a restart never competes with it; a slot whose spare is not ready starts cold, at once. A spare that is used is
+//! made again.
 //!
 //! Before the first one a *proof* is made: the same interpreter with a program that does nothing. Only if it stops
 //! where a spare is to stop (a wrapper might drop `PYTHONPATH`) are spares made, which carry the user's command line.

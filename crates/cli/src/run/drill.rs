@@ -36,6 +36,10 @@ fn table(report: &Report, success: bool) -> String {
     } else if report.kills.is_empty() {
         let (why, hint) = match report.unreached {
             Some((rank, place)) => unreached(rank, place),
+            None if report.without_sessions => (
+                "some rank never came to a step of an instep.elastic.Session".to_owned(),
+                "the guide keep-the-step says how a script gets one; with --recover round none is needed".to_owned(),
+            ),
             None => (
                 "the job ended before the first kill".to_owned(),
                 format!("make the job longer, or kill sooner: instep drill --every {:.0}ms", length * 250.0),
@@ -180,6 +184,7 @@ fn as_json(report: &Report, success: bool) -> Value {
         "share_at_work": report.at_work(),
         "recoveries": recoveries_json(&report.recoveries()),
         "unreached": report.unreached.map(|(rank, place)| json!({"rank": rank, "at": place.name()})),
+        "without_sessions": report.without_sessions,
         "steps_replayed": report.replayed,
         "kills": report.kills.iter().map(kill).collect::<Vec<_>>(),
     })

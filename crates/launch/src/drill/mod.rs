@@ -3,8 +3,9 @@
 //!
 //! Pure: times and output come in, kills and a [`Report`] come out; the supervisor kills. Kills come at random, as
 //! real losses do (exponentially distributed, one clock for each kind), and the same seed gives the same sequence.
-//! They come only while a round runs and its ranks have begun, and never more of them than `times`, so that the drill
-//! itself does not use up the restarts. A kill waits until the one before it is overcome.
+//! They come only while a round runs and its ranks have begun (printed something or, where steps are to be kept, trained in
+//! a session), and never more of them than `times`, so that the drill itself does not use up the restarts. A kill waits
+//! until the one before it is overcome.
 //!
 //! A rank can also be told where in a step to end (`at`): the supervisor leaves it an order (`orders`), and its session
 //! carries that out. With `replay`, sessions do every step twice and compare; then nobody need be killed.
@@ -23,7 +24,7 @@ pub use self::settings::{DrillError, DrillSettings, Place};
 
 /// Kills come no closer together.
 const SHORTEST_GAP: Duration = Duration::from_millis(100);
-/// Ranks that have printed nothing yet are given this time to begin: a kill before that says nothing.
+/// Ranks that have not begun yet are given this time: a kill before that says nothing.
 const SPARED_FOR: Duration = Duration::from_secs(30);
 
 /// What a kill takes away.
@@ -85,6 +86,8 @@ pub struct Report {
     pub duration: Duration,
     /// A rank that was told to end somewhere and never came there.
     pub unreached: Option<(usize, Place)>,
+    /// Nobody was killed because steps were to be kept and not all ranks came to one in a session.
+    pub without_sessions: bool,
     /// How many steps were done twice, if they were to be.
     pub replayed: Option<u64>,
 }
@@ -140,6 +143,8 @@ pub(crate) struct Drill {
     left: u32,
     place: Option<Place>,
     replay: bool,
+    /// Ranks are to be replaced and keep their step, for which each needs a session.
+    keeps_steps: bool,
     /// Who was told to end somewhere, and has not yet.
     told: Option<(usize, Place)>,
     began: Instant,
@@ -149,7 +154,7 @@ pub(crate) struct Drill {
     /// How far the round is that runs, and how far the one before was.
     current: Progress,
     reached: Progress,
-    /// Until the ranks of this round have printed something or this time has come, nobody is killed.
+    /// Until the ranks of this round have begun or this time has come, nobody is killed.
     spared_until: Option<Instant>,
 }
 
@@ -161,7 +166,7 @@ struct Clock {
 }
 
 impl Drill {
-    /// `restarts` bounds the kills where each of them costs one.
+    /// `restarts` bounds the kills where each of them costs one; none do where steps are kept.
     pub(crate) fn new(settings: &DrillSettings, restarts: Option<u32>, began: Instant) -> Drill {
         let seed = settings.seed;
         let clock = |(kind, mean): (KillKind, Option<Duration>)| mean.map(|mean| Clock { kind, mean, due: None });
@@ -175,6 +180,7 @@ impl Drill {
             left: settings.times.unwrap_or(u32::MAX).min(restarts.unwrap_or(u32::MAX)),
             place: settings.at,
             replay: settings.replay,
+            keeps_steps: restarts.is_none(),
             told: None,
             began,
             kills: Vec::new(),
@@ -199,6 +205,16 @@ impl Drill {
         self.spared_until = Some(now + SPARED_FOR);
         self.told = None;
         self.set_clocks(now);
+    }
+
+    /// Whether it must be told once all ranks train in sessions.
+    pub(crate) fn awaits_sessions(&self) -> bool {
+        self.keeps_steps && self.spared_until.is_some()
+    }
+
+    /// All ranks train in sessions.
+    pub(crate) fn sessions_began(&mut self) {
+        self.spared_until = None;
     }
 
     fn set_clocks(&mut self, now: Instant) {
@@ -233,13 +249,15 @@ impl Drill {
         self.current.clone_from(progress);
         match self.kills.last_mut() {
             // Until the next round has started, this is still the output of the one that was killed.
-            Some(kill) if kill.restarted.is_none() => {}
+            Some(kill) if kill.restarted.is_none() => return,
             Some(kill) => {
                 kill.first_line.get_or_insert_with(|| first.saturating_duration_since(since + kill.at));
                 kill.resume = compare_progress(&self.origin, &self.reached, progress);
-                self.spared_until = None;
             }
-            None => self.spared_until = None,
+            None => {}
+        }
+        if !self.keeps_steps {
+            self.spared_until = None;
         }
     }
 
@@ -295,6 +313,7 @@ impl Drill {
     pub(crate) fn report(self, replayed: u64, now: Instant) -> Report {
         Report {
             seed: self.seed,
+            without_sessions: self.awaits_sessions() && self.kills.is_empty() && self.told.is_none(),
             kills: self.kills,
             duration: now.saturating_duration_since(self.began),
             unreached: self.told,
@@ -421,7 +440,7 @@ mod tests {
         let began = Instant::now();
         let mut drill = Drill::new(&settings, None, began);
         drill.started(began);
-        drill.printed(began, &Progress::default());
+        drill.sessions_began();
         let due = drill.wake_at().expect("a kill is due");
         assert!(drill.kill_due(due, &[0, 1]).is_some_and(|strike| strike.killed.len() == 1));
         assert_eq!(drill.wake_at(), None);
@@ -436,12 +455,30 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_is_to_keep_its_step_is_spared_until_all_have_sessions() {
+        let settings: DrillSettings = "kill-rank=1s".parse().expect("valid");
+        let began = Instant::now();
+        let mut drill = Drill::new(&settings, None, began);
+        drill.started(began);
+        drill.printed(began, &output(&["step 1"]));
+        let due = drill.wake_at().expect("a kill is due");
+        assert!(drill.awaits_sessions() && drill.kill_due(due, &[0, 1]).is_none());
+        drill.sessions_began();
+        let due = drill.wake_at().expect("it is still due");
+        assert!(!drill.awaits_sessions() && drill.kill_due(due, &[0, 1]).is_some());
+
+        let mut drill = Drill::new(&settings, None, began);
+        drill.started(began);
+        assert!(drill.report(0, began).without_sessions);
+    }
+
+    #[test]
     fn a_rank_that_is_told_where_to_end_counts_when_it_has() {
         let settings: DrillSettings = "kill-rank=1s,at=vote".parse().expect("valid");
         let began = Instant::now();
         let mut drill = Drill::new(&settings, None, began);
         drill.started(began);
-        drill.printed(began, &Progress::default());
+        drill.sessions_began();
         let due = drill.wake_at().expect("a kill is due");
         let strike = drill.kill_due(due, &[4]).expect("it is due");
         assert_eq!(strike, Strike { killed: vec![], told: Some((4, Place::Vote)) });
@@ -466,7 +503,7 @@ mod tests {
                 let began = Instant::now();
                 let mut drill = Drill::new(&settings, None, began);
                 drill.started(began);
-                drill.printed(began, &Progress::default());
+                drill.sessions_began();
                 let due = drill.wake_at().expect("a kill is due");
                 let strike = drill.kill_due(due, &alive).expect("it is due");
                 strike.told.is_some_and(|(told, _)| told != strike.killed[0])
@@ -510,7 +547,8 @@ mod tests {
         };
         let median = |lost: &[u64]| {
             let kills = lost.iter().map(|lost| kill(*lost)).collect();
-            let report = Report { seed: 0, kills, duration: Duration::from_secs(9), unreached: None, replayed: None };
+            let duration = Duration::from_secs(9);
+            let report = Report { seed: 0, kills, duration, unreached: None, without_sessions: false, replayed: None };
             report.median_lost().map(|time| time.as_millis())
         };
         assert_eq!(median(&[]), None);

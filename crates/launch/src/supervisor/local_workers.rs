@@ -213,6 +213,15 @@ impl<'a> LocalWorkers<'a> {
     pub(super) fn tick(&mut self, running: Option<&Start>, console: &mut dyn Console) {
         self.spares.poll(self.plan, running, &mut self.guardian, self.file_limit, console);
         if let (Some(drill), Some(group)) = (&mut self.drill, &mut self.group) {
+            let in_session = |folder: &Path, (rank, process)| {
+                account_of(folder, rank, Some(process)).is_some_and(|account| account.steps.is_some())
+            };
+            if drill.awaits_sessions()
+                && let Some(folder) = self.hang.folder()
+                && group.processes().into_iter().all(|process| in_session(folder, process))
+            {
+                drill.sessions_began();
+            }
             group.run_drill(drill, running.is_some(), self.hang.folder(), console);
         }
     }

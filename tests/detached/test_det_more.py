@@ -6,7 +6,7 @@ import json
 
 from .conftest import Client
 from .det import Commands, det
-from .trial import finish, make_trial
+from .trial import finish, make_trial, refused
 
 __all__ = ["det"]
 
@@ -54,5 +54,7 @@ def test_det_says_something_to_everybody_and_cleans_logs(det: Commands, api: Cli
         "trial logs 1",
     )
     assert [("closed on Friday" in output) for output in outputs[1:5]] == [True, True, False, False]
+    # Others see it while it is to be seen, in `det master info`.
+    assert refused(api, "GET", "/api/v1/master/cluster_message")[0] == 403
     assert "words" in outputs[8]
     assert "words" not in outputs[11]

@@ -110,7 +110,14 @@ def test_receivers_are_told_once_with_a_signature_and_again_when_they_fail(
     by_type = {body.get("event_type"): body for body in receiver.bodies}
     assert by_type["EXPERIMENT_STATE_CHANGE"]["event_data"]["experiment"]["id"] == trial.experiment
     assert by_type["TASK_LOG"]["event_data"]["task_log"]["triggering_log"] == "CUDA out of memory\n"
-    assert "half way" in by_type[None]["blocks"][0]["text"]["text"]
+    [said] = by_type[None]["blocks"]
+    assert [field["text"] for field in said["fields"]] == [
+        "*Level*: INFO",
+        "*Title*: half way",
+        "*Description*: loss 0.1",
+    ]
+    [about] = by_type[None]["attachments"]
+    assert about["blocks"][0]["text"]["text"] == f"chatty (#{chatty})"
     assert receiver.problems == []
 
 
@@ -123,12 +130,17 @@ def test_webhooks_are_seen_by_who_may_change_them_and_lead_nowhere_private(
     assert status == 400
     assert "private network" in said
     assert receiver.bodies == []
-    assert api("GET", "/api/v1/webhooks")["webhooks"] == []
+    # Others see that it is there, and where it leads, but not the key that its address may hold.
+    [seen] = api("GET", "/api/v1/webhooks")["webhooks"]
+    assert (seen["id"], seen["url"]) == (made["id"], "http://127.0.0.1/")
     assert refused(api, "POST", "/api/v1/webhooks", webhook(receiver.url, COMPLETED))[0] == 403
     assert refused(api, "DELETE", f"/api/v1/webhooks/{made['id']}")[0] == 404
     own = api("POST", "/api/v1/workspaces", {"name": "lab"})["workspace"]["id"]
     api("POST", "/api/v1/webhooks", webhook("https://example.org/x", LINE, workspaceId=own))
-    assert [each["workspaceId"] for each in api("GET", "/api/v1/webhooks")["webhooks"]] == [own]
+    assert [each.get("workspaceId") for each in api("GET", "/api/v1/webhooks")["webhooks"]] == [None, own]
+    # Names are for configurations that say them; several webhooks may have none.
+    for _ in range(2):
+        api("POST", "/api/v1/webhooks", webhook("https://example.org/x", LINE, workspaceId=own, name=""))
     for wrong in (
         webhook("file:///etc/passwd", COMPLETED),
         webhook("https://example.org"),

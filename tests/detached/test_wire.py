@@ -140,6 +140,12 @@ def test_no_validation_is_not_found(api: Client) -> None:
     assert api("GET", path) == {"metric": 3.0}
 
 
+def test_columns_of_a_project_have_metrics_that_nobody_searches_by(api: Client) -> None:
+    report(api, new_trial(api), 1, {"speed": 3}, "validation")
+    names = {column["column"] for column in api("GET", "/api/v1/projects/1/columns")["columns"]}
+    assert {f"validation.speed.{each}" for each in ("last", "max", "mean", "min")} <= names
+
+
 def test_one_configuration_of_storage_is_one_id(api: Client) -> None:
     trial = new_trial(api)
 

@@ -34,6 +34,8 @@ def test_runs_are_paused_resumed_and_killed_and_their_use_is_reported(cluster: C
     [trial] = cluster.trials(number)
     allocation = cluster.api("GET", f"/api/v1/allocations/{trial['taskId']}.1")["allocation"]
     assert (allocation["taskId"], allocation["slots"]) == (trial["taskId"], 1)
+    [run] = cluster.api("POST", "/api/v1/runs", {"projectId": 1})["runs"]
+    assert (run["id"], run["state"]) == (trial["id"], "STATE_ACTIVE")
     assert runs(cluster, "delete", trial["id"]) == ["Run is not in a terminal state."]
     assert runs(cluster, "pause", trial["id"]) == [""]
     cluster.wait_for(number, "STATE_PAUSED")

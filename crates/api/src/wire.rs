@@ -23,19 +23,23 @@ impl Timestamp {
     pub fn seconds_since(self, earlier: Timestamp) -> f64 {
         (self.0 - earlier.0) as f64 / 1e6
     }
+
+    fn time(self) -> DateTime<Utc> {
+        DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::UNIX_EPOCH)
+    }
 }
 
 impl fmt::Display for Timestamp {
     /// RFC 3339 with exactly six digits of fraction, which is also how log lines show their time.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time: DateTime<Utc> = DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::UNIX_EPOCH);
-        formatter.write_str(&time.to_rfc3339_opts(SecondsFormat::Micros, true))
+        formatter.write_str(&self.time().to_rfc3339_opts(SecondsFormat::Micros, true))
     }
 }
 
 impl Serialize for Timestamp {
+    /// RFC 3339 as JSON of protocol buffers has it: with no, three or six digits of fraction.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.collect_str(&self.time().to_rfc3339_opts(SecondsFormat::AutoSi, true))
     }
 }
 
@@ -175,9 +179,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_with_microseconds_and_read_with_offsets() {
-        let time = Timestamp::parse("2026-01-02T04:04:05.678901+01:00").unwrap();
-        assert_eq!(serde_json::to_string(&time).unwrap(), r#""2026-01-02T03:04:05.678901Z""#);
+    fn times_are_written_with_the_digits_they_need_and_read_with_offsets() {
+        for (read, written) in [
+            ("2026-01-02T04:04:05.678901+01:00", "2026-01-02T03:04:05.678901Z"),
+            ("2026-01-02T03:04:05.670Z", "2026-01-02T03:04:05.670Z"),
+            ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z"),
+        ] {
+            assert_eq!(serde_json::to_value(Timestamp::parse(read).unwrap()).unwrap(), written);
+        }
         assert_eq!(Timestamp::parse("2026-01-02T03:04:05Z").unwrap().to_string(), "2026-01-02T03:04:05.000000Z");
         assert_eq!(Timestamp::parse("yesterday"), None);
     }

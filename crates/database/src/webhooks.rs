@@ -84,7 +84,8 @@ pub fn is_for(webhook: &Webhook, config: Option<&Value>, workspace: WorkspaceId)
         let list = said.and_then(|said| said[field].as_array());
         list.is_some_and(|list| list.contains(wanted))
     };
-    named("webhook_id", &json!(webhook.id)) || named("webhook_name", &json!(webhook.name))
+    let by_name = !webhook.name.is_empty() && named("webhook_name", &json!(webhook.name));
+    by_name || named("webhook_id", &json!(webhook.id))
 }
 
 fn add_event(connection: &Connection, webhook: &Webhook, payload: &Value, now: Timestamp) -> Result<()> {
@@ -175,7 +176,8 @@ impl Database {
                 if let Some(workspace) = new.workspace {
                     crate::workspaces::workspace_by_id(connection, workspace)?;
                 }
-                if known.iter().any(|other| other.name == new.name && other.workspace_id == new.workspace) {
+                let is_named = !new.name.is_empty();
+                if is_named && known.iter().any(|other| other.name == new.name && other.workspace_id == new.workspace) {
                     return Err(Error::AlreadyExists(format!("webhook '{}' already exists", new.name)));
                 }
                 let id: i64 = connection.query_row(

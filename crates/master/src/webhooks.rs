@@ -14,7 +14,7 @@ use instep_api::wire::Timestamp;
 use instep_database::{Database, WebhookEvent};
 use regex::Regex;
 use ring::hmac;
-use serde_json::{Value, json};
+use serde_json::Value;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
@@ -27,11 +27,13 @@ use crate::cluster::compiled;
 use crate::random;
 use crate::sync::lock;
 
+mod slack;
+
 /// The trigger that looks for a pattern in logs.
 pub(crate) const TASK_LOG: &str = "TRIGGER_TYPE_TASK_LOG";
 
 /// How often is looked for what is to be told.
-const PERIOD: Duration = Duration::from_secs(1);
+const PERIOD: Duration = Duration::from_millis(50);
 /// How long one may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Events that are sent at the same time.
@@ -183,38 +185,11 @@ pub(crate) fn objection(url: &str) -> Option<String> {
 /// What a receiver gets: an event, or a message for Slack.
 fn body(webhook: &Webhook, mut payload: Value, time: Timestamp) -> Value {
     if webhook.webhook_type == "WEBHOOK_TYPE_SLACK" {
-        let text = json!({"type": "mrkdwn", "text": slack_text(&payload)});
-        return json!({"blocks": [{"type": "section", "text": text}]});
+        return slack::message(&payload);
     }
     payload["event_id"] = random::uuid().into();
     payload["timestamp"] = (time.0 / 1_000_000).into();
     payload
-}
-
-fn slack_text(payload: &Value) -> String {
-    let data = &payload["event_data"];
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let experiment = &data["experiment"];
-    let about = format!("Experiment {} `{}`", experiment["id"], text(&experiment["name"]));
-    let place = format!("workspace {}, project {}", text(&experiment["workspace"]), text(&experiment["project"]));
-    match payload["event_type"].as_str().unwrap_or_default() {
-        "TASK_LOG" => {
-            let log = &data["task_log"];
-            format!(
-                "Task `{}`, running on node `{}`, reported a log\n```{}```\nThis log matched the regex\n```{}```",
-                text(&log["task_id"]),
-                text(&log["node_name"]),
-                text(&log["triggering_log"]),
-                text(&payload["condition"]["regex"])
-            )
-        }
-        "CUSTOM" => {
-            let custom = &data["custom_data"];
-            format!("{about} ({place}): *{}*\n{}", text(&custom["title"]), text(&custom["description"]))
-        }
-        _ if experiment.is_object() => format!("{about} ({place}) is {}", text(&experiment["state"])),
-        _ => "test".to_owned(),
-    }
 }
 
 /// What proves that the master said it: a keyed hash of the time and the body.

@@ -144,18 +144,17 @@ pub(crate) async fn of_project(call: Call) -> Result<Json<ColumnsResponse>, Fail
     let own =
         table.columns().iter().map(|(name, title, kind)| column((*name).to_owned(), location, kind_name(*kind), title));
     let mut columns: Vec<ProjectColumn> = own.collect();
+    let runs = seen_runs(&call, Some(project), None, true).await?;
+    columns.extend(metric_columns(runs.iter().map(|run| &run.0.trial)));
     let mut hyperparameters = Kinds::default();
     match table {
         Table::Experiments => {
-            columns.extend(metric_columns(best_trials(&call, project).await?.iter()));
             for experiment in seen_experiments(&call, Some(project)).await? {
                 add_leaves(&mut hyperparameters, "", &experiment.hyperparameters, &is_hyperparameter);
             }
             columns.extend(hyperparameters.columns("hp.", "HYPERPARAMETERS"));
         }
         Table::Runs => {
-            let runs = seen_runs(&call, Some(project), None, true).await?;
-            columns.extend(metric_columns(runs.iter().map(|run| &run.0.trial)));
             let mut metadata = Kinds::default();
             for FoundRun(run) in &runs {
                 add_leaves(&mut hyperparameters, "", &run.trial.hparams, &is_value);

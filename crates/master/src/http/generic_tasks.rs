@@ -68,7 +68,7 @@ pub(crate) async fn create(call: Call) -> Result<Json<GenericTaskResponse>, Fail
             .ok_or_else(|| Failure::invalid("could not inherit config directory since no parent task id provided"))?;
         context = Some(database.task_context(task).await?);
     }
-    let details = json!({"parent": parent, "forked_from": forked_from});
+    let details = json!({"parent": parent, "forked_from": forked_from, "given": config});
     let launch = Launch { kind: Kind::Generic, place, template: None, config, files, context, details };
     let launched = launch_task(&call, launch).await?;
     Ok(Json(GenericTaskResponse { task_id: launched.task.id, warnings: launched.warnings }))
@@ -76,7 +76,9 @@ pub(crate) async fn create(call: Call) -> Result<Json<GenericTaskResponse>, Fail
 
 pub(crate) async fn config(call: Call) -> Result<Json<GenericConfigResponse>, Failure> {
     let row = generic(&call, call.part("id")).await?;
-    let shown: Value = masked(row.config);
+    // As it was given: without defaults, so that it can be given again anywhere.
+    let given = row.details.get("given").cloned().unwrap_or(row.config);
+    let shown: Value = masked(given);
     Ok(Json(GenericConfigResponse { config: shown.to_string() }))
 }
 

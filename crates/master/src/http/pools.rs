@@ -39,7 +39,7 @@ async fn named(call: &Call, request: PoolBindingRequest) -> Result<Vec<Workspace
 async fn bound(call: &Call) -> Result<(String, Vec<WorkspaceId>), Failure> {
     let pool = pool(call).await?;
     if pool == DEFAULT_POOL {
-        return Err(Failure::invalid(format!("default resource pool '{pool}' cannot be bound to workspaces")));
+        return Err(Failure::invalid(format!("default resource pool {pool} cannot be bound to any workspace")));
     }
     let workspaces = named(call, call.json()?).await?;
     Ok((pool, workspaces))

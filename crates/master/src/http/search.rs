@@ -8,6 +8,7 @@ use instep_api::pages::{Order, Slice};
 use instep_api::runs::{
     FlatRun, FlatRunExperiment, FoundExperiment, SearchExperimentsResponse, SearchRequest, SearchRunsResponse,
 };
+use instep_api::states::State;
 use instep_api::trials::Trial;
 use instep_database::{ExperimentFilter, ExperimentSort, Run, Subject};
 use instep_policy::filter::{Column, Filter, Row, Sort, Table};
@@ -238,7 +239,7 @@ impl Row for FoundRun {
             "startTime" => json!(trial.start_time),
             "endTime" => json!(trial.end_time),
             "duration" => json!(duration(trial)),
-            "state" => json!(trial.state),
+            "state" => json!(state_of(trial)),
             "checkpointSize" => json!(trial.total_checkpoint_size.0),
             "checkpointCount" => json!(trial.checkpoint_count),
             "searcherMetricsVal" => json!(trial.searcher_metric_value),
@@ -256,6 +257,14 @@ fn duration(trial: &Trial) -> i64 {
     trial.end_time.unwrap_or_else(now).seconds_since(trial.start_time).max(0.0) as i64
 }
 
+/// The state of a run: one that is to train is active, also while it waits for slots or starts.
+fn state_of(trial: &Trial) -> State {
+    match trial.state {
+        State::Queued | State::Pulling | State::Starting | State::Running => State::Active,
+        other => other,
+    }
+}
+
 fn local_id(run: &Run) -> String {
     format!("{}-{}", run.project_key, run.trial.id)
 }
@@ -265,7 +274,7 @@ fn flat(run: &Run) -> FlatRun {
     FlatRun {
         id: trial.id,
         local_id: local_id(run),
-        state: trial.state,
+        state: state_of(trial),
         start_time: trial.start_time,
         end_time: trial.end_time,
         duration: duration(trial),

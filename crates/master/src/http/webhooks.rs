@@ -1,5 +1,5 @@
-//! Webhooks: who is told what. Their addresses often hold keys, so only those see one who may change it: administrators
-//! those of all workspaces, and whoever may change a workspace those of the workspace.
+//! Webhooks: who is told what. Administrators change and see all of them, whoever may change a workspace those of the
+//! workspace. Others see that there are webhooks of all workspaces; their addresses often hold keys, so only the host.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use instep_api::webhooks::{
 };
 use instep_database::{NewWebhook, Subject, is_for};
 use serde_json::{Value, json};
+use ureq::http::Uri;
 
 use super::call::Call;
 use super::failure::Failure;
@@ -45,13 +46,24 @@ async fn own(call: &Call) -> Result<Webhook, Failure> {
 
 pub(crate) async fn list(call: Call) -> Result<Json<WebhooksResponse>, Failure> {
     let mut webhooks = Vec::new();
-    for webhook in call.application.database.webhooks().await? {
-        if may_edit(&call, webhook.workspace_id).await.is_ok() {
+    for mut webhook in call.application.database.webhooks().await? {
+        let is_own = may_edit(&call, webhook.workspace_id).await.is_ok();
+        if !is_own {
+            webhook.url = without_key(&webhook.url);
+        }
+        if is_own || webhook.workspace_id.is_none() {
             webhooks.push(webhook);
         }
     }
     call.note_asked();
     Ok(Json(WebhooksResponse { webhooks }))
+}
+
+/// An address as those may see it who may not change the webhook: where it leads, without what may be a key.
+fn without_key(url: &str) -> String {
+    let uri: Option<Uri> = url.parse().ok();
+    let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.host()?)));
+    parts.map_or_else(String::new, |(scheme, host)| format!("{scheme}://{host}/"))
 }
 
 /// A trigger's type and condition.
@@ -93,9 +105,6 @@ pub(crate) async fn create(call: Call) -> Result<Json<WebhookResponse>, Failure>
     let kind = one_of(request.webhook_type, ["WEBHOOK_TYPE_DEFAULT", "WEBHOOK_TYPE_SLACK"], "type")?;
     let mode = one_of(request.mode, ["WEBHOOK_MODE_WORKSPACE", "WEBHOOK_MODE_SPECIFIC"], "mode")?;
     let name = request.name.unwrap_or_default();
-    if name.trim().is_empty() {
-        return Err(Failure::invalid("a webhook needs a name"));
-    }
     let url = request.url.unwrap_or_default();
     if let Some(objection) = objection(&url) {
         return Err(Failure::invalid(objection));

@@ -37,7 +37,7 @@ pub(super) fn routes() -> Vec<Route> {
         route(Put, "/api/v1/projects/{id}/notes", Change(Project), preferences::set_notes).takes::<Notes>(),
         route(Post, "/api/v1/projects/{id}/move", Change(Project), preferences::move_project)
             .takes::<MoveProjectRequest>(),
-        route(Get, "/api/v1/master/cluster_message", Read(Common), preferences::message),
+        route(Get, "/api/v1/master/cluster_message", Administrator, preferences::message),
         route(Put, "/api/v1/master/cluster_message", Administrator, preferences::set_message)
             .takes::<ClusterMessageRequest>(),
         route(Delete, "/api/v1/master/cluster_message", Administrator, preferences::delete_message),

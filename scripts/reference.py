@@ -84,6 +84,8 @@ COMMANDS = {
     "command run": "",
     "tensorboard": "",
     "tensorboard start": "",
+    "notebook": "JupyterLab on slots: [the guide](../guides/cluster.md#notebooks).",
+    "notebook start": "",
     "secret": "Configurations name secrets: [secrets](../concepts/tasks.md#secrets).",
     "secret set": "",
     "template": "",

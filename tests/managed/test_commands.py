@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -219,3 +220,23 @@ def test_a_task_gets_its_secrets_and_its_log_does_not_show_them(
         "secret.set",
         "secret.delete",
     ]
+
+
+def test_a_notebook_says_what_it_lacks(cluster: Cluster, det: Commands, ours: Callable[..., Result]) -> None:
+    # The verbs, for one that waits for an agent.
+    other = ours("notebook start --detach --config resources.slots=0").stdout.strip()
+    det(f"notebook set priority {other} 7")
+    assert '"slots": 0' in ours(f"notebook config {other}").stdout
+    det(f"notebook kill {other}")
+    # This Python has no JupyterLab; that it runs where it is installed shows tests/pages/test_notebooks.py.
+    cluster.agent("one", 1, python=Path(sys.executable))
+    task = det("notebook start --detach")[0].split()[-1]
+    path = f"/api/v1/notebooks/{task}"
+    ended = "STATE_TERMINATED"
+    cluster.wait_until(lambda: cluster.api("GET", path)["notebook"]["state"] == ended, 60, "the notebook to end")
+    missing = "JupyterLab is not installed for this task's Python: pip install jupyterlab"
+    assert missing in det(f"notebook logs {task}")[0] and missing in ours(f"notebook logs {task}").stdout
+    assert "idle_timeout: 60" in det("notebook start --preview --config idle_timeout=1m")[0]
+    assert [found["id"] for found in json.loads(det("notebook list --json")[0])] == [other, task]
+    refused = ours("notebook start --config notebook_idle_type=never", 1).stderr
+    assert "notebook_idle_type: must be one of kernels_or_terminals, kernel_connections, activity" in refused

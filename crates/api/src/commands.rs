@@ -1,4 +1,4 @@
-//! Commands and TensorBoards: tasks beside experiments.
+//! Commands, TensorBoards and notebooks: tasks beside experiments.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::pages::Pagination;
 use crate::states::AllocationState;
 use crate::wire::Timestamp;
 
-/// A command, or a TensorBoard.
+/// A command, a TensorBoard or a notebook.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -39,7 +39,7 @@ pub struct Command {
     pub service_address: Option<String>,
 }
 
-/// `POST /commands` and `POST /tensorboards`
+/// `POST /commands`, `POST /tensorboards` and `POST /notebooks`
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -56,6 +56,8 @@ pub struct LaunchRequest {
     /// For TensorBoards.
     #[serde(alias = "trial_ids")]
     pub trial_ids: Option<Vec<TrialId>>,
+    /// For notebooks: show the configuration, and start nothing.
+    pub preview: Option<bool>,
 }
 
 /// The answer to `POST /commands`
@@ -76,6 +78,15 @@ pub struct LaunchTensorboardResponse {
     pub warnings: Vec<String>,
 }
 
+/// The answer to `POST /notebooks`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LaunchNotebookResponse {
+    pub notebook: Command,
+    pub config: Configuration,
+    pub warnings: Vec<String>,
+}
+
 /// `GET /commands`
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -89,6 +100,14 @@ pub struct CommandsResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct TensorboardsResponse {
     pub tensorboards: Vec<Command>,
+    pub pagination: Pagination,
+}
+
+/// `GET /notebooks`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct NotebooksResponse {
+    pub notebooks: Vec<Command>,
     pub pagination: Pagination,
 }
 
@@ -108,6 +127,26 @@ pub struct TensorboardResponse {
     pub tensorboard: Command,
     #[serde(default)]
     pub config: Configuration,
+}
+
+/// The same for notebooks.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct NotebookResponse {
+    pub notebook: Command,
+    #[serde(default)]
+    pub config: Configuration,
+}
+
+/// `PUT /notebooks/{id}/report_idle`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IdleNotebookRequest {
+    /// Which one; the path says so too.
+    #[serde(alias = "notebook_id")]
+    pub notebook_id: Option<String>,
+    /// Whether nobody works in it.
+    pub idle: Option<bool>,
 }
 
 /// `POST /commands/{id}/set_priority`

@@ -26,11 +26,24 @@ pub(crate) struct Grant {
     pub session: String,
 }
 
+/// What the page of a task is to whoever opens it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Page {
+    /// Runs what is typed into it.
+    Notebook,
+    /// Of a task of theirs.
+    Own,
+    /// Of somebody else's, whose program may be after the others that are open.
+    Foreign,
+}
+
 /// The tickets and keys that were given out.
 #[derive(Debug, Default)]
 pub(crate) struct TaskAccess {
     tickets: HashMap<String, (Grant, Instant)>,
     keys: HashMap<String, (Grant, Instant)>,
+    /// The pages that sessions have opened whose origin must not hold others; with the task of each.
+    opened: HashMap<String, Vec<(Page, String)>>,
 }
 
 impl TaskAccess {
@@ -48,8 +61,12 @@ impl TaskAccess {
     }
 
     /// Gives out a key.
-    pub(crate) fn admit(&mut self, key: &str, grant: Grant, now: Instant) {
+    pub(crate) fn admit(&mut self, key: &str, grant: Grant, page: Page, now: Instant) {
         make_room(&mut self.keys);
+        let opened = self.opened.entry(grant.session.clone()).or_default();
+        if page != Page::Own && !opened.iter().any(|(_, task)| *task == grant.task) {
+            opened.push((page, grant.task.clone()));
+        }
         self.keys.insert(token_hash(key), (grant, now));
     }
 
@@ -58,13 +75,29 @@ impl TaskAccess {
         self.keys.get(&token_hash(key)).map(|(grant, _)| grant).filter(|grant| grant.task == task)
     }
 
+    /// Whether a page must not be opened beside those that a session has opened. What a foreign page has started may go on
+    /// after its task; a notebook that has ended runs nothing any more.
+    pub(crate) fn mixes(&self, session: &str, page: Page) -> bool {
+        let other = match page {
+            Page::Notebook => Page::Foreign,
+            Page::Foreign => Page::Notebook,
+            Page::Own => return false,
+        };
+        self.opened.get(session).is_some_and(|opened| opened.iter().any(|(page, _)| *page == other))
+    }
+
     /// A session has ended.
     pub(crate) fn end_session(&mut self, session: &str) {
+        self.opened.remove(session);
         self.keep(|grant| grant.session != session);
     }
 
     /// A task has ended.
     pub(crate) fn end_task(&mut self, task: &str) {
+        self.opened.retain(|_, opened| {
+            opened.retain(|(page, of)| *page == Page::Foreign || of != task);
+            !opened.is_empty()
+        });
         self.keep(|grant| grant.task != task);
     }
 
@@ -120,7 +153,7 @@ mod tests {
     #[test]
     fn a_key_is_for_one_task_and_is_no_ticket() {
         let (mut access, now) = (TaskAccess::default(), Instant::now());
-        access.admit("key", grant("a", "s"), now);
+        access.admit("key", grant("a", "s"), Page::Own, now);
         assert_eq!(access.grant("key", "a"), Some(&grant("a", "s")));
         assert_eq!([access.grant("key", "b"), access.grant("other", "a")], [None, None]);
         assert_eq!(access.redeem("key", "a", now), None);
@@ -129,12 +162,29 @@ mod tests {
     }
 
     #[test]
+    fn a_session_has_notebooks_or_pages_of_others() {
+        let (mut access, now) = (TaskAccess::default(), Instant::now());
+        access.admit("1", grant("own", "s"), Page::Own, now);
+        assert!(!access.mixes("s", Page::Notebook) && !access.mixes("s", Page::Foreign));
+        access.admit("2", grant("notebook", "s"), Page::Notebook, now);
+        assert!(access.mixes("s", Page::Foreign) && !access.mixes("t", Page::Foreign));
+        assert!(!access.mixes("s", Page::Notebook) && !access.mixes("s", Page::Own));
+        access.end_task("notebook");
+        assert!(!access.mixes("s", Page::Foreign));
+        access.admit("3", grant("foreign", "s"), Page::Foreign, now);
+        access.end_task("foreign");
+        assert!(access.mixes("s", Page::Notebook), "its page may still be open");
+        access.end_session("s");
+        assert!(!access.mixes("s", Page::Notebook));
+    }
+
+    #[test]
     fn keys_and_tickets_end_with_the_session_and_with_the_task() {
         let now = Instant::now();
         let filled = || {
             let mut access = TaskAccess::default();
             for (task, session) in [("a", "s"), ("a", "t"), ("b", "s")] {
-                access.admit(&format!("{task}{session}"), grant(task, session), now);
+                access.admit(&format!("{task}{session}"), grant(task, session), Page::Own, now);
                 access.issue(&format!("{task}{session}"), grant(task, session), now);
             }
             access
@@ -161,7 +211,7 @@ mod tests {
         let (mut access, start) = (TaskAccess::default(), Instant::now());
         for number in 0..=u32::try_from(REMEMBERED).unwrap() {
             let now = start + Duration::from_micros(number.into());
-            access.admit(&number.to_string(), grant("a", "s"), now);
+            access.admit(&number.to_string(), grant("a", "s"), Page::Own, now);
             access.issue(&number.to_string(), grant("a", "s"), now);
         }
         assert!(access.keys.len() <= REMEMBERED && access.tickets.len() <= REMEMBERED);

@@ -74,6 +74,12 @@ pub fn report_ready(order: &TaskOrder) -> Result<()> {
     connect(order)?.call_text("POST", &path, Some("{}"), Repeat::Safely).map(drop)
 }
 
+/// Tells the master that somebody works in the notebook.
+pub fn report_used(order: &TaskOrder) -> Result<()> {
+    let path = format!("/api/v1/notebooks/{}/report_idle", segment(&order.start.task));
+    connect(order)?.call_text("PUT", &path, Some(r#"{"idle": false}"#), Repeat::Safely).map(drop)
+}
+
 /// The names of the graphics processors.
 pub fn uuids(order: &TaskOrder) -> Vec<&str> {
     let devices = order.machine.devices.iter();

@@ -17,7 +17,7 @@
 //! | [`preparation`], [`context`], `information`, [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
 //! | [`output`], [`hiding`], [`spool`] | where its output goes, without secrets |
-//! | [`service`] | whether what it serves can be used |
+//! | [`service`], `notebook` | whether what it serves can be used, and is |
 //! | [`tree`] | the end of everything that was started |
 //! | [`privileges`], [`names`] | as whom it runs, and what that is called |
 
@@ -32,6 +32,7 @@ pub mod master;
 pub mod mount_points;
 pub mod mounts;
 pub mod names;
+mod notebook;
 pub mod output;
 pub mod preparation;
 pub mod privileges;

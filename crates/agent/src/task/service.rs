@@ -1,7 +1,7 @@
-//! Tells the master when what a task serves can be used: it is asked until it answers.
+//! Tells the master when what a task serves can be used, for which it is asked until it answers; and of a notebook,
+//! whether it is used.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,12 +10,11 @@ use std::time::Duration;
 use instep_api::link::Service;
 
 use super::master;
+use super::notebook::{Rule, ask, is_fine};
 use crate::order::TaskOrder;
 
 /// Between two questions.
 const ASK_AGAIN: Duration = Duration::from_millis(300);
-/// How long one question may take.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks in the background. Dropping it ends that, at the latest after the question that is under way.
 pub struct Watch {
@@ -32,10 +31,11 @@ impl Watch {
             while !ended.load(Ordering::Relaxed) {
                 // Either fails for as long as the other end is not there; the task ends if that takes too long.
                 if answers(&service).unwrap_or(false) && master::report_ready(&order).is_ok() {
-                    return;
+                    break;
                 }
                 thread::sleep(ASK_AGAIN);
             }
+            watch_use(&order, &service, &ended);
         })?;
         Ok(Some(Watch { over }))
     }
@@ -47,40 +47,27 @@ impl Drop for Watch {
     }
 }
 
-/// Whether a question is answered, with anything but an error of the server's own.
-fn answers(service: &Service) -> io::Result<bool> {
-    let mut addresses = (service.address.as_str(), service.port).to_socket_addrs()?;
-    let address = addresses.next().ok_or_else(|| io::Error::other("the address does not resolve"))?;
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let path = &service.path;
-    let question = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(question.as_bytes())?;
-    let mut head = [0; 16];
-    let mut length = 0;
-    while length < 12 {
-        match stream.read(&mut head[length..])? {
-            0 => break,
-            read => length += read,
+/// Tells the master of a notebook whenever it is used. What cannot be found out or told is so at the next look.
+fn watch_use(order: &TaskOrder, service: &Service, ended: &AtomicBool) {
+    let Some(rule) = Rule::of(&order.start.environment) else { return };
+    let mut latest = None;
+    while !ended.load(Ordering::Relaxed) {
+        if rule.is_used(service, &mut latest).unwrap_or(false) {
+            let _ = master::report_used(order);
         }
+        thread::sleep(rule.pause);
     }
-    Ok(is_fine(&head[..length]))
 }
 
-/// Whether an answer begins as one does that is no failure.
-fn is_fine(head: &[u8]) -> bool {
-    let status = head.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-    let status = status.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u16>().ok());
-    status.is_some_and(|status| (200..500).contains(&status))
+/// Whether a question is answered, with anything but an error of the server's own.
+fn answers(service: &Service) -> io::Result<bool> {
+    Ok(is_fine(&ask(service, &service.path, None)?))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::net::TcpListener;
-
-    use proptest::prelude::*;
 
     use super::*;
 
@@ -97,7 +84,7 @@ mod tests {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut line = String::new();
                 BufReader::new(&stream).read_line(&mut line).unwrap();
-                assert_eq!(line, "GET /proxy/t/ HTTP/1.1\r\n");
+                assert_eq!(line, "GET /proxy/t/ HTTP/1.0\r\n");
                 stream.write_all(answer.as_bytes()).unwrap();
                 drop(stream);
                 asking.join().unwrap()
@@ -106,12 +93,5 @@ mod tests {
         }
         drop(listener);
         assert!(answers(&service).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn any_answer_is_judged(bytes in proptest::collection::vec(any::<u8>(), 0..16)) {
-            let _ = is_fine(&bytes);
-        }
     }
 }

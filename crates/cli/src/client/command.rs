@@ -22,6 +22,7 @@ struct Commands;
 impl Kind for Commands {
     const NOUN: &str = "command";
     const COLLECTION: &str = "commands";
+    const VERBS: &str = "command";
     const HINT: &str = "run one with `instep command run COMMAND`";
     type One = CommandResponse;
     type Many = CommandsResponse;

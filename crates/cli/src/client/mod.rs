@@ -7,7 +7,7 @@
 //! - [`table`] and [`shown`] decide how things look; [`dialog`] is what is said to people beside.
 //! - [`lookup`] finds what a name, a number or nothing at all means; [`requests`] are those that many verbs make.
 //! - [`interrupt`] is what Ctrl-C says while something is followed.
-//! - [`task_verbs`] is what commands and TensorBoards share.
+//! - [`task_verbs`] is what commands, TensorBoards and notebooks share.
 //! - The other modules are the verbs, one for each kind of thing.
 
 mod account;
@@ -31,6 +31,7 @@ mod lookup;
 mod master_log;
 mod metrics;
 mod model;
+mod notebook;
 mod options;
 mod outcome;
 mod password;
@@ -117,6 +118,9 @@ pub(crate) enum Verb {
     /// Start and manage TensorBoards of experiments
     #[command(visible_alias = "tb", arg_required_else_help = true)]
     Tensorboard(tensorboard::TensorboardArguments),
+    /// Start and manage notebooks: JupyterLab on the cluster's slots
+    #[command(visible_alias = "nb", arg_required_else_help = true)]
+    Notebook(notebook::NotebookArguments),
     /// Show which trials a configuration would create
     PreviewSearch(preview::PreviewArguments),
     /// Manage templates: configuration shared by experiments
@@ -154,6 +158,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::ResourcePool(arguments) => pool::run(&arguments),
         Verb::Command(arguments) => command::run(arguments),
         Verb::Tensorboard(arguments) => tensorboard::run(arguments),
+        Verb::Notebook(arguments) => notebook::run(arguments),
         Verb::PreviewSearch(arguments) => preview::run(&arguments),
         Verb::Template(arguments) => template::run(arguments),
     };

@@ -1,9 +1,12 @@
-//! What commands and TensorBoards share: the verbs for one that exists, and how they are shown.
+//! What commands, TensorBoards and notebooks share: the verbs for one that exists, and how they are shown.
 
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use instep_api::commands::Command;
+use instep_api::jobs::TaskResponse;
 use instep_api::states::AllocationState;
 use instep_client::{Client, Query};
 use serde::Serialize;
@@ -15,6 +18,12 @@ use super::options::Common;
 use super::requests::api;
 use super::{configuration, shown, table};
 use crate::console;
+use crate::report::Hinted;
+
+/// Between two looks at one that starts.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long one may take to be ready, slots and all.
+const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Which one is meant.
 #[derive(Debug, Args)]
@@ -41,11 +50,13 @@ pub(super) struct Priority {
     pub priority: i64,
 }
 
-/// Commands or TensorBoards: how the API and people name them, and what the API answers about them.
+/// Commands, TensorBoards or notebooks: how the API and people name them, and what the API answers about them.
 pub(super) trait Kind {
     const NOUN: &str;
     /// The part of the API's paths.
     const COLLECTION: &str;
+    /// What stands behind `instep` for them; the last part of their pages' addresses too.
+    const VERBS: &str;
     /// How to make one, for somebody who has none.
     const HINT: &str;
     type One: DeserializeOwned + Serialize;
@@ -114,6 +125,29 @@ pub(super) fn read_config(file: Option<&Path>, settings: &[String]) -> anyhow::R
         None => configuration::with(json!({}), settings)?.to_string(),
     };
     configuration::parse(&text)
+}
+
+/// Waits until one serves.
+pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found: TaskResponse = client.get(&api(&["tasks", task]))?;
+        if found.task.end_time.is_some() {
+            let why = K::task(&get::<K>(client, task)?).reason.clone();
+            let hint = format!("see its logs with `instep {} logs {task}`", K::VERBS);
+            return Err(Hinted::new(format!("{} {task} has ended: {why}", K::NOUN), &hint).into());
+        }
+        if found.task.allocations.first().is_some_and(|allocation| allocation.is_ready) {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < until, "{} {task} is not ready after {} s", K::NOUN, PATIENCE.as_secs());
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Prints where a browser finds one.
+pub(super) fn say_address<K: Kind>(client: &Client, task: &str) {
+    console::print(format!("{}/det/interactive/{task}/{}\n", client.address(), K::VERBS).as_bytes());
 }
 
 /// Prints the identifier of one that is not followed.

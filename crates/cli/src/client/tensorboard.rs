@@ -1,15 +1,12 @@
 //! `instep tensorboard`: what trials wrote for TensorBoard, shown in a browser.
 
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use instep_api::commands::{
     Command, LaunchRequest, LaunchTensorboardResponse, TensorboardResponse, TensorboardsResponse,
 };
 use instep_api::identifiers::{ExperimentId, TrialId};
-use instep_api::jobs::TaskResponse;
 use instep_client::Client;
 use serde_json::Value;
 
@@ -19,13 +16,6 @@ use super::options::Common;
 use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
 use super::{lookup, session, table};
-use crate::console;
-use crate::report::Hinted;
-
-/// Between two looks at one that starts.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// How long one may take to be ready, slots and all.
-const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// The verbs of TensorBoards, for [`task_verbs`].
 struct Tensorboards;
@@ -33,6 +23,7 @@ struct Tensorboards;
 impl Kind for Tensorboards {
     const NOUN: &str = "TensorBoard";
     const COLLECTION: &str = "tensorboards";
+    const VERBS: &str = "tensorboard";
     const HINT: &str = "start one with `instep tensorboard start EXPERIMENT`";
     type One = TensorboardResponse;
     type Many = TensorboardsResponse;
@@ -122,7 +113,7 @@ pub(crate) fn run(arguments: TensorboardArguments) -> anyhow::Result<()> {
         Verb::Config(named) => task_verbs::config::<Tensorboards>(&client, &named.task),
         Verb::Open(named) => {
             task_verbs::outcome::<Tensorboards>(&get(&client, &named.task)?)?;
-            say_address(&client, &named.task);
+            task_verbs::say_address::<Tensorboards>(&client, &named.task);
             Ok(())
         }
         Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
@@ -153,31 +144,10 @@ fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow:
         return Ok(());
     }
     say(&format!("TensorBoard {task} is starting"));
-    wait(client, &task)?;
+    task_verbs::wait_until_ready::<Tensorboards>(client, &task)?;
     if common.json {
         return table::json(&get(client, &task)?);
     }
-    say_address(client, &task);
+    task_verbs::say_address::<Tensorboards>(client, &task);
     Ok(())
-}
-
-fn wait(client: &Client, task: &str) -> anyhow::Result<()> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let found: TaskResponse = client.get(&api(&["tasks", task]))?;
-        if found.task.end_time.is_some() {
-            let why = get(client, task)?.reason;
-            let hint = format!("see its logs with `instep tensorboard logs {task}`");
-            return Err(Hinted::new(format!("TensorBoard {task} has ended: {why}"), &hint).into());
-        }
-        if found.task.allocations.first().is_some_and(|allocation| allocation.is_ready) {
-            return Ok(());
-        }
-        anyhow::ensure!(Instant::now() < until, "TensorBoard {task} is not ready after {} s", PATIENCE.as_secs());
-        thread::sleep(POLL_INTERVAL);
-    }
-}
-
-fn say_address(client: &Client, task: &str) {
-    console::print(format!("{}/det/interactive/{task}/tensorboard\n", client.address()).as_bytes());
 }

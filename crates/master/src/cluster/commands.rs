@@ -1,4 +1,4 @@
-//! Commands and TensorBoards that live: what happens to them, and what their state machines want done.
+//! Commands, TensorBoards and notebooks that live: what happens to them, and what their state machines want done.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::clock::now;
 
 /// Before SIGKILL, for a task that is ended.
 const GRACE_SECONDS: u32 = 5;
-/// How long a service is kept that nobody uses, unless its configuration says otherwise.
+/// How long a TensorBoard is kept that nobody uses, unless its configuration says otherwise.
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
 
 /// What a task beside experiments is.
@@ -30,13 +30,16 @@ const IDLE_LIMIT: Duration = Duration::from_secs(300);
 pub(crate) enum Kind {
     Command,
     Tensorboard,
+    /// JupyterLab.
+    Notebook,
     /// Any program, in a tree of tasks.
     Generic,
 }
 
 impl Kind {
     pub(crate) fn of(task_type: &str) -> Option<Kind> {
-        [Kind::Command, Kind::Tensorboard, Kind::Generic].into_iter().find(|kind| kind.task_type() == task_type)
+        let mut all = [Kind::Command, Kind::Tensorboard, Kind::Notebook, Kind::Generic].into_iter();
+        all.find(|kind| kind.task_type() == task_type)
     }
 
     /// As Determined names kinds of tasks.
@@ -44,6 +47,7 @@ impl Kind {
         match self {
             Kind::Command => "TASK_TYPE_COMMAND",
             Kind::Tensorboard => "TASK_TYPE_TENSORBOARD",
+            Kind::Notebook => "TASK_TYPE_NOTEBOOK",
             Kind::Generic => "TASK_TYPE_GENERIC",
         }
     }
@@ -58,6 +62,7 @@ impl Kind {
         match self {
             Kind::Command => "Command",
             Kind::Tensorboard => "TensorBoard",
+            Kind::Notebook => "JupyterLab",
             Kind::Generic => "Generic Task",
         }
     }
@@ -65,19 +70,34 @@ impl Kind {
     /// What its configuration is laid over.
     pub(crate) fn sources(self) -> TaskSources {
         let needs_entrypoint = matches!(self, Kind::Command | Kind::Generic);
-        TaskSources { needs_entrypoint, slots: u32::from(self == Kind::Command), ..TaskSources::default() }
+        let slots = u32::from(matches!(self, Kind::Command | Kind::Notebook));
+        TaskSources { needs_entrypoint, slots, ..TaskSources::default() }
+    }
+
+    /// Whether it serves pages.
+    pub(crate) fn serves(self) -> bool {
+        matches!(self, Kind::Tensorboard | Kind::Notebook)
     }
 }
 
-/// What a TensorBoard shows, as it is stored.
+/// What belongs to the kind of a task, as it is stored.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TensorboardContent {
-    #[serde(default)]
+#[serde(default)]
+pub(crate) struct Details {
+    /// What a TensorBoard shows.
     pub experiments: Vec<i64>,
-    #[serde(default)]
     pub trials: Vec<i64>,
-    #[serde(default)]
     pub folders: Vec<Folder>,
+    /// What a notebook asks of whoever connects to it: the master alone knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+}
+
+/// Where a task serves, and what it asks of whoever connects.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Serving {
+    pub service: Service,
+    pub secret: Option<String>,
 }
 
 /// Where the files of a trial are, and under which name they are shown.
@@ -89,7 +109,7 @@ pub(crate) struct Folder {
     pub storage: String,
 }
 
-/// A command or a TensorBoard that has not ended.
+/// A task beside experiments that has not ended.
 pub(crate) struct LiveCommand {
     pub machine: Command,
     pub kind: Kind,
@@ -101,7 +121,7 @@ pub(crate) struct LiveCommand {
     pub submitted: Timestamp,
     /// Its place among jobs of the same priority.
     pub position: i64,
-    pub content: TensorboardContent,
+    pub details: Details,
 }
 
 impl LiveCommand {
@@ -114,8 +134,10 @@ impl LiveCommand {
         })?;
         let idle_limit = match kind {
             Kind::Command | Kind::Generic => None,
-            Kind::Tensorboard => Some(config.idle_timeout.unwrap_or(IDLE_LIMIT)).filter(|limit| !limit.is_zero()),
+            Kind::Tensorboard => Some(config.idle_timeout.unwrap_or(IDLE_LIMIT)),
+            Kind::Notebook => config.idle_timeout,
         };
+        let idle_limit = idle_limit.filter(|limit| !limit.is_zero());
         let name = format!("{} {}", kind.noun(), row.task.get(..8).unwrap_or(&row.task));
         let machine = Command::new(name.clone(), idle_limit, now());
         let machine = match &row.allocation {
@@ -132,7 +154,7 @@ impl LiveCommand {
             workspace: row.workspace,
             submitted: row.started_at,
             position: row.started_at.0,
-            content: serde_json::from_value(row.details.clone()).unwrap_or_default(),
+            details: serde_json::from_value(row.details.clone()).unwrap_or_default(),
         })
     }
 
@@ -143,14 +165,15 @@ impl LiveCommand {
 
     /// What it serves, where it does.
     pub(super) fn service(&self, task: &str, address: &str, port: Option<u16>) -> Option<Service> {
-        let port = port.filter(|_| self.kind == Kind::Tensorboard)?;
+        let port = port.filter(|_| self.kind.serves())?;
         Some(Service { address: address.to_owned(), port, path: format!("/proxy/{task}/") })
     }
 
     /// What runs.
     pub(super) fn entrypoint(&self, service: Option<&Service>) -> Entrypoint {
         match (&self.config.entrypoint, service) {
-            (_, Some(service)) => Entrypoint::Shell(tensorboard(&self.content.folders, service, &self.config)),
+            (_, Some(service)) if self.kind == Kind::Notebook => Entrypoint::Shell(notebook(service)),
+            (_, Some(service)) => Entrypoint::Shell(tensorboard(&self.details.folders, service, &self.config)),
             // One word alone is a line for the shell, as people type it between quotes.
             (Some(Configured::Words(words)), None) if words.len() > 1 => Entrypoint::Arguments(words.clone()),
             (Some(Configured::Words(words)), None) => Entrypoint::Shell(words.concat()),
@@ -159,9 +182,22 @@ impl LiveCommand {
         }
     }
 
+    /// What it learns beside what all tasks do.
+    pub(super) fn variables(&self, service: Option<&Service>) -> BTreeMap<String, String> {
+        let (Kind::Notebook, Some(service)) = (self.kind, service) else { return BTreeMap::new() };
+        let mut all = BTreeMap::from([("NOTEBOOK_PORT".to_owned(), service.port.to_string())]);
+        all.extend(self.details.secret.clone().map(|secret| ("JUPYTER_TOKEN".to_owned(), secret)));
+        if let Some(limit) = self.config.idle_timeout.filter(|limit| !limit.is_zero()) {
+            let kind = self.config.others.get("notebook_idle_type").and_then(|kind| kind.as_str());
+            all.insert("NOTEBOOK_IDLE_TYPE".to_owned(), kind.unwrap_or("kernels_or_terminals").to_owned());
+            all.insert("NOTEBOOK_IDLE_SECONDS".to_owned(), limit.as_secs().to_string());
+        }
+        all
+    }
+
     /// Folders of the machine that it must see.
     pub(super) fn paths(&self) -> Vec<String> {
-        let mut paths: Vec<String> = self.content.folders.iter().map(|folder| folder.storage.clone()).collect();
+        let mut paths: Vec<String> = self.details.folders.iter().map(|folder| folder.storage.clone()).collect();
         paths.sort();
         paths.dedup();
         paths
@@ -193,12 +229,34 @@ fn tensorboard(folders: &[Folder], service: &Service, config: &TaskConfig) -> St
     line
 }
 
+/// A line that starts JupyterLab, or says what is missing. The secret that it asks for is in its environment.
+fn notebook(service: &Service) -> String {
+    let missing = "JupyterLab is not installed for this task's Python: pip install jupyterlab";
+    let words = [
+        format!("--ServerApp.ip={}", service.address),
+        format!("--ServerApp.port={}", service.port),
+        "--ServerApp.port_retries=0".to_owned(),
+        format!("--ServerApp.base_url={}", service.path),
+        "--ServerApp.allow_remote_access=True".to_owned(),
+        "--ServerApp.allow_root=True".to_owned(),
+        "--ServerApp.open_browser=False".to_owned(),
+        // Over TCP every user of the machine could read what kernels print.
+        "--KernelManager.transport=ipc".to_owned(),
+    ];
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    let check = format!("python3 -c 'import jupyterlab' || {{ echo {} >&2; exit 1; }}", quoted(missing));
+    // The paths of sockets are short.
+    let folder = "folder=$(mktemp -d); [ ${#folder} -le 50 ] || folder=$(mktemp -d /tmp/jupyter.XXXXXX)";
+    let words = words.join(" ");
+    format!("{check}; {folder}; JUPYTER_RUNTIME_DIR=$folder exec python3 -m jupyterlab {words}")
+}
+
 /// One word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The commands and TensorBoards that have not ended, by task.
+/// The tasks beside experiments that have not ended, by name.
 #[derive(Default)]
 pub(crate) struct Commands {
     live: BTreeMap<String, LiveCommand>,
@@ -262,11 +320,13 @@ impl Commands {
     }
 
     /// Where a task serves; `None` if it does not.
-    pub(super) fn service_of(&self, task: &str, allocations: &Allocations) -> Option<Service> {
+    pub(super) fn serving(&self, task: &str, allocations: &Allocations) -> Option<Serving> {
         let live = self.live.get(task)?;
         let allocation = allocations.get(&allocation_name(task))?;
         let placed = allocation.placed.as_ref().filter(|_| allocation.state == AllocationState::Running)?;
-        live.service(task, &placed.shares.first()?.address, placed.ports.get(SERVICE_PORT).copied())
+        let port = placed.ports.get(SERVICE_PORT).copied();
+        let service = live.service(task, &placed.shares.first()?.address, port)?;
+        Some(Serving { service, secret: live.details.secret.clone() })
     }
 
     /// Feeds an event to a task, and does what follows.
@@ -303,6 +363,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_notebook_says_what_is_missing_and_tells_no_secret() {
+        let service = Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned() };
+        let line = notebook(&service);
+        assert!(line.starts_with("python3 -c 'import jupyterlab' || { echo 'JupyterLab is not installed"), "{line}");
+        assert!(line.contains("exec python3 -m jupyterlab '--ServerApp.ip=::1' '--ServerApp.port=2600'"), "{line}");
+        assert!(!line.contains("token"), "{line}");
+    }
 
     #[test]
     fn a_tensorboard_shows_folders_side_by_side() {

@@ -120,7 +120,8 @@ impl ClusterState {
                 let live = self.commands.get(task)?;
                 let address = shares.first().map_or("127.0.0.1", |share| share.address.as_str());
                 let service = live.service(task, address, ports.get(SERVICE_PORT).copied());
-                let variables = environment::of_task(live.kind.word(), task, name, &session(&live.owner), ports);
+                let mut variables = environment::of_task(live.kind.word(), task, name, &session(&live.owner), ports);
+                variables.extend(live.variables(service.as_ref()));
                 let start = Start {
                     entrypoint: live.entrypoint(service.as_ref()),
                     run_as: live.owner.run_as.clone(),

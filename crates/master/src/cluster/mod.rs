@@ -8,7 +8,7 @@
 //! - `actor`: the loop: messages in, one transaction, actions out. `outbox`: what waits for that transaction.
 //! - `state`: the parts below, and what happens between them.
 //! - `experiments`: experiments and what their state machines want; `journal`: what is stored of them with every event;
-//!   `log_policies`: patterns in their output. `commands`: commands and TensorBoards.
+//!   `log_policies`: patterns in their output. `commands`: commands, TensorBoards and notebooks.
 //! - `allocations`: the attempts to run something, each an `allocation`, with their `ports`. `rendezvous`: what the
 //!   running tasks ask.
 //! - `goodput`: what became of the time of trials.
@@ -50,7 +50,7 @@ use std::time::Duration;
 use instep_api::agents::Agent as ShownAgent;
 use instep_api::config::Resources;
 use instep_api::identifiers::{ExperimentId, TrialId};
-use instep_api::link::{Hello, Order, Report, Service, Welcome};
+use instep_api::link::{Hello, Order, Report, Welcome};
 use instep_api::logs::LogLine;
 use instep_api::tasks::RendezvousInfo;
 use instep_database::{CommandRow, Database, LiveExperiment};
@@ -68,7 +68,7 @@ use allocation::Gathered;
 pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
-pub(crate) use commands::{Folder, Kind, TensorboardContent};
+pub(crate) use commands::{Details, Folder, Kind, Serving};
 use goodput::GoodputTotals;
 pub(crate) use goodput::of_trial;
 #[cfg(test)]
@@ -312,22 +312,35 @@ impl Cluster {
         self.change(move |state, outbox| Ok(state.change_job(&job, change, outbox))).await
     }
 
-    /// Queues a command or a TensorBoard that is in the database.
+    /// Queues a task beside experiments that is in the database.
     pub(crate) async fn start_command(&self, row: CommandRow) -> Result<(), Refusal> {
         self.change(move |state, outbox| state.commands.start(&row, &mut state.allocations, outbox)).await
     }
 
-    /// Ends a command or a TensorBoard. `false` if it is not among those that live.
+    /// Ends a task beside experiments. `false` if it is not among those that live.
     pub(crate) async fn kill_command(&self, task: String, why: String) -> Result<bool, Refusal> {
         self.change(move |state, outbox| Ok(state.commands.kill(&task, why, &mut state.allocations, outbox))).await
     }
 
     /// Where a task serves, for somebody who is about to use it.
-    pub(crate) async fn use_service(&self, task: String) -> Result<Option<Service>, Refusal> {
+    pub(crate) async fn use_service(&self, task: String) -> Result<Option<Serving>, Refusal> {
+        self.ask(move |state, outbox, reply| {
+            // Whether a notebook is used it says itself: an open page alone is no use of it.
+            if state.commands.get(&task).is_some_and(|live| live.kind != Kind::Notebook) {
+                state.commands.on(&task, CommandEvent::Used, &mut state.allocations, outbox);
+            }
+            // It changes nothing that is stored.
+            let _ = reply.send(Ok(state.commands.serving(&task, &state.allocations)));
+        })
+        .await
+    }
+
+    /// Somebody works in a notebook.
+    pub(crate) async fn notebook_used(&self, task: String) -> Result<(), Refusal> {
         self.ask(move |state, outbox, reply| {
             state.commands.on(&task, CommandEvent::Used, &mut state.allocations, outbox);
             // It changes nothing that is stored.
-            let _ = reply.send(Ok(state.commands.service_of(&task, &state.allocations)));
+            let _ = reply.send(Ok(()));
         })
         .await
     }

@@ -1,13 +1,14 @@
-//! Single tasks: commands and TensorBoards. Both are made, listed and ended in the same way.
+//! Single tasks: commands, TensorBoards and notebooks. All are made, listed and ended in the same way.
 
 use instep_api::commands::{
-    Command, CommandResponse, CommandsResponse, LaunchCommandResponse, LaunchRequest, LaunchTensorboardResponse,
-    PriorityRequest, TensorboardResponse, TensorboardsResponse,
+    Command, CommandResponse, CommandsResponse, IdleNotebookRequest, LaunchCommandResponse, LaunchNotebookResponse,
+    LaunchRequest, LaunchTensorboardResponse, NotebookResponse, NotebooksResponse, PriorityRequest,
+    TensorboardResponse, TensorboardsResponse,
 };
 use instep_api::config::{ConfigError, Configuration, TaskConfig, TaskSources};
 use instep_api::error::Code;
 use instep_api::experiments::ModelFile;
-use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
+use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::pages::{Order, Pagination};
 use instep_api::states::AllocationState;
 use instep_database::{CommandFilter, CommandRow, NewCommand, ShownTrial, Subject};
@@ -21,15 +22,18 @@ use super::fitting::Wish;
 use super::masks::unmasked;
 use super::ownership::Place;
 use super::queue::{Change, apply};
-use super::reply::Json;
+use super::reply::{Json, Nothing};
 use super::{config_policies, contexts, fitting, pools, secrets};
 use crate::clock::now;
-use crate::cluster::{DEFAULT_POOL, Folder, JobOf, Kind, TensorboardContent};
+use crate::cluster::{DEFAULT_POOL, Details, Folder, JobOf, Kind};
 use crate::random;
 use crate::storage::{self, Unreachable};
 
 /// Trials that one TensorBoard shows: what Determined shows at most.
 const MOST_TRIALS: usize = 100;
+
+/// What can count as use of a notebook.
+const IDLE_TYPES: [&str; 3] = ["kernels_or_terminals", "kernel_connections", "activity"];
 
 /// A task that is to be made.
 pub(super) struct Launch {
@@ -53,42 +57,66 @@ pub(super) struct Launched {
 }
 
 async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
-    let request: LaunchRequest = call.json()?;
+    let launch = asked(call, kind, call.json()?).await?;
+    launch_task(call, launch).await
+}
+
+/// The task that a request wants, where the caller may make it.
+async fn asked(call: &Call, kind: Kind, request: LaunchRequest) -> Result<Launch, Failure> {
     let place = Place::workspace(request.workspace_id);
     call.may_make(permissions::Kind::Task, &place)?;
     let details = match kind {
-        Kind::Command | Kind::Generic => json!(TensorboardContent::default()),
+        Kind::Command | Kind::Generic => Details::default(),
+        Kind::Notebook => Details { secret: Some(random::token()), ..Details::default() },
         Kind::Tensorboard => {
             let experiments = request.experiment_ids.unwrap_or_default();
-            json!(shown(call, experiments, request.trial_ids.unwrap_or_default()).await?)
+            shown(call, experiments, request.trial_ids.unwrap_or_default()).await?
         }
     };
-    let launch = Launch {
+    Ok(Launch {
         kind,
         place,
         template: request.template_name,
         config: request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({})),
         files: request.files.unwrap_or_default(),
         context: None,
-        details,
-    };
-    launch_task(call, launch).await
+        details: json!(details),
+    })
 }
 
-/// Makes a task where the caller may.
-pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched, Failure> {
-    let Launch { kind, place, template: named, config, files, context, details } = launch;
-    let database = &call.application.database;
-    let template = template(call, named).await?;
+/// The configuration that a task would have.
+async fn configured(call: &Call, launch: &Launch) -> Result<TaskConfig, Failure> {
+    let Launch { kind, place, template: named, config, .. } = launch;
+    let template = template(call, named.clone()).await?;
     let sources = TaskSources { template, defaults: Some(call.application.defaults.clone()), ..kind.sources() };
-    let config = unmasked(config, [&sources.template, &sources.defaults].into_iter().flatten())?;
+    let config = unmasked(config.clone(), [&sources.template, &sources.defaults].into_iter().flatten())?;
     let policies = config_policies::of(call, config_policies::NTSC, place.workspace).await?;
     let config = policies.laid_over(&config).unwrap_or(config);
     let config = TaskConfig::from_value(config, &sources).map_err(|mistakes| wrong(&mistakes))?;
     policies.check_slots(i64::from(config.slots))?;
     policies.check_priority(config.resources.priority.map(i64::from))?;
+    check_idle_type(*kind, &config)?;
     pools::check(call, &config.resources.resource_pool, place.workspace).await?;
     secrets::check(call, &config.environment, place.workspace).await?;
+    Ok(config)
+}
+
+fn check_idle_type(kind: Kind, config: &TaskConfig) -> Result<(), Failure> {
+    let wanted = config.others.get("notebook_idle_type").filter(|wanted| !wanted.is_null());
+    match wanted {
+        Some(wanted) if kind == Kind::Notebook && !IDLE_TYPES.iter().any(|known| *wanted == json!(known)) => {
+            let known = IDLE_TYPES.join(", ");
+            Err(Failure::invalid(format!("notebook_idle_type: must be one of {known}, not {wanted}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a task where the caller may.
+pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched, Failure> {
+    let config = configured(call, &launch).await?;
+    let Launch { kind, place, files, context, details, .. } = launch;
+    let database = &call.application.database;
     let context = match context {
         Some(context) => context,
         None => {
@@ -133,11 +161,7 @@ fn wrong(mistakes: &[ConfigError]) -> Failure {
 }
 
 /// Finds the files of trials, where Determined's client puts them.
-async fn shown(
-    call: &Call,
-    experiments: Vec<ExperimentId>,
-    trials: Vec<TrialId>,
-) -> Result<TensorboardContent, Failure> {
+async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>) -> Result<Details, Failure> {
     if experiments.is_empty() && trials.is_empty() {
         return Err(Failure::invalid("a TensorBoard needs experiments or trials to show"));
     }
@@ -155,10 +179,11 @@ async fn shown(
     }
     let cluster = database.cluster_id();
     let folders = found.iter().map(|trial| folder(trial, cluster)).collect::<Result<Vec<_>, _>>()?;
-    Ok(TensorboardContent {
+    Ok(Details {
         experiments: experiments.iter().map(|id| id.0).collect(),
         trials: trials.iter().map(|id| id.0).collect(),
         folders,
+        secret: None,
     })
 }
 
@@ -190,8 +215,8 @@ async fn shape(call: &Call, row: CommandRow) -> Result<Command, Failure> {
     let ended = row.ended_at.is_some();
     let stored = row.allocation.as_ref().map(|allocation| allocation.reason.clone()).unwrap_or_default();
     let state = row.allocation.as_ref().map_or(AllocationState::Queued, |allocation| allocation.state);
-    let shown: TensorboardContent = serde_json::from_value(row.details).unwrap_or_default();
-    let serves = row.kind == Kind::Tensorboard.task_type();
+    let shown: Details = serde_json::from_value(row.details).unwrap_or_default();
+    let serves = Kind::of(&row.kind).is_some_and(Kind::serves);
     let service_address = serves.then(|| format!("/proxy/{}/", row.task));
     Ok(Command {
         id: row.task,
@@ -323,4 +348,68 @@ pub(crate) async fn set_command_priority(call: Call) -> Result<Json<CommandRespo
 pub(crate) async fn set_tensorboard_priority(call: Call) -> Result<Json<TensorboardResponse>, Failure> {
     let tensorboard = prioritized(&call, Kind::Tensorboard).await?;
     Ok(Json(TensorboardResponse { tensorboard, config: Configuration::default() }))
+}
+
+pub(crate) async fn launch_notebook(call: Call) -> Result<Json<LaunchNotebookResponse>, Failure> {
+    let request: LaunchRequest = call.json()?;
+    let preview = request.preview == Some(true);
+    let launch = asked(&call, Kind::Notebook, request).await?;
+    if preview {
+        let config = configured(&call, &launch).await?.to_json().into();
+        return Ok(Json(LaunchNotebookResponse { notebook: not_made(), config, warnings: Vec::new() }));
+    }
+    let Launched { task, config, warnings } = launch_task(&call, launch).await?;
+    Ok(Json(LaunchNotebookResponse { notebook: task, config, warnings }))
+}
+
+/// What stands in place of a task that was only looked at.
+fn not_made() -> Command {
+    Command {
+        id: String::new(),
+        description: String::new(),
+        state: AllocationState::Queued,
+        start_time: now(),
+        container: None,
+        display_name: String::new(),
+        user_id: UserId(0),
+        username: String::new(),
+        resource_pool: String::new(),
+        exit_status: String::new(),
+        job_id: String::new(),
+        workspace_id: WorkspaceId(0),
+        reason: String::new(),
+        experiment_ids: Vec::new(),
+        trial_ids: Vec::new(),
+        service_address: None,
+    }
+}
+
+pub(crate) async fn list_notebooks(call: Call) -> Result<Json<NotebooksResponse>, Failure> {
+    let (notebooks, pagination) = listed(&call, Kind::Notebook).await?;
+    Ok(Json(NotebooksResponse { notebooks, pagination }))
+}
+
+pub(crate) async fn notebook(call: Call) -> Result<Json<NotebookResponse>, Failure> {
+    let row = found(&call, Kind::Notebook).await?;
+    let config = row.config.clone().into();
+    Ok(Json(NotebookResponse { notebook: shape(&call, row).await?, config }))
+}
+
+pub(crate) async fn kill_notebook(call: Call) -> Result<Json<NotebookResponse>, Failure> {
+    Ok(Json(NotebookResponse { notebook: ended(&call, Kind::Notebook).await?, config: Configuration::default() }))
+}
+
+pub(crate) async fn set_notebook_priority(call: Call) -> Result<Json<NotebookResponse>, Failure> {
+    let notebook = prioritized(&call, Kind::Notebook).await?;
+    Ok(Json(NotebookResponse { notebook, config: Configuration::default() }))
+}
+
+/// The notebook says whether somebody works in it: as long as nobody does, its time runs out.
+pub(crate) async fn report_idle(call: Call) -> Result<Json<Nothing>, Failure> {
+    let request: IdleNotebookRequest = call.json()?;
+    let task = found(&call, Kind::Notebook).await?.task;
+    if request.idle == Some(false) {
+        call.application.cluster.notebook_used(task).await?;
+    }
+    Ok(Json(Nothing {}))
 }

@@ -13,7 +13,6 @@ use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use instep_api::error::Code;
-use instep_api::link::Service;
 use tokio::net::TcpStream;
 
 use super::call::Call;
@@ -22,6 +21,7 @@ use super::failure::Failure;
 use super::reply::Reply;
 use super::task_pages::holds;
 use crate::application::Application;
+use crate::cluster::Serving;
 use crate::task_access::Grant;
 
 /// How long a task may take to be reached.
@@ -56,7 +56,7 @@ const OF_ORIGINS: [&str; 7] = [
 pub(crate) struct Passage {
     /// The task, and the session for which the way is open.
     pub grant: Grant,
-    pub service: Service,
+    pub serving: Serving,
     /// Whether the answer comes from the master's own origin, where no browser may run what is in it.
     pub sandboxed: bool,
 }
@@ -66,7 +66,7 @@ pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Fail
     let away = |error: &dyn std::fmt::Display| {
         Failure::new(Code::Unavailable, format!("task {} cannot be reached: {error}", passage.grant.task))
     };
-    let service = &passage.service;
+    let service = &passage.serving.service;
     let connecting = TcpStream::connect((service.address.as_str(), service.port));
     let stream = tokio::time::timeout(CONNECT, connecting).await.map_err(|error| away(&error))?;
     let stream = stream.map_err(|error| away(&error))?;
@@ -74,7 +74,7 @@ pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Fail
     // It ends with its one answer, or with what that turns into.
     tokio::spawn(connection.with_upgrades());
     let (application, upgrade) = (Arc::clone(&call.application), call.on_upgrade.take());
-    let request = request(call, service)?;
+    let request = request(call, &passage.serving)?;
     let mut answer = sender.send_request(request).await.map_err(|error| away(&error))?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(caller) = upgrade else { return Err(away(&"it changes the protocol unasked")) };
@@ -133,24 +133,26 @@ fn without_those_of_the_connection(headers: &mut HeaderMap) {
     named.iter().for_each(|name| drop(headers.remove(name.as_str())));
 }
 
-fn request(call: Call, service: &Service) -> Result<Request<Body>, Failure> {
+fn request(call: Call, serving: &Serving) -> Result<Request<Body>, Failure> {
     let unusable = |error: axum::http::Error| Failure::invalid(format!("cannot forward the request: {error}"));
     let path = call.uri.path_and_query().map_or("/", |path| path.as_str());
     let uri: Uri = path.parse().map_err(|_| Failure::invalid("cannot forward the address"))?;
     let built = Request::builder().method(call.route.method.name()).uri(uri).body(Body::from(call.body));
     let mut request = built.map_err(unusable)?;
-    *request.headers_mut() = passed_on(call.headers, service);
+    *request.headers_mut() = passed_on(call.headers, serving);
     Ok(request)
 }
 
-/// The headers that a task sees.
-fn passed_on(mut headers: HeaderMap, service: &Service) -> HeaderMap {
+/// The headers that a task sees: not the caller's token, but the secret that it asks of the master.
+fn passed_on(mut headers: HeaderMap, Serving { service, secret }: &Serving) -> HeaderMap {
     let (theirs, websocket) = (cookies::for_task(&headers), asks_for_websocket(&headers));
     without_those_of_the_connection(&mut headers);
     // Written anew with the body, which has been read.
     for name in ["authorization", "grpc-metadata-x-allocation-token", "cookie", "host", "content-length", "expect"] {
         headers.remove(name);
     }
+    let shown = secret.as_ref().and_then(|secret| HeaderValue::from_str(&format!("token {secret}")).ok());
+    headers.extend(shown.map(|shown| (header::AUTHORIZATION, shown)));
     if let Some(cookies) = theirs {
         headers.insert(header::COOKIE, cookies);
     }
@@ -190,6 +192,8 @@ fn answered(mut response: Response<Body>, passage: &Passage) -> Response<Body> {
 
 #[cfg(test)]
 mod tests {
+    use instep_api::link::Service;
+
     use super::*;
 
     #[test]
@@ -207,17 +211,24 @@ mod tests {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         headers.append(header::COOKIE, HeaderValue::from_static("auth=secret"));
-        let service = Service { address: "::1".to_owned(), port: 2600, path: "/".to_owned() };
-        let passed = passed_on(headers, &service);
+        let passed = passed_on(headers.clone(), &serving(None));
         assert!(!format!("{passed:?}").contains("secret"), "{passed:?}");
         assert_eq!(passed["cookie"], "a=1; b=2");
         assert_eq!(passed["host"], "[::1]:2600");
         assert_eq!(passed.len(), 3, "{passed:?}");
+        let passed = passed_on(headers, &serving(Some("own")));
+        assert_eq!(passed[header::AUTHORIZATION], "token own");
+        assert!(!format!("{passed:?}").contains("secret"), "{passed:?}");
+    }
+
+    fn serving(secret: Option<&str>) -> Serving {
+        let service = Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned() };
+        Serving { service, secret: secret.map(str::to_owned) }
     }
 
     fn passage(sandboxed: bool) -> Passage {
-        let service = Service { address: "::1".to_owned(), port: 2600, path: "/".to_owned() };
-        Passage { grant: Grant { task: "t".to_owned(), session: String::new() }, service, sandboxed }
+        let grant = Grant { task: "t".to_owned(), session: String::new() };
+        Passage { grant, serving: serving(None), sandboxed }
     }
 
     fn answer() -> Response<Body> {
@@ -264,7 +275,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.insert(header::CONNECTION, HeaderValue::from_static(connection));
             headers.insert(header::UPGRADE, HeaderValue::from_static(upgrade));
-            let passed = passed_on(headers.clone(), &passage(false).service);
+            let passed = passed_on(headers.clone(), &serving(None));
             assert_eq!(asks_for_websocket(&passed), asks_for_websocket(&headers));
             asks_for_websocket(&headers)
         };

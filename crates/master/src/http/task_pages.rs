@@ -10,12 +10,15 @@
 //!
 //! At the master's own address only programs get what a task serves, which show a token in a header. A browser that
 //! has no session yet is sent to the page where one signs in, which leads back.
+//!
+//! The pages of all tasks share that one origin, so a page of one can use another that is open in the same browser. Of a
+//! notebook that would be to run programs as its owner: it opens for its owner and administrators alone, and not in a
+//! session that has opened a page of somebody else's task, nor the other way round.
 
 use std::time::Instant;
 
 use axum::http::{HeaderMap, Uri, header};
 use instep_api::error::Code;
-use instep_api::link::Service;
 
 use super::call::Call;
 use super::cookies::{path_of, values};
@@ -27,11 +30,11 @@ use super::proxy::{self, Passage, asks_for_websocket};
 use super::reply::{Redirect, Reply};
 use super::router::Method;
 use crate::application::Application;
-use crate::cluster::Kind;
+use crate::cluster::{Kind, Serving};
 use crate::passwords::token_hash;
 use crate::random;
 use crate::sync::lock;
-use crate::task_access::Grant;
+use crate::task_access::{Grant, Page};
 
 /// The parameter with which a ticket travels.
 pub(crate) const TICKET: &str = "instep_ticket";
@@ -43,8 +46,9 @@ pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
     let task = task_of(&call)?;
     if let (Some(token), Some(_), false) = (&call.token, &call.user, call.by_cookie) {
         let session = token_hash(token);
-        let service = service_of(&call, &task).await?;
-        return proxy::pass(call, Passage { grant: Grant { task, session }, service, sandboxed: true }).await;
+        check_opens(&call.application, &session, &task).await?;
+        let serving = serving(&call, &task).await?;
+        return proxy::pass(call, Passage { grant: Grant { task, session }, serving, sandboxed: true }).await;
     }
     if call.route.method != Method::Get {
         let what = format!("the pages of task {task} are at another address than the master's");
@@ -56,9 +60,11 @@ pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
     if call.headers.contains_key("sec-fetch-dest") && !is_navigation(&call.headers) {
         return Err(Failure::forbidden(format!("the pages of task {task} are not for other pages")));
     }
-    if let Err(failure) = service_of(&call, &task).await {
+    if let Err(failure) = serving(&call, &task).await {
         return if is_coming(&call, &task).await? { Ok(to_waiting_page(&call.uri, &task)) } else { Err(failure) };
     }
+    let kind = check_opens(&call.application, &token_hash(token), &task).await?;
+    check_mixing(&call.application, &token_hash(token), kind)?;
     let Some(origin) = call.application.sites.tasks_origin(host(&call.headers)) else {
         let what = "the pages of tasks have the address of the master itself, where they could use its session";
         let hint = "let --proxy-url name another host or port, which leads to --proxy-port";
@@ -99,8 +105,8 @@ pub(crate) async fn at_own_origin(call: Call) -> Result<Reply, Failure> {
     if socket || !reads || !is_navigation(&call.headers) {
         check_cookie_use(&call.headers, socket || !reads)?;
     }
-    let service = service_of(&call, &task).await?;
-    proxy::pass(call, Passage { grant: Grant { task, session }, service, sandboxed: false }).await
+    let serving = serving(&call, &task).await?;
+    proxy::pass(call, Passage { grant: Grant { task, session }, serving, sandboxed: false }).await
 }
 
 /// Gives a key for a ticket.
@@ -115,8 +121,10 @@ async fn exchanged(call: &Call, task: &str, page: String, ticket: &str) -> Resul
         let hint = format!("open {} at the master's address once more", path_of(task));
         return Err(Failure::forbidden(format!("{what}\nhint: {hint}")));
     };
+    let kind = check_opens(&call.application, &grant.session, task).await?;
+    check_mixing(&call.application, &grant.session, kind)?;
     let key = random::token();
-    lock(&call.application.task_access).admit(&key, grant, Instant::now());
+    lock(&call.application.task_access).admit(&key, grant, kind, Instant::now());
     let cookie = Some(call.application.cookies.set_key(&key, task));
     Ok(Reply::Redirect(Redirect { location: page, cookie }))
 }
@@ -137,11 +145,49 @@ async fn session_of_key(call: &Call, task: &str) -> Result<Option<String>, Failu
     Ok(None)
 }
 
+/// What a task's page is to the session that wants to open it; an error if it may not.
+async fn check_opens(application: &Application, session: &str, task: &str) -> Result<Page, Failure> {
+    let missing = || Failure::not_found(format!("task '{task}' not found"));
+    let known = application.session_of_hash(session.to_owned()).await?.ok_or_else(Failure::unauthenticated)?;
+    if !sees_task(application, known.grants.as_deref(), task).await? {
+        return Err(missing());
+    }
+    let row = application.database.command(task.to_owned()).await?;
+    let (user, of_task) = (&known.session.user, &known.session.task);
+    let own = row.owner == user.id;
+    if row.kind != Kind::Notebook.task_type() {
+        return Ok(if own { Page::Own } else { Page::Foreign });
+    }
+    // The token of a task stands for what that task does, and not for all that its user has.
+    if (own || user.admin) && of_task.as_ref().is_none_or(|of_task| of_task.task == task) {
+        return Ok(Page::Notebook);
+    }
+    let what =
+        format!("notebook {task} runs programs as user {}: only they and administrators may open it", row.username);
+    Err(Failure::forbidden(format!("{what}\nhint: start your own with `instep notebook start`")))
+}
+
+/// Refuses a page that must not be in one browser with others that this session has opened.
+fn check_mixing(application: &Application, session: &str, page: Page) -> Result<(), Failure> {
+    if !lock(&application.task_access).mixes(session, page) {
+        return Ok(());
+    }
+    let what = match page {
+        Page::Notebook => "this session has opened pages of other users' tasks, which could use your notebook",
+        Page::Own | Page::Foreign => "this session has opened a notebook, which the pages of other users could use",
+    };
+    let hint = "use another browser or a private window, or close those pages and sign in again";
+    Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: {hint}")))
+}
+
 /// Whether what was granted holds still: the session lasts, and its user may see the task. Asked with every request, and
 /// of open websockets.
 pub(crate) async fn holds(application: &Application, grant: &Grant) -> Result<bool, Failure> {
-    let Some(known) = application.session_of_hash(grant.session.clone()).await? else { return Ok(false) };
-    sees_task(application, known.grants.as_deref(), &grant.task).await
+    match check_opens(application, &grant.session, &grant.task).await {
+        Ok(_) => Ok(true),
+        Err(failure) if failure.code == Code::Internal => Err(failure),
+        Err(_) => Ok(false),
+    }
 }
 
 /// `/det/interactive/TASK/…`: the page that waits for a task and leads to its own. If another origin's page leads there it
@@ -168,9 +214,9 @@ fn task_of(call: &Call) -> Result<String, Failure> {
 }
 
 /// Where a task serves.
-async fn service_of(call: &Call, task: &str) -> Result<Service, Failure> {
-    if let Some(service) = call.application.cluster.use_service(task.to_owned()).await? {
-        return Ok(service);
+async fn serving(call: &Call, task: &str) -> Result<Serving, Failure> {
+    if let Some(serving) = call.application.cluster.use_service(task.to_owned()).await? {
+        return Ok(serving);
     }
     let row = call.application.database.command(task.to_owned()).await?;
     if row.ended_at.is_some() {
@@ -183,7 +229,7 @@ async fn service_of(call: &Call, task: &str) -> Result<Service, Failure> {
 /// Whether a task that does not serve yet is one that will.
 async fn is_coming(call: &Call, task: &str) -> Result<bool, Failure> {
     let row = call.application.database.command(task.to_owned()).await?;
-    Ok(row.ended_at.is_none() && row.kind == Kind::Tensorboard.task_type())
+    Ok(row.ended_at.is_none() && Kind::of(&row.kind).is_some_and(Kind::serves))
 }
 
 /// The page where somebody signs in and waits for a task, and which leads back.

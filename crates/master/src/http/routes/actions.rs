@@ -111,6 +111,9 @@ const ACTIONS: &[(Method, &str, Action)] = &[
     (Post, "/tensorboards", Recorded("tensorboard.create")),
     (Post, "/tensorboards/{id}/kill", Recorded("tensorboard.kill")),
     (Post, "/tensorboards/{id}/set_priority", Recorded("tensorboard.set_priority")),
+    (Post, "/notebooks", Recorded("notebook.create")),
+    (Post, "/notebooks/{id}/kill", Recorded("notebook.kill")),
+    (Post, "/notebooks/{id}/set_priority", Recorded("notebook.set_priority")),
     (Post, "/runs/kill", Recorded("trial.kill")),
     (Post, "/runs/pause", Recorded("trial.pause")),
     (Post, "/runs/resume", Recorded("trial.resume")),
@@ -174,6 +177,7 @@ const ACTIONS: &[(Method, &str, Action)] = &[
     (Post, "/allocations/{id}/proxy_address", Report("allocation.report")),
     (Post, "/allocations/{id}/notify_container_running", Report("allocation.report")),
     (Post, "/allocations/{id}/ready", Report("allocation.report")),
+    (Put, "/notebooks/{id}/report_idle", Report("notebook.report")),
     (Post, "/allocations/{id}/waiting", Report("allocation.report")),
     (Post, "/allocations/{id}/all_gather", Report("allocation.report")),
     (Post, "/preview-hp-search", Action::Read),
@@ -186,6 +190,9 @@ const ACTIONS: &[(Method, &str, Action)] = &[
     (Post, "/roles/search/by-ids", Action::Read),
     (Post, "/groups/search", Action::Read),
     (Post, "/proxy/{id}/{*rest}", Action::Read),
+    (Put, "/proxy/{id}/{*rest}", Action::Read),
+    (Patch, "/proxy/{id}/{*rest}", Action::Read),
+    (Delete, "/proxy/{id}/{*rest}", Action::Read),
 ];
 
 /// What the audit log knows of a route's requests; `None` if nobody has said it.

@@ -1,17 +1,19 @@
-//! Commands, TensorBoards, and what they serve.
+//! Commands, TensorBoards, notebooks, and what they serve.
 
-use instep_api::commands::{GenericTaskRequest, KillGenericRequest, LaunchRequest, PriorityRequest};
+use instep_api::commands::{
+    GenericTaskRequest, IdleNotebookRequest, KillGenericRequest, LaunchRequest, PriorityRequest,
+};
 
 use super::super::guard::Access::{Change, Make, Open, Proxy, Read};
 use super::super::guard::Thing::{Command, Several};
-use super::super::router::Method::{Get, Post};
+use super::super::router::Method::{Delete, Get, Patch, Post, Put};
 use super::super::{commands, generic_tasks, task_pages};
 use super::{EXPERIMENT_LIMIT, Kind, Route, route};
 
 pub(super) fn routes() -> Vec<Route> {
     const LISTED: &[&str] = &["users", "userIds", "workspaceId", "sortBy", "orderBy", "limit", "offset"];
     const ANYTHING: Kind = Kind::Other("*/*");
-    vec![
+    let mut routes = vec![
         route(Post, "/api/v1/commands", Make, commands::launch_command)
             .takes::<LaunchRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
@@ -28,16 +30,28 @@ pub(super) fn routes() -> Vec<Route> {
         route(Post, "/api/v1/tensorboards/{id}/kill", Change(Command), commands::kill_tensorboard),
         route(Post, "/api/v1/tensorboards/{id}/set_priority", Change(Command), commands::set_tensorboard_priority)
             .takes::<PriorityRequest>(),
+        route(Post, "/api/v1/notebooks", Make, commands::launch_notebook)
+            .takes::<LaunchRequest>()
+            .body_up_to(EXPERIMENT_LIMIT),
+        route(Get, "/api/v1/notebooks", Read(Several), commands::list_notebooks).asks(LISTED),
+        route(Get, "/api/v1/notebooks/{id}", Read(Command), commands::notebook),
+        route(Post, "/api/v1/notebooks/{id}/kill", Change(Command), commands::kill_notebook),
+        route(Post, "/api/v1/notebooks/{id}/set_priority", Change(Command), commands::set_notebook_priority)
+            .takes::<PriorityRequest>(),
+        route(Put, "/api/v1/notebooks/{id}/report_idle", Change(Command), commands::report_idle)
+            .takes::<IdleNotebookRequest>(),
         route(Post, "/api/v1/generic-tasks", Make, generic_tasks::create)
             .takes::<GenericTaskRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
         route(Get, "/api/v1/tasks/{id}/config", Read(Command), generic_tasks::config),
         route(Post, "/api/v1/tasks/{id}/kill", Change(Command), generic_tasks::kill).takes::<KillGenericRequest>(),
         route(Get, "/proxy/{id}/", Proxy, task_pages::at_master).answers(ANYTHING),
-        route(Get, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING),
-        route(Post, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING),
         route(Get, "/det/interactive/{id}/{*rest}", Open, task_pages::waiting_page)
             .asks(&["ask"])
             .answers(Kind::Other("text/html; charset=utf-8")),
-    ]
+    ];
+    for method in [Get, Post, Put, Patch, Delete] {
+        routes.push(route(method, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING));
+    }
+    routes
 }

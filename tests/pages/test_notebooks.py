@@ -1,0 +1,114 @@
+"""A notebook in a browser, from its start by `det` to its end because nobody uses it (about 40 s, half of it idle)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from conftest import Runner
+from detached.conftest import Client, Failed, Master, determined
+from detached.det import Commands, det
+from managed.conftest import Cluster, settings
+
+__all__ = ["det", "determined", "settings"]
+
+
+@pytest.fixture
+def cluster(
+    run: Runner,
+    instep: Path,
+    determined: Path,
+    master: Master,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Cluster]:
+    """A master with an agent whose Python has JupyterLab."""
+    made = Cluster(run, instep, determined, master, tmp_path, wait_until)
+    # An address of its own: tasks of another test's cluster have the same ports.
+    number = os.getpid()
+    made.agent("one", 1, "--address", f"127.{number >> 8 & 127 | 1}.{number & 255}.8")
+    yield made
+    for agent in made.agents.values():
+        agent.kill_tree()
+
+
+@pytest.fixture
+def context(browser: Browser, master: Master) -> Iterator[BrowserContext]:
+    """A browser that keeps nothing of other tests."""
+    context = browser.new_context(base_url=master.address)
+    context.set_default_timeout(30_000)
+    yield context
+    context.close()
+
+
+def state_of(api: Client, task: str) -> str:
+    """How a notebook stands."""
+    found: str = api("GET", f"/api/v1/notebooks/{task}")["notebook"]["state"]
+    return found
+
+
+def opened(page: Page, task: str) -> None:
+    """Open the notebook the way that `det notebook open` does."""
+    page.goto("/")
+    expect(page.get_by_test_id("user")).to_have_text("determined", timeout=30_000)
+    page.goto(f"/det/interactive/{task}/jupyter-lab")
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0, timeout=60_000)
+
+
+def run_cell(page: Page, text: str, result: str) -> None:
+    """Type something into the newest cell and run it."""
+    editor = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .cm-content").last
+    editor.click()
+    page.keyboard.insert_text(text)
+    page.keyboard.press("Shift+Enter")
+    expect(page.locator(".jp-OutputArea-output", has_text=result).last).to_be_visible(timeout=60_000)
+
+
+@pytest.mark.timeout(300)
+def test_a_notebook_runs_cells_until_nobody_uses_it(
+    cluster: Cluster, det: Commands, context: BrowserContext, tmp_path: Path
+) -> None:
+    folder = tmp_path / "context"
+    folder.mkdir()
+    (folder / "from_context.py").write_text("ANSWER = 42\n")
+    words = ["notebook", "start", "--context", str(folder), "--config", "idle_timeout=15s", "--no-browser"]
+    [printed] = det(words)
+    api = cluster.api
+    [task] = [found["id"] for found in api("GET", "/api/v1/notebooks")["notebooks"]]
+    assert f"/det/interactive/{task}/jupyter-lab" in printed, printed
+    # A kernel keeps it. Programs get there with a token.
+    kernels = f"/proxy/{task}/api/kernels"
+    assert api.raw("POST", kernels, b'{"name": "python3"}')[0] == 201
+
+    # It runs programs as its owner: nobody else opens it, not even who may read everything.
+    user = {"user": {"username": "ann", "active": True}, "password": "Abcdefg1"}
+    cluster.master.client.login("admin")("POST", "/api/v1/users", user)
+    ann = cluster.master.client.login("ann", "Abcdefg1")
+    assert state_of(ann, task) == "STATE_RUNNING"
+    with pytest.raises(Failed, match="only they and administrators may open it"):
+        ann("GET", kernels)
+
+    page = context.new_page()
+    opened(page, task)
+    page.locator(".jp-LauncherCard[data-category='Notebook']").first.click()
+    run_cell(page, "import from_context; x = from_context.ANSWER; print('it is', x)", "it is 42")
+    page.keyboard.press("Control+s")
+
+    cluster.master.kill()
+    cluster.master.start(cluster.wait_until)
+    page = context.new_page()
+    opened(page, task)
+    run_cell(page, "print('still', x)", "still 42")
+
+    assert state_of(api, task) == "STATE_RUNNING"
+    page.close()
+    for kernel in api("GET", kernels):
+        assert api.raw("DELETE", f"{kernels}/{kernel['id']}")[0] == 204
+    cluster.wait_until(lambda: state_of(api, task) == "STATE_TERMINATED", 60, "the notebook to end")
+    assert "it was idle for 15 s" in "".join(line["message"] for line in api.lines(f"/api/v1/tasks/{task}/logs"))
+    with pytest.raises(Failed, match="has ended"):
+        api("GET", kernels)

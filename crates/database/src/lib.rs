@@ -90,7 +90,7 @@ pub use trial_sources::{SourceOf, TrialSource};
 pub use trials::NewTrial;
 pub use usage::Usage;
 pub use users::{Account, NewAccount, UserChange};
-pub use webhooks::{NewWebhook, WebhookEvent, is_for};
+pub use webhooks::{DueEvent, NewWebhook, WebhookEvent, is_for};
 pub use workspaces::WorkspaceChange;
 
 use instep_api::wire::Timestamp;

@@ -14,6 +14,8 @@ use crate::rows::text_of;
 
 /// Settings that one user may have.
 const MOST_SETTINGS: i64 = 10_000;
+/// Letters of all settings of one user.
+const MOST_LETTERS: i64 = 1 << 20;
 /// Of the row that keeps the message.
 const MESSAGE: &str = "cluster_message";
 
@@ -51,10 +53,14 @@ impl Database {
                         )?
                         .execute(params![user.0, setting.storage_path, setting.key, setting.value])?;
                 }
-                let sql = "SELECT COUNT(*) FROM user_settings WHERE user_id = ?";
-                let count: i64 = connection.query_row(sql, [user.0], |row| row.get(0))?;
-                if count > MOST_SETTINGS {
-                    return Err(Error::Invalid(format!("a user may have {MOST_SETTINGS} settings, not {count}")));
+                let sql = "SELECT COUNT(*), COALESCE(SUM(LENGTH(storage_path) + LENGTH(key) + LENGTH(value)), 0) \
+                           FROM user_settings WHERE user_id = ?";
+                let (count, letters): (i64, i64) =
+                    connection.query_row(sql, [user.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+                if count > MOST_SETTINGS || letters > MOST_LETTERS {
+                    return Err(Error::Invalid(format!(
+                        "a user may have {MOST_SETTINGS} settings of {MOST_LETTERS} letters in all, not {count} of {letters}"
+                    )));
                 }
                 Ok(())
             })

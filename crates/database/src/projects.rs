@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 use crate::rows::text_of;
 use crate::workspaces::{project_by_id, workspace_by_id};
 
+/// Bytes of all notes of a project.
+const MOST_NOTES: usize = 1 << 20;
+
 impl Database {
     /// Writes the notes of a project: what `change` makes of those that are there.
     pub async fn change_notes(
@@ -19,7 +22,12 @@ impl Database {
         self.engine
             .write(move |connection| {
                 let notes = change(project_by_id(connection, id)?.notes);
-                connection.execute("UPDATE projects SET notes = ? WHERE id = ?", params![text_of(&notes)?, id.0])?;
+                let text = text_of(&notes)?;
+                if text.len() > MOST_NOTES {
+                    let what = format!("the notes of a project may have {MOST_NOTES} bytes, not {}", text.len());
+                    return Err(Error::Invalid(what));
+                }
+                connection.execute("UPDATE projects SET notes = ? WHERE id = ?", params![text, id.0])?;
                 Ok(notes)
             })
             .await

@@ -44,12 +44,18 @@ impl Database {
             .await
     }
 
-    /// Gives an experiment another configuration.
-    pub async fn replace_config(&self, id: ExperimentId, config: Value, now: Timestamp) -> Result<Experiment> {
+    /// Gives an experiment another configuration, which names the pool.
+    pub async fn replace_config(
+        &self,
+        id: ExperimentId,
+        config: Value,
+        pool: String,
+        now: Timestamp,
+    ) -> Result<Experiment> {
         self.engine
             .write(move |connection| {
-                let sql = "UPDATE experiments SET config = ? WHERE id = ?";
-                connection.execute(sql, params![text_of(&config)?, id.0])?;
+                let sql = "UPDATE experiments SET config = ?, resource_pool = ? WHERE id = ?";
+                connection.execute(sql, params![text_of(&config)?, pool, id.0])?;
                 experiment_by_id(connection, id, now)
             })
             .await

@@ -19,6 +19,8 @@ pub struct Session {
     pub opened_at: Timestamp,
     /// The task that was given it; `None` if its user logged in for it.
     pub task: Option<SessionTask>,
+    /// It is an access token, which its user made for programs: nobody gave a password for it.
+    pub is_access_token: bool,
 }
 
 /// The task whose token it is.
@@ -45,7 +47,8 @@ fn session_of(row: &Row<'_>) -> rusqlite::Result<Session> {
             allocation,
         }),
     };
-    Ok(Session { user: user_of(row)?, opened_at: time(row, "opened_at")?, task })
+    let is_access_token = column::<Option<i64>>(row, "access_token")?.is_some();
+    Ok(Session { user: user_of(row)?, opened_at: time(row, "opened_at")?, task, is_access_token })
 }
 
 impl Database {
@@ -75,6 +78,7 @@ impl Database {
         self.engine
             .read(move |connection| {
                 let sql = "SELECT users.*, sessions.created_at AS opened_at, sessions.allocation_id AS of_allocation, \
+                           sessions.access_token_id AS access_token, \
                            allocations.task_id AS of_task, allocations.trial_id AS of_trial, \
                            allocations.experiment_id AS of_experiment \
                            FROM sessions JOIN users ON users.id = sessions.user_id \

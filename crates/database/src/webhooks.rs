@@ -17,7 +17,9 @@ use crate::experiments::experiment_by_id;
 use crate::rows::{column, json as json_column, text_of};
 
 /// Webhooks that there may be.
-const MOST: i64 = 1000;
+const MOST: usize = 1000;
+/// Of one workspace, or of all of them.
+const MOST_OF_WORKSPACE: usize = 100;
 /// Events that wait to be told, of one webhook: what comes beyond that is dropped.
 const MOST_EVENTS: i64 = 1000;
 
@@ -33,7 +35,16 @@ pub struct NewWebhook {
     pub triggers: Vec<(String, Value)>,
 }
 
-/// Something that is to be told now.
+/// Something that is to be told now, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DueEvent {
+    /// Identifies it.
+    pub id: i64,
+    /// To whom.
+    pub webhook: i64,
+}
+
+/// Something that is to be told.
 #[derive(Debug, Clone)]
 pub struct WebhookEvent {
     /// Identifies it.
@@ -170,8 +181,12 @@ impl Database {
         self.engine
             .write(move |connection| {
                 let known = all(connection)?;
-                if known.len() as i64 >= MOST {
+                if known.len() >= MOST {
                     return Err(Error::Precondition(format!("there are {MOST} webhooks already")));
+                }
+                if known.iter().filter(|other| other.workspace_id == new.workspace).count() >= MOST_OF_WORKSPACE {
+                    let what = format!("there are {MOST_OF_WORKSPACE} webhooks of the workspace already");
+                    return Err(Error::Precondition(format!("{what}\nhint: delete one of them first")));
                 }
                 if let Some(workspace) = new.workspace {
                     crate::workspaces::workspace_by_id(connection, workspace)?;
@@ -275,22 +290,33 @@ impl Database {
             .await
     }
 
-    /// What is to be told by now, the oldest first, at most so many.
-    pub async fn due_webhook_events(&self, most: i64, now: Timestamp) -> Result<Vec<WebhookEvent>> {
+    /// What is to be told by now, the oldest first: of each webhook at most so many.
+    pub async fn due_webhook_events(&self, each: usize, now: Timestamp) -> Result<Vec<DueEvent>> {
         self.engine
             .read(move |connection| {
-                let sql = "SELECT id, webhook_id, payload, attempts FROM webhook_events WHERE next_attempt_at <= ? \
-                           ORDER BY next_attempt_at, id LIMIT ?";
+                let sql = "SELECT id, webhook_id FROM (SELECT id, webhook_id, next_attempt_at, \
+                           ROW_NUMBER() OVER (PARTITION BY webhook_id ORDER BY next_attempt_at, id) AS place \
+                           FROM webhook_events WHERE next_attempt_at <= ?) AS due WHERE place <= ? \
+                           ORDER BY next_attempt_at, id";
                 let mut statement = connection.prepare_cached(sql)?;
-                let rows = statement.query_map([now.0, most], |row| {
-                    Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, json_column(row, "payload")?, row.get(3)?))
+                let due = statement.query_map(params![now.0, each as i64], |row| {
+                    Ok(DueEvent { id: row.get(0)?, webhook: row.get(1)? })
                 })?;
-                let mut due = Vec::new();
-                for row in rows {
-                    let (id, webhook, payload, attempts) = row?;
-                    due.push(WebhookEvent { id, webhook: by_id(connection, webhook)?, payload, attempts });
-                }
-                Ok(due)
+                Ok(due.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
+    /// An event with what is told; `None` if it is gone.
+    pub async fn webhook_event(&self, id: i64) -> Result<Option<WebhookEvent>> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT webhook_id, payload, attempts FROM webhook_events WHERE id = ?";
+                let found = connection
+                    .prepare_cached(sql)?
+                    .query_row([id], |row| Ok((row.get::<_, i64>(0)?, json_column(row, "payload")?, row.get(2)?)));
+                let Some((webhook, payload, attempts)) = found.optional()? else { return Ok(None) };
+                Ok(Some(WebhookEvent { id, webhook: by_id(connection, webhook)?, payload, attempts }))
             })
             .await
     }

@@ -22,7 +22,7 @@ use crate::sites::Sites;
 use crate::storage::StorageRoots;
 use crate::task_access::TaskAccess;
 use crate::telemetry::Telemetry;
-use crate::webhooks::{LogPatterns, WebhookOptions};
+use crate::webhooks::{LogPatterns, LogQueue, WebhookOptions};
 
 /// The master's state: everything that lasts is in the database.
 pub(crate) struct Application {
@@ -59,6 +59,8 @@ pub(crate) struct Application {
     /// How webhooks are told, and what they look for in logs.
     pub webhooks: WebhookOptions,
     pub log_patterns: LogPatterns,
+    /// Lines in which that is looked for.
+    pub log_queue: LogQueue,
     /// Days that logs are kept after their task has ended, unless it says otherwise; `None` for ever.
     pub log_retention_days: Option<i64>,
     /// Bytes that all the code which one user sent may take.
@@ -102,6 +104,7 @@ impl Application {
             audit: Audit::new(database.clone(), told.audit_retention_days),
             webhooks: told.webhooks,
             log_patterns: LogPatterns::default(),
+            log_queue: LogQueue::default(),
             log_retention_days: told.log_retention_days.map(i64::from),
             user_context_limit: told.user_context_limit,
             database,

@@ -14,6 +14,12 @@ use tar::{Builder, EntryType, Header};
 const MOST_BYTES: usize = 96 << 20;
 /// Files and folders.
 const MOST_FILES: usize = 100_000;
+/// Folders that a file may lie in, with the file itself.
+pub(crate) const DEEPEST: usize = 64;
+/// Bytes of a path, as Linux takes them.
+pub(crate) const LONGEST_PATH: usize = 4096;
+/// Letters of a path that a refusal shows.
+const SHOWN: usize = 100;
 /// As tar numbers kinds of entries.
 const FILE: i64 = b'0' as i64;
 const OLD_FILE: i64 = 0;
@@ -35,16 +41,36 @@ pub(crate) fn pack(files: &[ModelFile]) -> Result<Vec<u8>, String> {
     let mut archive = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     for file in files {
         let path = file.path.as_deref().unwrap_or_default();
-        append(&mut archive, path, file).map_err(|error| format!("cannot take `{path}`: {error}"))?;
+        append(&mut archive, path, file).map_err(|error| format!("cannot take `{}`: {error}", shortened(path)))?;
     }
     let packed = archive.into_inner().and_then(GzEncoder::finish);
     packed.map_err(|error| format!("cannot pack the model definition: {error}"))
+}
+
+/// Whether a path has so many folders, or is so long, that nobody could work with it.
+pub(crate) fn is_too_deep(path: &str) -> bool {
+    path.len() > LONGEST_PATH || path.split('/').count() > DEEPEST
+}
+
+fn shortened(path: &str) -> String {
+    match path.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &path[..end]),
+        None => path.to_owned(),
+    }
 }
 
 fn append(archive: &mut Builder<GzEncoder<Vec<u8>>>, path: &str, file: &ModelFile) -> io::Result<()> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if path.is_empty() || !plain || path.contains('\0') {
         return Err(io::Error::other("it points outside the model definition"));
+    }
+    if is_too_deep(path) {
+        return Err(io::Error::other(format!(
+            "its path has {} parts and {} bytes, the limits are {DEEPEST} and {LONGEST_PATH}\n\
+             hint: move it up, or leave it out with .detignore",
+            path.split('/').count(),
+            path.len()
+        )));
     }
     let content = file.content.as_ref().map_or(&[] as &[u8], |content| &content.0);
     let mut header = Header::new_gnu();
@@ -109,6 +135,16 @@ mod tests {
         }
         assert!(pack(&files(json!([{"path": "a", "type": 50, "content": ""}]))).unwrap_err().contains("links"));
         assert!(pack(&files(json!([{"path": "a", "type": 51, "content": ""}]))).is_err());
+    }
+
+    #[test]
+    fn paths_of_thousands_of_folders_are_refused() {
+        let refusal = |path: String| pack(&files(json!([{"path": path, "type": 48, "content": ""}]))).err();
+        assert_eq!(refusal(format!("{}x.py", "a/".repeat(DEEPEST - 1))), None);
+        for path in [format!("{}x.py", "a/".repeat(DEEPEST)), format!("{}x.py", "a/".repeat(2000)), "a".repeat(5000)] {
+            let error = refusal(path).unwrap();
+            assert!(error.contains("the limits are 64 and 4096\nhint:") && error.len() < 400, "{error}");
+        }
     }
 
     proptest! {

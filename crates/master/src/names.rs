@@ -8,6 +8,16 @@ pub(crate) fn objection(name: &str) -> Option<String> {
     Some(format!("has the control character U+{:04X}, which names must not have", u32::from(control)))
 }
 
+/// Letters of a name that is shown in lists.
+const LONGEST: usize = 255;
+
+/// The same for what is shown in lists, and may not be long either; the error says what `what` has.
+pub(crate) fn check_label(what: &str, name: &str) -> Result<(), String> {
+    let letters = name.chars().count();
+    let too_long = (letters > LONGEST).then(|| format!("has {letters} letters, the limit is {LONGEST}"));
+    too_long.or_else(|| objection(name)).map_or(Ok(()), |objection| Err(format!("{what} {objection}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -20,6 +30,11 @@ mod tests {
         for (name, code) in [("a\0", "U+0000"), ("a\nb", "U+000A"), ("\u{1b}[31mred", "U+001B"), ("a\u{9b}", "U+009B")]
         {
             assert!(objection(name).unwrap().contains(code), "{name:?}");
+            assert!(
+                check_label("the name of a note", name).unwrap_err().starts_with("the name of a note has the control")
+            );
         }
+        assert_eq!(check_label("it", &"é".repeat(255)), Ok(()));
+        assert_eq!(check_label("it", &"é".repeat(256)), Err("it has 256 letters, the limit is 255".to_owned()));
     }
 }

@@ -232,6 +232,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
     let auditing = tokio::spawn(audit::watch(Arc::clone(&application)));
     let telling = tokio::spawn(crate::webhooks::watch(Arc::clone(&application)));
+    let looking = tokio::spawn(crate::webhooks::watch_logs(Arc::clone(&application)));
     let cleaning = tokio::spawn(clean_logs(Arc::clone(&application)));
     let addresses = Addresses { master: format!("{scheme}://{address}"), tasks: format!("{scheme}://{task_address}") };
     database.announce(&Presence::serving(&addresses))?;
@@ -256,6 +257,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     auditing.abort();
     cleaning.abort();
     telling.abort();
+    looking.abort();
     application.audit.finish().await;
     deletions.abort();
     Ok(())

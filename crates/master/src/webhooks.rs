@@ -2,19 +2,25 @@
 //!
 //! An address comes from a user, and the master can reach what the user cannot. So only `http` and `https` are spoken, no
 //! redirect is followed, nothing of the answer but its status is shown, and names and numbers that lead to a private
-//! network are refused unless an administrator allows them ([`is_public`]), each time that a name is looked up.
+//! network are refused unless an administrator allows them ([`is_public`]), each time that a name is looked up. Webhooks
+//! take turns ([`turns`]), and what they look for in logs is looked for beside everything else ([`patterns`]).
 
+mod patterns;
+mod slack;
+mod turns;
+
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use instep_api::webhooks::{Trigger, Webhook};
+use instep_api::webhooks::Webhook;
 use instep_api::wire::Timestamp;
-use instep_database::{Database, WebhookEvent};
-use regex::Regex;
+use instep_database::WebhookEvent;
 use ring::hmac;
 use serde_json::Value;
+use tokio::task::JoinSet;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
@@ -23,11 +29,10 @@ use ureq::{Agent, Error};
 
 use crate::application::Application;
 use crate::clock::now;
-use crate::cluster::compiled;
 use crate::random;
-use crate::sync::lock;
+use turns::{EACH, Turns};
 
-mod slack;
+pub(crate) use patterns::{LogPatterns, LogQueue, lines_arrived, watch as watch_logs};
 
 /// The trigger that looks for a pattern in logs.
 pub(crate) const TASK_LOG: &str = "TRIGGER_TYPE_TASK_LOG";
@@ -36,8 +41,6 @@ pub(crate) const TASK_LOG: &str = "TRIGGER_TYPE_TASK_LOG";
 const PERIOD: Duration = Duration::from_millis(50);
 /// How long one may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Events that are sent at the same time.
-const AT_ONCE: i64 = 8;
 /// Seconds before each further attempt; after the last the event is given up.
 const AGAIN: [i64; 6] = [1, 5, 30, 120, 600, 3600];
 /// Addresses of one name that are looked at.
@@ -58,57 +61,6 @@ pub(crate) struct Untold {
     pub why: String,
     /// The receiver does not want it: trying again makes no sense.
     pub is_final: bool,
-}
-
-/// A pattern that a webhook wants to be told of.
-pub(crate) struct LogPattern {
-    pub webhook: Webhook,
-    pub trigger: Trigger,
-    pub pattern: Regex,
-}
-
-/// The patterns of all webhooks, read again when one has changed.
-#[derive(Default)]
-pub(crate) struct LogPatterns(Mutex<KnownPatterns>);
-
-#[derive(Default)]
-struct KnownPatterns {
-    changes: u64,
-    all: Option<Arc<Vec<LogPattern>>>,
-}
-
-impl LogPatterns {
-    pub(crate) async fn all(&self, database: &Database) -> instep_database::Result<Arc<Vec<LogPattern>>> {
-        let changes = {
-            let known = lock(&self.0);
-            if let Some(all) = &known.all {
-                return Ok(Arc::clone(all));
-            }
-            known.changes
-        };
-        let mut all = Vec::new();
-        for webhook in database.webhooks().await? {
-            for trigger in webhook.triggers.iter().filter(|trigger| trigger.trigger_type == TASK_LOG) {
-                if let Ok(pattern) = compiled(trigger.condition["regex"].as_str().unwrap_or_default()) {
-                    all.push(LogPattern { webhook: webhook.clone(), trigger: trigger.clone(), pattern });
-                }
-            }
-        }
-        let all = Arc::new(all);
-        let mut known = lock(&self.0);
-        // What was read before a change is not remembered.
-        if known.changes == changes {
-            known.all = Some(Arc::clone(&all));
-        }
-        Ok(all)
-    }
-
-    /// Reads them again, because a webhook has changed.
-    pub(crate) fn forget(&self) {
-        let mut known = lock(&self.0);
-        known.changes += 1;
-        known.all = None;
-    }
 }
 
 /// Whether an address is one of the public Internet.
@@ -142,6 +94,16 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         || is_special)
 }
 
+/// An address that is not spoken to.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is in a private network, which webhooks may not reach")]
+struct PrivateAddress(IpAddr);
+
+/// Whether trying again would lead to the same.
+fn is_refused_address(error: &Error) -> bool {
+    matches!(error, Error::Io(error) if error.get_ref().is_some_and(|cause| cause.is::<PrivateAddress>()))
+}
+
 /// Finds the addresses behind a name that may be spoken to.
 #[derive(Debug)]
 struct CarefulResolver {
@@ -160,10 +122,7 @@ impl Resolver for CarefulResolver {
         match (result.is_empty(), found.first()) {
             (false, _) => Ok(result),
             (true, None) => Err(Error::HostNotFound),
-            (true, Some(address)) => {
-                let ip = address.ip();
-                Err(Error::Io(io::Error::other(format!("{ip} is in a private network, which webhooks may not reach"))))
-            }
+            (true, Some(address)) => Err(Error::Io(io::Error::other(PrivateAddress(address.ip())))),
         }
     }
 }
@@ -220,7 +179,8 @@ fn tell(options: &WebhookOptions, webhook: &Webhook, payload: Value) -> Result<(
             .header("X-Determined-AI-Signature-Timestamp", seconds.to_string())
             .header("X-Determined-AI-Signature", signature(key, seconds, &body));
     }
-    let answer = request.send(&body).map_err(|error| Untold { why: error.to_string(), is_final: false })?;
+    let answer =
+        request.send(&body).map_err(|error| Untold { why: error.to_string(), is_final: is_refused_address(&error) })?;
     match answer.status().as_u16() {
         200..=299 => Ok(()),
         status => {
@@ -244,25 +204,38 @@ fn next_attempt(event: &WebhookEvent, untold: &Untold, time: Timestamp) -> Optio
 
 /// Tells everything that is to be told, for as long as the master runs.
 pub(crate) async fn watch(application: Arc<Application>) {
+    let mut turns = Turns::default();
+    let mut telling: JoinSet<()> = JoinSet::new();
+    let mut events: BTreeMap<tokio::task::Id, i64> = BTreeMap::new();
     loop {
-        match application.database.due_webhook_events(AT_ONCE, now()).await {
-            Ok(due) if !due.is_empty() => {
-                let telling: Vec<_> =
-                    due.into_iter().map(|event| tokio::spawn(settle(Arc::clone(&application), event))).collect();
-                for one in telling {
-                    // A panic is in the log; the event is tried again.
-                    let _ = one.await;
+        match application.database.due_webhook_events(EACH, now()).await {
+            Ok(due) => {
+                for id in turns.begin(&due) {
+                    let task = telling.spawn(settle(Arc::clone(&application), id));
+                    events.insert(task.id(), id);
                 }
-                continue;
             }
-            Ok(_) => {}
             Err(error) => tracing::error!(%error, "cannot read what webhooks are to be told"),
         }
-        tokio::time::sleep(PERIOD).await;
+        tokio::select! {
+            Some(ended) = telling.join_next_with_id() => {
+                // A panic is in the log; the event is tried again.
+                let task = ended.map_or_else(|error| error.id(), |(task, ())| task);
+                if let Some(event) = events.remove(&task) {
+                    turns.end(event);
+                }
+            }
+            () = tokio::time::sleep(PERIOD) => {}
+        }
     }
 }
 
-async fn settle(application: Arc<Application>, event: WebhookEvent) {
+async fn settle(application: Arc<Application>, id: i64) {
+    let event = match application.database.webhook_event(id).await {
+        Ok(Some(event)) => event,
+        Ok(None) => return,
+        Err(error) => return tracing::error!(%error, "cannot read what a webhook is to be told"),
+    };
     let outcome = tell_now(&application, event.webhook.clone(), event.payload.clone()).await;
     let next = match &outcome {
         Ok(()) => None,
@@ -316,7 +289,9 @@ mod tests {
             CarefulResolver { private_addresses }.resolve(&uri, &Config::default(), NextTimeout::default())
         };
         assert!(resolve(true).is_ok());
-        assert!(resolve(false).unwrap_err().to_string().contains("private network"));
+        let refused = resolve(false).unwrap_err();
+        assert!(refused.to_string().contains("private network") && is_refused_address(&refused));
+        assert!(!is_refused_address(&Error::HostNotFound));
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub(crate) fn beginning(line: &str) -> &str {
 
 /// How long patterns were looked for lately: the time spent, less what has been allowed since.
 #[derive(Debug)]
-struct Allowance {
+pub(crate) struct Allowance {
     spent: Duration,
     counted_at: Instant,
 }
@@ -117,13 +117,13 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    fn is_used_up(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_used_up(&mut self, now: Instant) -> bool {
         let allowed = now.saturating_duration_since(self.counted_at) / PART_OF_A_CORE;
         (self.spent, self.counted_at) = (self.spent.saturating_sub(allowed), now);
         self.spent >= BURST
     }
 
-    fn spend(&mut self, time: Duration) {
+    pub(crate) fn spend(&mut self, time: Duration) {
         self.spent += time;
     }
 }

@@ -73,7 +73,7 @@ use goodput::GoodputTotals;
 pub(crate) use goodput::of_trial;
 #[cfg(test)]
 pub(crate) use log_policies::LOOKED_AT;
-pub(crate) use log_policies::{MOST_POLICIES, beginning, compiled};
+pub(crate) use log_policies::{Allowance, MOST_POLICIES, beginning, compiled};
 use outbox::Outbox;
 use scheduler::Scheduler;
 pub(crate) use scheduler::{Passes, SchedulerStats};

@@ -40,6 +40,8 @@ pub(crate) struct Call {
     pub asked: Arc<AtomicBool>,
     /// When the token's session was opened.
     pub opened_at: Option<Timestamp>,
+    /// The token is an access token, and not a login's.
+    pub by_access_token: bool,
     /// The token itself.
     pub token: Option<String>,
     /// The token came in a cookie, which a browser sends by itself.

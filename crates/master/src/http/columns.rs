@@ -6,9 +6,10 @@ use instep_api::identifiers::ProjectId;
 use instep_api::runs::{ColumnsResponse, MetadataValuesResponse, MetricRange, MetricRangesResponse, ProjectColumn};
 use instep_api::trials::Trial;
 use instep_api::wire::Timestamp;
-use instep_policy::filter::{Kind, Table};
+use instep_policy::filter::{self, Kind, Table};
 use serde_json::Value;
 
+use super::blocking::blocking;
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::Json;
@@ -195,9 +196,12 @@ pub(crate) async fn metric_ranges(call: Call) -> Result<Json<MetricRangesRespons
 
 /// The texts that runs of a project have at one place of their metadata.
 pub(crate) async fn metadata_values(call: Call) -> Result<Json<MetadataValuesResponse>, Failure> {
-    let path: Vec<String> = call.part("key").split('.').map(str::to_owned).collect();
+    let path = filter::path(call.part("key")).map_err(Failure::invalid)?;
     let runs = seen_runs(&call, Some(call.id("id")?), None, false).await?;
-    let found = runs.iter().filter_map(|run| at_path(run.0.trial.metadata.as_ref()?, &path)?.as_str());
-    let values: BTreeSet<&str> = found.collect();
-    Ok(Json(MetadataValuesResponse { values: values.into_iter().map(str::to_owned).collect() }))
+    let values = blocking(move || {
+        let found = runs.iter().filter_map(|run| at_path(run.0.trial.metadata.as_ref()?, &path)?.as_str());
+        let values: BTreeSet<&str> = found.collect();
+        values.into_iter().map(str::to_owned).collect()
+    });
+    Ok(Json(MetadataValuesResponse { values: values.await? }))
 }

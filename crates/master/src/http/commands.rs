@@ -15,6 +15,7 @@ use instep_database::{CommandFilter, CommandRow, NewCommand, ShownTrial, Subject
 use instep_policy::permissions;
 use serde_json::{Value, json};
 
+use super::blocking::blocking;
 use super::call::Call;
 use super::experiments::template;
 use super::failure::Failure;
@@ -120,8 +121,7 @@ pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched,
     let context = match context {
         Some(context) => context,
         None => {
-            let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
-            let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+            let packed = blocking(move || crate::model_definition::pack(&files)).await?;
             packed.map_err(Failure::invalid)?
         }
     };

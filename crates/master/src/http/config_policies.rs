@@ -3,7 +3,7 @@
 //! A policy has two parts. `invariant_config` is laid over every configuration that is submitted; `constraints` refuse
 //! what asks for too many slots or too high a priority. What holds everywhere comes before what a workspace says.
 
-use instep_api::config::{masked, merge, parse_text};
+use instep_api::config::{ConfigError, masked, merge, parse_text};
 use instep_api::identifiers::WorkspaceId;
 use instep_api::pools::{ConfigPoliciesRequest, ConfigPoliciesResponse};
 use serde_json::{Map, Value, json};
@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
+use super::templates::{mistakes_of_experiments, mistakes_of_tasks};
 
 /// Experiments.
 pub(super) const EXPERIMENT: &str = "EXPERIMENT";
@@ -25,13 +26,41 @@ fn workload(call: &Call) -> Result<String, Failure> {
     }
 }
 
-/// The workspace that the path names, if it names one.
-fn place(call: &Call) -> Result<Option<WorkspaceId>, Failure> {
-    if call.part("id").is_empty() { Ok(None) } else { call.id("id").map(Some) }
+/// What says which program everybody runs: whoever sets it runs code in the name of all who submit.
+const PROGRAMS: [&str; 6] = [
+    "/entrypoint",
+    "/environment",
+    "/bind_mounts",
+    "/tensorboard_args",
+    "/searcher/source_trial_id",
+    "/searcher/source_checkpoint_uuid",
+];
+
+/// The workspace that the path names, if it names one, which must be there.
+async fn place(call: &Call) -> Result<Option<WorkspaceId>, Failure> {
+    if call.part("id").is_empty() {
+        return Ok(None);
+    }
+    let id: WorkspaceId = call.id("id")?;
+    call.application.database.workspace(id).await?;
+    Ok(Some(id))
+}
+
+/// Refuses what only administrators may say.
+fn may_set(call: &Call, policies: &Value) -> Result<(), Failure> {
+    let set = PROGRAMS.iter().find(|pointer| policies["invariant_config"].pointer(pointer).is_some());
+    match set {
+        Some(pointer) if !(call.task.is_none() && call.user()?.admin) => Err(Failure::forbidden(format!(
+            "only administrators may set `invariant_config{}`: it decides what others run, with their rights\n\
+             hint: ask an administrator, or put it into a template",
+            pointer.replace('/', ".")
+        ))),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) async fn get(call: Call) -> Result<Json<ConfigPoliciesResponse>, Failure> {
-    let found = call.application.database.config_policies(place(&call)?, workload(&call)?).await?;
+    let found = call.application.database.config_policies(place(&call).await?, workload(&call)?).await?;
     Ok(Json(ConfigPoliciesResponse { config_policies: found.map_or_else(|| json!({}), shown) }))
 }
 
@@ -40,12 +69,15 @@ pub(crate) async fn put(call: Call) -> Result<Json<ConfigPoliciesResponse>, Fail
     let workload = workload(&call)?;
     let text = request.config_policies.unwrap_or_default();
     let policies = checked(&text, &workload).map_err(Failure::invalid)?;
-    call.application.database.set_config_policies(place(&call)?, workload, Some(policies.clone())).await?;
+    may_set(&call, &policies)?;
+    let place = place(&call).await?;
+    call.application.database.set_config_policies(place, workload, Some(policies.clone())).await?;
     Ok(Json(ConfigPoliciesResponse { config_policies: shown(policies) }))
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {
-    call.application.database.set_config_policies(place(&call)?, workload(&call)?, None).await?;
+    let place = place(&call).await?;
+    call.application.database.set_config_policies(place, workload(&call)?, None).await?;
     Ok(Json(Nothing {}))
 }
 
@@ -59,7 +91,7 @@ fn shown(mut policies: Value) -> Value {
 
 /// A policy that can be kept; the error says what is wrong with it.
 fn checked(text: &str, workload: &str) -> Result<Value, String> {
-    let policies = parse_text(text).map_err(|mistakes| format!("{:?}", mistakes.first().map(ToString::to_string)))?;
+    let policies = parse_text(text).map_err(|mistakes| sentence(&mistakes))?;
     let fields = policies.as_object().filter(|fields| !fields.is_empty());
     let fields = fields.ok_or("a policy is a map with `invariant_config` or `constraints`")?;
     if let Some(unknown) = fields.keys().find(|name| !["invariant_config", "constraints"].contains(&name.as_str())) {
@@ -70,12 +102,22 @@ fn checked(text: &str, workload: &str) -> Result<Value, String> {
         if let Some(name) = ["workspace", "project", "name"].iter().find(|name| invariant.contains_key(**name)) {
             return Err(format!("`invariant_config.{name}` cannot be the same for all"));
         }
+        let invariant = Value::Object(invariant.clone());
+        let mistakes =
+            if workload == EXPERIMENT { mistakes_of_experiments(&invariant) } else { mistakes_of_tasks(&invariant) };
+        if !mistakes.is_empty() {
+            return Err(format!("invalid `invariant_config`: {}", sentence(&mistakes)));
+        }
     }
     if let Some(constraints) = fields.get("constraints") {
         let constraints = constraints.as_object().ok_or("`constraints` must be a map")?;
         check_constraints(constraints, workload)?;
     }
     Ok(policies)
+}
+
+fn sentence(mistakes: &[ConfigError]) -> String {
+    mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn check_constraints(constraints: &Map<String, Value>, workload: &str) -> Result<(), String> {
@@ -165,13 +207,18 @@ mod tests {
             ("invariants: {}", "no `invariants`"),
             ("invariant_config: 3", "must be a map"),
             ("invariant_config: {workspace: x}", "cannot be the same"),
+            ("invariant_config: {resources: 5}", "invalid `invariant_config`: resources:"),
+            ("invariant_config: {searcher: 3}", "invalid `invariant_config`: searcher"),
+            ("[", "it is not YAML: "),
             ("constraints: {slots: 3}", "no constraint `slots`"),
             ("constraints: {priority_limit: 0}", "not valid"),
             ("constraints: {resources: {max_slots: -1}}", "not valid"),
         ] {
             let error = checked(text, EXPERIMENT).unwrap_err();
-            assert!(error.contains(why), "{text}: {error}");
+            assert!(error.contains(why) && !error.contains("Some("), "{text}: {error}");
         }
+        assert!(checked("invariant_config: {resources: {priority: 5}, max_restarts: 1}", EXPERIMENT).is_ok());
+        assert!(checked("invariant_config: {searcher: {smaller_is_better: true}}", EXPERIMENT).is_ok());
         assert!(checked("constraints: {priority_limit: 10, resources: {max_slots: 4}}", NTSC).is_ok());
     }
 

@@ -1,6 +1,6 @@
 //! Going on with an experiment that has ended.
 
-use instep_api::config::{ExperimentConfig, Sources, merge, parse_text};
+use instep_api::config::{Sources, merge, parse_text};
 use instep_api::error::Code;
 use instep_api::experiments::CreateExperimentResponse;
 use instep_api::identifiers::ExperimentId;
@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::call::Call;
-use super::experiments::may_start_from;
+use super::experiments::{may_start_from, ruled};
 use super::failure::Failure;
 use super::masks::unmasked;
 use super::reply::Json;
-use super::secrets;
+use super::{pools, secrets};
 use crate::clock::now;
 use crate::config;
 
@@ -52,37 +52,44 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
         ));
     }
     match (experiment.searcher_type.as_str(), is_changed) {
-        ("single", true) => {
-            let stored = experiment.config.clone().into_value();
-            let over = unmasked(over, [&stored])?;
-            let config = ExperimentConfig::from_value(merge(over, stored), &sources);
-            let config = config.map_err(|mistakes| mistaken(&mistakes))?;
-            let mistakes = config::mistakes(&config);
-            if !mistakes.is_empty() {
-                return Err(mistaken(&mistakes));
-            }
-            if config.searcher.name() != "single" {
-                return Err(Failure::invalid("a single trial is continued as a single trial: searcher.name must stay"));
-            }
-            may_start_from(&call, &config).await?;
-            secrets::check_for(&call, owner, &config.environment, workspace).await?;
-            database.replace_config(id, config.to_json(), now()).await?;
-        }
+        ("single", _) | ("random" | "grid", false) => {}
         ("random" | "grid", true) => {
             return Err(Failure::invalid(format!(
                 "experiment {id} searches at {}: its configuration cannot be changed\nhint: fork it instead",
                 experiment.searcher_type
             )));
         }
-        ("single" | "random" | "grid", false) => {
-            // What was valid when it was submitted is; a secret may be gone meanwhile.
-            if let Ok(config) = ExperimentConfig::from_value(experiment.config.clone().into_value(), &sources) {
-                secrets::check_for(&call, owner, &config.environment, workspace).await?;
-            }
-        }
         (other, _) => {
             return refused(format!("a search by {other} cannot be continued: its decisions are final"));
         }
+    }
+    let stored = experiment.config.clone().into_value();
+    let text = merge(unmasked(over, [&stored])?, stored.clone()).to_string();
+    let config = config::read(&text, &sources).map_err(Failure::invalid)?;
+    let unruled = config.to_json();
+    // Policies and bindings of pools may be newer than the experiment.
+    let (_, config) = ruled(&call, text, config, &sources, workspace).await?;
+    let laid = config.to_json();
+    if config.searcher.name() != experiment.searcher_type {
+        return Err(Failure::invalid(format!(
+            "an experiment is continued as what it was: searcher.name must stay {}",
+            experiment.searcher_type
+        )));
+    }
+    // What a search has decided follows from these.
+    let decisive = ["searcher", "hyperparameters"];
+    if experiment.searcher_type != "single" && decisive.iter().any(|section| laid[section] != unruled[section]) {
+        return refused(format!(
+            "a configuration policy changes how experiment {id} searches: it cannot be continued\nhint: fork it instead"
+        ));
+    }
+    if is_changed {
+        may_start_from(&call, &config).await?;
+    }
+    secrets::check_for(&call, owner, &config.environment, workspace).await?;
+    if laid != stored {
+        let pool = pools::named_or_default(&config.resources.resource_pool).to_owned();
+        database.replace_config(id, laid, pool, now()).await?;
     }
     call.application.cluster.continue_experiment(database.live_experiment(id, now()).await?).await?;
     let experiment = database.experiment(id, now()).await?;

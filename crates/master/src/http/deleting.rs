@@ -41,6 +41,9 @@ pub(crate) async fn workspace(call: Call) -> Result<Json<DeletionResponse>, Fail
         let what = format!("workspace '{}' still holds models: {models}", workspace.name);
         return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: move or delete them first")));
     }
+    for template in database.templates().await?.into_iter().filter(|template| template.workspace_id == id) {
+        call.may_change(Subject::Template(template.name)).await?;
+    }
     let projects = database.projects(id).await?.into_iter().map(|project| project.id).collect();
     carried_out(&call, projects, Some(id), &format!("workspace '{}'", workspace.name)).await
 }
@@ -75,9 +78,10 @@ async fn carried_out(
         return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: kill them, or wait for their end")));
     }
     let experiments: Vec<ExperimentId> = found.into_iter().map(|(id, _)| id).collect();
-    for id in &experiments {
-        call.may_change(Subject::Experiment(*id)).await?;
+    for id in &projects {
+        call.may_change(Subject::Project(*id)).await?;
     }
+    may_change_all(call, &experiments).await?;
     let doomed = Doomed { experiments, projects, workspace };
     let application = Arc::clone(&call.application);
     let work = tokio::spawn(async move { delete(&application, doomed).await });
@@ -87,6 +91,14 @@ async fn carried_out(
         Ok(Err(error)) => Err(Failure::new(Code::Internal, error.to_string())),
         Err(_) => Ok(Json(DeletionResponse { completed: false })),
     }
+}
+
+/// Refuses what happens to several experiments at once, if the caller may not change one of them.
+pub(super) async fn may_change_all(call: &Call, experiments: &[ExperimentId]) -> Result<(), Failure> {
+    for id in experiments {
+        call.may_change(Subject::Experiment(*id)).await?;
+    }
+    Ok(())
 }
 
 /// Deletes one by one. What was deleted stays so if a later one cannot be.

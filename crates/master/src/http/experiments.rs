@@ -13,6 +13,7 @@ use instep_database::{ExperimentFilter, ExperimentSort, NewExperiment, NewManage
 use instep_policy::permissions::Kind;
 use serde_json::{Value, json};
 
+use super::blocking::blocking;
 use super::call::Call;
 use super::failure::Failure;
 use super::fitting::Wish;
@@ -165,8 +166,7 @@ async fn make_managed(
     let model_definition = match forked_from {
         Some(parent) if files.is_empty() => database.model_definition(parent, now()).await?,
         _ => {
-            let packing = tokio::task::spawn_blocking(move || crate::model_definition::pack(&files));
-            let packed = packing.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+            let packed = blocking(move || crate::model_definition::pack(&files)).await?;
             packed.map_err(Failure::invalid)?
         }
     };
@@ -178,8 +178,7 @@ async fn make_managed(
         return Ok(validated(warnings));
     }
     let state = if request.activate == Some(false) { State::Paused } else { State::Active };
-    let pool = config.resources.resource_pool.clone();
-    let pool = if pool.is_empty() { crate::cluster::DEFAULT_POOL.to_owned() } else { pool };
+    let pool = pools::named_or_default(&config.resources.resource_pool).to_owned();
     let new = NewManagedExperiment { experiment: new, state, pool, forked_from, model_definition };
     let id = database.create_managed_experiment(new, now()).await?.id;
     call.noted.subject(Subject::Experiment(id));
@@ -190,7 +189,7 @@ async fn make_managed(
 }
 
 /// A configuration after the policies of its workspace, and that its pool is for the workspace.
-async fn ruled(
+pub(super) async fn ruled(
     call: &Call,
     text: String,
     config: ExperimentConfig,

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use instep_api::error::Code;
 use tokio::sync::Semaphore;
 
+use super::blocking::blocking;
 use super::failure::Failure;
 
 static PLACES: LazyLock<Semaphore> =
@@ -12,13 +13,12 @@ static PLACES: LazyLock<Semaphore> =
 
 /// Does work on a password where blocking is allowed, once there is room for it.
 pub(super) async fn work<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure::new(Code::Internal, error.to_string());
     // Held until the work is done, also if nobody waits for it any more.
-    let place = PLACES.acquire().await.map_err(|error| failed(&error))?;
-    let working = tokio::task::spawn_blocking(move || {
+    let place = PLACES.acquire().await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    blocking(move || {
         let outcome = work();
         drop(place);
         outcome
-    });
-    working.await.map_err(|error| failed(&error))
+    })
+    .await
 }

@@ -19,6 +19,7 @@ use super::failure::Failure;
 use super::reply::{Download, Gone, Json, LineSender, Nothing, Reply, Stop, lines};
 use crate::clock::now;
 use crate::cluster::beginning;
+use crate::webhooks::lines_arrived;
 
 /// Lines that are read at a time.
 const LINES_PER_READ: usize = 1000;
@@ -70,7 +71,7 @@ async fn keep(call: &Call, records: Vec<LogRecord>) -> Result<Json<Nothing>, Fai
         call.application.database.append_logs(lines).await?;
         call.application.logs_arrived();
         call.application.cluster.lines_arrived(looked_at.clone()).await?;
-        super::webhooks::look(&call.application, looked_at).await?;
+        lines_arrived(&call.application, looked_at);
     }
     Ok(Json(Nothing {}))
 }

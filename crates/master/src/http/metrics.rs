@@ -109,7 +109,7 @@ fn checked(request: ReportMetricsRequest, trial: TrialId) -> Result<Report, Fail
     if step < 0 {
         return Err(Failure::invalid(format!("{step} steps cannot have been completed")));
     }
-    let reported = metrics.metrics.unwrap_or_default();
+    let reported = metrics.metrics.ok_or_else(|| Failure::invalid("the report has no metrics"))?;
     let values = reported.avg_metrics.unwrap_or_default();
     for name in ["epoch", "epochs"] {
         if values.get(name).is_some_and(|datum| !datum.value().is_number()) {

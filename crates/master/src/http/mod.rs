@@ -15,6 +15,7 @@ mod agents_link;
 mod assets;
 mod audit;
 mod authentication;
+mod blocking;
 mod bulk;
 mod call;
 mod checkpoints;

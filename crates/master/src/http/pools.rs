@@ -103,9 +103,14 @@ async fn may_use(call: &Call, pool: &str, workspace: WorkspaceId) -> Result<bool
     Ok(bound.peek().is_none() || bound.any(|bound| bound == workspace))
 }
 
+/// The pool that a configuration means.
+pub(super) fn named_or_default(pool: &str) -> &str {
+    if pool.is_empty() { DEFAULT_POOL } else { pool }
+}
+
 /// Refuses work in a pool that is not for its workspace.
 pub(super) async fn check(call: &Call, pool: &str, workspace: WorkspaceId) -> Result<(), Failure> {
-    let pool = if pool.is_empty() { DEFAULT_POOL } else { pool };
+    let pool = named_or_default(pool);
     if may_use(call, pool, workspace).await? {
         return Ok(());
     }

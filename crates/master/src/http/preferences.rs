@@ -1,6 +1,6 @@
 //! What users arrange for themselves, and the message that administrators show to everybody.
 
-use instep_api::identifiers::{ProjectId, WorkspaceId};
+use instep_api::identifiers::{ExperimentId, ProjectId, WorkspaceId};
 use instep_api::preferences::{
     ActivityRequest, ClusterMessage, ClusterMessageRequest, ClusterMessageResponse, MoveProjectRequest, Note, Notes,
     UserSettings, VisitedProjectsResponse,
@@ -11,10 +11,12 @@ use instep_database::Subject;
 use instep_policy::permissions::Kind;
 
 use super::call::Call;
+use super::deleting::may_change_all;
 use super::failure::Failure;
 use super::ownership::Place;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
+use crate::names;
 
 /// Letters of the message to everybody, as in Determined.
 const LONGEST_MESSAGE: usize = 250;
@@ -84,8 +86,13 @@ pub(crate) async fn project_by_key(call: Call) -> Result<Json<ProjectResponse>, 
     Ok(Json(ProjectResponse { project: call.application.database.project(id).await? }))
 }
 
+fn check_notes(notes: &[Note]) -> Result<(), Failure> {
+    notes.iter().try_for_each(|note| names::check_label("the name of a note", &note.name)).map_err(Failure::invalid)
+}
+
 pub(crate) async fn add_note(call: Call) -> Result<Json<Notes>, Failure> {
     let note: Note = call.json()?;
+    check_notes(std::slice::from_ref(&note))?;
     let add = move |mut notes: Vec<Note>| {
         notes.push(note);
         notes
@@ -95,16 +102,26 @@ pub(crate) async fn add_note(call: Call) -> Result<Json<Notes>, Failure> {
 
 pub(crate) async fn set_notes(call: Call) -> Result<Json<Notes>, Failure> {
     let request: Notes = call.json()?;
+    check_notes(&request.notes)?;
     Ok(Json(Notes { notes: call.application.database.change_notes(call.id("id")?, |_| request.notes).await? }))
 }
 
-/// Whoever moves a project may change it, and make projects where it goes.
+/// Whoever moves a project may change it and every experiment in it, and make both where it goes.
 pub(crate) async fn move_project(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: MoveProjectRequest = call.json()?;
     let workspace =
         request.destination_workspace_id.ok_or_else(|| Failure::invalid("destinationWorkspaceId is missing"))?;
-    call.may_make(Kind::Project, &Place { workspace, named: Some(format!("workspace '{workspace}'")) })?;
-    call.application.database.move_project(call.id("id")?, workspace).await?;
+    let id: ProjectId = call.id("id")?;
+    let place = Place { workspace, named: Some(format!("workspace '{workspace}'")) };
+    call.may_make(Kind::Project, &place)?;
+    let database = &call.application.database;
+    let experiments: Vec<ExperimentId> =
+        database.experiments_of_projects(vec![id]).await?.into_iter().map(|(id, _)| id).collect();
+    if !experiments.is_empty() {
+        call.may_make(Kind::Experiment, &place)?;
+        may_change_all(&call, &experiments).await?;
+    }
+    database.move_project(id, workspace).await?;
     Ok(Json(Nothing {}))
 }
 

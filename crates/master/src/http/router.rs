@@ -181,6 +181,7 @@ async fn handle(
     };
     let (session, grants) = known.map_or((None, None), |known| (Some(known.session), known.grants));
     let opened_at = session.as_ref().map(|session| session.opened_at);
+    let by_access_token = session.as_ref().is_some_and(|session| session.is_access_token);
     let (user, task) = session.map_or((None, None), |session| (Some(session.user), session.task));
     let (with_roles, asked) = (grants.is_some(), Arc::new(AtomicBool::new(false)));
     let body = to_bytes(body, route.body_limit).await.map_err(|error| {
@@ -213,6 +214,7 @@ async fn handle(
         grants,
         asked: Arc::clone(&asked),
         opened_at,
+        by_access_token,
         token,
         by_cookie,
         path,

@@ -39,8 +39,9 @@ async fn meant(
     if filter.is_some() && !named.is_empty() {
         return Err(Failure::invalid("if filter is provided run id list must be empty"));
     }
-    let mut found = seen_runs(call, project, filter.as_ref(), false).await?;
-    if filter.is_some() {
+    let filtered = filter.is_some();
+    let mut found = seen_runs(call, project, filter, false).await?;
+    if filtered {
         return Ok(Meant { found, missing: Vec::new() });
     }
     found.retain(|run| named.contains(&run.0.trial.id));

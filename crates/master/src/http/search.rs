@@ -15,6 +15,7 @@ use instep_policy::filter::{Column, Filter, Row, Sort, Table};
 use instep_policy::permissions::Kind;
 use serde_json::{Value, json};
 
+use super::blocking::blocking;
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::Json;
@@ -40,17 +41,19 @@ pub(super) async fn seen_experiments(call: &Call, project: Option<ProjectId>) ->
 pub(super) async fn seen_runs(
     call: &Call,
     project: Option<ProjectId>,
-    filter: Option<&Filter>,
+    filter: Option<Filter>,
     with_metrics: bool,
 ) -> Result<Vec<FoundRun>, Failure> {
     let experiments = seen_experiments(call, project).await?;
-    let with_metrics = with_metrics || filter.is_some_and(Filter::asks_for_metrics);
+    let with_metrics = with_metrics || filter.as_ref().is_some_and(Filter::asks_for_metrics);
     let runs = call.application.database.runs_of(experiments, with_metrics, now()).await?;
     let mut found: Vec<FoundRun> = runs.into_iter().map(FoundRun).collect();
-    if let Some(filter) = filter {
+    let Some(filter) = filter else { return Ok(found) };
+    blocking(move || {
         found.retain(|run| (filter.show_archived || !run.is_archived()) && filter.matches(run));
-    }
-    Ok(found)
+        found
+    })
+    .await
 }
 
 /// What a request says about filter, order and page.
@@ -78,10 +81,14 @@ pub(crate) async fn experiments(call: Call) -> Result<Json<SearchExperimentsResp
     };
     let mut rows: Vec<ExperimentRow> =
         experiments.into_iter().map(|experiment| ExperimentRow::new(experiment, &mut best)).collect();
-    if let Some(filter) = &filter {
-        rows.retain(|row| (filter.show_archived || !row.experiment.archived) && filter.matches(row));
-    }
-    sort.apply(&mut rows);
+    rows = blocking(move || {
+        if let Some(filter) = filter {
+            rows.retain(|row| (filter.show_archived || !row.experiment.archived) && filter.matches(row));
+        }
+        sort.apply(&mut rows);
+        rows
+    })
+    .await?;
     let (range, pagination) = slice.of(rows.len());
     let mut shown: Vec<ExperimentRow> = rows.drain(range).collect();
     if !with_best {
@@ -96,8 +103,12 @@ pub(crate) async fn experiments(call: Call) -> Result<Json<SearchExperimentsResp
 pub(crate) async fn runs(call: Call) -> Result<Json<SearchRunsResponse>, Failure> {
     let request: SearchRequest = call.json()?;
     let (filter, sort, slice) = asked(&request, Table::Runs)?;
-    let mut rows = seen_runs(&call, request.project_id, filter.as_ref(), sort.asks_for_metrics()).await?;
-    sort.apply(&mut rows);
+    let mut rows = seen_runs(&call, request.project_id, filter, sort.asks_for_metrics()).await?;
+    rows = blocking(move || {
+        sort.apply(&mut rows);
+        rows
+    })
+    .await?;
     let (range, pagination) = slice.of(rows.len());
     let mut runs = Vec::new();
     for FoundRun(run) in rows.drain(range) {
@@ -149,10 +160,11 @@ fn metric(trial: &Trial, group: &str, name: &str, qualifier: &str) -> Option<Val
 
 /// What lies at the end of a path, which a name with dots may lead to in one step.
 pub(super) fn at_path<'a>(value: &'a Value, path: &[String]) -> Option<&'a Value> {
-    match path {
-        [] => Some(value),
-        _ => (1..=path.len()).find_map(|length| at_path(value.get(path[..length].join("."))?, &path[length..])),
+    if path.is_empty() {
+        return Some(value);
     }
+    let fields = value.as_object()?;
+    (1..=path.len()).find_map(|length| at_path(fields.get(&path[..length].join("."))?, &path[length..]))
 }
 
 fn percent(progress: Option<f64>) -> f64 {

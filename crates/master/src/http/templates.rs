@@ -1,6 +1,6 @@
 //! Templates: parts of configurations that many experiments share.
 
-use instep_api::config::{ExperimentConfig, Sources, TaskConfig, TaskSources};
+use instep_api::config::{ConfigError, ExperimentConfig, Sources, TaskConfig, TaskSources};
 use instep_api::identifiers::WorkspaceId;
 use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
 use instep_policy::permissions::Kind;
@@ -92,14 +92,29 @@ fn checked(config: Value) -> Result<Value, Failure> {
     if !config.is_object() {
         return Err(Failure::invalid("the configuration of a template is an object"));
     }
-    let least = serde_json::json!({"searcher": {"name": "single", "metric": "x"}});
-    let least = if config["searcher"].is_object() { serde_json::json!({}) } else { least };
-    let sources = Sources { template: Some(config.clone()), ..Sources::default() };
-    let mut mistakes = ExperimentConfig::from_value(least, &sources).err().unwrap_or_default();
-    let sources = TaskSources { template: Some(config.clone()), ..TaskSources::default() };
-    mistakes.extend(TaskConfig::from_value(serde_json::json!({}), &sources).err().unwrap_or_default());
-    mistakes.retain(|mistake| !mistake.path.starts_with("searcher") && !mistake.what.starts_with("is needed"));
-    let mut wrong: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+    let mistakes = mistakes_of_experiments(&config).into_iter().chain(mistakes_of_tasks(&config));
+    let mut wrong: Vec<String> = mistakes.map(|mistake| mistake.to_string()).collect();
     wrong.dedup();
     if wrong.is_empty() { Ok(config) } else { Err(Failure::invalid(wrong.join("\n"))) }
+}
+
+/// What is wrong with a part of an experiment's configuration. A searcher may be incomplete.
+pub(super) fn mistakes_of_experiments(config: &Value) -> Vec<ConfigError> {
+    let whole = serde_json::json!({"searcher": {"name": "single", "metric": "x"}});
+    let least = if config["searcher"].is_object() { serde_json::json!({}) } else { whole };
+    let sources = Sources { template: Some(config.clone()), ..Sources::default() };
+    let mut mistakes = ExperimentConfig::from_value(least, &sources).err().unwrap_or_default();
+    mistakes.retain(|mistake| !mistake.path.starts_with("searcher") && !mistake.what.starts_with("is needed"));
+    if !matches!(config["searcher"], Value::Object(_) | Value::Null) {
+        mistakes.push(ConfigError { path: "searcher".to_owned(), what: "must be a map".to_owned() });
+    }
+    mistakes
+}
+
+/// What is wrong with a part of a task's configuration.
+pub(super) fn mistakes_of_tasks(config: &Value) -> Vec<ConfigError> {
+    let sources = TaskSources { template: Some(config.clone()), ..TaskSources::default() };
+    let mut mistakes = TaskConfig::from_value(serde_json::json!({}), &sources).err().unwrap_or_default();
+    mistakes.retain(|mistake| !mistake.what.starts_with("is needed"));
+    mistakes
 }

@@ -12,12 +12,10 @@ use super::failure::Failure;
 use super::reply::Json;
 use crate::clock::now;
 use crate::passwords::token_hash;
-use crate::random;
+use crate::{names, random};
 
 /// How long a token lasts if nobody says how long: 30 days, as in Determined.
 const LIFESPAN: u64 = 30 * 24 * 3600;
-/// Letters of a description.
-const LONGEST_DESCRIPTION: usize = 1000;
 
 fn expiry(lifespan: Option<&str>, time: Timestamp) -> Result<Option<Timestamp>, Failure> {
     let seconds = match lifespan.filter(|text| !text.is_empty()) {
@@ -32,17 +30,21 @@ fn expiry(lifespan: Option<&str>, time: Timestamp) -> Result<Option<Timestamp>, 
 }
 
 fn described(description: Option<String>) -> Result<Option<String>, Failure> {
-    match description {
-        Some(text) if text.chars().count() > LONGEST_DESCRIPTION => {
-            Err(Failure::invalid(format!("a description has at most {LONGEST_DESCRIPTION} letters")))
-        }
-        description => Ok(description),
-    }
+    names::check_label("the description of a token", description.as_deref().unwrap_or_default())
+        .map_err(Failure::invalid)?;
+    Ok(description)
 }
 
 pub(crate) async fn create(call: Call) -> Result<Json<PostTokenResponse>, Failure> {
     let request: PostTokenRequest = call.json()?;
     let caller = call.user()?;
+    // One that was stolen would otherwise outlive its end.
+    if call.by_access_token {
+        return Err(Failure::forbidden(format!(
+            "an access token makes no other tokens\nhint: log in with `instep login {}`, and make it then",
+            caller.username
+        )));
+    }
     let user = request.user_id.filter(|id| id.0 != 0).unwrap_or(caller.id);
     if user != caller.id && !caller.admin {
         return Err(Failure::forbidden("only administrators may make tokens for other users"));

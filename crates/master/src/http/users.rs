@@ -153,9 +153,15 @@ pub(crate) async fn set_password(call: Call) -> Result<Json<UserResponse>, Failu
 }
 
 /// A new password needs the old one. Determined's client sends only the new one, so a login counts, in which the old one
-/// was given a while ago; a token that was stolen later does not.
+/// was given a while ago; a token that was stolen later does not, and an access token never.
 async fn check_password_change(call: &Call) -> Result<(), Failure> {
     let caller = call.user()?;
+    if call.by_access_token {
+        return Err(Failure::forbidden(format!(
+            "an access token changes no passwords\nhint: log in with `instep login {}`, and change it then",
+            caller.username
+        )));
+    }
     let has_password = call.application.database.account(caller.username.clone()).await?;
     let has_password = has_password.is_some_and(|account| account.password_hash.is_some());
     let opened_at = call.opened_at.map_or(0, |time| time.0);

@@ -1,26 +1,29 @@
 //! Webhooks: who is told what. Administrators change and see all of them, whoever may change a workspace those of the
 //! workspace. Others see that there are webhooks of all workspaces; their addresses often hold keys, so only the host.
 
-use std::sync::Arc;
-
-use instep_api::logs::LogLine;
+use instep_api::error::Code;
 use instep_api::webhooks::{
     CustomEventRequest, PatchWebhookRequest, TestWebhookResponse, TriggerRequest, Webhook, WebhookRequest,
     WebhookResponse, WebhooksResponse,
 };
-use instep_database::{NewWebhook, Subject, is_for};
+use instep_database::{NewWebhook, Subject};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use ureq::http::Uri;
 
 use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
-use crate::application::Application;
 use crate::clock::now;
-use crate::cluster::{beginning, compiled};
+use crate::cluster::compiled;
+use crate::names;
 use crate::webhooks::{TASK_LOG, objection, tell_now};
 
 const MOST_TRIGGERS: usize = 20;
+/// Tests of webhooks at the same time: each waits for a receiver for up to 10 s.
+static TESTS: Semaphore = Semaphore::const_new(4);
+/// Bytes of what a script says.
+const LARGEST_EVENT: usize = 64 << 10;
 const STATE_CHANGE: &str = "TRIGGER_TYPE_EXPERIMENT_STATE_CHANGE";
 const CUSTOM: &str = "TRIGGER_TYPE_CUSTOM";
 
@@ -105,6 +108,7 @@ pub(crate) async fn create(call: Call) -> Result<Json<WebhookResponse>, Failure>
     let kind = one_of(request.webhook_type, ["WEBHOOK_TYPE_DEFAULT", "WEBHOOK_TYPE_SLACK"], "type")?;
     let mode = one_of(request.mode, ["WEBHOOK_MODE_WORKSPACE", "WEBHOOK_MODE_SPECIFIC"], "mode")?;
     let name = request.name.unwrap_or_default();
+    names::check_label("the name of a webhook", &name).map_err(Failure::invalid)?;
     let url = request.url.unwrap_or_default();
     if let Some(objection) = objection(&url) {
         return Err(Failure::invalid(objection));
@@ -150,6 +154,10 @@ pub(crate) async fn test(call: Call) -> Result<Json<TestWebhookResponse>, Failur
     let payload = json!({
         "event_type": "EXPERIMENT_STATE_CHANGE", "condition": {"state": "COMPLETED"}, "event_data": {"data": "test"},
     });
+    let Ok(_place) = TESTS.try_acquire() else {
+        let what = "several webhooks are being tested already\nhint: try again in 10 s";
+        return Err(Failure::new(Code::ResourceExhausted, what));
+    };
     let told = tell_now(&call.application, webhook, payload).await;
     told.map_err(|untold| Failure::invalid(format!("error sending webhook request: {}", untold.why)))?;
     Ok(Json(TestWebhookResponse { completed: true }))
@@ -164,46 +172,12 @@ pub(crate) async fn custom(call: Call) -> Result<Json<Nothing>, Failure> {
     let data = request.data.unwrap_or_default();
     let level = data.level.strip_prefix("LOG_LEVEL_").unwrap_or(&data.level);
     let data = json!({"title": data.title, "description": data.description, "level": level});
+    let bytes = data.to_string().len();
+    if bytes > LARGEST_EVENT {
+        return Err(Failure::invalid(format!(
+            "the event has {bytes} bytes, the limit is {LARGEST_EVENT}\nhint: store it, and say where it is"
+        )));
+    }
     call.application.database.custom_event(id, trial, data, now()).await?;
     Ok(Json(Nothing {}))
-}
-
-/// Looks for the patterns of webhooks in lines that have arrived.
-pub(super) async fn look(application: &Arc<Application>, lines: Vec<LogLine>) -> Result<(), Failure> {
-    let database = &application.database;
-    let wanted = application.log_patterns.all(database).await?;
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    let looking = tokio::task::spawn_blocking(move || {
-        let found = wanted.iter().filter_map(|wanted| {
-            let line = lines.iter().find(|line| wanted.pattern.is_match(beginning(&line.log)))?;
-            Some((wanted.webhook.clone(), wanted.trigger.clone(), line.clone()))
-        });
-        found.collect::<Vec<_>>()
-    });
-    let found = looking.await.unwrap_or_default();
-    for (webhook, trigger, line) in found {
-        let owner = database.ownership(Subject::Task(line.task_id.clone())).await?;
-        let Some((workspace, experiment)) = owner.and_then(|owner| Some((owner.workspace?, owner.experiment))) else {
-            continue;
-        };
-        let config = match experiment {
-            Some(id) => Some(database.experiment(id, now()).await?.config.into_value()),
-            None => None,
-        };
-        if is_for(&webhook, config.as_ref(), workspace) {
-            let payload = json!({
-                "event_type": "TASK_LOG",
-                "condition": {"regex": trigger.condition["regex"]},
-                "event_data": {"task_log": {
-                    "task_id": line.task_id,
-                    "node_name": line.agent_id,
-                    "triggering_log": beginning(&line.log),
-                }},
-            });
-            database.log_matched(webhook.id, trigger.id, line.task_id, payload, now()).await?;
-        }
-    }
-    Ok(())
 }

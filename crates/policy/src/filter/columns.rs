@@ -88,6 +88,9 @@ impl Table {
     }
 }
 
+/// Parts of a path to a hyperparameter or a value of metadata.
+const MOST_PARTS: usize = 32;
+
 /// By which rows are sorted when they are to be sorted by user.
 const USERNAME: &str = "username";
 
@@ -117,8 +120,8 @@ impl Column {
     pub fn parse(table: Table, location: &str, name: &str) -> Result<Column, String> {
         match location.strip_prefix("LOCATION_TYPE_").unwrap_or(location) {
             "" | "UNSPECIFIED" | "EXPERIMENT" | "RUN" => Column::plain(table, name),
-            "HYPERPARAMETERS" | "RUN_HYPERPARAMETERS" => Ok(Column::Hyperparameter(path(name, "hp."))),
-            "RUN_METADATA" if table == Table::Runs => Ok(Column::Metadata(path(name, "metadata."))),
+            "HYPERPARAMETERS" | "RUN_HYPERPARAMETERS" => path_after("hp.", name).map(Column::Hyperparameter),
+            "RUN_METADATA" if table == Table::Runs => path_after("metadata.", name).map(Column::Metadata),
             "VALIDATIONS" | "TRAINING" | "CUSTOM_METRIC" => Column::metric(name),
             other => Err(format!("invalid location `{other}`")),
         }
@@ -127,10 +130,10 @@ impl Column {
     /// The column that a sort parameter names, which says no location.
     pub(super) fn of_sort(table: Table, name: &str) -> Result<Column, String> {
         if name.starts_with("hp.") {
-            return Ok(Column::Hyperparameter(path(name, "hp.")));
+            return path_after("hp.", name).map(Column::Hyperparameter);
         }
         if table == Table::Runs && name.starts_with("metadata.") {
-            return Ok(Column::Metadata(path(name, "metadata.")));
+            return path_after("metadata.", name).map(Column::Metadata);
         }
         match name {
             // Filters name users by their numbers, but nobody reads a list in that order.
@@ -168,6 +171,17 @@ impl Column {
     }
 }
 
-fn path(name: &str, prefix: &str) -> Vec<String> {
-    name.strip_prefix(prefix).unwrap_or(name).split('.').map(str::to_owned).collect()
+/// The parts of a path with dots; the error says that there are too many.
+pub fn path(text: &str) -> Result<Vec<String>, String> {
+    let parts: Vec<String> = text.split('.').take(MOST_PARTS + 1).map(str::to_owned).collect();
+    if parts.len() > MOST_PARTS {
+        let beginning: String = text.chars().take(40).collect();
+        return Err(format!("`{beginning}…` has more than {MOST_PARTS} parts with dots between them"));
+    }
+    Ok(parts)
+}
+
+/// The same behind a prefix that may be there.
+fn path_after(prefix: &str, name: &str) -> Result<Vec<String>, String> {
+    path(name.strip_prefix(prefix).unwrap_or(name))
 }

@@ -8,13 +8,15 @@ mod columns;
 mod compare;
 mod order;
 
-pub use columns::{Column, Kind, Table};
+pub use columns::{Column, Kind, Table, path};
 pub use order::Sort;
 
 use serde_json::Value;
 
 /// Groups in groups at most: more is nobody's question.
 const DEEPEST: usize = 32;
+/// Fields that each row is compared with.
+const MOST_FIELDS: usize = 500;
 
 /// A row that can be searched for.
 pub trait Row {
@@ -76,7 +78,12 @@ impl Filter {
         let root: Value = serde_json::from_str(text).map_err(|error| format!("the filter is not JSON: {error}"))?;
         let group = member(&root, "filterGroup").ok_or("the filter has no `filterGroup`")?;
         let show_archived = member(&root, "showArchived").and_then(Value::as_bool).unwrap_or(false);
-        Ok(Filter { root: node(group, table, 0)?, show_archived })
+        let root = node(group, table, 0)?;
+        let fields = root.fields();
+        if fields > MOST_FIELDS {
+            return Err(format!("the filter has {fields} fields, and may have {MOST_FIELDS}"));
+        }
+        Ok(Filter { root, show_archived })
     }
 
     /// Whether a row is meant.
@@ -101,6 +108,13 @@ impl Node {
             Node::All(children) => children.iter().all(|child| child.matches(row)),
             Node::Any(children) => children.is_empty() || children.iter().any(|child| child.matches(row)),
             Node::Field { column, operator, value } => compare::holds(column, row.value(column), *operator, value),
+        }
+    }
+
+    fn fields(&self) -> usize {
+        match self {
+            Node::All(children) | Node::Any(children) => children.iter().map(Node::fields).sum(),
+            Node::Field { .. } => 1,
         }
     }
 

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::{Column, Row, Table, compare};
 
+/// Columns that decide about an order.
+const MOST_COLUMNS: usize = 16;
+
 /// An order by several columns, the first one first; rows that are equal in all of them are ordered by their ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sort {
@@ -25,6 +28,9 @@ impl Sort {
                 other => return Err(format!("invalid sort direction: {other}")),
             };
             by.push((Column::of_sort(table, name)?, descending));
+        }
+        if by.len() > MOST_COLUMNS {
+            return Err(format!("{} columns cannot decide about the order: at most {MOST_COLUMNS} can", by.len()));
         }
         by.push((Column::Plain("id"), false));
         Ok(Sort { by })

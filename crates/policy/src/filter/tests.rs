@@ -41,6 +41,29 @@ fn matches(field: Value) -> bool {
 }
 
 #[test]
+fn questions_that_only_keep_the_master_busy_are_refused() {
+    let field = |name: &str| json!({"kind": "field", "columnName": name, "location": "LOCATION_TYPE_HYPERPARAMETERS", "operator": "=", "value": 1});
+    let parse = |fields: Vec<Value>| {
+        let root = json!({"filterGroup": {"kind": "group", "conjunction": "or", "children": fields}});
+        Filter::parse(&root.to_string(), Table::Experiments).map(drop)
+    };
+    assert_eq!(parse(vec![field("hp.a"); 500]), Ok(()));
+    assert!(parse(vec![field("hp.a"); 501]).unwrap_err().contains("501 fields, and may have 500"));
+    let path = |parts: usize| format!("hp.{}", vec!["a"; parts].join("."));
+    assert_eq!(parse(vec![field(&path(32))]), Ok(()));
+    assert!(parse(vec![field(&path(33))]).unwrap_err().contains("more than 32 parts"));
+    let sort = |column: String, count: usize| {
+        Sort::parse(&vec![format!("{column}=asc"); count].join(","), Table::Runs).map(drop)
+    };
+    assert_eq!(sort("id".to_owned(), 16), Ok(()));
+    assert!(sort("id".to_owned(), 17).unwrap_err().contains("at most 16"));
+    for column in [path(400_000), path(33).replace("hp.", "metadata.")] {
+        let error = sort(column, 1).unwrap_err();
+        assert!(error.contains("more than 32 parts") && error.len() < 200, "{error}");
+    }
+}
+
+#[test]
 fn fields_compare_as_determined_s_do() {
     let hp = |name: &str, operator: &str, value: Value| json!({"location": "LOCATION_TYPE_HYPERPARAMETERS", "columnName": name, "operator": operator, "value": value});
     let metric = |operator: &str, value: Value| json!({"location": "LOCATION_TYPE_VALIDATIONS", "columnName": "validation.top.1.min", "operator": operator, "value": value});

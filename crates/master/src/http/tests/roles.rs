@@ -164,7 +164,7 @@ fn expected_with_roles(route: &Route, token: &str) -> Told {
         (Access::Read(Thing::Several), _) if route.path.contains("/by-external-id/") => Hidden,
         (Access::Open | Access::LocalOrUser | Access::Read(Thing::Common | Thing::Several), _) => Allowed,
         (Access::TaskKey, _) => panic!("a route of the tasks' pages in the master's table"),
-        (Access::Administrator | Access::Agent | Access::Read(Thing::Log), token) => {
+        (Access::Administrator | Access::Agent, token) => {
             if token == "administrator" {
                 Allowed
             } else {
@@ -506,4 +506,28 @@ fn the_owner_of_a_workspace_neither_runs_as_others_nor_gets_their_secrets() {
     };
     assert_eq!([go_on("owner", "entrypoint: id"), go_on("administrator", "entrypoint: id")], [FORBIDDEN, FORBIDDEN]);
     assert_eq!(go_on("editor", "entrypoint: id"), 200);
+}
+
+#[test]
+fn a_project_is_not_moved_with_experiments_of_others() {
+    let (served, _) = serve_private();
+    let editor = served.runtime.block_on(served.database.account("editor".into())).unwrap().unwrap().user.id;
+    role(&served, CREATOR, editor, None);
+    served.application.forget_sessions();
+    let post = |token: &str, path: &str, body: Value| ask(&served, Post, path, &bearer(token), &body.to_string());
+    assert_eq!(post("editor", "/api/v1/workspaces", json!({"name": "mine"})).0, 200);
+    assert_eq!(post("editor", "/api/v1/workspaces/2/projects", json!({"name": "trap"})).0, 200);
+    let (_, answer) = ask(&served, Get, "/api/v1/workspaces/2/projects?name=trap", &bearer("editor"), "");
+    let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    let project = body["projects"][0]["id"].as_i64().unwrap();
+    let (_, answer) = ask(&served, Get, "/api/v1/workspaces?name=mine", &bearer("editor"), "");
+    let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    let destination = json!({"destinationWorkspaceId": body["workspaces"][0]["id"]});
+    assert_eq!(post("owner", "/api/v1/experiments/1/move", json!({"destinationProjectId": project})).0, 200);
+    let path = format!("/api/v1/projects/{project}/move");
+    let (status, answer) = post("editor", &path, destination.clone());
+    assert!(status == FORBIDDEN && answer.contains("may change this experiment"), "{answer}");
+    assert_eq!(ask(&served, Get, "/api/v1/experiments/1", &bearer("owner"), "").0, 200);
+    assert_eq!(post("owner", "/api/v1/experiments/1/move", json!({"destinationProjectId": 2})).0, 200);
+    assert_eq!(post("editor", &path, destination).0, 200);
 }

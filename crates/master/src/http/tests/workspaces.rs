@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Served, ask, bearer, make, serve};
+use super::{FORBIDDEN, Served, ask, bearer, make, serve};
 use crate::http::router::Method::{Delete, Get, Post};
 
 fn delete(served: &Served, path: &str) -> (u16, String) {
@@ -29,4 +29,22 @@ fn a_workspace_with_running_commands_is_not_deleted() {
     let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
     assert_eq!(body["commands"], json!([]));
     assert_eq!(ask(&served, Get, &format!("/api/v1/commands/{command}"), &bearer("owner"), "").0, 404);
+}
+
+#[test]
+fn a_workspace_is_not_deleted_with_projects_and_templates_of_others() {
+    let served = serve();
+    make(&served, "/api/v1/workspaces", &json!({"name": "lab"}));
+    for (path, body, remove) in [
+        ("/api/v1/workspaces/2/projects", json!({"name": "theirs"}), "/api/v1/projects/2"),
+        ("/api/v1/templates/theirs", json!({"config": {}, "workspaceId": 2}), "/api/v1/templates/theirs"),
+    ] {
+        let (status, answer) = ask(&served, Post, path, &bearer("other"), &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        let (status, answer) = delete(&served, "/api/v1/workspaces/2");
+        assert!(status == FORBIDDEN && answer.contains("only its owner and administrators"), "{answer}");
+        assert_eq!(ask(&served, Get, remove, &bearer("other"), "").0, 200, "it is still there");
+        assert_eq!(ask(&served, Delete, remove, &bearer("other"), "").0, 200);
+    }
+    assert_eq!(delete(&served, "/api/v1/workspaces/2").0, 200);
 }

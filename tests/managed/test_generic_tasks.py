@@ -1,4 +1,4 @@
-"""Generic tasks with the real `det`: made from a file, forked with their files, killed with what they started."""
+"""Generic tasks with the real `det`: made from a file, forked with their files, paused, killed with their children."""
 
 from __future__ import annotations
 
@@ -49,3 +49,53 @@ def test_generic_tasks_are_made_forked_and_killed_with_what_they_started(
     missing, empty = det.outcomes("task kill none", ["task", "fork", "none"])
     assert missing.status != 0
     assert empty.status != 0
+
+
+def test_a_paused_task_rests_over_a_restart_of_the_master_and_runs_again(
+    cluster: Cluster, det: Commands, tmp_path: Path
+) -> None:
+    cluster.agent("one", 1)
+    counted, ready = tmp_path / "runs", tmp_path / "go-on"
+    line = f"echo run >> {counted}; until [ -e {ready} ]; do sleep 0.1; done; echo it went on"
+    config = tmp_path / "task.yaml"
+    config.write_text(json.dumps({"entrypoint": line, "resources": {"slots": 1}}))
+
+    def state(task: str) -> str:
+        return str(cluster.api("GET", f"/api/v1/tasks/{task}")["task"]["taskState"]).removeprefix("GENERIC_TASK_STATE_")
+
+    def wait_for(task: str, wanted: str) -> None:
+        cluster.wait_until(lambda: state(task) == wanted, 30, f"the task to be {wanted}")
+
+    def runs() -> int:
+        return len(counted.read_text().split()) if counted.exists() else 0
+
+    [made] = det(["task", "create", str(config)])
+    task = created(made)
+    cluster.wait_until(lambda: runs() == 1, 30, "the task to run")
+    det(["task", "pause", task])
+    wait_for(task, "PAUSED")
+    again, unknown = det.outcomes(["task", "pause", task], "task pause none")
+    assert "paused already" in again.output and "not found" in unknown.output
+    # Its slot is free for others.
+    [other] = det(["task", "create", str(config)])
+    cluster.wait_until(lambda: runs() == 2, 30, "the other task to run")
+    det(["task", "kill", created(other)])
+    wait_for(created(other), "CANCELED")
+
+    cluster.master.kill()
+    cluster.master.start(cluster.wait_until)
+    assert state(task) == "PAUSED"
+    det(["task", "unpause", task])
+    cluster.wait_until(lambda: runs() == 3, 30, "the task to run again")
+    assert state(task) == "ACTIVE"
+    assert [each["allocationId"] for each in cluster.api("GET", f"/api/v1/tasks/{task}")["task"]["allocations"]] == [
+        f"{task}.2",
+        f"{task}.1",
+    ]
+    [running] = det.outcomes(["task", "unpause", task])
+    assert "is not paused" in running.output
+    ready.touch()
+    wait_for(task, "COMPLETED")
+    assert "it went on" in det(["task", "logs", task])[0]
+    [over] = det.outcomes(["task", "pause", task])
+    assert "has ended" in over.output

@@ -178,6 +178,9 @@ pub struct GenericTaskRequest {
     /// Whether the files are those of the parent.
     #[serde(alias = "inherit_context")]
     pub inherit_context: Option<bool>,
+    /// Whether it runs on while others of its tree are paused; tasks that another one started do unless this says no.
+    #[serde(alias = "no_pause")]
+    pub no_pause: Option<bool>,
 }
 
 /// A generic task that was made.

@@ -175,6 +175,32 @@ pub struct Task {
     pub start_time: Timestamp,
     pub end_time: Option<Timestamp>,
     pub allocations: Vec<TaskAllocation>,
+    /// This and the following are of generic tasks alone.
+    pub task_state: Option<GenericTaskState>,
+    pub parent_id: Option<String>,
+    pub forked_from: Option<String>,
+    pub no_pause: Option<bool>,
+    pub config: Option<String>,
+}
+
+/// Where a generic task stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are Determined's own")]
+pub enum GenericTaskState {
+    #[serde(rename = "GENERIC_TASK_STATE_ACTIVE")]
+    Active,
+    #[serde(rename = "GENERIC_TASK_STATE_STOPPING_PAUSED")]
+    StoppingPaused,
+    #[serde(rename = "GENERIC_TASK_STATE_PAUSED")]
+    Paused,
+    #[serde(rename = "GENERIC_TASK_STATE_STOPPING_CANCELED")]
+    StoppingCanceled,
+    #[serde(rename = "GENERIC_TASK_STATE_CANCELED")]
+    Canceled,
+    #[serde(rename = "GENERIC_TASK_STATE_COMPLETED")]
+    Completed,
+    #[serde(rename = "GENERIC_TASK_STATE_ERROR")]
+    Error,
 }
 
 /// One attempt to run a task.

@@ -17,6 +17,17 @@ pub struct Template {
     pub workspace_id: WorkspaceId,
 }
 
+/// `PATCH /template/rename`
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct RenameTemplateRequest {
+    #[serde(alias = "old_name")]
+    pub old_name: Option<String>,
+    #[serde(alias = "new_name")]
+    pub new_name: Option<String>,
+}
+
 /// `POST` and `PUT /templates/{name}`
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

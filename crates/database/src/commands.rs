@@ -1,4 +1,4 @@
-//! Commands and TensorBoards. Each has one allocation, which holds its state and how it ended.
+//! Commands, TensorBoards and generic tasks. The newest allocation of each holds its state and how it ended.
 
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::wire::Timestamp;
@@ -67,7 +67,9 @@ pub struct CommandRow {
     pub started_at: Timestamp,
     /// When it was over.
     pub ended_at: Option<Timestamp>,
-    /// Its attempt to run; `None` if the master ended before it was queued.
+    /// What it does when its run has ended, in a word of the policy.
+    pub after_run: String,
+    /// Its newest attempt to run; `None` if the master ended before it was queued.
     pub allocation: Option<AllocationRow>,
 }
 
@@ -280,6 +282,7 @@ fn command(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
         details: json(row, "details")?,
         started_at: time(row, "task_started_at")?,
         ended_at: optional_time(row, "task_ended_at")?,
+        after_run: column(row, "after_run")?,
         shown: Vec::new(),
         allocation: None,
     })

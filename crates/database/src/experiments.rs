@@ -52,6 +52,12 @@ pub struct ExperimentFilter {
     pub labels: Vec<String>,
     /// In one of these; `None` for all, also those that are yet to be made.
     pub workspaces: Option<Vec<WorkspaceId>>,
+    /// One of these, if there are any.
+    pub ids: Vec<ExperimentId>,
+    /// None of these.
+    pub excluded: Vec<ExperimentId>,
+    /// The smallest and the largest id.
+    pub between: (Option<i64>, Option<i64>),
 }
 
 /// What a list of experiments is sorted by.
@@ -69,6 +75,8 @@ pub enum ExperimentSort {
     Progress,
     User,
     Project,
+    ForkedFrom,
+    ResourcePool,
     CheckpointSize,
     CheckpointCount,
     BestMetric,
@@ -125,6 +133,8 @@ impl ExperimentSort {
             ExperimentSort::Progress => "experiments.progress",
             ExperimentSort::User => "username",
             ExperimentSort::Project => "experiments.project_id",
+            ExperimentSort::ForkedFrom => "experiments.forked_from",
+            ExperimentSort::ResourcePool => "experiments.resource_pool",
             ExperimentSort::CheckpointSize => checkpoint_size!(),
             ExperimentSort::CheckpointCount => checkpoint_count!(),
             ExperimentSort::BestMetric => best_metric!(),
@@ -268,7 +278,14 @@ fn conditions(filter: &ExperimentFilter) -> (String, Vec<SqlValue>) {
         let ids = workspaces.iter().map(|id| id.0).chain([0]);
         one_of("projects.workspace_id", ids.map(SqlValue::from).collect());
     }
+    one_of("experiments.id", filter.ids.iter().map(|id| id.0.into()).collect());
     one_of("experiments.project_id", filter.project.iter().map(|id| id.0.into()).collect());
+    let (smallest, largest) = filter.between;
+    let bounds = smallest.map(|id| (">= ?", id)).into_iter().chain(largest.map(|id| ("<= ?", id)));
+    for (comparison, id) in bounds.chain(filter.excluded.iter().map(|id| ("<> ?", id.0))) {
+        clauses.push(format!("experiments.id {comparison}"));
+        values.push(id.into());
+    }
     if let Some(archived) = filter.archived {
         clauses.push(if archived { "experiments.archived".into() } else { "NOT experiments.archived".into() });
         // Who asks for all that are not archived does not want those of an archived place; who names one does.

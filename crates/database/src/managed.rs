@@ -44,6 +44,8 @@ pub struct Decision {
     pub collect: Vec<ExperimentId>,
     /// Tasks that are over.
     pub ended_tasks: Vec<String>,
+    /// Commands, and what each does when its run has ended.
+    pub after_runs: Vec<(String, String)>,
     /// What the tasks' logs say of it.
     pub lines: Vec<LogLine>,
 }
@@ -52,9 +54,10 @@ impl Decision {
     /// Whether there is nothing to store.
     pub fn is_empty(&self) -> bool {
         let Decision { experiments, new_trials, revised, trials, allocations, sessions, .. } = self;
-        let Decision { agents, excluded, collect, ended_tasks, lines, .. } = self;
+        let Decision { agents, excluded, collect, ended_tasks, after_runs, lines, .. } = self;
         let decided = experiments.len() + new_trials.len() + revised.len() + trials.len() + allocations.len();
-        decided + sessions.len() + agents.len() + excluded.len() + collect.len() + ended_tasks.len() + lines.len() == 0
+        let tasks = ended_tasks.len() + after_runs.len();
+        decided + sessions.len() + agents.len() + excluded.len() + collect.len() + tasks + lines.len() == 0
     }
 }
 
@@ -389,6 +392,9 @@ fn decide(connection: &Connection, decision: Decision, now: Timestamp) -> Result
                  ON CONFLICT (task_id, agent) DO NOTHING",
             )?
             .execute([task, agent, reason])?;
+    }
+    for (task, after_run) in &decision.after_runs {
+        connection.prepare_cached("UPDATE commands SET after_run = ? WHERE task_id = ?")?.execute([after_run, task])?;
     }
     for task in &decision.ended_tasks {
         connection

@@ -27,6 +27,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0014.sql"),
     include_str!("schema/0015.sql"),
     include_str!("schema/0016.sql"),
+    include_str!("schema/0017.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.

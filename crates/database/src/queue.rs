@@ -73,6 +73,11 @@ impl Database {
                         start_time: time(row, "started_at")?,
                         end_time: optional_time(row, "ended_at")?,
                         allocations: Vec::new(),
+                        task_state: None,
+                        parent_id: None,
+                        forked_from: None,
+                        no_pause: None,
+                        config: None,
                     })
                 });
                 let mut task = found.optional()?.ok_or_else(|| Error::not_found("task", &id))?;

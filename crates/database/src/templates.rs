@@ -55,6 +55,21 @@ impl Database {
             .await
     }
 
+    /// Gives a template another name, which none has.
+    pub async fn rename_template(&self, old: String, new: String) -> Result<Template> {
+        self.engine
+            .write(move |connection| {
+                template_by_name(connection, &old)?;
+                let taken = template_by_name(connection, &new).is_ok() && new != old;
+                if taken {
+                    return Err(Error::AlreadyExists(format!("template '{new}' already exists")));
+                }
+                connection.execute("UPDATE templates SET name = ? WHERE name = ?", [&new, &old])?;
+                Ok(template_by_name(connection, &new)?.0)
+            })
+            .await
+    }
+
     /// Deletes a template.
     pub async fn delete_template(&self, name: String) -> Result<()> {
         self.engine

@@ -171,6 +171,15 @@ fn free_key(connection: &Connection, name: &str) -> Result<String> {
     Ok(stem)
 }
 
+/// A key that no other project has.
+fn unused_key(connection: &Connection, key: String, project: Option<ProjectId>) -> Result<String> {
+    let taken = "SELECT 1 FROM projects WHERE key = ? AND id <> ?";
+    if exists(connection, taken, params![key, project.map_or(0, |id| id.0)])? {
+        return Err(Error::AlreadyExists(format!("project key {key} is in use by another project")));
+    }
+    Ok(key)
+}
+
 /// Refuses to delete a workspace with things in it that somebody may still want.
 fn must_be_empty(connection: &Connection, workspace: &Workspace) -> Result<()> {
     for (what, sql) in [
@@ -331,6 +340,7 @@ impl Database {
         workspace: WorkspaceId,
         name: String,
         description: String,
+        key: Option<String>,
         owner: UserId,
         now: Timestamp,
     ) -> Result<Project> {
@@ -339,7 +349,10 @@ impl Database {
                 let place = workspace_by_id(connection, workspace)?;
                 must_be_mutable(place.immutable, "workspace", &place.name)?;
                 must_not_be_archived(place.archived, "workspace", &place.name)?;
-                let key = free_key(connection, &name)?;
+                let key = match key {
+                    Some(key) => unused_key(connection, key, None)?,
+                    None => free_key(connection, &name)?,
+                };
                 let inserted: Option<i64> = connection
                     .query_row(
                         "INSERT INTO projects (workspace_id, name, description, key, archived, immutable, user_id, \
@@ -363,6 +376,7 @@ impl Database {
         id: ProjectId,
         name: Option<String>,
         description: Option<String>,
+        key: Option<String>,
         archived: Option<bool>,
     ) -> Result<Project> {
         self.engine
@@ -379,11 +393,13 @@ impl Database {
                 if exists(connection, same_name, params![current.workspace_id.0, name, id.0])? {
                     return Err(Error::AlreadyExists(format!("project '{name}' already exists in this workspace")));
                 }
+                let key = key.map(|key| unused_key(connection, key, Some(id))).transpose()?;
                 connection.execute(
-                    "UPDATE projects SET name = ?, description = ?, archived = ? WHERE id = ?",
+                    "UPDATE projects SET name = ?, description = ?, key = ?, archived = ? WHERE id = ?",
                     params![
                         name,
                         description.unwrap_or(current.description),
+                        key.unwrap_or(current.key),
                         archived.unwrap_or(current.archived),
                         id.0
                     ],

@@ -34,8 +34,8 @@ pub(crate) enum Signal {
 pub(crate) enum Purpose {
     /// One run of a trial.
     Trial { experiment: ExperimentId, trial: TrialId, run: Run },
-    /// The only run of a command or a TensorBoard.
-    Command,
+    /// A run of a command, a TensorBoard or a generic task.
+    Command { run: u32 },
 }
 
 /// What happened to an allocation that its experiment or command decides about.
@@ -79,7 +79,9 @@ impl AllocationEvent {
             AllocationEvent::Ready => Some(CommandEvent::Ready),
             // It cannot resume later, so there is nothing that it could stop for.
             AllocationEvent::Acknowledged => None,
-            AllocationEvent::Displaced { why } | AllocationEvent::Evicted { why } => Some(CommandEvent::Kill { why }),
+            AllocationEvent::Displaced { why } | AllocationEvent::Evicted { why } => {
+                Some(CommandEvent::Evicted { why })
+            }
             AllocationEvent::Ended { end } => Some(CommandEvent::Ended { end }),
         }
     }
@@ -226,7 +228,7 @@ impl Allocation {
         let ports = self.placed.as_ref().map_or(&no_ports, |placed| &placed.ports);
         let (trial, run) = match &self.purpose {
             Purpose::Trial { trial, run, .. } => (Some(*trial), run.number.into()),
-            Purpose::Command => (None, 1),
+            Purpose::Command { run } => (None, (*run).into()),
         };
         AllocationRow {
             id: self.id.clone(),
@@ -253,7 +255,7 @@ impl Allocation {
     pub(crate) fn experiment(&self) -> Option<ExperimentId> {
         match &self.purpose {
             Purpose::Trial { experiment, .. } => Some(*experiment),
-            Purpose::Command => None,
+            Purpose::Command { .. } => None,
         }
     }
 

@@ -146,7 +146,7 @@ impl Allocations {
     pub(super) fn reserve_ports(&mut self, name: &str) -> Option<Reservation> {
         let (service, trial) = match &self.live.get(name)?.purpose {
             Purpose::Trial { trial, .. } => (false, Some(*trial)),
-            Purpose::Command => (true, None),
+            Purpose::Command { .. } => (true, None),
         };
         let ports = self.ports.give(service, is_open_here);
         if ports.is_none() {

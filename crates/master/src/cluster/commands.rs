@@ -1,4 +1,5 @@
-//! Commands, TensorBoards and notebooks that live: what happens to them, and what their state machines want done.
+//! Commands, TensorBoards, notebooks and generic tasks that live: what happens to them, and what their state machines want
+//! done.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,8 +10,9 @@ use instep_api::link::{Entrypoint, Service};
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
 use instep_database::CommandRow;
-use instep_policy::lifecycle::command::{Command, CommandEffect, CommandEvent};
+use instep_policy::lifecycle::command::{AfterRun, Command, CommandEffect, CommandEvent, StoredRun};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::allocation::{Allocation, Purpose};
 use super::allocations::Allocations;
@@ -141,7 +143,11 @@ impl LiveCommand {
         let name = format!("{} {}", kind.noun(), row.task.get(..8).unwrap_or(&row.task));
         let machine = Command::new(name.clone(), idle_limit, now());
         let machine = match &row.allocation {
-            Some(allocation) => machine.restored(allocation.state, allocation.ready, &allocation.reason, now()),
+            Some(allocation) => {
+                let run = u32::try_from(allocation.run).map_err(|error| error.to_string())?;
+                let (state, ready, reason) = (allocation.state, allocation.ready, allocation.reason.as_str());
+                machine.restored(StoredRun { run, state, ready, reason }, after_run(&row.after_run)?, now())
+            }
             None => machine,
         };
         Ok(LiveCommand {
@@ -156,6 +162,11 @@ impl LiveCommand {
             position: row.started_at.0,
             details: serde_json::from_value(row.details.clone()).unwrap_or_default(),
         })
+    }
+
+    /// The name of its run; while it rests there is none of that name.
+    pub(super) fn allocation_name(&self, task: &str) -> String {
+        format!("{task}.{}", self.machine.run())
     }
 
     /// The pool whose slots it takes.
@@ -262,9 +273,9 @@ pub(crate) struct Commands {
     live: BTreeMap<String, LiveCommand>,
 }
 
-/// A task runs once, so it has one allocation.
-pub(super) fn allocation_name(task: &str) -> String {
-    format!("{task}.1")
+/// As it is stored.
+fn after_run(stored: &str) -> Result<AfterRun, String> {
+    serde_json::from_value(Value::from(stored)).map_err(|error| error.to_string())
 }
 
 impl Commands {
@@ -297,6 +308,7 @@ impl Commands {
         Ok(())
     }
 
+    /// Takes in one that has no allocation yet.
     pub(super) fn queue(
         &mut self,
         task: String,
@@ -304,12 +316,8 @@ impl Commands {
         allocations: &mut Allocations,
         outbox: &mut Outbox,
     ) {
-        let mut allocation = Allocation::queued(allocation_name(&task), task.clone(), Purpose::Command);
-        allocation.pool = live.pool().to_owned();
-        allocation.slots = live.config.slots;
-        allocation.queued_at = now();
+        queue_run(&task, &live, allocations, outbox);
         self.live.insert(task, live);
-        allocations.queue(allocation, outbox);
     }
 
     /// Somebody wants a task to end. `false` if it does not live.
@@ -319,10 +327,24 @@ impl Commands {
         lives
     }
 
+    /// Somebody wants a task to stop for a while, or to go on. `false` if it does not live, or ends.
+    pub(super) fn pause(
+        &mut self,
+        task: &str,
+        pause: Option<String>,
+        allocations: &mut Allocations,
+        outbox: &mut Outbox,
+    ) -> bool {
+        let wanted = pause.is_some();
+        let event = pause.map_or(CommandEvent::Resume, |why| CommandEvent::Pause { why });
+        self.on(task, event, allocations, outbox);
+        self.live.get(task).is_some_and(|live| live.machine.is_paused() == wanted)
+    }
+
     /// Where a task serves; `None` if it does not.
     pub(super) fn serving(&self, task: &str, allocations: &Allocations) -> Option<Serving> {
         let live = self.live.get(task)?;
-        let allocation = allocations.get(&allocation_name(task))?;
+        let allocation = allocations.get(&live.allocation_name(task))?;
         let placed = allocation.placed.as_ref().filter(|_| allocation.state == AllocationState::Running)?;
         let port = placed.ports.get(SERVICE_PORT).copied();
         let service = live.service(task, &placed.shares.first()?.address, port)?;
@@ -332,16 +354,24 @@ impl Commands {
     /// Feeds an event to a task, and does what follows.
     pub(super) fn on(&mut self, task: &str, event: CommandEvent, allocations: &mut Allocations, outbox: &mut Outbox) {
         let Some(live) = self.live.get_mut(task) else { return };
-        let name = allocation_name(task);
+        let name = live.allocation_name(task);
         for effect in live.machine.on(event, now()) {
             match effect {
                 CommandEffect::Withdraw { why } => allocations.withdraw(&name, why, outbox),
                 CommandEffect::Kill { why } => allocations.stop(&name, GRACE_SECONDS, &why, outbox),
                 CommandEffect::Note { level, text } => outbox.log(task, Some(&name), level, &text),
+                CommandEffect::Keep(after_run) => {
+                    // A unit variant is written as its name.
+                    let word = serde_json::to_value(after_run).unwrap_or_default();
+                    let word = word.as_str().unwrap_or_default().to_owned();
+                    outbox.decision.after_runs.push((task.to_owned(), word));
+                }
+                CommandEffect::Queue { .. } => queue_run(task, live, allocations, outbox),
                 CommandEffect::Over => {
                     outbox.decision.ended_tasks.push(task.to_owned());
                     self.live.remove(task);
                     outbox.request_pass();
+                    return;
                 }
             }
         }
@@ -356,6 +386,16 @@ impl Commands {
         let is_due = |live: &LiveCommand| live.machine.deadline().is_some_and(|deadline| deadline <= moment);
         self.live.iter().filter(|(_, live)| is_due(live)).map(|(task, _)| task.clone()).collect()
     }
+}
+
+/// Lets the run of a command wait for slots.
+fn queue_run(task: &str, live: &LiveCommand, allocations: &mut Allocations, outbox: &mut Outbox) {
+    let purpose = Purpose::Command { run: live.machine.run() };
+    let mut allocation = Allocation::queued(live.allocation_name(task), task.to_owned(), purpose);
+    allocation.pool = live.pool().to_owned();
+    allocation.slots = live.config.slots;
+    allocation.queued_at = now();
+    allocations.queue(allocation, outbox);
 }
 
 #[cfg(test)]

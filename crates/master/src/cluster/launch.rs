@@ -116,7 +116,7 @@ impl ClusterState {
                 };
                 Some((live.owner.id, start))
             }
-            Purpose::Command => {
+            Purpose::Command { .. } => {
                 let live = self.commands.get(task)?;
                 let address = shares.first().map_or("127.0.0.1", |share| share.address.as_str());
                 let service = live.service(task, address, ports.get(SERVICE_PORT).copied());
@@ -139,7 +139,7 @@ impl ClusterState {
     pub(super) fn wanted_secrets(&self, name: &str, permit: Permit) -> WantedSecrets {
         let environment = self.allocations.get(name).and_then(|allocation| match &allocation.purpose {
             Purpose::Trial { experiment, .. } => Some(&self.experiments.get(*experiment)?.config.environment),
-            Purpose::Command => Some(&self.commands.get(&allocation.task)?.config.environment),
+            Purpose::Command { .. } => Some(&self.commands.get(&allocation.task)?.config.environment),
         });
         let wanted = environment.map(|environment| WantedSecrets::of(environment, permit.owner, permit.workspace));
         wanted.unwrap_or_default()
@@ -153,7 +153,7 @@ impl ClusterState {
             Some(Purpose::Trial { experiment, .. }) => {
                 self.experiments.get(*experiment).map(|live| &live.config.environment)
             }
-            Some(Purpose::Command) => allocation
+            Some(Purpose::Command { .. }) => allocation
                 .and_then(|allocation| self.commands.get(&allocation.task))
                 .map(|live| &live.config.environment),
             None => None,

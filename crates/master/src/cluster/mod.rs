@@ -322,6 +322,11 @@ impl Cluster {
         self.change(move |state, outbox| Ok(state.commands.kill(&task, why, &mut state.allocations, outbox))).await
     }
 
+    /// Stops a generic task for the given reason, or lets it go on. `false` if it does not live, or ends.
+    pub(crate) async fn pause_command(&self, task: String, pause: Option<String>) -> Result<bool, Refusal> {
+        self.change(move |state, outbox| Ok(state.commands.pause(&task, pause, &mut state.allocations, outbox))).await
+    }
+
     /// Where a task serves, for somebody who is about to use it.
     pub(crate) async fn use_service(&self, task: String) -> Result<Option<Serving>, Refusal> {
         self.ask(move |state, outbox, reply| {

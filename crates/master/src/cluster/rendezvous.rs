@@ -178,7 +178,8 @@ mod tests {
     #[test]
     fn an_exchange_of_too_much_is_refused_and_others_go_on() {
         let (mut allocations, mut outbox) = (Allocations::default(), Outbox::default());
-        allocations.queue(Allocation::queued("t.1".to_owned(), "t".to_owned(), Purpose::Command), &mut outbox);
+        allocations
+            .queue(Allocation::queued("t.1".to_owned(), "t".to_owned(), Purpose::Command { run: 1 }), &mut outbox);
         let mut bring = |caller: &str, size: usize| {
             let (reply, answer) = oneshot::channel();
             let brought = Brought { data: json!(caller), size };

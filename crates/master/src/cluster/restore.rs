@@ -107,7 +107,8 @@ impl ClusterState {
 
     fn purpose_of(&self, row: &AllocationRow) -> Option<Purpose> {
         let Some(trial) = row.trial else {
-            return self.commands.get(&row.task_id).map(|_| Purpose::Command);
+            let run = u32::try_from(row.run).ok()?;
+            return self.commands.get(&row.task_id).map(|_| Purpose::Command { run });
         };
         let (experiment, request) = self.experiments.of_trial(trial)?.clone();
         let run = Run { request, number: u32::try_from(row.run).ok()? };

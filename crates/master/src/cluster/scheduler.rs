@@ -212,7 +212,7 @@ impl ClusterState {
                 Some(Terms { job: live.job.clone(), user: live.owner.name.clone(), single_node, preemptible: true })
             }
             // It could not resume where it stopped, and its parts would not find each other.
-            Purpose::Command => {
+            Purpose::Command { .. } => {
                 let live = self.commands.get(&allocation.task)?;
                 let user = live.owner.name.clone();
                 Some(Terms { job: live.job.clone(), user, single_node: true, preemptible: false })

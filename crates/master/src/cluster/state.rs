@@ -57,7 +57,7 @@ impl ClusterState {
             Purpose::Trial { experiment, run, .. } => {
                 self.experiments.on(experiment, event.of_run(run), &mut self.allocations, outbox);
             }
-            Purpose::Command => {
+            Purpose::Command { .. } => {
                 let task = allocation.task.clone();
                 if let Some(event) = event.of_command() {
                     self.commands.on(&task, event, &mut self.allocations, outbox);

@@ -15,7 +15,7 @@ use instep_policy::schedule::{self, Fitting, Rule};
 use super::DEFAULT_POOL;
 use super::agents::Agent;
 use super::allocation::{Allocation, Purpose, Share};
-use super::commands::{LiveCommand, allocation_name};
+use super::commands::LiveCommand;
 use super::experiments::Live;
 use super::state::ClusterState;
 
@@ -259,20 +259,23 @@ impl ClusterState {
     fn name_of(&self, allocation: &Allocation) -> String {
         match &allocation.purpose {
             Purpose::Trial { experiment, trial, .. } => format!("Trial {trial} (Experiment {experiment})"),
-            Purpose::Command => self.commands.get(&allocation.task).map(|live| live.name.clone()).unwrap_or_default(),
+            Purpose::Command { .. } => {
+                self.commands.get(&allocation.task).map(|live| live.name.clone()).unwrap_or_default()
+            }
         }
     }
 
     /// Where a command runs, as a container.
     pub(crate) fn shown_container(&self, task: &str) -> Option<Container> {
-        let allocation = self.allocations.get(&allocation_name(task))?;
+        let allocation = self.allocations.get(&self.commands.get(task)?.allocation_name(task))?;
         let share = allocation.alive().next()?;
         Some(container(self.agents.get(&share.agent)?, allocation, share))
     }
 
-    /// Why an allocation is in its state: while it waits, this is known here alone.
-    pub(crate) fn reason_of(&self, allocation: &str) -> Option<String> {
-        self.allocations.get(allocation).map(|allocation| allocation.reason.clone())
+    /// Why a command's allocation is in its state: while it waits, this is known here alone.
+    pub(crate) fn reason_of(&self, task: &str) -> Option<String> {
+        let allocation = self.allocations.get(&self.commands.get(task)?.allocation_name(task))?;
+        Some(allocation.reason.clone())
     }
 }
 

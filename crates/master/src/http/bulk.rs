@@ -60,7 +60,6 @@ async fn meant(call: &Call, request: BulkRequest) -> Result<Vec<ExperimentId>, F
     let project = filters.project_id.map_or(here, |project| project.0);
     let filter = ExperimentFilter {
         archived: filters.archived,
-        users: Vec::new(),
         user_ids: filters.user_ids.unwrap_or_default(),
         states: filters.states.unwrap_or_default(),
         project: (project > 0).then_some(ProjectId(project)),
@@ -68,11 +67,12 @@ async fn meant(call: &Call, request: BulkRequest) -> Result<Vec<ExperimentId>, F
         description: filters.description.filter(|text| !text.is_empty()),
         labels: filters.labels.unwrap_or_default(),
         workspaces: call.seen_workspaces(Kind::Experiment),
+        excluded: filters.excluded_experiment_ids.unwrap_or_default(),
+        ..ExperimentFilter::default()
     };
-    let excluded = filters.excluded_experiment_ids.unwrap_or_default();
     let database = &call.application.database;
     let found = database.experiments(filter, ExperimentSort::Id, Order::Ascending, Slice::ALL, now()).await?.0;
-    Ok(found.into_iter().map(|experiment| experiment.id).filter(|id| !excluded.contains(id)).collect())
+    Ok(found.into_iter().map(|experiment| experiment.id).collect())
 }
 
 pub(crate) async fn activate(call: Call) -> Result<Json<BulkResponse>, Failure> {

@@ -207,11 +207,8 @@ fn folder(shown: &ShownTrial, cluster: &str) -> Result<Folder, Failure> {
 /// A task as it is shown.
 async fn shape(call: &Call, row: CommandRow) -> Result<Command, Failure> {
     let task = row.task.clone();
-    let (container, reason) = call
-        .application
-        .cluster
-        .read(move |state| (state.shown_container(&task), state.reason_of(&format!("{task}.1"))))
-        .await?;
+    let (container, reason) =
+        call.application.cluster.read(move |state| (state.shown_container(&task), state.reason_of(&task))).await?;
     let ended = row.ended_at.is_some();
     let stored = row.allocation.as_ref().map(|allocation| allocation.reason.clone()).unwrap_or_default();
     let state = row.allocation.as_ref().map_or(AllocationState::Queued, |allocation| allocation.state);

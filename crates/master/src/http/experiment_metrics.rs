@@ -17,6 +17,7 @@ use instep_database::Subject;
 
 use super::call::Call;
 use super::failure::Failure;
+use super::metrics::group_of;
 use super::reply::{Json, LineSender, Reply, Stop, lines};
 use crate::clock::now;
 
@@ -35,12 +36,8 @@ const ALL_POINTS: usize = usize::MAX >> 1;
 fn metric(call: &Call) -> Result<(String, String), Failure> {
     let missing = |what: &str| Failure::invalid(format!("must specify a metric {what}"));
     let name = call.query.text("metricName").ok_or_else(|| missing("name"))?;
-    let group = match call.query.text("metricType") {
-        Some("METRIC_TYPE_TRAINING") => Some(TRAINING),
-        Some("METRIC_TYPE_VALIDATION") => Some(VALIDATION),
-        _ => call.query.text("group"),
-    };
-    Ok((group.ok_or_else(|| missing("group"))?.to_owned(), name.to_owned()))
+    let group = group_of(call).ok_or_else(|| missing("group"))?;
+    Ok((group.to_owned(), name.to_owned()))
 }
 
 fn period(call: &Call) -> Result<Duration, Failure> {

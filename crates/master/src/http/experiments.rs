@@ -282,12 +282,23 @@ pub(crate) async fn list(call: Call) -> Result<Json<ExperimentsResponse>, Failur
         description: query.text("description").map(str::to_owned),
         labels: query.texts("labels"),
         workspaces: call.seen_workspaces(Kind::Experiment),
+        ids: query.values("experimentIdFilter.incl")?,
+        excluded: query.values("experimentIdFilter.notIn")?,
+        between: id_range(&call)?,
     };
     let sort = sort_by(query.text("sortBy").unwrap_or_default())?;
     let order = query.order()?.unwrap_or_default();
     let slice = query.slice(Some(DEFAULT_LIMIT))?;
     let (experiments, pagination) = call.application.database.experiments(filter, sort, order, slice, now()).await?;
     Ok(Json(ExperimentsResponse { experiments, pagination }))
+}
+
+/// The smallest and the largest id that a query wants.
+fn id_range(call: &Call) -> Result<(Option<i64>, Option<i64>), Failure> {
+    let bound = |name: &str| call.query.value::<i64>(&format!("experimentIdFilter.{name}"));
+    let from = [bound("gte")?, bound("gt")?.map(|id| id.saturating_add(1))].into_iter().flatten().max();
+    let to = [bound("lte")?, bound("lt")?.map(|id| id.saturating_sub(1))].into_iter().flatten().min();
+    Ok((from, to))
 }
 
 fn sort_by(name: &str) -> Result<ExperimentSort, Failure> {
@@ -302,6 +313,8 @@ fn sort_by(name: &str) -> Result<ExperimentSort, Failure> {
         "SORT_BY_PROGRESS" => ExperimentSort::Progress,
         "SORT_BY_USER" => ExperimentSort::User,
         "SORT_BY_PROJECT_ID" => ExperimentSort::Project,
+        "SORT_BY_FORKED_FROM" => ExperimentSort::ForkedFrom,
+        "SORT_BY_RESOURCE_POOL" => ExperimentSort::ResourcePool,
         "SORT_BY_CHECKPOINT_SIZE" => ExperimentSort::CheckpointSize,
         "SORT_BY_CHECKPOINT_COUNT" => ExperimentSort::CheckpointCount,
         "SORT_BY_SEARCHER_METRIC_VAL" => ExperimentSort::BestMetric,

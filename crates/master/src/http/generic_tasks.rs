@@ -1,11 +1,13 @@
 //! Generic tasks: any program with its files, in a tree of tasks that start each other. One that is killed takes with it
-//! what it started.
+//! what it started; one that is paused what it started and said may be paused.
 
 use std::collections::BTreeSet;
 
 use instep_api::commands::{GenericConfigResponse, GenericTaskRequest, GenericTaskResponse, KillGenericRequest};
 use instep_api::config::{masked, merge, parse_text};
 use instep_api::error::Code;
+use instep_api::jobs::{GenericTaskState, Task, TaskResponse};
+use instep_api::states::AllocationState;
 use instep_database::{CommandFilter, CommandRow, Subject};
 use instep_policy::permissions;
 use serde_json::{Value, json};
@@ -68,7 +70,8 @@ pub(crate) async fn create(call: Call) -> Result<Json<GenericTaskResponse>, Fail
             .ok_or_else(|| Failure::invalid("could not inherit config directory since no parent task id provided"))?;
         context = Some(database.task_context(task).await?);
     }
-    let details = json!({"parent": parent, "forked_from": forked_from, "given": config});
+    let details =
+        json!({"parent": parent, "forked_from": forked_from, "given": config, "no_pause": request.no_pause});
     let launch = Launch { kind: Kind::Generic, place, template: None, config, files, context, details };
     let launched = launch_task(&call, launch).await?;
     Ok(Json(GenericTaskResponse { task_id: launched.task.id, warnings: launched.warnings }))
@@ -82,6 +85,116 @@ pub(crate) async fn config(call: Call) -> Result<Json<GenericConfigResponse>, Fa
     Ok(Json(GenericConfigResponse { config: shown.to_string() }))
 }
 
+async fn all_of_them(call: &Call) -> Result<Vec<CommandRow>, Failure> {
+    let filter = CommandFilter { kind: Kind::Generic.task_type().to_owned(), ..CommandFilter::default() };
+    Ok(call.application.database.commands(filter).await?)
+}
+
+/// A task and all that it started.
+fn tree_of(all: &[CommandRow], root: String) -> BTreeSet<String> {
+    let mut meant = BTreeSet::from([root]);
+    loop {
+        let found = all.iter().filter(|row| parent_of(row).is_some_and(|parent| meant.contains(parent)));
+        let more: Vec<String> = found.map(|row| row.task.clone()).filter(|task| !meant.contains(task)).collect();
+        if more.is_empty() {
+            return meant;
+        }
+        meant.extend(more);
+    }
+}
+
+/// Where a task stands, as its row says.
+fn state_of(row: &CommandRow) -> GenericTaskState {
+    let allocation = row.allocation.as_ref();
+    let state = allocation.map_or(AllocationState::Queued, |allocation| allocation.state);
+    if row.ended_at.is_some() {
+        let exit = allocation.and_then(|allocation| allocation.exit.as_ref());
+        return match exit.and_then(|exit| exit["kind"].as_str()) {
+            Some("killed") | None => GenericTaskState::Canceled,
+            Some("exited") if exit.is_some_and(|exit| exit["code"] == 0) => GenericTaskState::Completed,
+            Some(_) => GenericTaskState::Error,
+        };
+    }
+    match (row.after_run.as_str(), state) {
+        ("rest", AllocationState::Terminated) => GenericTaskState::Paused,
+        ("rest", _) => GenericTaskState::StoppingPaused,
+        ("end", AllocationState::Terminating) => GenericTaskState::StoppingCanceled,
+        _ => GenericTaskState::Active,
+    }
+}
+
+/// Any task with its attempts to run; of a generic one also where it stands and where it comes from.
+pub(crate) async fn task(call: Call) -> Result<Json<TaskResponse>, Failure> {
+    let database = &call.application.database;
+    let mut task = database.task(call.part("id").to_owned()).await?;
+    if task.task_type == Kind::Generic.task_type() {
+        let row = database.command(task.task_id.clone()).await?;
+        let text = |name: &str| row.details[name].as_str().map(str::to_owned);
+        task = Task {
+            task_state: Some(state_of(&row)),
+            parent_id: text("parent"),
+            forked_from: text("forked_from"),
+            no_pause: row.details["no_pause"].as_bool(),
+            config: Some(masked(row.config).to_string()),
+            ..task
+        };
+    }
+    Ok(Json(TaskResponse { task }))
+}
+
+/// Stops a task, and what it started and said may be paused; all of them are kept.
+pub(crate) async fn pause(call: Call) -> Result<Json<Nothing>, Failure> {
+    let named = generic(&call, call.part("id")).await?;
+    let refused = |why: &str| {
+        let what = format!("cannot pause task {}: {why}", named.task);
+        Failure::new(Code::FailedPrecondition, what)
+    };
+    match state_of(&named) {
+        GenericTaskState::Active => {}
+        GenericTaskState::Paused | GenericTaskState::StoppingPaused => return Err(refused("it is paused already")),
+        _ => return Err(refused("it has ended, or is about to")),
+    }
+    if named.details["no_pause"] == true {
+        return Err(refused("it was made with `noPause`"));
+    }
+    let all = all_of_them(&call).await?;
+    let tree = tree_of(&all, named.task.clone());
+    let may_rest = |row: &&CommandRow| row.task == named.task || row.details["no_pause"] == false;
+    let meant: Vec<&CommandRow> = all.iter().filter(|row| tree.contains(&row.task)).filter(may_rest).collect();
+    for row in &meant {
+        call.may_change(Subject::Task(row.task.clone())).await?;
+    }
+    for row in meant {
+        let why = format!("user {} wants it to pause", call.user()?.username);
+        let paused = call.application.cluster.pause_command(row.task.clone(), Some(why)).await?;
+        if !paused && row.task == named.task {
+            return Err(refused("it has ended, or is about to"));
+        }
+    }
+    Ok(Json(Nothing {}))
+}
+
+/// Lets a task go on, and what it started and is paused too.
+pub(crate) async fn unpause(call: Call) -> Result<Json<Nothing>, Failure> {
+    let named = generic(&call, call.part("id")).await?;
+    let is_paused =
+        |row: &CommandRow| matches!(state_of(row), GenericTaskState::Paused | GenericTaskState::StoppingPaused);
+    if !is_paused(&named) {
+        let what = format!("cannot unpause task {}: it is not paused", named.task);
+        return Err(Failure::new(Code::FailedPrecondition, what));
+    }
+    let all = all_of_them(&call).await?;
+    let tree = tree_of(&all, named.task);
+    let meant: Vec<&CommandRow> = all.iter().filter(|row| tree.contains(&row.task) && is_paused(row)).collect();
+    for row in &meant {
+        call.may_change(Subject::Task(row.task.clone())).await?;
+    }
+    for row in meant {
+        call.application.cluster.pause_command(row.task.clone(), None).await?;
+    }
+    Ok(Json(Nothing {}))
+}
+
 /// Kills a task and all that it started; with `killFromRoot` everything that the first of them started.
 pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
     let request: KillGenericRequest = call.json()?;
@@ -90,8 +203,7 @@ pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
         let what = format!("cannot cancel task {}: it has ended", named.task);
         return Err(Failure::new(Code::FailedPrecondition, what));
     }
-    let filter = CommandFilter { kind: Kind::Generic.task_type().to_owned(), ..CommandFilter::default() };
-    let all = call.application.database.commands(filter).await?;
+    let all = all_of_them(&call).await?;
     let mut root = named.task.clone();
     // Each task names one that was there before it, so this comes to an end.
     while request.kill_from_root == Some(true) {
@@ -99,15 +211,7 @@ pub(crate) async fn kill(call: Call) -> Result<Json<Nothing>, Failure> {
         let Some(parent) = parent else { break };
         root = parent.to_owned();
     }
-    let mut meant = BTreeSet::from([root]);
-    loop {
-        let found = all.iter().filter(|row| parent_of(row).is_some_and(|parent| meant.contains(parent)));
-        let more: Vec<String> = found.map(|row| row.task.clone()).filter(|task| !meant.contains(task)).collect();
-        if more.is_empty() {
-            break;
-        }
-        meant.extend(more);
-    }
+    let meant = tree_of(&all, root);
     for task in &meant {
         call.may_change(Subject::Task(task.clone())).await?;
     }

@@ -183,7 +183,17 @@ async fn send_reports(call: &Call, trial: TrialId, group: Option<String>, sender
     Ok(())
 }
 
-/// Charts of several trials: `metricIds=group.name`, or `metricNames` with `group`, or everything.
+/// The group of metrics that a query asks for; older clients know two types in place of groups.
+pub(super) fn group_of(call: &Call) -> Option<&str> {
+    match call.query.text("metricType") {
+        Some("METRIC_TYPE_TRAINING") => Some(TRAINING),
+        Some("METRIC_TYPE_VALIDATION") => Some(VALIDATION),
+        _ => call.query.text("group").filter(|group| !group.is_empty()),
+    }
+}
+
+/// Charts of several trials: `metricIds=group.name`, or `metricNames` of a group (or of training and validation), or
+/// everything.
 pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, Failure> {
     let query = &call.query;
     let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -193,10 +203,12 @@ pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, F
         wanted.entry(group.to_owned()).or_default().push(name.to_owned());
     }
     let named = query.texts("metricNames");
-    if let Some(group) = query.text("group") {
+    if let Some(group) = group_of(&call) {
         wanted.entry(group.to_owned()).or_default().extend(named);
     } else if !named.is_empty() {
-        return Err(Failure::invalid("metricNames needs a group"));
+        for group in [TRAINING, VALIDATION] {
+            wanted.entry(group.to_owned()).or_default().extend(named.iter().cloned());
+        }
     }
     let first = query.value("startBatches")?.unwrap_or(0);
     let last = query.value("endBatches")?.filter(|last| *last > 0).unwrap_or(i64::MAX);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_api::jobs::{
     AllocationSummary, FullJob, Job, JobStatsResponse, JobUpdate, JobsResponse, JobsResponseV2, PoolQueueStats,
-    TaskResponse, TaskSummariesResponse, UpdateJobsRequest,
+    TaskSummariesResponse, UpdateJobsRequest,
 };
 use instep_api::pages::{Order, Pagination};
 use instep_database::Subject;
@@ -247,9 +247,4 @@ pub(crate) async fn plain_tasks(call: Call) -> Result<Reply, Failure> {
     };
     let found: Map<String, Value> = allocations(&call).await?.into_iter().map(plain).collect();
     Reply::json(&found)
-}
-
-pub(crate) async fn task(call: Call) -> Result<Json<TaskResponse>, Failure> {
-    let task = call.application.database.task(call.part("id").to_owned()).await?;
-    Ok(Json(TaskResponse { task }))
 }

@@ -32,7 +32,7 @@ use instep_api::metrics::{ReportBatchRequest, ReportMetricsRequest};
 use instep_api::models::{ModelRequest, ModelVersionRequest, MoveModelRequest};
 use instep_api::secrets::SecretRequest;
 use instep_api::tasks::AllGatherRequest;
-use instep_api::templates::TemplateRequest;
+use instep_api::templates::{RenameTemplateRequest, TemplateRequest};
 use instep_api::trials::{
     CreateTrialRequest, EarlyExitRequest, PatchTrialRequest, ProgressRequest, PutTrialRequest, RunMetadata,
     RunnerMetadataRequest, StartRunRequest, StartTrialRequest,
@@ -58,8 +58,8 @@ use super::router::Method::{self, Delete, Get, Patch, Post, Put};
 use super::shape::schema_of;
 use super::{
     agents, agents_link, audit, authentication, bulk, checkpoints, cluster, continuing, control, deleting, experiments,
-    export, files, logs, metrics, models, openapi, pages, preview, queue, retention, secrets, tasks, templates, trials,
-    users, workspaces,
+    export, files, generic_tasks, logs, metrics, models, openapi, pages, preview, queue, retention, secrets, tasks,
+    templates, trials, users, workspaces,
 };
 
 /// How long a request may take, unless a route says otherwise.
@@ -281,7 +281,7 @@ fn managed_routes() -> Vec<Route> {
         route(Post, "/api/v1/allocations/{id}/signals/pending_preemption", Change(Allocation), tasks::pending),
         route(Post, "/api/v1/allocations/{id}/acceleratorData", Change(Allocation), tasks::noted),
         route(Post, "/api/v1/allocations/{id}/proxy_address", Change(Allocation), tasks::noted),
-        route(Post, "/api/v1/allocations/{id}/notify_container_running", Change(Allocation), tasks::noted),
+        route(Post, "/api/v1/allocations/{id}/notify_container_running", Change(Allocation), tasks::container_running),
         route(Post, "/api/v1/allocations/{id}/ready", Change(Allocation), tasks::ready),
         route(Post, "/api/v1/allocations/{id}/waiting", Change(Allocation), tasks::waiting),
         route(Post, "/api/v1/allocations/{id}/all_gather", Change(Allocation), tasks::all_gather)
@@ -316,7 +316,7 @@ fn cluster_routes() -> Vec<Route> {
         route(Get, "/api/v1/job-queues/stats", Read(Common), queue::stats).asks(&["resourcePools"]),
         route(Post, "/api/v1/job-queues", Change(InBody), queue::update).takes::<UpdateJobsRequest>(),
         route(Get, "/api/v1/tasks", Read(Several), queue::tasks),
-        route(Get, "/api/v1/tasks/{id}", Read(Task), queue::task),
+        route(Get, "/api/v1/tasks/{id}", Read(Task), generic_tasks::task),
         route(Get, "/tasks", Read(Several), queue::plain_tasks),
         route(Post, "/api/v1/preview-hp-search", Read(Common), preview::preview).takes::<PreviewRequest>(),
         route(Get, "/api/v1/templates", Read(Several), templates::list).asks(&[
@@ -329,6 +329,7 @@ fn cluster_routes() -> Vec<Route> {
         route(Post, "/api/v1/templates/{name}", Change(Template), templates::create).takes::<TemplateRequest>(),
         route(Put, "/api/v1/templates/{name}", Change(Template), templates::put).takes::<TemplateRequest>(),
         route(Patch, "/api/v1/templates/{name}", Change(Template), templates::change_config).takes::<Value>(),
+        route(Patch, "/api/v1/template/rename", Change(InBody), templates::rename).takes::<RenameTemplateRequest>(),
         route(Delete, "/api/v1/templates/{name}", Change(Template), templates::delete),
         route(Post, "/api/v1/experiments/continue", Change(InBody), continuing::carry_on).takes::<ContinueRequest>(),
         route(Get, "/experiments/{id}/preview_gc", Read(Experiment), retention::preview).asks(&[
@@ -418,6 +419,12 @@ fn experiment_routes() -> Vec<Route> {
             "name",
             "description",
             "labels",
+            "experimentIdFilter.incl",
+            "experimentIdFilter.notIn",
+            "experimentIdFilter.gt",
+            "experimentIdFilter.gte",
+            "experimentIdFilter.lt",
+            "experimentIdFilter.lte",
             "sortBy",
             "orderBy",
             "limit",
@@ -470,6 +477,7 @@ fn trial_routes() -> Vec<Route> {
             "trialIds",
             "metricIds",
             "metricNames",
+            "metricType",
             "group",
             "startBatches",
             "endBatches",

@@ -2,7 +2,8 @@
 
 use instep_api::config::{ConfigError, ExperimentConfig, Sources, TaskConfig, TaskSources};
 use instep_api::identifiers::WorkspaceId;
-use instep_api::templates::{Template, TemplateRequest, TemplateResponse, TemplatesResponse};
+use instep_api::templates::{RenameTemplateRequest, Template, TemplateRequest, TemplateResponse, TemplatesResponse};
+use instep_database::Subject;
 use instep_policy::permissions::Kind;
 use serde_json::Value;
 
@@ -37,11 +38,15 @@ pub(crate) async fn create(call: Call) -> Result<Json<TemplateResponse>, Failure
     Ok(Json(TemplateResponse { template: make(&call, request).await? }))
 }
 
-async fn make(call: &Call, request: TemplateRequest) -> Result<Template, Failure> {
-    let name = call.part("name").to_owned();
+fn usable(name: &str) -> Result<String, Failure> {
     if name.trim().is_empty() || name.len() > 255 {
         return Err(Failure::invalid("a template needs a name of 1 to 255 letters"));
     }
+    Ok(name.to_owned())
+}
+
+async fn make(call: &Call, request: TemplateRequest) -> Result<Template, Failure> {
+    let name = usable(call.part("name"))?;
     let config = unmasked(request.config.unwrap_or_else(|| Value::Object(Default::default())), [])?;
     let config = checked(config)?;
     let place = Place::workspace(request.workspace_id);
@@ -77,6 +82,14 @@ pub(crate) async fn change_config(call: Call) -> Result<Json<TemplateResponse>, 
     let name = call.part("name").to_owned();
     let config = unmasked(config, [&*database.template(name.clone()).await?.0.config])?;
     Ok(Json(TemplateResponse { template: database.change_template(name, checked(config)?).await? }))
+}
+
+pub(crate) async fn rename(call: Call) -> Result<Json<TemplateResponse>, Failure> {
+    let request: RenameTemplateRequest = call.json()?;
+    let old = request.old_name.unwrap_or_default();
+    let new = usable(&request.new_name.unwrap_or_default())?;
+    call.may_change(Subject::Template(old.clone())).await?;
+    Ok(Json(TemplateResponse { template: call.application.database.rename_template(old, new).await? }))
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Json<Nothing>, Failure> {

@@ -217,9 +217,11 @@ fn fill_workspace(served: &Served, workspace: i64) -> Things {
 fn filled(path: &str, things: &Things) -> String {
     let id = match path.split('/').find(|part| !matches!(*part, "" | "api" | "v1" | "det")) {
         Some("allocations") => format!("{}.1", things.task),
-        Some("commands" | "tensorboards" | "proxy") => things.command.clone(),
-        // These two are of tasks beside experiments.
-        Some("tasks") if path.ends_with("/kill") || path.ends_with("/config") => things.command.clone(),
+        Some("commands" | "tensorboards" | "notebooks" | "proxy") => things.command.clone(),
+        // These are of tasks beside experiments.
+        Some("tasks") if ["/kill", "/config", "/pause", "/unpause"].iter().any(|end| path.ends_with(end)) => {
+            things.command.clone()
+        }
         Some("tasks") => things.task.clone(),
         Some("workspaces" | "projects" | "users" | "roles" | "config-policies") => "2".to_owned(),
         _ => "1".to_owned(),
@@ -258,6 +260,7 @@ fn body(route: &Route, things: &Things) -> Option<Value> {
         (Patch, "/checkpoints") => json!({"checkpoints": [{"uuid": UUID, "resources": {"resources": {}}}]}),
         (Delete, "/checkpoints") => json!({"checkpointUuids": [UUID]}),
         (Post, "/checkpoints/rm") => json!({"checkpointUuids": [UUID], "checkpointGlobs": ["x"]}),
+        (Patch, "/template/rename") => json!({"oldName": "name", "newName": "name"}),
         (Post, "/task-logs") => json!([line]),
         (Post, "/task/logs") => json!({"logs": [line]}),
         (Post, "/job-queues") => json!({"updates": [{"jobId": things.job, "priority": 1}]}),
@@ -287,8 +290,8 @@ fn expected(route: &Route, token: &str) -> Answer {
             Thing::Allocation | Thing::Checkpoint => true,
             // The owner's models are where their tasks leave what they made.
             Thing::Model | Thing::ModelVersion => true,
-            // A command's place in the queue is not the trial's.
-            Thing::InBody => route.path != "/api/v1/job-queues",
+            // A command's place in the queue is not the trial's, and templates are people's.
+            Thing::InBody => !["/api/v1/job-queues", "/api/v1/template/rename"].contains(&route.path),
             Thing::Command | Thing::Workspace | Thing::Project | Thing::Template | Thing::User => false,
             Thing::Common | Thing::Several | Thing::Task => panic!("{} changes nothing", route.path),
         },

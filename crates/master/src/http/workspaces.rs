@@ -39,6 +39,15 @@ fn named(name: Option<String>, what: &str) -> Result<String, Failure> {
     Ok(name)
 }
 
+/// A project's short name, in capitals.
+fn key_of(key: Option<String>) -> Result<Option<String>, Failure> {
+    let Some(key) = key else { return Ok(None) };
+    if key.is_empty() || key.len() > 5 || !key.chars().all(|letter| letter.is_ascii_alphanumeric()) {
+        return Err(Failure::invalid(format!("project key `{key}` is not one to five letters or digits")));
+    }
+    Ok(Some(key.to_ascii_uppercase()))
+}
+
 pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure> {
     let mut workspaces = Vec::new();
     let sight = call.sight(Kind::Workspace);
@@ -153,10 +162,11 @@ pub(crate) async fn create_project(call: Call) -> Result<Json<ProjectResponse>, 
     let request: ProjectRequest = call.json()?;
     let name = named(request.name, "project")?;
     let description = request.description.unwrap_or_default();
+    let key = key_of(request.key.filter(|key| !key.is_empty()))?;
     let owner = call.user()?.id;
     let workspace: WorkspaceId = call.id("id")?;
     call.may_make(Kind::Project, &Place { workspace, named: Some(format!("workspace '{workspace}'")) })?;
-    let project = call.application.database.create_project(workspace, name, description, owner, now()).await?;
+    let project = call.application.database.create_project(workspace, name, description, key, owner, now()).await?;
     call.noted.subject(Subject::Project(project.id));
     Ok(Json(ProjectResponse { project }))
 }
@@ -173,7 +183,8 @@ async fn change_owned_project(
 ) -> Result<ProjectResponse, Failure> {
     let id: ProjectId = call.id("id")?;
     let name = request.name.map(|name| named(Some(name), "project")).transpose()?;
-    let project = call.application.database.change_project(id, name, request.description, archived).await?;
+    let (description, key) = (request.description, key_of(request.key)?);
+    let project = call.application.database.change_project(id, name, description, key, archived).await?;
     Ok(ProjectResponse { project })
 }
 

@@ -1,11 +1,13 @@
 //! A command beside the experiments: a command that runs to its end, or a service that people look at.
 //!
-//! It runs once. Whatever ends it, it is not started again: nobody but its owner knows whether it may run twice.
+//! Whatever ends it, it is not started again by itself: nobody but its owner knows whether it may run twice. One that is
+//! paused says so: it stops and rests, and runs again when it is resumed.
 
 use std::time::Duration;
 
 use instep_api::states::{AllocationState, LogLevel};
 use instep_api::wire::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::allocation::{Allocation, Manner, Measure, Phase, Stopping, after};
 use super::run_end::End;
@@ -27,6 +29,18 @@ pub enum CommandEvent {
         /// For people.
         why: String,
     },
+    /// Its slots are taken away.
+    Evicted {
+        /// For people.
+        why: String,
+    },
+    /// It is to stop, and to rest until it is resumed.
+    Pause {
+        /// For people.
+        why: String,
+    },
+    /// It is to run again.
+    Resume,
     /// Nothing of it is alive any more.
     Ended { end: End },
     /// Time has passed: [`Command::deadline`] says when this is next needed.
@@ -37,7 +51,7 @@ pub enum CommandEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
 pub enum CommandEffect {
-    /// Take it out of the queue. It is over.
+    /// Take its run out of the queue.
     Withdraw {
         /// For people.
         why: String,
@@ -53,8 +67,34 @@ pub enum CommandEffect {
         level: LogLevel,
         text: String,
     },
+    /// Store what it does when its run has ended.
+    Keep(AfterRun),
+    /// Let this run of it wait for slots.
+    Queue { run: u32 },
     /// It has ended.
     Over,
+}
+
+/// What a command does when its run has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AfterRun {
+    /// It ends with it.
+    End,
+    /// It rests.
+    Rest,
+    /// It runs again: it was resumed while it stopped.
+    RunAgain,
+}
+
+/// A run of a command as it is stored.
+#[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "names say what the fields hold")]
+pub struct StoredRun<'a> {
+    pub run: u32,
+    pub state: AllocationState,
+    pub ready: bool,
+    pub reason: &'a str,
 }
 
 /// One command.
@@ -62,7 +102,11 @@ pub enum CommandEffect {
 pub struct Command {
     /// How people call it.
     name: String,
+    /// Its run; the next one while it rests.
     allocation: Allocation,
+    after_run: AfterRun,
+    /// Nothing of it runs or waits for slots.
+    resting: bool,
     /// How long it serves without being used.
     idle_limit: Option<Duration>,
     /// When it was last used, or began to serve.
@@ -73,25 +117,44 @@ pub struct Command {
 impl Command {
     /// One that waits for slots.
     pub fn new(name: String, idle_limit: Option<Duration>, now: Timestamp) -> Command {
-        Command { name, allocation: Allocation::asked(1), idle_limit, used: now, over: false }
+        let allocation = Allocation::asked(1);
+        Command { name, allocation, after_run: AfterRun::End, resting: false, idle_limit, used: now, over: false }
     }
 
     /// One that the master knew before it was started again: where it stood follows from its allocation. It counts as
     /// used now, for nobody could reach it meanwhile.
-    pub fn restored(mut self, state: AllocationState, ready: bool, reason: &str, now: Timestamp) -> Command {
-        self.allocation.phase = match state {
+    pub fn restored(mut self, stored: StoredRun<'_>, after_run: AfterRun, now: Timestamp) -> Command {
+        self.used = now;
+        self.after_run = after_run;
+        self.allocation.run = stored.run;
+        if stored.state == AllocationState::Terminated {
+            match after_run {
+                AfterRun::Rest => self.rest(),
+                AfterRun::End | AfterRun::RunAgain => self.over = true,
+            }
+            return self;
+        }
+        self.allocation.phase = match stored.state {
             AllocationState::Queued => Phase::Asked,
-            _ if ready => Phase::Ready,
+            _ if stored.ready => Phase::Ready,
             AllocationState::Running => Phase::Running,
             _ => Phase::Assigned,
         };
-        if state == AllocationState::Terminating {
+        if stored.state == AllocationState::Terminating {
             // Said again at once: the last word may not have been heard.
-            self.allocation.stopping = Stopping::Killing { again: now, why: reason.to_owned() };
+            self.allocation.stopping = Stopping::Killing { again: now, why: stored.reason.to_owned() };
         }
-        self.over = state == AllocationState::Terminated;
-        self.used = now;
         self
+    }
+
+    /// The number of its run; of the next one while it rests.
+    pub fn run(&self) -> u32 {
+        self.allocation.run
+    }
+
+    /// Whether it rests, or will as soon as it has stopped.
+    pub fn is_paused(&self) -> bool {
+        self.after_run == AfterRun::Rest
     }
 
     /// Takes notice of something.
@@ -115,10 +178,11 @@ impl Command {
                 Vec::new()
             }
             CommandEvent::Kill { why } => self.kill(&why, now),
-            CommandEvent::Ended { end } => {
-                self.over = true;
-                vec![end_reason(&end), CommandEffect::Over]
-            }
+            CommandEvent::Evicted { why } if self.allocation.stopping == Stopping::Not => self.kill(&why, now),
+            CommandEvent::Evicted { .. } => Vec::new(),
+            CommandEvent::Pause { why } => self.pause(&why, now),
+            CommandEvent::Resume => self.resume(),
+            CommandEvent::Ended { end } => self.ended(&end),
             CommandEvent::Tick => self.tick(now),
         }
     }
@@ -137,13 +201,24 @@ impl Command {
     }
 
     fn reached(&mut self, phase: Phase, what: &str) -> Vec<CommandEffect> {
-        let text = format!("{} {what}", self.name);
-        let note = CommandEffect::Note { level: LogLevel::Info, text };
-        if self.allocation.reached(phase) { vec![note] } else { Vec::new() }
+        if self.allocation.reached(phase) { vec![self.note(what)] } else { Vec::new() }
+    }
+
+    fn note(&self, what: &str) -> CommandEffect {
+        CommandEffect::Note { level: LogLevel::Info, text: format!("{} {what}", self.name) }
     }
 
     fn kill(&mut self, why: &str, now: Timestamp) -> Vec<CommandEffect> {
-        let note = CommandEffect::Note { level: LogLevel::Info, text: format!("{} is ended: {why}", self.name) };
+        let note = self.note(&format!("is ended: {why}"));
+        if self.resting {
+            self.over = true;
+            return vec![note, CommandEffect::Over];
+        }
+        if self.after_run != AfterRun::End {
+            // It is being stopped already; now it stays so.
+            self.after_run = AfterRun::End;
+            return vec![note, CommandEffect::Keep(AfterRun::End)];
+        }
         match self.allocation.stop(Manner::AtOnce, why, Duration::ZERO, now) {
             Measure::Withdraw => {
                 self.over = true;
@@ -152,6 +227,68 @@ impl Command {
             Measure::Kill => vec![note, CommandEffect::Kill { why: why.to_owned() }],
             Measure::Preempt(_) | Measure::Nothing => Vec::new(),
         }
+    }
+
+    fn pause(&mut self, why: &str, now: Timestamp) -> Vec<CommandEffect> {
+        let keep = CommandEffect::Keep(AfterRun::Rest);
+        let effect = match (self.after_run, &self.allocation.stopping) {
+            // What is being killed ends.
+            (AfterRun::Rest, _) | (AfterRun::End, Stopping::Asked { .. } | Stopping::Killing { .. }) => {
+                return Vec::new();
+            }
+            (AfterRun::RunAgain, _) => {
+                self.after_run = AfterRun::Rest;
+                return vec![keep];
+            }
+            (AfterRun::End, Stopping::Not) => match self.allocation.stop(Manner::AtOnce, why, Duration::ZERO, now) {
+                Measure::Withdraw => {
+                    self.rest();
+                    CommandEffect::Withdraw { why: why.to_owned() }
+                }
+                Measure::Kill | Measure::Preempt(_) | Measure::Nothing => CommandEffect::Kill { why: why.to_owned() },
+            },
+        };
+        self.after_run = AfterRun::Rest;
+        vec![self.note(&format!("is paused: {why}")), keep, effect]
+    }
+
+    fn resume(&mut self) -> Vec<CommandEffect> {
+        match (self.after_run, self.resting) {
+            (AfterRun::End | AfterRun::RunAgain, _) => Vec::new(),
+            (AfterRun::Rest, true) => self.run_again(),
+            (AfterRun::Rest, false) => {
+                self.after_run = AfterRun::RunAgain;
+                vec![CommandEffect::Keep(self.after_run)]
+            }
+        }
+    }
+
+    fn ended(&mut self, end: &End) -> Vec<CommandEffect> {
+        let mut effects = vec![end_reason(end)];
+        match self.after_run {
+            AfterRun::End => {
+                self.over = true;
+                effects.push(CommandEffect::Over);
+            }
+            AfterRun::Rest => self.rest(),
+            AfterRun::RunAgain => {
+                self.rest();
+                effects.extend(self.run_again());
+            }
+        }
+        effects
+    }
+
+    fn rest(&mut self) {
+        self.allocation = Allocation::asked(self.allocation.run + 1);
+        self.resting = true;
+    }
+
+    fn run_again(&mut self) -> Vec<CommandEffect> {
+        self.resting = false;
+        self.after_run = AfterRun::End;
+        let run = self.allocation.run;
+        vec![self.note("is resumed"), CommandEffect::Keep(self.after_run), CommandEffect::Queue { run }]
     }
 
     fn tick(&mut self, now: Timestamp) -> Vec<CommandEffect> {
@@ -240,20 +377,68 @@ mod tests {
 
     #[test]
     fn a_command_keeps_its_state_across_a_restart_of_the_master() {
-        let waiting = command(None).restored(AllocationState::Queued, false, "", second(9));
+        let restored = |command: Command, state, ready, reason, moment| {
+            command.restored(StoredRun { run: 1, state, ready, reason }, AfterRun::End, moment)
+        };
+        let waiting = restored(command(None), AllocationState::Queued, false, "", second(9));
         assert_eq!(waiting, Command { used: second(9), ..command(None) });
-        let mut serving = command(Some(10)).restored(AllocationState::Running, true, "", second(100));
+        let mut serving = restored(command(Some(10)), AllocationState::Running, true, "", second(100));
         assert_eq!(serving.deadline(), Some(second(110)), "nobody could use it meanwhile");
         assert!(serving.on(CommandEvent::Ready, second(101)).is_empty());
-        let mut ending = command(None).restored(AllocationState::Terminating, false, "asked to", second(9));
+        let mut ending = restored(command(None), AllocationState::Terminating, false, "asked to", second(9));
         assert_eq!(ending.deadline(), Some(second(9)));
         assert_eq!(ending.on(CommandEvent::Tick, second(9)), vec![CommandEffect::Kill { why: "asked to".to_owned() }]);
+    }
+
+    fn pause() -> CommandEvent {
+        CommandEvent::Pause { why: "asked to".to_owned() }
+    }
+
+    #[test]
+    fn what_is_paused_rests_until_it_is_resumed_or_killed() {
+        let why = "asked to".to_owned();
+        let again = |run| vec![CommandEffect::Keep(AfterRun::End), CommandEffect::Queue { run }];
+        let mut one = command(None);
+        let withdrawn = vec![CommandEffect::Keep(AfterRun::Rest), CommandEffect::Withdraw { why: why.clone() }];
+        assert_eq!(without_notes(one.on(pause(), second(1))), withdrawn);
+        assert!(one.on(pause(), second(2)).is_empty(), "once is enough");
+        assert_eq!((one.is_paused(), one.deadline()), (true, None));
+        assert_eq!(without_notes(one.on(CommandEvent::Resume, second(3))), again(2));
+
+        one.on(CommandEvent::Assigned, second(4));
+        let stopped = vec![CommandEffect::Keep(AfterRun::Rest), CommandEffect::Kill { why: why.clone() }];
+        assert_eq!(without_notes(one.on(pause(), second(5))), stopped);
+        let evicted = CommandEvent::Evicted { why: "the agent is gone".to_owned() };
+        assert!(one.on(evicted, second(6)).is_empty(), "it stops already");
+        assert!(without_notes(one.on(CommandEvent::Ended { end: End::Killed }, second(7))).is_empty());
+        let stored = StoredRun { run: 2, state: AllocationState::Terminated, ready: false, reason: "" };
+        let mut restored = command(None).restored(stored, AfterRun::Rest, second(8));
+        assert_eq!(without_notes(restored.on(CommandEvent::Resume, second(9))), again(3));
+        assert_eq!(without_notes(one.on(kill(), second(9))), vec![CommandEffect::Over]);
+    }
+
+    #[test]
+    fn what_is_resumed_or_killed_while_it_stops_runs_again_or_ends_afterwards() {
+        let mut one = command(None);
+        one.on(CommandEvent::Assigned, second(1));
+        one.on(pause(), second(2));
+        assert_eq!(one.on(CommandEvent::Resume, second(3)), vec![CommandEffect::Keep(AfterRun::RunAgain)]);
+        let stored = StoredRun { run: 1, state: AllocationState::Terminating, ready: false, reason: "asked to" };
+        let restored = command(None).restored(stored, AfterRun::RunAgain, second(3));
+        for mut one in [one.clone(), restored] {
+            let again = without_notes(one.on(CommandEvent::Ended { end: End::Killed }, second(4)));
+            assert_eq!(again, vec![CommandEffect::Keep(AfterRun::End), CommandEffect::Queue { run: 2 }]);
+        }
+        assert_eq!(without_notes(one.on(kill(), second(5))), vec![CommandEffect::Keep(AfterRun::End)]);
+        assert!(one.on(pause(), second(6)).is_empty(), "it ends");
+        let over = without_notes(one.on(CommandEvent::Ended { end: End::Killed }, second(7)));
+        assert_eq!(over, vec![CommandEffect::Over]);
     }
 
     proptest! {
         /// Whatever happens in whatever order: it is over at most once, and nothing follows after that.
         #[test]
-        fn a_command_ends_once(events in proptest::collection::vec(0..7u8, 0..40)) {
+        fn a_command_ends_once(events in proptest::collection::vec(0..10u8, 0..40)) {
             let mut one = command(Some(1));
             let mut ends = 0;
             for (moment, number) in events.into_iter().enumerate() {
@@ -264,6 +449,9 @@ mod tests {
                     3 => CommandEvent::Used,
                     4 => kill(),
                     5 => CommandEvent::Ended { end: End::Exited { code: 1 } },
+                    6 => pause(),
+                    7 => CommandEvent::Resume,
+                    8 => CommandEvent::Evicted { why: "its agent is gone".to_owned() },
                     _ => CommandEvent::Tick,
                 };
                 let effects = one.on(event, second(i64::try_from(moment).unwrap()));

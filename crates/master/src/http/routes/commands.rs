@@ -45,6 +45,8 @@ pub(super) fn routes() -> Vec<Route> {
             .body_up_to(EXPERIMENT_LIMIT),
         route(Get, "/api/v1/tasks/{id}/config", Read(Command), generic_tasks::config),
         route(Post, "/api/v1/tasks/{id}/kill", Change(Command), generic_tasks::kill).takes::<KillGenericRequest>(),
+        route(Post, "/api/v1/tasks/{id}/pause", Change(Command), generic_tasks::pause),
+        route(Post, "/api/v1/tasks/{id}/unpause", Change(Command), generic_tasks::unpause),
         route(Get, "/proxy/{id}/", Proxy, task_pages::at_master).answers(ANYTHING),
         route(Get, "/det/interactive/{id}/{*rest}", Open, task_pages::waiting_page)
             .asks(&["ask"])

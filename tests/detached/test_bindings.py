@@ -17,23 +17,17 @@ from conftest import Runner
 from .conftest import SCRIPTS, Client, Master
 
 # Functions whose requests are not served, each with the reason.
-LATER = "notebooks and shells are not there yet"
+LATER = "shells are not there yet"
 UNUSED = "nothing in the package calls it: the profiler reports groups of metrics"
 NOT_SERVED = {
-    "get_GetNotebook": LATER,
-    "get_GetNotebooks": LATER,
     "get_GetShell": LATER,
     "get_GetShells": LATER,
     "get_GetTrialProfilerAvailableSeries": UNUSED,
     "get_GetTrialProfilerMetrics": UNUSED,
-    "post_KillNotebook": LATER,
     "post_KillShell": LATER,
-    "post_LaunchNotebook": LATER,
     "post_LaunchShell": LATER,
     "post_PostTrialProfilerMetricsBatch": UNUSED,
-    "post_SetNotebookPriority": LATER,
     "post_SetShellPriority": LATER,
-    "put_IdleNotebook": LATER,
 }
 # Functions that are called and refused, each with the reason.
 NO_KUBERNETES = "there is no Kubernetes under the master"
@@ -52,6 +46,8 @@ WITH_AGENT = {
     *("get_GetCommand", "get_GetCommands", "post_KillCommand", "post_LaunchCommand", "post_SetCommandPriority"),
     *("get_GetTensorboard", "get_GetTensorboards", "post_KillTensorboard", "post_LaunchTensorboard"),
     "post_SetTensorboardPriority",
+    *("get_GetNotebook", "get_GetNotebooks", "post_KillNotebook", "post_LaunchNotebook"),
+    *("post_SetNotebookPriority", "put_IdleNotebook"),
     *("get_GetGenericTaskConfig", "post_CreateGenericTask", "post_KillGenericTask"),
     *("get_GetTaskContextDirectory", "post_PauseGenericTask", "post_UnpauseGenericTask"),
     *("get_AllocationPreemptionSignal", "get_AllocationRendezvousInfo", "get_GetAllocation"),

@@ -106,7 +106,8 @@ def webhooks(session: api.Session, admin: api.Session, made: Trials) -> None:
         and found.triggers
         and found.triggers[0].condition == {"state": "COMPLETED"}
     )
-    assert bindings.get_GetWebhooks(session).webhooks == []
+    # Others see that there is one, and where; not the rest of its address, which often is a key.
+    assert [each.url for each in bindings.get_GetWebhooks(session).webhooks] == ["http://127.0.0.1/"]
     assert "private network" in refused(errors.APIException, bindings.post_TestWebhook, admin, id=number)
     data = bindings.v1CustomWebhookEventData(title="words")
     event = bindings.v1PostWebhookEventDataRequest(experimentId=made.experiments[0], data=data)

@@ -157,6 +157,7 @@ def preempted_trial(session: api.Session, folder: Path) -> None:
     heard = bindings.v1AckAllocationPreemptionSignalRequest(allocationId=name)
     bindings.post_AckAllocationPreemptionSignal(session, allocationId=name, body=heard)
     tensorboard(session, experiment)
+    notebook(session)
     bindings.post_KillExperiment(session, id=experiment)
     wait_for(lambda: state() == State.TERMINATED, "the trial to end")
 
@@ -176,6 +177,27 @@ def tensorboard(session: api.Session, experiment: int) -> None:
         return [each.state for each in bindings.get_GetTensorboards(session).tensorboards]
 
     wait_for(lambda: states() == [State.TERMINATED], "the TensorBoard to end")
+
+
+def notebook(session: api.Session) -> None:
+    config = {"resources": {**POOL, "slots": 0}}
+    preview = bindings.v1LaunchNotebookRequest(config=config, preview=True)
+    assert bindings.post_LaunchNotebook(session, body=preview).config["resources"]["slots"] == 0
+    launch = bindings.v1LaunchNotebookRequest(config={**config, "description": "ours"})
+    task = bindings.post_LaunchNotebook(session, body=launch).notebook.id
+    shown = bindings.get_GetNotebook(session, notebookId=task).notebook
+    assert shown.description == "ours" and shown.serviceAddress == f"/proxy/{task}/"
+    urgent = bindings.v1SetNotebookPriorityRequest(notebookId=task, priority=9)
+    bindings.post_SetNotebookPriority(session, body=urgent, notebookId=task)
+    assert 9 in [job.priority for job in bindings.get_GetJobs(session, resourcePool="fast").jobs]
+    used = bindings.v1IdleNotebookRequest(notebookId=task, idle=False)
+    bindings.put_IdleNotebook(session, body=used, notebookId=task)
+    bindings.post_KillNotebook(session, notebookId=task)
+
+    def states() -> list[State]:
+        return [each.state for each in bindings.get_GetNotebooks(session).notebooks]
+
+    wait_for(lambda: states() == [State.TERMINATED], "the notebook to end")
 
 
 def generic_tasks(session: api.Session) -> None:

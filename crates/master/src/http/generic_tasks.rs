@@ -70,8 +70,7 @@ pub(crate) async fn create(call: Call) -> Result<Json<GenericTaskResponse>, Fail
             .ok_or_else(|| Failure::invalid("could not inherit config directory since no parent task id provided"))?;
         context = Some(database.task_context(task).await?);
     }
-    let details =
-        json!({"parent": parent, "forked_from": forked_from, "given": config, "no_pause": request.no_pause});
+    let details = json!({"parent": parent, "forked_from": forked_from, "given": config, "no_pause": request.no_pause});
     let launch = Launch { kind: Kind::Generic, place, template: None, config, files, context, details };
     let launched = launch_task(&call, launch).await?;
     Ok(Json(GenericTaskResponse { task_id: launched.task.id, warnings: launched.warnings }))

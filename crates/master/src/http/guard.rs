@@ -56,6 +56,9 @@ pub(crate) enum Access {
 pub(crate) enum Thing {
     /// The cluster and its users, which everybody who has logged in may know; never changed.
     Common,
+    /// What the master logs: everybody's who has logged in, but with roles it tells of what not everybody sees, and is for
+    /// administrators.
+    Log,
     /// Things that the query names, or all: the handler leaves out what the caller may not see. It has to ask, or
     /// nothing is answered.
     Several,

@@ -41,6 +41,7 @@ pub(crate) async fn check(call: &Call) -> Result<(), Failure> {
         Thing::Project => Subject::Project(call.id("id")?),
         Thing::Template => Subject::Template(named("name")),
         Thing::User => return is_oneself(call, call.id("id")?).await,
+        Thing::Log => return administrates(call),
         Thing::Common | Thing::Several | Thing::InBody => return Ok(()),
     };
     // What is not there, and what the caller may not see, have the same answer. These two are made by changing them.
@@ -75,6 +76,13 @@ fn explained(call: &Call, failure: Failure) -> Failure {
         instep_api::error::Code::NotFound => Failure::not_found(format!("{}\nhint: {hint}", failure.message)),
         _ => failure,
     }
+}
+
+fn administrates(call: &Call) -> Result<(), Failure> {
+    if call.task.is_none() && call.user()?.admin {
+        return Ok(());
+    }
+    Err(Failure::forbidden("with roles, only administrators may read the master's log"))
 }
 
 async fn is_oneself(call: &Call, user: UserId) -> Result<(), Failure> {

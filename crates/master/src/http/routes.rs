@@ -49,7 +49,7 @@ use super::continuing::ContinueRequest;
 use super::failure::Failure;
 use super::guard::Access::{self, Administrator, Agent, Change, LocalOrUser, Login, Make, Open, Read};
 use super::guard::Thing::{
-    Allocation, Checkpoint, Common, Experiment, ExternalExperiment, InBody, Model, ModelVersion, Project, Several,
+    Allocation, Checkpoint, Common, Experiment, ExternalExperiment, InBody, Log, Model, ModelVersion, Project, Several,
     Task, Template, Trial, User, Workspace,
 };
 use super::preview::PreviewRequest;
@@ -307,7 +307,7 @@ fn cluster_routes() -> Vec<Route> {
         route(Get, "/api/v1/master/config", Administrator, cluster::config),
         route(Get, "/api/v1/master/audit", Administrator, audit::list)
             .asks(&["since", "user", "action", "afterId", "beforeId", "limit"]),
-        route(Get, "/api/v1/master/logs", Administrator, cluster::logs)
+        route(Get, "/api/v1/master/logs", Read(Log), cluster::logs)
             .asks(&["offset", "limit", "follow"])
             .answers(Kind::Lines),
         route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).asks(&["unbound", "limit", "offset"]),

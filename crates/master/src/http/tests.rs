@@ -293,7 +293,7 @@ fn expected(route: &Route, token: &str) -> Answer {
             // A command's place in the queue is not the trial's, and templates are people's.
             Thing::InBody => !["/api/v1/job-queues", "/api/v1/template/rename"].contains(&route.path),
             Thing::Command | Thing::Workspace | Thing::Project | Thing::Template | Thing::User => false,
-            Thing::Common | Thing::Several | Thing::Task => panic!("{} changes nothing", route.path),
+            Thing::Common | Thing::Log | Thing::Several | Thing::Task => panic!("{} changes nothing", route.path),
         },
         (Access::Change(thing), "other task") => matches!(thing, Thing::Model | Thing::ModelVersion),
         (access, token) => panic!("what does {access:?} mean for {token}?"),

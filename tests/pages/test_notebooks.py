@@ -60,7 +60,8 @@ def opened(page: Page, task: str) -> None:
 
 
 def run_cell(page: Page, text: str, result: str) -> None:
-    """Type something into the newest cell and run it."""
+    """Type something into the newest cell and run it, once the kernel is there."""
+    expect(page.get_by_role("button", name="(ipykernel) | Idle")).to_be_visible(timeout=60_000)
     editor = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .cm-content").last
     editor.click()
     page.keyboard.insert_text(text)

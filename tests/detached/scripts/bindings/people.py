@@ -20,12 +20,12 @@ def messages(session: api.Session, admin: api.Session) -> None:
     )
     refused(errors.ForbiddenException, bindings.put_SetClusterMessage, session, body=body)
     bindings.put_SetClusterMessage(admin, body=body)
-    found = bindings.get_GetClusterMessage(session).clusterMessage
+    found = bindings.get_GetClusterMessage(admin).clusterMessage
     assert found and found.message == "closed on Friday" and found.endTime
     shown = bindings.get_GetMaster(session).clusterMessage
     assert shown and shown.message == found.message
     bindings.delete_DeleteClusterMessage(admin)
-    assert bindings.get_GetClusterMessage(session).clusterMessage is None
+    assert bindings.get_GetClusterMessage(admin).clusterMessage is None
     past = bindings.v1SetClusterMessageRequest(
         message="x", startTime="2026-01-01T00:00:00Z", endTime="2026-01-02T00:00:00Z"
     )

@@ -22,6 +22,8 @@ from typing import IO
 import psutil
 import pytest
 
+from zygote import forking
+
 ROOT = Path(__file__).resolve().parent.parent
 # Long enough for a loaded machine that imports torch in several workers at once; a test that needs more says so.
 DEFAULT_TIMEOUT_S = 90.0
@@ -46,6 +48,13 @@ def instep() -> Path:
 def python() -> Path:
     """The interpreter with torch and the instep wheel."""
     return built(ROOT / ".venv" / "bin" / "python")
+
+
+@pytest.fixture(scope="session")
+def forked(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same interpreter with torch imported already, for tests that do not look at how it starts."""
+    with forking(python, tmp_path_factory.mktemp("forked")) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture(scope="session")

@@ -41,8 +41,7 @@ class Job:
         self._instep = instep
         self._run = run
         self._environment: Mapping[str, str | None] = {
-            "VIRTUAL_ENV": str(python.parent.parent),
-            "PYTHON_EXEC": None,
+            "PYTHON_EXEC": str(python),
             "OMP_NUM_THREADS": "1",
         }
 
@@ -338,12 +337,11 @@ class Training:
         return float((self._folder / "loss").read_text())
 
 
-# Every fault is followed by a round in which each rank imports torch anew: 8 s of a processor. The soak form has all of
-# the faults, and spares that have it imported.
+# The soak form has all of the faults, real interpreters, and spares for them.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "all"])
 def test_training_survives_everything_and_ends_with_the_same_loss(
-    instep: Path, python: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path, everything: bool
+    instep: Path, python: Path, forked: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path, everything: bool
 ) -> None:
     network = Network(nodes=4)
     try:
@@ -351,7 +349,7 @@ def test_training_survives_everything_and_ends_with_the_same_loss(
         folders = [tmp_path / "undisturbed", tmp_path / "disturbed"]
         for folder in folders:
             folder.mkdir()
-        job = Job(network, instep, python, run, tmp_path)
+        job = Job(network, instep, python if everything else forked, run, tmp_path)
         options = "--max-restarts 1 --preload torch" if everything else "--max-restarts 1"
         undisturbed = Training(job, folders[0], wait_until, options)
         undisturbed.launch(0, 1)

@@ -28,9 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def venv(python: Path) -> dict[str, str | None]:
-    """The environment of a shell in which the project's virtual environment is active."""
-    return {"VIRTUAL_ENV": str(python.parent.parent), "PYTHON_EXEC": None, "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
+def venv(forked: Path) -> dict[str, str | None]:
+    """The environment of a shell in which jobs find torch imported."""
+    return {"PYTHON_EXEC": str(forked), "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def free_port(family: socket.AddressFamily) -> int:
         return int(probe.getsockname()[1])
 
 
-def test_single_gpu(folder: Path, python: Path, run: Runner) -> None:
+def test_single_gpu(folder: Path, forked: Path, run: Runner) -> None:
     flags = shlex.split("--total_epochs 3 --save_every 2 --batch_size 32")
-    shown = run(python, "singlegpu.py", *flags, cwd=folder).expect(0).stdout
+    shown = run(forked, "singlegpu.py", *flags, cwd=folder).expect(0).stdout
     assert rank_lines(shown) == [(0, epoch, 32, 64) for epoch in range(3)]
     saved = re.findall(r"^Epoch (\d+) \| Training checkpoint saved at checkpoint\.pt$", shown, re.MULTILINE)
     assert saved == ["0", "2"]
@@ -84,14 +84,14 @@ def test_single_gpu(folder: Path, python: Path, run: Runner) -> None:
 
 @pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.soak), "instep"])
 def test_multi_gpu_spawns_its_own_ranks_even_when_its_port_is_taken(
-    folder: Path, python: Path, run: Runner, backend: str
+    folder: Path, forked: Path, run: Runner, backend: str
 ) -> None:
     with socket.socket() as other_job:
         with contextlib.suppress(OSError):  # somebody else may have it already: just as well
             other_job.bind(("", 12355))
             other_job.listen()
         flags = shlex.split(f"--total_epochs 2 --save_every 1 --batch_size 32 --nproc 2 --backend {backend}")
-        shown = run(python, "multigpu.py", *flags, cwd=folder).expect(0).stdout
+        shown = run(forked, "multigpu.py", *flags, cwd=folder).expect(0).stdout
     assert sorted(rank_lines(shown)) == [(rank, epoch, 32, 32) for rank in range(2) for epoch in range(2)]
     assert "Epoch 1 | Training checkpoint saved at checkpoint.pt" in shown
 
@@ -132,23 +132,23 @@ def test_killed_rank_resumes_and_reaches_the_same_loss(
 
 
 def test_launcher_script_goes_on_under_plain_python(
-    undisturbed: tuple[Result, Path], folder: Path, python: Path, run: Runner
+    undisturbed: tuple[Result, Path], folder: Path, forked: Path, run: Runner
 ) -> None:
     shutil.copy(undisturbed[1] / "snapshot.pt", folder / "kept.pt")
     alone: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     flags = shlex.split("--total_epochs 51 --save_every 10 --snapshot_path kept.pt")
-    shown = run(python, "multigpu_torchrun.py", *flags, cwd=folder, env=alone).expect(0).stdout
+    shown = run(forked, "multigpu_torchrun.py", *flags, cwd=folder, env=alone).expect(0).stdout
     assert "Loading snapshot from kept.pt\nResuming training from snapshot at Epoch 50\n" in shown
     assert rank_lines(shown) == [(0, 50, 32, 64)]
     assert "Epoch 50 | Training snapshot saved at kept.pt\n" in shown
 
 
 def test_snapshot_of_a_finished_training_is_named_when_there_is_nothing_left_to_train(
-    undisturbed: tuple[Result, Path], folder: Path, python: Path, run: Runner
+    undisturbed: tuple[Result, Path], folder: Path, forked: Path, run: Runner
 ) -> None:
     shutil.copy(undisturbed[1] / "snapshot.pt", folder / "snapshot.pt")  # of step 3 of the guides
     alone: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    shown = run(python, "multinode.py", "50", "10", cwd=folder, env=alone).expect(0).stdout
+    shown = run(forked, "multinode.py", "50", "10", cwd=folder, env=alone).expect(0).stdout
     assert rank_lines(shown) == []
     assert "Nothing to train: snapshot.pt is from a finished run of 50 epochs.\nRemove snapshot.pt to train" in shown
 
@@ -200,7 +200,7 @@ SAMPLER_CASES = {
 }
 
 
-def test_every_rank_draws_the_samples_torch_documents(python: Path, run: Runner) -> None:
+def test_every_rank_draws_the_samples_torch_documents(forked: Path, run: Runner) -> None:
     program = ["import torch", "from torch.utils.data import DistributedSampler"]
     for call, shares in SAMPLER_CASES.items():
         program.append(f"assert [list({call}) for r in range({len(shares)})] == {shares}, {call!r}")
@@ -214,4 +214,4 @@ def test_every_rank_draws_the_samples_torch_documents(python: Path, run: Runner)
         "steps = lambda w: -(-len(DistributedSampler(range(2048), num_replicas=w, rank=0)) // 32)",
         "assert [steps(w) for w in (1, 2, 4, 8, 16)] == [64, 32, 16, 8, 4]",
     ]
-    run(python, "-c", "\n".join(program)).expect(0)
+    run(forked, "-c", "\n".join(program)).expect(0)

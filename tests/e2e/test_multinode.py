@@ -36,8 +36,7 @@ class Cluster:
         self._instep = instep
         self._run = run
         self._environment = {
-            "VIRTUAL_ENV": str(python.parent.parent),
-            "PYTHON_EXEC": None,
+            "PYTHON_EXEC": str(python),
             "OMP_NUM_THREADS": "1",
         }
 
@@ -61,8 +60,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(network: Network, instep: Path, python: Path, run: Runner, tmp_path: Path) -> Cluster:
-    return Cluster(network, instep, python, run, tmp_path)
+def cluster(network: Network, instep: Path, forked: Path, run: Runner, tmp_path: Path) -> Cluster:
+    return Cluster(network, instep, forked, run, tmp_path)
 
 
 def ready(cluster: Cluster, jobs: Sequence[Running], wait_until: WaitUntil, count: int = 4, attempt: int = 0) -> None:

@@ -13,7 +13,6 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import pytest
 from namespaces import Network, Node, network
 
 from conftest import ROOT, Result, Runner, Running, WaitUntil
-from zygote import PRELOADED, forking
 
 __all__ = ["network"]
 
@@ -236,15 +234,15 @@ def test_ranks_of_a_suspended_launcher_are_replaced_and_it_ends_them_when_it_wak
 class Training:
     """tests/elastic/scripts/train.py on a cluster, whose ranks are forked."""
 
-    def __init__(self, cluster: Cluster, zygote: list[str]) -> None:
+    def __init__(self, cluster: Cluster, forked: Path) -> None:
         self.cluster = cluster
-        self.zygote = zygote
+        self.forked = forked
 
     def start(self, folder: Path, case: str, epochs: int, pace: float = 0.01) -> list[Running]:
         folder.mkdir()
         self.cluster.folder = folder
         env: dict[str, str | None] = {"RESULTS": str(folder), "EPOCHS": str(epochs), "PACE": str(pace)}
-        return self.cluster.launch(2 * RANKS, *self.zygote, TRAIN, case, env=env)
+        return self.cluster.launch(2 * RANKS, self.forked, TRAIN, case, env=env)
 
     def on_one_machine(self, folder: Path, case: str, epochs: int) -> list[dict[str, Any]]:
         """What the training ends with where nothing happens."""
@@ -252,21 +250,13 @@ class Training:
         world = str(RANKS * len(self.cluster.nodes))
         env = {"OMP_NUM_THREADS": "1", "RESULTS": str(folder), "EPOCHS": str(epochs)}
         options = ("run", "--standalone", "--nproc-per-node", world, "--no-python")
-        self.cluster.runner(self.cluster.instep, *options, *self.zygote, TRAIN, case, env=env).expect(0)
+        self.cluster.runner(self.cluster.instep, *options, self.forked, TRAIN, case, env=env).expect(0)
         return ended(folder)
 
 
-@pytest.fixture(scope="module")
-def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The command of a rank that finds torch imported."""
-    modules = (*PRELOADED, "instep.elastic", "torch.utils.data")
-    with forking(python, tmp_path_factory.mktemp("zygote"), modules) as command:
-        yield command
-
-
 @pytest.fixture
-def training(cluster: Cluster, zygote: list[str]) -> Training:
-    return Training(cluster, zygote)
+def training(cluster: Cluster, forked: Path) -> Training:
+    return Training(cluster, forked)
 
 
 def ended(folder: Path) -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ EPOCH_LINE = re.compile(
 
 
 @pytest.fixture
-def venv(python: Path) -> dict[str, str | None]:
-    """The environment of a shell in which the project's virtual environment is active."""
-    return {"VIRTUAL_ENV": str(python.parent.parent), "PYTHON_EXEC": None, "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
+def venv(forked: Path) -> dict[str, str | None]:
+    """The environment of a shell in which jobs find torch imported."""
+    return {"PYTHON_EXEC": str(forked), "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
 
 
 Ranks = Callable[..., Result]
@@ -48,12 +48,12 @@ def epochs(result: Result) -> list[tuple[int, int, int]]:
 
 
 def test_the_example_trains_alike_under_instep_and_under_torchrun(
-    instep: Path, python: Path, venv: dict[str, str | None], tmp_path: Path, run: Runner
+    instep: Path, forked: Path, venv: dict[str, str | None], tmp_path: Path, run: Runner
 ) -> None:
     words = shlex.split("--standalone --nproc-per-node 2")
     arguments = shlex.split("--epochs 2 --samples 256 --save-model")
     ours = run(instep, "run", *words, EXAMPLE, *arguments, "ours.pt", env=venv, cwd=tmp_path).expect(0)
-    torchrun = [python, "-m", "torch.distributed.run"]
+    torchrun = [forked, "-m", "torch.distributed.run"]
     theirs = run(*torchrun, *words, EXAMPLE, *arguments, "theirs.pt", env=venv, cwd=tmp_path).expect(0)
     assert epochs(ours) == epochs(theirs) == [(1, 32, 2), (2, 32, 2)]
     assert "saved ours.pt" in ours.stdout
@@ -63,7 +63,7 @@ def test_the_example_trains_alike_under_instep_and_under_torchrun(
         "import sys, torch; a, b = (torch.load(name) for name in sys.argv[1:])\n"
         "assert a and a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)"
     )
-    run(python, "-c", code, "ours.pt", "theirs.pt", cwd=tmp_path).expect(0)
+    run(forked, "-c", code, "ours.pt", "theirs.pt", cwd=tmp_path).expect(0)
 
 
 def test_the_example_learns_and_never_has_an_empty_batch(
@@ -173,9 +173,9 @@ def test_every_deprecated_function_works_and_says_what_replaces_it(ranks: Ranks)
     assert shown.stdout.count("all right") == 2
 
 
-def test_local_rank_without_a_launcher_is_explained(python: Path, run: Runner) -> None:
+def test_local_rank_without_a_launcher_is_explained(forked: Path, run: Runner) -> None:
     code = "import smdistributed.dataparallel.torch.distributed as smdist; smdist.get_local_rank()"
-    shown = run(python, "-c", code, env={"LOCAL_RANK": None}).expect(1)
+    shown = run(forked, "-c", code, env={"LOCAL_RANK": None}).expect(1)
     assert "the environment variable LOCAL_RANK is not set\nhint: start the script with `instep run`" in shown.stderr
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,8 @@ from typing import Any
 import pytest
 
 from conftest import Result, Runner
-from zygote import PRELOADED, forking
 
 TRAIN = Path(__file__).parent / "scripts" / "train.py"
-
-
-@pytest.fixture(scope="session")
-def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The command of a rank that finds torch imported."""
-    with forking(
-        python, tmp_path_factory.mktemp("zygote"), (*PRELOADED, "instep.elastic", "torch.utils.data")
-    ) as command:
-        yield command
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ def adds_up(summary: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def started(instep: Path, zygote: list[str]) -> Callable[..., Ended]:
+def started(instep: Path, forked: Path) -> Callable[..., Ended]:
     """Run `train.py` to its end."""
 
     def train(
@@ -73,7 +63,7 @@ def started(instep: Path, zygote: list[str]) -> Callable[..., Ended]:
         folder.mkdir(exist_ok=True)
         result = run(
             instep,
-            *("run", "--standalone", "--nproc-per-node", str(world), *options, "--no-python", *zygote),
+            *("run", "--standalone", "--nproc-per-node", str(world), *options, "--no-python", forked),
             *(TRAIN, case, *deaths),
             env={"OMP_NUM_THREADS": "1", "RESULTS": str(folder), **(env or {})},
             timeout=60,

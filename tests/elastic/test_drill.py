@@ -32,9 +32,9 @@ def drill(
 
 @pytest.mark.parametrize("place", ["forward", "backward", "vote", "optimizer", "transfer"])
 def test_ranks_end_where_they_are_told_to_and_the_bits_stay(
-    place: str, run: Runner, instep: Path, zygote: list[str], started: Train, tmp_path: Path
+    place: str, run: Runner, instep: Path, forked: Path, started: Train, tmp_path: Path
 ) -> None:
-    job = [*zygote, TRAIN, "adam-dropout"]
+    job = [forked, TRAIN, "adam-dropout"]
     result, report = drill(run, instep, job, tmp_path, "--every", "200ms", "--at", place, "--times", "2", EPOCHS="30")
     result.expect(0)
     assert [kill["place"] for kill in report["kills"]] == [place, place], str(result)
@@ -59,8 +59,8 @@ def test_a_script_without_a_session_never_comes_to_a_place(
     assert "hint: the guide keep-the-step says how a script gets one" in result.stderr, str(result)
 
 
-def test_steps_done_twice_come_to_the_same_bits(run: Runner, instep: Path, zygote: list[str], tmp_path: Path) -> None:
-    job = [*zygote, TRAIN, "scaler-accumulate-norm-dropout"]
+def test_steps_done_twice_come_to_the_same_bits(run: Runner, instep: Path, forked: Path, tmp_path: Path) -> None:
+    job = [forked, TRAIN, "scaler-accumulate-norm-dropout"]
     result, report = drill(run, instep, job, tmp_path, "--replay", PACE="0")
     result.expect(0)
     assert report["steps_replayed"] == 6, str(result)
@@ -72,11 +72,11 @@ def test_steps_done_twice_come_to_the_same_bits(run: Runner, instep: Path, zygot
     [("loss = loss * time.perf_counter()", "the gradient of module."), ("draws()", "random numbers drawn from random")],
 )
 def test_a_step_that_depends_on_more_is_named(
-    wrong: str, named: str, run: Runner, instep: Path, zygote: list[str], tmp_path: Path
+    wrong: str, named: str, run: Runner, instep: Path, forked: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text((SCRIPTS / "forgetful.py").read_text().replace("# WRONG", wrong))
-    result, report = drill(run, instep, [*zygote, script], tmp_path, "--replay")
+    result, report = drill(run, instep, [forked, script], tmp_path, "--replay")
     result.expect(1)
     assert report["steps_replayed"] == 0, str(result)
     [line] = [line for line in result.stderr.splitlines() if "error     :" in line]

@@ -90,13 +90,11 @@ def train(
 
 
 @pytest.mark.parametrize("backend", ["instep", "gloo"])
-def test_without_a_session_it_is_coarse(
-    run: Runner, instep: Path, zygote: list[str], tmp_path: Path, backend: str
-) -> None:
+def test_without_a_session_it_is_coarse(run: Runner, instep: Path, forked: Path, tmp_path: Path, backend: str) -> None:
     script, summary = tmp_path / "plain.py", tmp_path / "summary.json"
     script.write_text(PLAIN.format(backend=backend))
     command = ("run", "--standalone", "--nproc-per-node", "2", "--summary-json", str(summary), "--no-python")
-    result = run(instep, *command, *zygote, script, timeout=60).expect(0)
+    result = run(instep, *command, forked, script, timeout=60).expect(0)
     assert "ETTR" not in result.stderr, "nothing was lost"
     goodput = adds_up(summary)
     first, second = (rank["seconds"] for rank in goodput["ranks"])
@@ -109,11 +107,11 @@ def test_without_a_session_it_is_coarse(
     assert goodput["steps"] is None
 
 
-def test_saving_is_no_training(run: Runner, instep: Path, zygote: list[str], tmp_path: Path) -> None:
+def test_saving_is_no_training(run: Runner, instep: Path, forked: Path, tmp_path: Path) -> None:
     script, summary = tmp_path / "saves.py", tmp_path / "summary.json"
     script.write_text(SAVES)
     command = ("run", "--standalone", "--nproc-per-node", "2", "--summary-json", str(summary), "--no-python")
-    run(instep, *command, *zygote, script, tmp_path / "checkpoints", timeout=60).expect(0)
+    run(instep, *command, forked, script, tmp_path / "checkpoints", timeout=60).expect(0)
     goodput = adds_up(summary)
     first, second = (rank["seconds"] for rank in goodput["ranks"])
     assert first["checkpoint"] >= 0.3 and second["checkpoint"] == 0, goodput

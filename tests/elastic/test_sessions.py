@@ -87,9 +87,9 @@ def test_what_would_end_in_other_weights_is_refused_at_once(train: Train, case: 
 
 
 def test_code_behind_a_step_is_refused_before_anything_is_lost(
-    run: Runner, instep: Path, zygote: list[str], tmp_path: Path
+    run: Runner, instep: Path, forked: Path, tmp_path: Path
 ) -> None:
-    command = ("run", "--standalone", "--nproc-per-node", "2", "--no-python", *zygote, TRAIN.with_name("behind.py"))
+    command = ("run", "--standalone", "--nproc-per-node", "2", "--no-python", forked, TRAIN.with_name("behind.py"))
     environment = {"OMP_NUM_THREADS": "1", "RESULTS": str(tmp_path)}
     done = run(instep, *command, env=environment).expect(0)
     assert done.stdout.count("behind the step") == 6
@@ -107,11 +107,11 @@ def test_code_behind_a_step_is_refused_before_anything_is_lost(
     ],
 )
 def test_a_session_that_is_used_wrongly_ends_the_job_at_once(
-    run: Runner, instep: Path, zygote: list[str], how: str, says: str
+    run: Runner, instep: Path, forked: Path, how: str, says: str
 ) -> None:
     options = ("--standalone", "--nproc-per-node", "2", "--recover", "step", "--max-restarts", "3")
     script = TRAIN.with_name("misuse.py")
-    result = run(instep, "run", *options, "--no-python", *zygote, script, how, env={"OMP_NUM_THREADS": "1"}).expect(1)
+    result = run(instep, "run", *options, "--no-python", forked, script, how, env={"OMP_NUM_THREADS": "1"}).expect(1)
     assert says in result.stderr
     assert "the script uses its session wrongly, which no replacement and no restart mends" in result.stderr
     for word in ("replacing", "restarting"):

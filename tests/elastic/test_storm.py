@@ -23,14 +23,14 @@ WORLD = 4
 CASES = ("adam-dropout", "sgd-norm", "static-views", "scaler-accumulate", "two-zeros", "unused-dropout")
 
 
-def storm(run: Runner, instep: Path, zygote: list[str], folder: Path, case: str, kills: int, seed: int) -> Ended:
+def storm(run: Runner, instep: Path, forked: Path, folder: Path, case: str, kills: int, seed: int) -> Ended:
     """Train, and kill so many ranks meanwhile."""
     folder.mkdir()
     summary = folder / "summary"
     job = run.start(
         instep,
         *("run", "--standalone", "--nproc-per-node", str(WORLD), "--recover", "step", "--summary-json", summary),
-        *("--no-python", *zygote, TRAIN, case),
+        *("--no-python", forked, TRAIN, case),
         env={"OMP_NUM_THREADS": "1", "RESULTS": str(folder), "EPOCHS": str(epochs(kills)), "PACE": "0.01"},
     )
     chance = random.Random(seed)
@@ -84,10 +84,10 @@ def check(ended: Ended, expected: Ended) -> None:
     [pytest.param(0, 5), *(pytest.param(number, 20, marks=pytest.mark.soak) for number in range(1, 51))],
 )
 def test_the_same_bits_come_out_of_a_storm(
-    number: int, kills: int, run: Runner, instep: Path, zygote: list[str], started: Train, tmp_path: Path
+    number: int, kills: int, run: Runner, instep: Path, forked: Path, started: Train, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("INSTEP_SEED", random.SystemRandom().randrange(1 << 32)))
     case = CASES[number % len(CASES)]
     print(json.dumps({"seed": seed, "case": case}))
-    ended = storm(run, instep, zygote, tmp_path / "storm", case, kills, seed)
+    ended = storm(run, instep, forked, tmp_path / "storm", case, kills, seed)
     check(ended, started(run, tmp_path / "calm", WORLD, case, env={"EPOCHS": str(epochs(kills))}))

@@ -1,4 +1,4 @@
-"""What the suite shares: the processes that ranks are forked from."""
+"""What the suite shares: an interpreter that has Lightning imported."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ from zygote import PRELOADED, forking
 
 
 @pytest.fixture(scope="session")
-def zygote(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The command of a rank that finds torch imported."""
-    with forking(python, tmp_path_factory.mktemp("zygote"), PRELOADED) as command:
-        yield command
-
-
-@pytest.fixture(scope="session")
-def zygote_with_lightning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The same with Lightning, in the environment that `scripts/build.py frameworks` makes."""
+def forked_with_lightning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An interpreter with Lightning, in the environment that `scripts/build.py frameworks` makes."""
     python = built(ROOT / "build" / "frameworks" / "bin" / "python")
-    with forking(python, tmp_path_factory.mktemp("zygote"), (*PRELOADED, "lightning")) as command:
-        yield command
+    with forking(python, tmp_path_factory.mktemp("forked"), (*PRELOADED, "lightning")) as interpreter:
+        yield interpreter

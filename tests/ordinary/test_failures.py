@@ -87,7 +87,7 @@ def test_a_rank_fails(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    rank = request.getfixturevalue("zygote_with_lightning" if framework == "lightning" else "zygote")
+    rank = request.getfixturevalue("forked_with_lightning" if framework == "lightning" else "forked")
     # Where the launcher stops it, Lightning asks the others before it ends, and gloo waits for those that are gone.
     waits = failure.silent or (backend == "gloo" and (failure.name == "mismatch" or framework == "lightning"))
     timeout_s = SHORT_S if waits else LONG_S
@@ -95,7 +95,7 @@ def test_a_rank_fails(
     job = run.start(
         instep,
         *("run", "--standalone", "--nproc-per-node", str(world), "--summary-json", summary_file, "--no-python"),
-        *(*rank, TRAIN, framework, backend, failure.name, str(timeout_s)),
+        *(rank, TRAIN, framework, backend, failure.name, str(timeout_s)),
         env={"OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
     )

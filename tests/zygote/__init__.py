@@ -1,4 +1,4 @@
-"""Processes that ranks are forked from, so that a rank costs milliseconds instead of the seconds that torch takes."""
+"""An interpreter that has torch imported already, so that programs start in milliseconds instead of seconds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# What ranks find imported; the compiler because DDP and optimizers import it.
+# What programs find imported; the compiler because DDP and optimizers import it.
 PRELOADED = (
     "torch._dynamo",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
     "torch.nn.parallel",
+    "torch.utils.data",
     "instep.backend",
+    "instep.elastic",
 )
 
 
 @contextlib.contextmanager
-def forking(python: Path, folder: Path, modules: Sequence[str]) -> Iterator[list[str]]:
-    """Give the command that has a script run in a fork of a process with these imported: put the script behind it."""
-    path = folder / "socket"
+def forking(python: Path, folder: Path, modules: Sequence[str] = PRELOADED) -> Iterator[Path]:
+    """Give an interpreter whose programs are forks of a process that has these imported."""
     with subprocess.Popen(
-        [python, HERE / "process.py", path, *modules],
+        [python, HERE / "process.py", folder / "socket", *modules],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -37,5 +38,8 @@ def forking(python: Path, folder: Path, modules: Sequence[str]) -> Iterator[list
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             pytest.fail(f"the zygote ended with status {process.wait()}", pytrace=False)
-        yield [sys.executable, "-I", "-S", str(HERE / "rank.py"), str(path)]
+        forked = folder / "python"
+        forked.write_text(f"#!{sys.executable} -IS\n{(HERE / 'stand_in.py').read_text()}")
+        forked.chmod(0o755)
+        yield forked
         process.kill()

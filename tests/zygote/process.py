@@ -1,12 +1,11 @@
-"""A process that has imported torch and forks ranks, so that a rank costs milliseconds instead of seconds.
+"""A process that has imported torch and forks programs, so that one costs milliseconds instead of seconds.
 
     process.py SOCKET [MODULE ...]
 
-`instep run --no-python rank.py SOCKET script.py ...` starts `rank.py` for every rank, which sends its
-environment, folder, arguments and standard streams here. The process that is forked for it becomes the rank: it runs
-the script as `__main__` and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes
-back. A rank whose `rank.py` is gone is killed, with all that it has started. A rank is in the network namespace of its
-`rank.py`.
+Whoever wants a Python program starts `stand_in.py`, as a rank under `instep run --python`, say. It sends its
+environment, folder, arguments and standard streams here. The process that is forked for it becomes the program: it is
+`__main__` there and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes back. A
+program whose stand-in is gone is killed, with all that it has started. It is in the network namespace of its stand-in.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is to be."""
+    """What a program is to be."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -37,7 +36,7 @@ class Order:
 
 
 class Zygote:
-    """Forks ranks and tells how they ended."""
+    """Forks programs and tells how they ended."""
 
     def __init__(self, path: str) -> None:
         self.selector = selectors.DefaultSelector()
@@ -48,7 +47,7 @@ class Zygote:
         self.alive: set[int] = set()
 
     def serve(self) -> Order:
-        """Fork ranks until this is one of them."""
+        """Fork programs until this is one of them."""
         while True:
             for key, _ in self.selector.select():
                 if key.data is None:
@@ -59,7 +58,7 @@ class Zygote:
                     self.look_after(*key.data)
 
     def accept(self) -> Order | None:
-        """Fork a rank; gives what it is to do, there."""
+        """Fork a program; gives what it is to do, there."""
         connection, _ = self.listener.accept()
         text, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
         if not text:
@@ -84,9 +83,9 @@ class Zygote:
         return None
 
     def look_after(self, process: int, watch: int, connection: socket.socket) -> None:
-        """Tell how a rank ended, or kill it because nobody asks for it any more."""
+        """Tell how a program ended, or kill it because nobody asks for it any more."""
         if process not in self.alive:
-            return  # it ended at the same moment as its `rank.py`
+            return  # it ended at the same moment as its stand-in
         self.alive.remove(process)
         ended, status = os.waitpid(process, os.WNOHANG)
         if not ended:
@@ -110,20 +109,33 @@ def follow(connection: socket.socket) -> None:
         return
     with open(path, "rb") as there:  # noqa: PTH123  # torch is all that is imported here
         if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0) != 0:
-            raise OSError(ctypes.get_errno(), "cannot enter the network of a rank")
+            raise OSError(ctypes.get_errno(), "cannot enter the network of a program")
 
 
 def become(order: Order) -> None:
-    """Be the rank."""
+    """Be the program."""
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environment)
-    sys.argv = order.arguments
-    sys.path[0] = os.path.dirname(os.path.realpath(order.arguments[0]))  # noqa: PTH120  # as Python does it
-    runpy.run_path(order.arguments[0], run_name="__main__")
+    first, *rest = order.arguments
+    if first == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        first, *rest = rest
+    if first == "-m":
+        sys.argv = rest
+        sys.path[0] = order.folder
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path[0] = ""
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # as Python does it
+    else:
+        sys.argv = [first, *rest]
+        sys.path[0] = os.path.dirname(os.path.realpath(first))  # noqa: PTH120  # as Python does it
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":
@@ -131,7 +143,7 @@ if __name__ == "__main__":
     sys.modules["triton"] = None  # type: ignore[assignment]
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    # Else every rank that ends looks at all of these objects, and copies the memory in which they lie.
+    # Else every program that ends looks at all of these objects, and copies the memory in which they lie.
     gc.collect()
     gc.freeze()
     zygote = Zygote(sys.argv[1])

@@ -1,6 +1,6 @@
-"""Stands for a rank towards its launcher: has it forked by the zygote, passes signals on, and ends as it ended.
+"""Stands for a Python program: has it forked by the zygote, passes signals on, and ends as it ended.
 
-python -I -S rank.py SOCKET script.py [ARGUMENT ...]
+It lies as `python` beside the zygote's socket, and takes `[-u] script.py …`, `[-u] -m module …` and `-c text …`.
 """
 
 import json
@@ -14,10 +14,10 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def main() -> None:
-    """Live as long as the rank does."""
+    """Live as long as the program does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(sys.argv[1])
-    order = {"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
+    connection.connect(os.path.join(os.path.dirname(__file__), "socket"))  # noqa: PTH118, PTH120
+    order = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
     process = number_from(connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,9 +84,38 @@ def test_users_and_groups_that_only_accounts_know_have_names(walls: Walls) -> No
     config = walls.cluster.config("echo $(id -un) $(id -gn)")
     config["checkpoint_storage"] = {"type": "shared_fs", "host_path": str(walls.folder)}
     request = {"config": json.dumps(config), "activate": True, "projectId": project["id"]}
+    # An account without a Unix user keeps the machine's user for such, and has the workspace's group.
+    for api, expected in ((walls.users["alice"], "alice crew"), (admin, "nobody crew")):
+        number = api("POST", "/api/v1/experiments", request)["experiment"]["id"]
+        walls.cluster.wait_for(number, "STATE_COMPLETED")
+        assert expected in walls.cluster.text(walls.cluster.trials(number)[0]["id"])
+
+
+@pytest.mark.parametrize("uid", [0, ALICE], ids=["root", "without root"])
+def test_storage_in_tmp_is_the_machine_s_and_not_the_task_s(walls: Walls, uid: int) -> None:
+    storage = Path(tempfile.mkdtemp(prefix="walls-storage-", dir="/tmp"))
+    storage.chmod(0o777)
+    try:
+        walls.start(uid=uid)
+        script = f"echo kept > /determined_shared_fs/{storage.name}/file; touch /tmp/mine; ls /determined_shared_fs"
+        log = walls.log("alice", script, storage=Path("/tmp"))
+        assert (storage / "file").read_text() == "kept\n", log
+        assert not Path("/tmp/mine").exists(), "the task's own /tmp is still its own"
+    finally:
+        shutil.rmtree(storage)
+
+
+@pytest.mark.parametrize("uid", [0, ALICE], ids=["root", "without root"])
+def test_a_task_s_shared_memory_is_as_large_as_its_configuration_says(walls: Walls, uid: int) -> None:
+    walls.start(uid=uid)
+    config = walls.cluster.config("df --output=size -B1 /dev/shm; touch /dev/shm/walls-$DET_TASK_ID")
+    config["resources"] = {"slots_per_trial": 0, "shm_size": "1.5m"}
+    config["checkpoint_storage"] = {"type": "shared_fs", "host_path": str(walls.folder)}
+    request = {"config": json.dumps(config), "activate": True}
     number = walls.users["alice"]("POST", "/api/v1/experiments", request)["experiment"]["id"]
     walls.cluster.wait_for(number, "STATE_COMPLETED")
-    assert "alice crew" in walls.cluster.text(walls.cluster.trials(number)[0]["id"])
+    assert str(3 * 512 * 1024) in walls.cluster.text(walls.cluster.trials(number)[0]["id"])
+    assert not list(Path("/dev/shm").glob("walls-*"))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@
 //!    others only after a longer time. So nothing ever runs twice.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
@@ -284,6 +285,12 @@ pub struct Start {
     pub rendezvous: bool,
     /// As whom it runs; the agent's own user if there is none, or if the agent is not root.
     pub run_as: Option<RunAs>,
+    /// As which group it runs if there is no user: its workspace's. Not if the agent is not root.
+    #[serde(default)]
+    pub run_group: Option<RunGroup>,
+    /// How large the task's own `/dev/shm` is; as large as the machine has it without.
+    #[serde(default)]
+    pub shared_memory_bytes: Option<NonZeroU64>,
     /// Host folders that the task sees elsewhere.
     pub mounts: Vec<Mount>,
     /// Folders of the machine that the task must be able to see.
@@ -339,6 +346,16 @@ impl RunAs {
     }
 }
 
+/// A group of the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunGroup {
+    /// Its number.
+    pub gid: u32,
+    /// What it is called where the machine has no name for it; empty if nobody has said.
+    #[serde(default)]
+    pub name: String,
+}
+
 /// A folder of the machine, seen elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
@@ -352,7 +369,42 @@ pub struct Mount {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
     use super::*;
+
+    fn start() -> serde_json::Value {
+        json!({
+            "share": {"allocation": "7.u.1", "resources": "r"}, "task": "7.u", "devices": [], "container": "c",
+            "environment": {}, "user_environment": [], "entrypoint": "true", "token": "t", "context": false,
+            "rendezvous": false, "run_as": null, "mounts": [], "notes": [], "decided_at": "2026-01-01T00:00:00Z",
+        })
+    }
+
+    #[test]
+    fn an_order_of_an_older_master_names_no_group_and_no_shared_memory() {
+        let order: Start = serde_json::from_value(start()).unwrap();
+        assert_eq!((order.run_group, order.shared_memory_bytes), (None, None));
+        let mut nothing = start();
+        nothing["shared_memory_bytes"] = json!(0);
+        serde_json::from_value::<Start>(nothing).expect_err("a tmpfs of 0 bytes would be one without a limit");
+    }
+
+    proptest! {
+        #[test]
+        fn any_group_and_any_size_is_read_as_it_was_written(gid: u32, name: String, bytes in 1_u64..) {
+            let mut said = start();
+            said["run_group"] = json!({"gid": gid, "name": name});
+            said["shared_memory_bytes"] = json!(bytes);
+            let order: Start = serde_json::from_value(said).unwrap();
+            prop_assert_eq!(&order.run_group, &Some(RunGroup { gid, name }));
+            prop_assert_eq!(order.shared_memory_bytes.map(NonZeroU64::get), Some(bytes));
+            let order = Order::Start(Box::new(order));
+            let text = serde_json::to_string(&order).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Order>(&text).unwrap(), order);
+        }
+    }
 
     #[test]
     fn messages_say_what_they_are() {

@@ -5,21 +5,32 @@
 use std::collections::BTreeSet;
 
 use instep_api::identifiers::UserId;
-use instep_api::link::RunAs;
+use instep_api::link::{RunAs, RunGroup};
 use instep_database::Database;
 use serde_json::Value;
 
 /// The Unix user that an account says its tasks run as, if it does.
 pub(crate) fn unix_user(agent_user_group: Option<&Value>) -> Option<RunAs> {
-    let number = |name: &str| {
-        let value = agent_user_group?.get(name)?;
-        let number = value.as_i64().or_else(|| value.as_str()?.parse().ok())?;
-        u32::try_from(number).ok()
-    };
-    let name =
-        |name: &str| agent_user_group.and_then(|fields| fields.get(name)?.as_str()).unwrap_or_default().to_owned();
-    let (user, group) = (name("agentUser"), name("agentGroup"));
-    number("agentUid").zip(number("agentGid")).map(|(uid, gid)| RunAs { uid, gid, user, group })
+    let group = unix_group(agent_user_group)?;
+    let fields = agent_user_group?;
+    let uid = number(fields, "agentUid")?;
+    Some(RunAs { uid, gid: group.gid, user: name(fields, "agentUser"), group: group.name })
+}
+
+/// The Unix group that a workspace says its tasks run as, if it does.
+pub(crate) fn unix_group(agent_user_group: Option<&Value>) -> Option<RunGroup> {
+    let fields = agent_user_group?;
+    Some(RunGroup { gid: number(fields, "agentGid")?, name: name(fields, "agentGroup") })
+}
+
+fn number(fields: &Value, name: &str) -> Option<u32> {
+    let value = fields.get(name)?;
+    let number = value.as_i64().or_else(|| value.as_str()?.parse().ok())?;
+    u32::try_from(number).ok()
+}
+
+fn name(fields: &Value, name: &str) -> String {
+    fields.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// Which files may be an account's.
@@ -110,5 +121,15 @@ pub(crate) mod tests {
             assert_eq!(unix_user(Some(&said)).map(|user| user.uid), uid, "{said}");
         }
         assert_eq!(unix_user(None), None);
+    }
+
+    #[test]
+    fn a_workspace_may_name_a_group_alone() {
+        let crew = json!({"agentGid": 8, "agentGroup": "crew"});
+        assert_eq!(unix_user(Some(&crew)), None);
+        assert_eq!(unix_group(Some(&crew)), Some(RunGroup { gid: 8, name: "crew".to_owned() }));
+        for none in [json!({"agentUid": 7, "agentUser": "ann"}), json!({"agentGid": -8}), json!(null), json!("crew")] {
+            assert_eq!(unix_group(Some(&none)), None, "{none}");
+        }
     }
 }

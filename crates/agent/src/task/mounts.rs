@@ -68,6 +68,21 @@ impl<'a> Source<'a> {
         Some(Source { wanted, opened, read_only: false })
     }
 
+    /// Keeps what was found from being covered by something that is mounted later, as the machine's `/tmp` is by the task's:
+    /// a mount of it would show what covers it. `place` is an empty folder of the share's.
+    pub fn kept_at(self, place: &Path) -> Result<Source<'a>, ViewError> {
+        let failed = |error: io::Error| failed(self.wanted, &error);
+        fs::create_dir_all(place).map_err(failed)?;
+        bind(&self.opened.path(), place).map_err(failed)?;
+        let Opened { file, .. } = Opened::at(place).map_err(failed)?;
+        Ok(Source { opened: Opened { file, real: self.opened.real }, ..self })
+    }
+
+    /// Whether it is a folder that has one of these paths in it, or is one of them.
+    pub fn holds(&self, paths: &[&str]) -> bool {
+        paths.iter().any(|path| Path::new(path).starts_with(&self.opened.real))
+    }
+
     /// What was asked for.
     pub fn wanted(&self) -> &Mount {
         self.wanted

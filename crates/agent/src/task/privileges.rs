@@ -15,9 +15,22 @@ use nix::unistd::{
 use crate::order::TaskOrder;
 
 /// The user to become, if it is not ours. Only an administrator makes it root, by an account or by `--default-user`.
-pub fn other_user(order: &TaskOrder) -> Option<&RunAs> {
-    let user = order.start.run_as.as_ref().unwrap_or(&order.machine.default_user);
-    (geteuid().is_root() && user.uid != 0).then_some(user)
+pub fn other_user(order: &TaskOrder) -> Option<RunAs> {
+    let user = wanted_user(order);
+    let is_ours = user.uid == geteuid().as_raw() && (order.start.run_group.is_none() || user.gid == getegid().as_raw());
+    (geteuid().is_root() && !is_ours).then_some(user)
+}
+
+/// The owner's Unix user, or the machine's user for those who have none, with the group that the workspace may name.
+fn wanted_user(order: &TaskOrder) -> RunAs {
+    if let Some(user) = &order.start.run_as {
+        return user.clone();
+    }
+    let default = order.machine.default_user.clone();
+    match &order.start.run_group {
+        Some(group) => RunAs { gid: group.gid, group: group.name.clone(), ..default },
+        None => default,
+    }
 }
 
 /// A user with everything that the machine knows of it. It is found before a task's folders are mounted: the task must
@@ -42,6 +55,11 @@ impl Account {
             None => vec![gid],
         };
         Ok(Account { uid, gid, groups, known, called: user.user.clone() })
+    }
+
+    /// Whether it may do anything anyway, so that nothing is kept from it: root, in another group than ours.
+    pub fn is_root(&self) -> bool {
+        self.uid.is_root()
     }
 
     /// Becomes the user, for good.

@@ -48,14 +48,15 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     prctl::set_no_new_privs()?;
     // What is known of users is asked before the task has a say in what is seen at /etc.
     let user = privileges::other_user(&order);
-    let account = user.map(Account::find).transpose()?;
-    let names = user.map(Names::lacking).transpose()?.unwrap_or_default();
+    let account = user.as_ref().map(Account::find).transpose()?;
+    let names = user.as_ref().map(Names::lacking).transpose()?.unwrap_or_default();
     let mut inherited: Variables = std::env::vars_os().collect();
     inherited.extend(account.iter().flat_map(Account::variables));
     let task = folder.task();
     // Opened before something is mounted that could hide it.
     let own = File::open(task.path())?;
-    let view = build_view(&task, &own, &order, &inherited, account.as_ref(), plain);
+    let limited = account.as_ref().filter(|account| !account.is_root());
+    let view = build_view(&task, &own, &order, &inherited, limited, plain);
     if !plain && view.is_ok() {
         names.show(&task)?;
     }
@@ -92,7 +93,13 @@ fn build_view(
     let needed = preparation::needed_paths(folder, order, inherited, account);
     let rules = Rules { account, allowed: &order.machine.allowed_mounts };
     let storage = storage::mount_of(order);
-    let wanted = Wanted { needed: &needed, mounts: &order.start.mounts, storage: storage.as_ref(), rules };
+    let wanted = Wanted {
+        needed: &needed,
+        mounts: &order.start.mounts,
+        storage: storage.as_ref(),
+        shared_memory_bytes: order.start.shared_memory_bytes,
+        rules,
+    };
     let failed = |error: io::Error| {
         ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
     };

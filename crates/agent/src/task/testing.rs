@@ -25,6 +25,8 @@ pub fn order() -> TaskOrder {
             context: false,
             rendezvous: false,
             run_as: None,
+            run_group: None,
+            shared_memory_bytes: None,
             mounts: Vec::new(),
             paths: Vec::new(),
             service: None,

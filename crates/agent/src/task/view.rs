@@ -8,8 +8,8 @@
 //!   its start tells Determined's package ([`SHIM`]).
 //!
 //! A task of another user than the agent's also gets a `/dev/shm` and System V's shared memory of its own, which go with it:
-//! what it left there would stay in the memory of the machine, and count against all tasks. Not where a GPU's sharing service
-//! runs, which meets its clients there.
+//! what it left there would stay in the memory of the machine, and count against all tasks; so does any task whose
+//! configuration says how large it is. Not where a GPU's sharing service runs, which meets its clients there.
 //!
 //! A private `/tmp` hides the machine's own, which may hold things that the task needs: its interpreter, its checkpoints,
 //! this program. Whatever lies in `/tmp` and is known to be needed is bound into the private one, by its first part below
@@ -18,6 +18,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
@@ -82,6 +83,8 @@ pub struct Wanted<'a> {
     pub mounts: &'a [Mount],
     /// The shared folder of the task's checkpoints, where Determined's package looks for it.
     pub storage: Option<&'a Mount>,
+    /// How large its `/dev/shm` is, if somebody has said.
+    pub shared_memory_bytes: Option<NonZeroU64>,
     /// For whom. Another user than ours rules out a user namespace of ours.
     pub rules: Rules<'a>,
 }
@@ -90,7 +93,8 @@ pub struct Wanted<'a> {
 /// see half of each.
 pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
     let other_user = wanted.rules.account.is_some();
-    let own_shared_memory = other_user && !Path::new(MPS).exists();
+    let has_sharing_service = Path::new(MPS).exists();
+    let own_shared_memory = other_user && !has_sharing_service;
     separate(other_user, own_shared_memory).map_err(|errno| ViewError::NoNamespace(errno.into()))?;
     let unavailable = ViewError::NoNamespace;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
@@ -103,19 +107,30 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
     // What is to be mounted is found before the machine's /tmp is hidden, and mounted after.
     let sources = wanted.mounts.iter().map(|mount| Source::find(mount, wanted.rules)).collect::<Result<Vec<_>, _>>()?;
     let storage = wanted.storage.and_then(|mount| Source::of_storage(mount, wanted.rules));
+    let sources = sources.into_iter().chain(storage).enumerate().map(|(number, source)| {
+        if source.holds(&[RUN, TMP]) { source.kept_at(&share.join(&format!("source-{number}"))) } else { Ok(source) }
+    });
+    let sources = sources.collect::<Result<Vec<_>, _>>()?;
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
     bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
-    if own_shared_memory && Path::new(SHARED_MEMORY).is_dir() {
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(Some("tmpfs"), SHARED_MEMORY, Some("tmpfs"), flags, Some("mode=1777"))
-            .map_err(|errno| unavailable(errno.into()))?;
+    let sized = wanted.shared_memory_bytes.filter(|_| !has_sharing_service);
+    if (own_shared_memory || sized.is_some()) && Path::new(SHARED_MEMORY).is_dir() {
+        mount_shared_memory(sized).map_err(unavailable)?;
     }
-    for source in sources.iter().chain(&storage) {
+    for source in &sources {
         let path = task_path(source.wanted());
         let own = in_share(share, &path).is_some();
         source.mount(&path, own.then_some(&[RUN, TMP]), wanted.rules.account)?;
     }
     Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
+}
+
+/// Gives the task a `/dev/shm` of its own, of half the machine's memory unless a size is named, as the kernel has it.
+fn mount_shared_memory(bytes: Option<NonZeroU64>) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let size = bytes.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
+    mount(Some("tmpfs"), SHARED_MEMORY, Some("tmpfs"), flags, Some(format!("mode=1777{size}").as_str()))?;
+    Ok(())
 }
 
 /// Makes the places of mounts that the machine does not have. First of all, for it may change the root.

@@ -56,7 +56,8 @@ impl TaskConfig {
     /// Reads a configuration.
     pub fn from_value(value: Value, sources: &TaskSources) -> Result<TaskConfig, Vec<ConfigError>> {
         let mistakes = Mistakes::default();
-        let layers = [&sources.template, &sources.defaults].into_iter().flatten().cloned().map(shared);
+        let template = sources.template.clone().map(|template| without_place(shared(template)));
+        let layers = template.into_iter().chain(sources.defaults.clone().map(shared));
         let fields = Fields::of("", layers.fold(value, merge::merge), &mistakes);
         let config = read(fields, sources);
         mistakes.into_result()?;
@@ -83,6 +84,14 @@ fn shared(template: Value) -> Value {
         resources.remove("slots_per_trial");
     }
     Value::Object(fields)
+}
+
+/// As Determined has it, a task's slots and pool are those of its own configuration, whatever its template says.
+fn without_place(mut template: Value) -> Value {
+    if let Some(resources) = template.get_mut("resources").and_then(Value::as_object_mut) {
+        resources.retain(|name, _| !["slots", "resource_pool"].contains(&name.as_str()));
+    }
+    template
 }
 
 /// The part of a template that is about experiments.
@@ -165,14 +174,18 @@ mod tests {
     #[test]
     fn templates_of_experiments_lend_what_tasks_have() {
         let template = json!({
-            "max_restarts": 3, "resources": {"slots_per_trial": 8, "slots": 2, "priority": 9}, "idle_timeout": "1m",
+            "max_restarts": 3, "resources": {"slots_per_trial": 8, "slots": 2, "resource_pool": "big", "priority": 9}, "idle_timeout": "1m",
             "environment": {"environment_variables": ["A=1"]},
         });
         let sources = TaskSources { template: Some(template), ..command() };
         let config = TaskConfig::from_value(json!({"entrypoint": "true"}), &sources).unwrap();
-        assert_eq!((config.slots, config.resources.priority), (2, Some(9)));
+        assert_eq!((config.slots, config.resources.priority), (1, Some(9)), "slots are the task's own");
         assert_eq!(config.idle_timeout, Some(Duration::from_secs(60)));
         assert_eq!(config.environment.environment_variables.cpu, ["A=1"]);
+        assert_eq!(config.resources.resource_pool, "", "the pool is the task's own");
+        let asked = json!({"entrypoint": "true", "resources": {"slots": 3, "resource_pool": "small"}});
+        let config = TaskConfig::from_value(asked, &sources).unwrap();
+        assert_eq!((config.slots, config.resources.resource_pool.as_str()), (3, "small"));
     }
 
     #[test]

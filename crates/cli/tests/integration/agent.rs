@@ -73,6 +73,8 @@ fn start(name: &str, entrypoint: &str, devices: &[u32]) -> Order {
         context: false,
         rendezvous: false,
         run_as: None,
+        run_group: None,
+        shared_memory_bytes: None,
         mounts: Vec::new(),
         paths: Vec::new(),
         service: None,

@@ -59,6 +59,8 @@ impl Case {
                 context: true,
                 rendezvous: true,
                 run_as: None,
+                run_group: None,
+                shared_memory_bytes: None,
                 mounts: Vec::new(),
                 paths: Vec::new(),
                 service: None,

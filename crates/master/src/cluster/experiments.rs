@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use instep_api::config::{ExperimentConfig, Sources};
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
-use instep_api::link::RunAs;
+use instep_api::link::{RunAs, RunGroup};
 use instep_api::states::{LogLevel, State};
 use instep_api::wire::Timestamp;
 use instep_database::{ExperimentDecision, LiveExperiment, NewManagedTrial, RevisedTrial, Snapshot, TrialDecision};
@@ -21,7 +21,7 @@ use super::log_policies::Patterns;
 use super::outbox::{Action, Outbox};
 use super::{Refusal, TrialReport, pool_of};
 use crate::clock::now;
-use crate::file_owners::unix_user;
+use crate::file_owners::{unix_group, unix_user};
 
 /// Before SIGKILL, for what is ended on somebody's word.
 const KILL_GRACE_SECONDS: u32 = 0;
@@ -425,6 +425,8 @@ pub(crate) struct Owner {
     pub id: UserId,
     pub name: String,
     pub run_as: Option<RunAs>,
+    /// As which group it runs if no user is named.
+    pub run_group: Option<RunGroup>,
 }
 
 impl Owner {
@@ -435,6 +437,6 @@ impl Owner {
 
     /// With what the account says about the machines' users.
     pub(super) fn new(id: UserId, name: String, group: Option<&Value>) -> Owner {
-        Owner { id, name, run_as: unix_user(group) }
+        Owner { id, name, run_as: unix_user(group), run_group: unix_group(group) }
     }
 }

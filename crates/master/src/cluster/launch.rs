@@ -1,6 +1,7 @@
 //! Starts allocations on the slots they were given: the orders for agents, with everything a task needs to know.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use instep_api::config::{BindMount, Entrypoint as Configured, Environment, ExperimentConfig};
 use instep_api::identifiers::UserId;
@@ -80,6 +81,8 @@ impl ClusterState {
             context: true,
             rendezvous: false,
             run_as: None,
+            run_group: None,
+            shared_memory_bytes: None,
             mounts: Vec::new(),
             paths: Vec::new(),
             service: None,
@@ -110,6 +113,8 @@ impl ClusterState {
                     entrypoint: entrypoint(&live.config),
                     rendezvous: true,
                     run_as: live.owner.run_as.clone(),
+                    run_group: live.owner.run_group.clone(),
+                    shared_memory_bytes: live.config.resources.shm_size.and_then(NonZeroU64::new),
                     mounts: mounts(&live.config.bind_mounts),
                     notes: live.config.warnings.clone(),
                     ..order(variables)
@@ -125,6 +130,8 @@ impl ClusterState {
                 let start = Start {
                     entrypoint: live.entrypoint(service.as_ref()),
                     run_as: live.owner.run_as.clone(),
+                    run_group: live.owner.run_group.clone(),
+                    shared_memory_bytes: live.config.resources.shm_size.and_then(NonZeroU64::new),
                     mounts: mounts(&live.config.bind_mounts),
                     paths: live.paths(),
                     service,

@@ -52,7 +52,8 @@ pub(crate) async fn create(call: Call) -> Result<Json<GenericTaskResponse>, Fail
         let forked = generic(&call, task).await?;
         // Its secrets are its owner's: masks of others are refused below.
         let own = forked.owner == call.user()?.id;
-        config = merge(config, if own { forked.config } else { masked(forked.config) });
+        let given = given(&forked);
+        config = merge(config, if own { given } else { masked(given) });
         if files.is_empty() {
             context = Some(database.task_context(task.clone()).await?);
         }
@@ -78,10 +79,13 @@ pub(crate) async fn create(call: Call) -> Result<Json<GenericTaskResponse>, Fail
 
 pub(crate) async fn config(call: Call) -> Result<Json<GenericConfigResponse>, Failure> {
     let row = generic(&call, call.part("id")).await?;
-    // As it was given: without defaults, so that it can be given again anywhere.
-    let given = row.details.get("given").cloned().unwrap_or(row.config);
-    let shown: Value = masked(given);
+    let shown: Value = masked(given(&row));
     Ok(Json(GenericConfigResponse { config: shown.to_string() }))
+}
+
+/// A task's configuration as it was given: without defaults, so that it can be given again anywhere.
+fn given(row: &CommandRow) -> Value {
+    row.details.get("given").cloned().unwrap_or_else(|| row.config.clone())
 }
 
 async fn all_of_them(call: &Call) -> Result<Vec<CommandRow>, Failure> {

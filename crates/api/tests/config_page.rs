@@ -1,4 +1,5 @@
-//! `docs/reference/experiment-config.md` lists every field of a configuration, with the default that the code has.
+//! `docs/reference/experiment-config.md` lists every field of a configuration, with the default that the code has, and every
+//! field that Determined's schema has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,6 +7,9 @@ use instep_api::config::{ExperimentConfig, Sources};
 use serde_json::Value;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/experiment-config.md");
+
+/// Every field of Determined 0.38.1's schema, as `scripts/determined_fields.py` prints them.
+const DETERMINED: &str = include_str!("determined-fields.txt");
 
 /// Configurations that together have every field.
 const EXAMPLES: &[&str] = &[
@@ -75,4 +79,27 @@ fn the_page_lists_every_field_with_its_default() {
         let default: Value = serde_json::from_str(default).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(found[path].contains(&default), "{path} is {:?}, the page says {default}", found[path]);
     }
+}
+
+#[test]
+fn the_page_lists_every_field_of_determined_s_schema() {
+    let page = std::fs::read_to_string(PAGE).expect("the page is there");
+    let (_, without_meaning) =
+        page.split_once("## Fields of Determined's that have no meaning here").expect("its heading");
+    let (without_meaning, _) = without_meaning.split_once("\n## ").expect("the next heading");
+    let named: BTreeSet<&str> = without_meaning
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next())
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect();
+    let rows = rows(&page);
+    let holds =
+        |holder: &str| rows.keys().any(|row| row.strip_prefix(holder).is_some_and(|rest| rest.starts_with(['.', '['])));
+    let is_listed = |path: &str| {
+        let mut holders = path.match_indices(['.', '[']).map(|(end, _)| &path[..end]);
+        rows.contains_key(path) || holds(path) || holders.any(|holder| rows.contains_key(holder) && !holds(holder))
+    };
+    assert!(DETERMINED.lines().count() > 150);
+    let missing: BTreeSet<&str> = DETERMINED.lines().filter(|path| !is_listed(path)).collect();
+    assert_eq!(missing, named, "left: what no table has; right: what the page says has no meaning");
 }

@@ -1,4 +1,4 @@
-"""Calls every public method of Determined's SDK against a master with one agent in the pool `fast`.
+"""Calls every public method and function of Determined's SDK against a master with one agent in the pool `fast`.
 
 Prints, as its last line, how many there are and which no call was made of.
 """
@@ -10,6 +10,7 @@ import typing
 import warnings
 from pathlib import Path
 
+import functions
 from checkpoints import saved
 from determined.common.api import bindings, errors
 from determined.errors import EnterpriseOnlyError
@@ -255,14 +256,16 @@ def main(address: str) -> None:
     warnings.simplefilter("ignore")
     folder = Path.home() / "sdk"
     (folder / "checkpoints").mkdir(parents=True)
-    names = count_calls()
+    names = count_calls() | functions.count_calls(CALLED)
     det = client.Determined(address, "admin", "")
     people(det)
     project = places(det, "sdk")
     pools(det)
     experiment, trial = experiments(det, project, folder)
     metrics(det, trial)
-    models(det, checkpoints(det, experiment, trial, folder))
+    checkpoint = checkpoints(det, experiment, trial, folder)
+    models(det, checkpoint)
+    functions.call_all(det, address, trial, checkpoint, folder)
     endings(det, experiment, trial)
     # They belong to Determined's enterprise edition.
     refused(EnterpriseOnlyError, det.list_oauth_clients)

@@ -9,14 +9,17 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
+from conftest import Runner
 from detached.conftest import Client, Master, api, master  # noqa: F401
+from managed.conftest import Cluster
 
 # Nothing here may ever become part of a page's structure.
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>&lt;"
@@ -34,6 +37,40 @@ def browser() -> Iterator[Browser]:
         running = playwright.chromium.launch(executable_path=found, args=[*options, "--disable-dev-shm-usage"])
         yield running
         running.close()
+
+
+@pytest.fixture
+def context(browser: Browser, master: Master) -> Iterator[BrowserContext]:  # noqa: F811
+    """A browser that keeps nothing of other tests."""
+    context = browser.new_context(base_url=master.address)
+    context.set_default_timeout(30_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def one_agent(
+    run: Runner,
+    instep: Path,
+    master: Master,  # noqa: F811
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Callable[[Path], Cluster]]:
+    """Makes a cluster of the master and an agent whose tasks have a certain Python."""
+    clusters: list[Cluster] = []
+
+    def make(python: Path) -> Cluster:
+        made = Cluster(run, instep, python, master, tmp_path, wait_until)
+        clusters.append(made)
+        # An address of its own: tasks of another test's cluster have the same ports.
+        number = os.getpid()
+        made.agent("one", 1, "--address", f"127.{number >> 8 & 127 | 1}.{number & 255}.7")
+        return made
+
+    yield make
+    for cluster in clusters:
+        for agent in cluster.agents.values():
+            agent.kill_tree()
 
 
 @dataclass

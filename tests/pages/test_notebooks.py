@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
-from conftest import Runner
-from detached.conftest import Client, Failed, Master, determined
+from detached.conftest import Client, Failed, determined
 from detached.det import Commands, det
 from managed.conftest import Cluster, settings
 
@@ -18,31 +16,9 @@ __all__ = ["det", "determined", "settings"]
 
 
 @pytest.fixture
-def cluster(
-    run: Runner,
-    instep: Path,
-    determined: Path,
-    master: Master,
-    tmp_path: Path,
-    wait_until: Callable[..., None],
-) -> Iterator[Cluster]:
+def cluster(one_agent: Callable[[Path], Cluster], determined: Path) -> Cluster:
     """A master with an agent whose Python has JupyterLab."""
-    made = Cluster(run, instep, determined, master, tmp_path, wait_until)
-    # An address of its own: tasks of another test's cluster have the same ports.
-    number = os.getpid()
-    made.agent("one", 1, "--address", f"127.{number >> 8 & 127 | 1}.{number & 255}.8")
-    yield made
-    for agent in made.agents.values():
-        agent.kill_tree()
-
-
-@pytest.fixture
-def context(browser: Browser, master: Master) -> Iterator[BrowserContext]:
-    """A browser that keeps nothing of other tests."""
-    context = browser.new_context(base_url=master.address)
-    context.set_default_timeout(30_000)
-    yield context
-    context.close()
+    return one_agent(determined)
 
 
 def state_of(api: Client, task: str) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from conftest import Runner
-from detached.conftest import Client, Master
+from detached.conftest import Client
 from managed.conftest import Cluster
 from pages.conftest import record
 
@@ -39,26 +37,9 @@ def launch(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def cluster(
-    run: Runner, instep: Path, master: Master, tmp_path: Path, wait_until: Callable[..., None]
-) -> Iterator[Cluster]:
+def cluster(one_agent: Callable[[Path], Cluster]) -> Cluster:
     """A master with an agent."""
-    made = Cluster(run, instep, Path(sys.executable), master, tmp_path, wait_until)
-    # An address of its own: tasks of another test's cluster have the same ports.
-    number = os.getpid()
-    made.agent("one", 1, "--address", f"127.{number >> 8 & 127 | 1}.{number & 255}.7")
-    yield made
-    for agent in made.agents.values():
-        agent.kill_tree()
-
-
-@pytest.fixture
-def context(browser: Browser, master: Master) -> Iterator[BrowserContext]:
-    """A browser that keeps nothing of other tests."""
-    context = browser.new_context(base_url=master.address)
-    context.set_default_timeout(15_000)
-    yield context
-    context.close()
+    return one_agent(Path(sys.executable))
 
 
 def opened(context: BrowserContext, task: str) -> Page:

@@ -63,9 +63,11 @@ impl TaskAccess {
     /// Gives out a key.
     pub(crate) fn admit(&mut self, key: &str, grant: Grant, page: Page, now: Instant) {
         make_room(&mut self.keys);
-        let opened = self.opened.entry(grant.session.clone()).or_default();
-        if page != Page::Own && !opened.iter().any(|(_, task)| *task == grant.task) {
-            opened.push((page, grant.task.clone()));
+        if page != Page::Own {
+            let opened = self.opened.entry(grant.session.clone()).or_default();
+            if !opened.iter().any(|(_, task)| *task == grant.task) {
+                opened.push((page, grant.task.clone()));
+            }
         }
         self.keys.insert(token_hash(key), (grant, now));
     }
@@ -84,6 +86,11 @@ impl TaskAccess {
             Page::Own => return false,
         };
         self.opened.get(session).is_some_and(|opened| opened.iter().any(|(page, _)| *page == other))
+    }
+
+    /// A session may not see a task any more. What it has opened may still be in its browser.
+    pub(crate) fn revoke(&mut self, revoked: &Grant) {
+        self.keep(|grant| grant != revoked);
     }
 
     /// A session has ended.
@@ -174,6 +181,10 @@ mod tests {
         access.admit("3", grant("foreign", "s"), Page::Foreign, now);
         access.end_task("foreign");
         assert!(access.mixes("s", Page::Notebook), "its page may still be open");
+        access.admit("4", grant("denied", "s"), Page::Foreign, now);
+        access.revoke(&grant("denied", "s"));
+        assert_eq!(access.grant("4", "denied"), None);
+        assert!(access.grant("1", "own").is_some() && access.mixes("s", Page::Notebook));
         access.end_session("s");
         assert!(!access.mixes("s", Page::Notebook));
     }

@@ -7,8 +7,6 @@ use instep_api::commands::{Command, LaunchNotebookResponse, LaunchRequest, Noteb
 use instep_client::Client;
 use serde_json::Value;
 
-use super::dialog::say;
-use super::interrupt::SayOnInterrupt;
 use super::logs::{self, LogArguments};
 use super::options::Common;
 use super::requests::api;
@@ -112,21 +110,13 @@ pub(crate) fn run(arguments: NotebookArguments) -> anyhow::Result<()> {
         Verb::List { all } => task_verbs::list::<Notebooks>(&client, &common, all),
         Verb::Describe(named) => task_verbs::describe::<Notebooks>(&client, &common, &named.task),
         Verb::Config(named) => task_verbs::config::<Notebooks>(&client, &named.task),
-        Verb::Open(named) => {
-            task_verbs::outcome::<Notebooks>(&get(&client, &named.task)?)?;
-            task_verbs::say_address::<Notebooks>(&client, &named.task);
-            Ok(())
-        }
+        Verb::Open(named) => task_verbs::open::<Notebooks>(&client, &named.task),
         Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
         Verb::Kill(named) => task_verbs::kill::<Notebooks>(&client, &named.task),
         Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
             task_verbs::set_priority::<Notebooks>(&client, &wanted)
         }
     }
-}
-
-fn get(client: &Client, task: &str) -> anyhow::Result<Command> {
-    Ok(task_verbs::get::<Notebooks>(client, task)?.notebook)
 }
 
 fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow::Result<()> {
@@ -149,13 +139,5 @@ fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow:
         task_verbs::print_identifier(&task);
         return Ok(());
     }
-    say(&format!("notebook {task} is starting"));
-    let again = format!("notebook {task} goes on starting\nhint: see where it is with `instep notebook open {task}`");
-    let _interrupt = SayOnInterrupt::new(format!("{again}, stop it with `instep notebook kill {task}`"));
-    task_verbs::wait_until_ready::<Notebooks>(client, &task)?;
-    if common.json {
-        return table::json(&get(client, &task)?);
-    }
-    task_verbs::say_address::<Notebooks>(client, &task);
-    Ok(())
+    task_verbs::follow_start::<Notebooks>(client, common, &task)
 }

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::dialog::say;
+use super::interrupt::SayOnInterrupt;
 use super::options::Common;
 use super::requests::api;
 use super::{configuration, shown, table};
@@ -128,7 +129,7 @@ pub(super) fn read_config(file: Option<&Path>, settings: &[String]) -> anyhow::R
 }
 
 /// Waits until one serves.
-pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
+fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;
@@ -145,8 +146,28 @@ pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::
     }
 }
 
-/// Prints where a browser finds one.
-pub(super) fn say_address<K: Kind>(client: &Client, task: &str) {
+/// Follows one that was started until it serves, and prints where a browser finds it.
+pub(super) fn follow_start<K: Kind>(client: &Client, common: &Common, task: &str) -> anyhow::Result<()> {
+    let (noun, verbs) = (K::NOUN, K::VERBS);
+    say(&format!("{noun} {task} is starting"));
+    let again = format!("{noun} {task} goes on starting\nhint: see where it is with `instep {verbs} open {task}`");
+    let _interrupt = SayOnInterrupt::new(format!("{again}, stop it with `instep {verbs} kill {task}`"));
+    wait_until_ready::<K>(client, task)?;
+    if common.json {
+        return table::json(K::task(&get::<K>(client, task)?));
+    }
+    say_address::<K>(client, task);
+    Ok(())
+}
+
+/// Prints where a browser finds one that has not failed.
+pub(super) fn open<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
+    outcome::<K>(K::task(&get::<K>(client, task)?))?;
+    say_address::<K>(client, task);
+    Ok(())
+}
+
+fn say_address<K: Kind>(client: &Client, task: &str) {
     console::print(format!("{}/det/interactive/{task}/{}\n", client.address(), K::VERBS).as_bytes());
 }
 

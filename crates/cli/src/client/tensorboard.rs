@@ -10,12 +10,11 @@ use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_client::Client;
 use serde_json::Value;
 
-use super::dialog::say;
 use super::logs::{self, LogArguments};
 use super::options::Common;
 use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
-use super::{lookup, session, table};
+use super::{lookup, session};
 
 /// The verbs of TensorBoards, for [`task_verbs`].
 struct Tensorboards;
@@ -111,21 +110,13 @@ pub(crate) fn run(arguments: TensorboardArguments) -> anyhow::Result<()> {
         Verb::List { all } => task_verbs::list::<Tensorboards>(&client, &common, all),
         Verb::Describe(named) => task_verbs::describe::<Tensorboards>(&client, &common, &named.task),
         Verb::Config(named) => task_verbs::config::<Tensorboards>(&client, &named.task),
-        Verb::Open(named) => {
-            task_verbs::outcome::<Tensorboards>(&get(&client, &named.task)?)?;
-            task_verbs::say_address::<Tensorboards>(&client, &named.task);
-            Ok(())
-        }
+        Verb::Open(named) => task_verbs::open::<Tensorboards>(&client, &named.task),
         Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
         Verb::Kill(named) => task_verbs::kill::<Tensorboards>(&client, &named.task),
         Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
             task_verbs::set_priority::<Tensorboards>(&client, &wanted)
         }
     }
-}
-
-fn get(client: &Client, task: &str) -> anyhow::Result<Command> {
-    Ok(task_verbs::get::<Tensorboards>(client, task)?.tensorboard)
 }
 
 fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow::Result<()> {
@@ -143,11 +134,5 @@ fn start(client: &Client, common: &Common, arguments: StartArguments) -> anyhow:
         task_verbs::print_identifier(&task);
         return Ok(());
     }
-    say(&format!("TensorBoard {task} is starting"));
-    task_verbs::wait_until_ready::<Tensorboards>(client, &task)?;
-    if common.json {
-        return table::json(&get(client, &task)?);
-    }
-    task_verbs::say_address::<Tensorboards>(client, &task);
-    Ok(())
+    task_verbs::follow_start::<Tensorboards>(client, common, &task)
 }

@@ -19,7 +19,7 @@ use super::call::Call;
 use super::cookies;
 use super::failure::Failure;
 use super::reply::Reply;
-use super::task_pages::holds;
+use super::task_pages::granted;
 use crate::application::Application;
 use crate::cluster::Serving;
 use crate::task_access::Grant;
@@ -103,10 +103,10 @@ async fn relay(caller: OnUpgrade, task: OnUpgrade, application: Arc<Application>
     let (Ok(caller), Ok(task)) = (caller.await, task.await) else { return };
     let (mut caller, mut task) = (TokioIo::new(caller), TokioIo::new(task));
     let allowed = async || {
-        let holds = holds(&application, &passage.grant).await;
+        let granted = granted(&application, &passage.grant).await;
         // As long as somebody is connected the task is in use.
         let service = application.cluster.use_service(passage.grant.task.clone()).await;
-        matches!((holds, service), (Ok(true), Ok(Some(_))))
+        matches!((granted, service), (Ok(Some(_)), Ok(Some(_))))
     };
     let ended = async {
         while allowed().await {

@@ -112,16 +112,15 @@ pub(crate) async fn at_own_origin(call: Call) -> Result<Reply, Failure> {
 /// Gives a key for a ticket.
 async fn exchanged(call: &Call, task: &str, page: String, ticket: &str) -> Result<Reply, Failure> {
     let grant = lock(&call.application.task_access).redeem(ticket, task, Instant::now());
-    let holds = match &grant {
-        Some(grant) => holds(&call.application, grant).await?,
-        None => false,
+    let opens = match &grant {
+        Some(grant) => granted(&call.application, grant).await?,
+        None => None,
     };
-    let Some(grant) = grant.filter(|_| holds) else {
+    let (Some(grant), Some(kind)) = (grant, opens) else {
         let what = format!("this link to task {task} was used before, or has expired");
         let hint = format!("open {} at the master's address once more", path_of(task));
         return Err(Failure::forbidden(format!("{what}\nhint: {hint}")));
     };
-    let kind = check_opens(&call.application, &grant.session, task).await?;
     check_mixing(&call.application, &grant.session, kind)?;
     let key = random::token();
     lock(&call.application.task_access).admit(&key, grant, kind, Instant::now());
@@ -137,10 +136,16 @@ async fn session_of_key(call: &Call, task: &str) -> Result<Option<String>, Failu
         keys.into_iter().filter_map(|key| access.grant(key, task).cloned()).collect()
     };
     for grant in found {
-        if holds(&call.application, &grant).await? {
+        if granted(&call.application, &grant).await?.is_some() {
             return Ok(Some(grant.session));
         }
-        lock(&call.application.task_access).end_session(&grant.session);
+        let lasts = call.application.session_of_hash(grant.session.clone()).await?.is_some();
+        let mut access = lock(&call.application.task_access);
+        if lasts {
+            access.revoke(&grant);
+        } else {
+            access.end_session(&grant.session);
+        }
     }
     Ok(None)
 }
@@ -180,13 +185,13 @@ fn check_mixing(application: &Application, session: &str, page: Page) -> Result<
     Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: {hint}")))
 }
 
-/// Whether what was granted holds still: the session lasts, and its user may see the task. Asked with every request, and
-/// of open websockets.
-pub(crate) async fn holds(application: &Application, grant: &Grant) -> Result<bool, Failure> {
+/// What a task's page is to the session that it was granted to; nothing once the session has ended, or its user may not
+/// see the task any more. Asked with every request, and of open websockets.
+pub(crate) async fn granted(application: &Application, grant: &Grant) -> Result<Option<Page>, Failure> {
     match check_opens(application, &grant.session, &grant.task).await {
-        Ok(_) => Ok(true),
+        Ok(page) => Ok(Some(page)),
         Err(failure) if failure.code == Code::Internal => Err(failure),
-        Err(_) => Ok(false),
+        Err(_) => Ok(None),
     }
 }
 

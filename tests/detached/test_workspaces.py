@@ -47,6 +47,10 @@ def test_what_is_archived_stays_as_it_is(det: Commands, api: Client) -> None:
         f"experiment move {made.experiment} Uncategorized Uncategorized",
     )
     assert all(each.status == 1 and "archive" in each.output for each in refused), refused
+    # `det` would not even ask.
+    with pytest.raises(Failed, match="archived") as not_there:
+        api("POST", "/api/v1/commands", {"config": {"entrypoint": ["true"]}, "workspaceId": workspace})
+    assert not_there.value.status == 404
     with pytest.raises(Failed, match="archived"):
         storage_of(api, project)
     assert api("GET", f"/api/v1/projects/{project}")["project"]["archived"] is True

@@ -32,6 +32,8 @@ pub struct Deletion {
     pub paths: Option<Vec<String>>,
     /// The owner of the checkpoint's experiment; `None` if it was given up by a version that did not note it.
     pub owner: Option<UserId>,
+    /// The experiment, which may be gone; `None` if it was given up by a version that did not note it.
+    pub experiment: Option<ExperimentId>,
 }
 
 /// The configuration of where a checkpoint's files are: that of its run, else that of its experiment.
@@ -57,8 +59,8 @@ fn note(connection: &Connection, checkpoint: &Checkpoint, paths: Option<&[String
     let paths = paths.map(|paths| text_of(&paths)).transpose()?;
     connection
         .prepare_cached(
-            "INSERT INTO file_deletions (checkpoint_uuid, storage, paths, user_id) \
-             VALUES (?, ?, ?, (SELECT user_id FROM experiments WHERE id = ?))",
+            "INSERT INTO file_deletions (checkpoint_uuid, storage, paths, user_id, experiment_id) \
+             VALUES (?1, ?2, ?3, (SELECT user_id FROM experiments WHERE id = ?4), ?4)",
         )?
         .execute(params![
             checkpoint.uuid,
@@ -100,9 +102,10 @@ pub(crate) fn give_up_tensorboard(connection: &Connection, id: ExperimentId, clu
     let (mut config, owner) = row.optional()?.ok_or_else(|| Error::not_found("experiment", id))?;
     let storage = config["checkpoint_storage"].take();
     if storage.is_object() {
-        let sql = "INSERT INTO file_deletions (checkpoint_uuid, folder, storage, user_id) VALUES (?, ?, ?, ?)";
+        let sql = "INSERT INTO file_deletions (checkpoint_uuid, folder, storage, user_id, experiment_id) \
+                   VALUES (?, ?, ?, ?, ?)";
         let folder = format!("{cluster}/tensorboard/experiment");
-        connection.execute(sql, params![id.to_string(), folder, text_of(&storage)?, owner])?;
+        connection.execute(sql, params![id.to_string(), folder, text_of(&storage)?, owner, id.0])?;
     }
     Ok(())
 }
@@ -183,6 +186,7 @@ impl Database {
                         storage: json(row, "storage")?,
                         paths: optional_json(row, "paths")?,
                         owner: row.get::<_, Option<i64>>("user_id")?.map(UserId),
+                        experiment: row.get::<_, Option<i64>>("experiment_id")?.map(ExperimentId),
                     })
                 })?;
                 Ok(found.collect::<rusqlite::Result<_>>()?)

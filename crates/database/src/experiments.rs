@@ -500,6 +500,7 @@ impl Database {
                 for trial in &current.trial_ids {
                     crate::trials::forget(connection, *trial)?;
                 }
+                crate::collections::forget(connection, id)?;
                 for sql in [
                     "DELETE FROM experiment_events WHERE experiment_id = ?",
                     "DELETE FROM experiment_snapshots WHERE experiment_id = ?",

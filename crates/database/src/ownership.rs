@@ -127,7 +127,7 @@ fn of_task(connection: &Connection, task: &str) -> Result<Option<Ownership>> {
     let sql = "SELECT COALESCE(experiments.user_id, commands.user_id), experiments.id, trials.id, tasks.id, \
                COALESCE(projects.workspace_id, commands.workspace_id) FROM tasks \
                LEFT JOIN trials ON trials.id = tasks.trial_id \
-               LEFT JOIN experiments ON experiments.id = trials.experiment_id \
+               LEFT JOIN experiments ON experiments.id = COALESCE(trials.experiment_id, tasks.experiment_id) \
                LEFT JOIN projects ON projects.id = experiments.project_id \
                LEFT JOIN commands ON commands.task_id = tasks.id WHERE tasks.id = ?";
     let Some(found) = one(connection, sql, task)? else { return Ok(None) };

@@ -30,6 +30,7 @@ mod attempts;
 mod audit;
 mod clock;
 mod cluster;
+mod collections;
 mod config;
 mod copies;
 mod deletions;

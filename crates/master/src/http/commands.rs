@@ -115,6 +115,11 @@ fn check_idle_type(kind: Kind, config: &TaskConfig) -> Result<(), Failure> {
 
 /// Makes a task where the caller may.
 pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched, Failure> {
+    let workspace = call.application.database.workspace(launch.place.workspace).await?;
+    if workspace.archived {
+        let what = format!("workspace '{}' is archived: nothing starts there", workspace.name);
+        return Err(Failure::not_found(format!("{what}\nhint: unarchive it, or choose another")));
+    }
     let config = configured(call, &launch).await?;
     let Launch { kind, place, files, context, details, .. } = launch;
     let database = &call.application.database;

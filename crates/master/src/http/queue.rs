@@ -19,6 +19,7 @@ use super::reply::{Json, Nothing, Reply};
 use super::{config_policies, pools};
 use crate::clock::now;
 use crate::cluster::{JobChange, JobOf};
+use crate::collections;
 
 async fn found(call: &Call) -> Result<(Vec<Job>, Pagination), Failure> {
     let pool = call.query.text("resourcePool").map(str::to_owned);
@@ -211,6 +212,8 @@ async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Resul
 
 async fn allocations(call: &Call) -> Result<BTreeMap<String, AllocationSummary>, Failure> {
     let mut found = call.application.cluster.read(|state| state.shown_allocations()).await?;
+    let collections = call.application.database.collections().await?.into_iter().map(collections::summary);
+    found.extend(collections.map(|summary| (summary.allocation_id.clone(), summary)));
     if call.grants.is_none() {
         return Ok(found);
     }

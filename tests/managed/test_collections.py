@@ -5,11 +5,16 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from detached.conftest import Failed
 from detached.det import Commands
 
 from .conftest import Cluster
 from .test_det import create
+from .test_roles import master
+
+__all__ = ["master"]
 
 # So many that deleting them takes long enough to be seen.
 FILES = 20_000
@@ -22,6 +27,10 @@ with core.init() as context:
 
 
 def test_a_collection_shows_as_a_task_and_says_what_it_deleted(cluster: Cluster, det: Commands, tmp_path: Path) -> None:
+    admin = cluster.api = cluster.master.client.login("admin")
+    det.settings |= {"DET_USER": "admin", "DET_PASS": ""}
+    admin("POST", "/api/v1/users", {"user": {"username": "bob", "active": True}, "password": "bob"})
+    bob = cluster.master.client.login("bob", "bob")
     cluster.agent("one", 1)
     number = create(cluster, cluster.config(["python3", "-c", SCRIPT]))
     cluster.wait_for(number, "STATE_COMPLETED")
@@ -54,6 +63,10 @@ def test_a_collection_shows_as_a_task_and_says_what_it_deleted(cluster: Cluster,
     assert shown["taskType"] == "TASK_TYPE_CHECKPOINT_GC" and shown["endTime"]
     [log] = det(f"task logs {task}")
     assert f"deleted checkpoint {uuid}" in log
+    # Who does not see the experiment does not see it.
+    for path in (f"/api/v1/tasks/{task}", f"/api/v1/tasks/{task}/logs"):
+        with pytest.raises(Failed, match="not found"):
+            bob("GET", path)
     # It goes with its experiment.
     det(f"experiment delete {number} --yes")
 

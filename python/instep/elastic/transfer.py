@@ -80,10 +80,10 @@ def send(link: Link, tree: object, own_too: object, to: Sequence[int], donors: S
         for piece in cut[own]:
             tickets.append(link.native.send(_memory(large, piece), peer, _STRIPE, link.seconds, keep))
     # That of the next one too: so two survivors vouch for every stripe.
-    digests = [_digest(large, cut[(own + offset) % len(donors)]) for offset in (0, 1)]
-    digests.append(digest_of(small.values()))
+    mine, after = _digest(large, cut[own]), (own + 1) % len(donors)
+    theirs = _digest(large, cut[after]) if after != own else mine
     for peer in to:
-        tickets += _send_bytes(link, b"".join(digests), peer, _DIGEST, keep)
+        tickets += _send_bytes(link, mine + theirs + digest_of(small.values()), peer, _DIGEST, keep)
     for ticket in tickets:
         ticket.wait()
 
@@ -99,15 +99,20 @@ def receive(link: Link, own: object, donors: Sequence[int]) -> tuple[Tree, Tree]
     large = [tensor for tensor in tensors if tensor.nbytes > SMALL]
     cut = stripes([tensor.nbytes for tensor in large], len(donors))
     tickets = [
-        link.native.receive(_memory(large, piece), donor, _STRIPE, link.seconds, large)
+        [link.native.receive(_memory(large, piece), donor, _STRIPE, link.seconds, large) for piece in pieces]
         for donor, pieces in zip(donors, cut, strict=True)
-        for piece in pieces
     ]
-    digests = [_receive_bytes(link, donor, _DIGEST) for donor in donors]
-    for ticket in tickets:
-        ticket.wait()
-    with ThreadPoolExecutor() as threads:
-        received = list(threads.map(lambda pieces: _digest(large, pieces), cut))
+
+    def hashed(pieces: Sequence[Piece], arriving: Sequence[Ticket]) -> bytes:
+        for ticket in arriving:
+            ticket.wait()
+        return _digest(large, pieces)
+
+    # A stripe is hashed while others are under way.
+    with ThreadPoolExecutor(len(donors)) as threads:
+        hashes = threads.map(hashed, cut, tickets)
+        digests = [_receive_bytes(link, donor, _DIGEST) for donor in donors]
+        received = list(hashes)
     for place, ours in enumerate(received):
         before = (place - 1) % len(donors)
         if digests[place][:32] != digests[before][32:64] or digests[place][64:] != digests[before][64:]:

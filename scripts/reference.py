@@ -86,6 +86,8 @@ COMMANDS = {
     "tensorboard start": "",
     "notebook": "JupyterLab on slots: [the guide](../guides/cluster.md#notebooks).",
     "notebook start": "",
+    "shell": "SSH on slots: [the guide](../guides/cluster.md#shells).",
+    "shell start": "",
     "secret": "Configurations name secrets: [secrets](../concepts/tasks.md#secrets).",
     "secret set": "",
     "template": "",

@@ -17,7 +17,7 @@ from project import fail, say
 
 # command -> Debian package
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
-TEST = BUILD | {"ip": "iproute2", "chromium": "chromium"}
+TEST = BUILD | {"ip": "iproute2", "chromium": "chromium", "ssh": "openssh-client"}
 BENCH = TEST | {"mpirun": "openmpi-bin"}
 SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++"}
 PURPOSES = {"build": BUILD, "test": TEST, "bench": BENCH, "soak": SOAK}

@@ -17,17 +17,11 @@ from conftest import Runner
 from .conftest import SCRIPTS, Client, Master
 
 # Functions whose requests are not served, each with the reason.
-LATER = "shells are not there yet"
 UNUSED = "nothing in the package calls it: the profiler reports groups of metrics"
 NOT_SERVED = {
-    "get_GetShell": LATER,
-    "get_GetShells": LATER,
     "get_GetTrialProfilerAvailableSeries": UNUSED,
     "get_GetTrialProfilerMetrics": UNUSED,
-    "post_KillShell": LATER,
-    "post_LaunchShell": LATER,
     "post_PostTrialProfilerMetricsBatch": UNUSED,
-    "post_SetShellPriority": LATER,
 }
 # Functions that are called and refused, each with the reason.
 NO_KUBERNETES = "there is no Kubernetes under the master"
@@ -48,6 +42,7 @@ WITH_AGENT = {
     "post_SetTensorboardPriority",
     *("get_GetNotebook", "get_GetNotebooks", "post_KillNotebook", "post_LaunchNotebook"),
     *("post_SetNotebookPriority", "put_IdleNotebook"),
+    *("get_GetShell", "get_GetShells", "post_KillShell", "post_LaunchShell", "post_SetShellPriority"),
     *("get_GetGenericTaskConfig", "post_CreateGenericTask", "post_KillGenericTask"),
     *("get_GetTaskContextDirectory", "post_PauseGenericTask", "post_UnpauseGenericTask"),
     *("get_AllocationPreemptionSignal", "get_AllocationRendezvousInfo", "get_GetAllocation"),

@@ -1,4 +1,4 @@
-//! Commands, TensorBoards and notebooks: tasks beside experiments.
+//! Commands, TensorBoards, notebooks and shells: tasks beside experiments.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::pages::Pagination;
 use crate::states::AllocationState;
 use crate::wire::Timestamp;
 
-/// A command, a TensorBoard or a notebook.
+/// A command, a TensorBoard, a notebook or a shell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -37,9 +37,17 @@ pub struct Command {
     pub trial_ids: Vec<TrialId>,
     /// Where it serves, below the master's address.
     pub service_address: Option<String>,
+    /// As whom a shell runs on its machine: `user` is with whom SSH logs in.
+    #[serde(default)]
+    pub agent_user_group: Option<Value>,
+    /// What opens a shell, for those who may open it; nothing in lists.
+    #[serde(default)]
+    pub private_key: Option<String>,
+    #[serde(default)]
+    pub public_key: Option<String>,
 }
 
-/// `POST /commands`, `POST /tensorboards` and `POST /notebooks`
+/// `POST /commands`, `POST /tensorboards`, `POST /notebooks` and `POST /shells`
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -87,6 +95,15 @@ pub struct LaunchNotebookResponse {
     pub warnings: Vec<String>,
 }
 
+/// The answer to `POST /shells`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct LaunchShellResponse {
+    pub shell: Command,
+    pub config: Configuration,
+    pub warnings: Vec<String>,
+}
+
 /// `GET /commands`
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -108,6 +125,14 @@ pub struct TensorboardsResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct NotebooksResponse {
     pub notebooks: Vec<Command>,
+    pub pagination: Pagination,
+}
+
+/// `GET /shells`
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ShellsResponse {
+    pub shells: Vec<Command>,
     pub pagination: Pagination,
 }
 
@@ -134,6 +159,15 @@ pub struct TensorboardResponse {
 #[expect(missing_docs, reason = "the fields are Determined's own")]
 pub struct NotebookResponse {
     pub notebook: Command,
+    #[serde(default)]
+    pub config: Configuration,
+}
+
+/// The same for shells.
+#[derive(Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are Determined's own")]
+pub struct ShellResponse {
+    pub shell: Command,
     #[serde(default)]
     pub config: Configuration,
 }

@@ -313,17 +313,36 @@ pub enum Entrypoint {
     Shell(String),
     /// As it is.
     Arguments(Vec<String>),
+    /// A part of instep, by the agent's own program: whatever the task's Python has under that name.
+    Own {
+        /// What follows the program's name.
+        instep: Vec<String>,
+    },
 }
 
-/// Something that a task serves over HTTP.
+/// How one speaks with what a task serves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// With requests and answers.
+    #[default]
+    Http,
+    /// With bytes.
+    Tcp,
+}
+
+/// Something that a task serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
     /// Where it listens.
     pub address: String,
     /// Where it listens.
     pub port: u16,
-    /// What answers as soon as it is ready.
+    /// What answers as soon as it is ready, over HTTP.
     pub path: String,
+    /// How.
+    #[serde(default)]
+    pub protocol: Protocol,
 }
 
 /// A user of the machine.

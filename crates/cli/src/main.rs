@@ -14,6 +14,7 @@ mod master;
 mod module;
 mod report;
 mod run;
+mod sshd;
 mod store;
 mod task;
 mod usage;
@@ -60,6 +61,12 @@ enum Command {
     /// Show running and waiting tasks: list, logs
     #[command(arg_required_else_help = true)]
     Task(task::TaskArguments),
+    /// Serve a shell of the cluster
+    #[command(hide = true)]
+    Sshd,
+    /// Serve files to a client of a shell
+    #[command(hide = true)]
+    SftpServer,
     #[command(flatten)]
     Client(client::Verb),
     /// Check what this machine has and what is missing
@@ -108,6 +115,8 @@ fn main() -> ExitCode {
         Command::Agent(arguments) => agent::run(&arguments),
         Command::WrapRank(arguments) => wrap_rank::run(&arguments),
         Command::Task(arguments) => task::run(&arguments),
+        Command::Sshd => sshd::run(),
+        Command::SftpServer => sshd::serve_files(),
         Command::Client(verb) => client::run(verb),
         Command::Doctor { json } => doctor::run(json),
         Command::Diagnose(arguments) => diagnose::run(&arguments),

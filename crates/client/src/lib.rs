@@ -31,6 +31,8 @@
 //! [`Reporter`] sends metrics and lines of output in the background, each exactly once. [`Preemption`] waits in the
 //! background for the word that a task should make room.
 //!
+//! [`websocket`] connects to the master for more than requests and answers: for agents, and for a [`tunnel`] to a task.
+//!
 //! It decides nothing about what is asked, reads no environment, and prints nothing.
 
 mod address;
@@ -44,6 +46,8 @@ mod resolver;
 mod retry;
 mod stream;
 pub mod sync;
+pub mod tunnel;
+pub mod websocket;
 
 pub use address::Address;
 pub use client::{Client, Repeat, Settings};

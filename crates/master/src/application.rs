@@ -14,6 +14,7 @@ use crate::clock::now;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::grants::{self, Grants};
 use crate::http::cookies::CookieNames;
+use crate::http::tunnel::Strangers;
 use crate::journal::Journal;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
@@ -54,6 +55,8 @@ pub(crate) struct Application {
     pub sites: Sites,
     /// Who may open the pages of tasks.
     pub task_access: Mutex<TaskAccess>,
+    /// Who is connected to tasks without having said who they are.
+    pub strangers: Arc<Strangers>,
     /// Whether roles decide who sees and does what; without them everybody reads, and owners change.
     pub roles: bool,
     /// How webhooks are told, and what they look for in logs.
@@ -122,6 +125,7 @@ impl Application {
             cookies,
             sites: told.sites,
             task_access: Mutex::default(),
+            strangers: Arc::default(),
             roles: told.roles,
         })
     }

@@ -15,6 +15,7 @@
 //!   in the [`Journal`], for those who ask.
 //! - `vault` encrypts the secrets that tasks are given; `grants` looks up what a user has been given.
 //! - `audit` is who did what, recorded by the router and read by administrators.
+//! - `ssh_keys` makes the keys that open shells.
 //! - `sites` knows where browsers find the master and, at another origin, the pages of tasks; `task_access` who may open those.
 //! - `listener` takes connections, plain or with `encryption`; `peer` knows who is at the other end.
 //!
@@ -52,6 +53,7 @@ mod random;
 mod server;
 pub mod settings;
 mod sites;
+mod ssh_keys;
 mod storage;
 mod sync;
 mod task_access;

@@ -21,6 +21,7 @@ const REMEMBERED: usize = 10_000;
 /// What a ticket or a key lets its bearer do: see one task, for as long as a session lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grant {
+    /// The task, or a port of it as `TASK:PORT`.
     pub task: String,
     /// The hash of the session's token.
     pub session: String,
@@ -99,13 +100,14 @@ impl TaskAccess {
         self.keep(|grant| grant.session != session);
     }
 
-    /// A task has ended.
+    /// A task has ended, with all its ports.
     pub(crate) fn end_task(&mut self, task: &str) {
+        let is_of = |name: &str| name.split(':').next() == Some(task);
         self.opened.retain(|_, opened| {
-            opened.retain(|(page, of)| *page == Page::Foreign || of != task);
+            opened.retain(|(page, of)| *page == Page::Foreign || !is_of(of));
             !opened.is_empty()
         });
-        self.keep(|grant| grant.task != task);
+        self.keep(|grant| !is_of(&grant.task));
     }
 
     fn keep(&mut self, wanted: impl Fn(&Grant) -> bool) {
@@ -194,14 +196,14 @@ mod tests {
         let now = Instant::now();
         let filled = || {
             let mut access = TaskAccess::default();
-            for (task, session) in [("a", "s"), ("a", "t"), ("b", "s")] {
+            for (task, session) in [("a:80", "s"), ("a", "t"), ("b", "s")] {
                 access.admit(&format!("{task}{session}"), grant(task, session), Page::Own, now);
                 access.issue(&format!("{task}{session}"), grant(task, session), now);
             }
             access
         };
         let left = |mut access: TaskAccess| {
-            let known = [("as", "a"), ("at", "a"), ("bs", "b")];
+            let known = [("a:80s", "a:80"), ("at", "a"), ("bs", "b")];
             known.map(|(name, task)| {
                 let key = access.grant(name, task).is_some();
                 assert_eq!(access.redeem(name, task, now).is_some(), key, "{name}");

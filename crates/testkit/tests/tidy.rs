@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // level 0
     ("instep-api", &[]),
     ("instep-recorder", &[]),
+    ("instep-shell", &[]),
     ("instep-store", &[]),
     // level 1
     ("instep-checkpoint", &["instep-api"]),
@@ -43,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "instep-launch",
             "instep-master",
             "instep-recorder",
+            "instep-shell",
             "instep-store",
         ],
     ),

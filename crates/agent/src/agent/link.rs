@@ -1,25 +1,14 @@
 //! The websocket to the master: messages of `instep_api::link`, one thread, every wait with a deadline.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use instep_api::error::{ErrorBody, PlainErrorBody};
 use instep_api::link::{Order, PATH, Report};
 use instep_client::Address;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use tungstenite::client::IntoClientRequest;
-use tungstenite::http::HeaderValue;
-use tungstenite::protocol::WebSocketConfig;
+use instep_client::websocket::{Destination, SocketError, Stream};
 use tungstenite::{Message, WebSocket};
 
-/// Until a connection stands, and until something is written.
-const CONNECT: Duration = Duration::from_secs(5);
-const WRITE: Duration = Duration::from_secs(30);
 /// Bytes of a message of the master's: an order with an experiment's configuration.
 const LONGEST_MESSAGE: usize = 16 << 20;
 
@@ -42,46 +31,6 @@ pub enum Received {
     Nothing,
 }
 
-/// Plain or with TLS.
-enum Stream {
-    Plain(TcpStream),
-    Encrypted(Box<StreamOwned<ClientConnection, TcpStream>>),
-}
-
-impl Stream {
-    fn socket(&self) -> &TcpStream {
-        match self {
-            Stream::Plain(socket) => socket,
-            Stream::Encrypted(stream) => &stream.sock,
-        }
-    }
-}
-
-impl io::Read for Stream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Plain(socket) => socket.read(buffer),
-            Stream::Encrypted(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl io::Write for Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Plain(socket) => socket.write(bytes),
-            Stream::Encrypted(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Stream::Plain(socket) => socket.flush(),
-            Stream::Encrypted(stream) => stream.flush(),
-        }
-    }
-}
-
 /// A connection to the master.
 pub struct Link {
     socket: WebSocket<Stream>,
@@ -90,35 +39,23 @@ pub struct Link {
 impl Link {
     /// Connects, and shows the token.
     pub fn open(master: &Address, certificates: Option<&Path>, token: &str) -> Result<Link, LinkError> {
-        let broken = |why: String| LinkError::Broken(format!("cannot reach the master at {master}: {why}"));
-        let (host, port) = host_and_port(master);
-        let socket = connect(&host, port).map_err(|error| broken(error.to_string()))?;
-        let stream = if master.is_encrypted() {
-            encrypted(socket, &host, certificates).map_err(broken)?
-        } else {
-            Stream::Plain(socket)
-        };
-        let url = format!("{master}{PATH}").replacen("http", "ws", 1);
-        let mut request = url.into_client_request().map_err(|error| broken(error.to_string()))?;
-        let bearer = HeaderValue::from_str(&format!("Bearer {token}"))
-            .map_err(|_| LinkError::Refused("the token contains invalid characters".to_owned()))?;
-        request.headers_mut().insert("Authorization", bearer);
-        let config = WebSocketConfig::default().max_message_size(Some(LONGEST_MESSAGE));
-        let config = config.max_frame_size(Some(LONGEST_MESSAGE));
-        match tungstenite::client::client_with_config(request, stream, Some(config)) {
-            Ok((socket, _)) => Ok(Link { socket }),
-            Err(tungstenite::HandshakeError::Failure(tungstenite::Error::Http(response))) => {
-                let status = response.status().as_u16();
-                let said = said(response.body().as_deref().unwrap_or_default());
-                match status {
-                    401 | 403 => Err(LinkError::Refused(format!("the master at {master} refuses the token: {said}"))),
-                    404 => Err(LinkError::Refused(format!(
-                        "{master} does not accept agents: it is not a master, or is too old"
-                    ))),
-                    _ => Err(broken(format!("it answered with status {status}: {said}"))),
-                }
+        let token = Some(token);
+        let destination = Destination { master, certificates, path: PATH, token, longest_message: LONGEST_MESSAGE };
+        match destination.open() {
+            Ok(socket) => Ok(Link { socket }),
+            Err(SocketError::Answered { status: 401 | 403, said, .. }) => {
+                Err(LinkError::Refused(format!("the master at {master} refuses the token: {said}")))
             }
-            Err(error) => Err(broken(error.to_string())),
+            Err(SocketError::Answered { status: 404, .. }) => {
+                let what = format!("{master} does not accept agents: it is not a master, or is too old");
+                Err(LinkError::Refused(what))
+            }
+            Err(SocketError::Answered { status, said, .. }) => {
+                let why = format!("it answered with status {status}: {said}");
+                Err(LinkError::Broken(format!("cannot reach the master at {master}: {why}")))
+            }
+            Err(error @ SocketError::Token) => Err(LinkError::Refused(error.to_string())),
+            Err(error @ SocketError::Broken { .. }) => Err(LinkError::Broken(error.to_string())),
         }
     }
 
@@ -168,65 +105,4 @@ fn is_timeout(error: &io::Error) -> bool {
 
 fn broken(error: tungstenite::Error) -> LinkError {
     LinkError::Broken(format!("the connection to the master broke: {error}"))
-}
-
-fn host_and_port(master: &Address) -> (String, u16) {
-    let text = master.as_str();
-    let authority = text.split_once("://").map_or(text, |(_, rest)| rest).split('/').next().unwrap_or_default();
-    // An address always has its port.
-    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
-    (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(80))
-}
-
-fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut last = io::Error::other("the name does not resolve");
-    let deadline = Instant::now() + 3 * CONNECT;
-    for address in (host, port).to_socket_addrs()? {
-        if Instant::now() > deadline {
-            break;
-        }
-        match TcpStream::connect_timeout(&address, CONNECT) {
-            Ok(socket) => {
-                socket.set_nodelay(true)?;
-                // For the handshakes; later reads have their own.
-                socket.set_read_timeout(Some(WRITE))?;
-                socket.set_write_timeout(Some(WRITE))?;
-                return Ok(socket);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-fn encrypted(socket: TcpStream, host: &str, certificates: Option<&Path>) -> Result<Stream, String> {
-    let mut roots = RootCertStore::empty();
-    match certificates {
-        Some(path) => {
-            let failed = |error: String| format!("certificates in {}: {error}", path.display());
-            let found = CertificateDer::pem_file_iter(path).map_err(|error| failed(error.to_string()))?;
-            for certificate in found {
-                let certificate = certificate.map_err(|error| failed(error.to_string()))?;
-                roots.add(certificate).map_err(|error| failed(error.to_string()))?;
-            }
-        }
-        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
-    let connection = ClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
-    Ok(Stream::Encrypted(Box::new(StreamOwned::new(connection, socket))))
-}
-
-/// The sentence in the body of an answer.
-fn said(body: &[u8]) -> String {
-    if let Ok(error) = serde_json::from_slice::<ErrorBody>(body) {
-        return error.error.error;
-    }
-    serde_json::from_slice::<PlainErrorBody>(body).map_or_else(|_| "no reason given".to_owned(), |body| body.message)
 }

@@ -5,6 +5,7 @@
 //! | `instep run …` | as it stands, with the nodes and slots of the trial as its defaults |
 //! | `train.py …`, a file of the context | `instep run train.py …`: one process for each slot |
 //! | `module:Class` | Determined's launcher of Trial classes |
+//! | a part of instep, such as a shell's server | the agent's own program |
 //! | anything else | as it stands, once on every machine, as Determined does it |
 
 use std::path::Path;
@@ -20,8 +21,8 @@ pub struct Program {
     pub launcher: bool,
 }
 
-/// Decides what runs; `is_file` tells whether the context has a file.
-pub fn program(entrypoint: &Entrypoint, is_file: impl Fn(&Path) -> bool) -> Program {
+/// Decides what runs; `programs` is the folder with the agent's own, `is_file` tells whether the context has a file.
+pub fn program(entrypoint: &Entrypoint, programs: &Path, is_file: impl Fn(&Path) -> bool) -> Program {
     let is_script = |word: &str| word.ends_with(".py") && is_file(Path::new(word));
     match entrypoint {
         Entrypoint::Shell(text) if is_trial_class(text.trim()) => Program {
@@ -41,6 +42,10 @@ pub fn program(entrypoint: &Entrypoint, is_file: impl Fn(&Path) -> bool) -> Prog
             let script = is_script(first);
             let before = if script { vec!["instep".to_owned(), "run".to_owned()] } else { Vec::new() };
             Program { launcher: script || is_ours(first), words: [before, words.clone()].concat() }
+        }
+        Entrypoint::Own { instep } => {
+            let own = programs.join("instep").to_string_lossy().into_owned();
+            Program { launcher: false, words: [vec![own], instep.clone()].concat() }
         }
     }
 }
@@ -121,7 +126,9 @@ mod tests {
         let shell = |text: &str| Entrypoint::Shell(text.to_owned());
         let list = |text: &[&str]| Entrypoint::Arguments(words(text));
         let trial = ["python3", "-m", "determined.launch.torch_distributed", "--", "--trial", "model_def:T"];
-        let cases: [(Entrypoint, &[&str], bool); 9] = [
+        let own = Entrypoint::Own { instep: words(&["sshd"]) };
+        let cases: [(Entrypoint, &[&str], bool); 10] = [
+            (own, &["/programs/instep", "sshd"], false),
             (shell("python3 x.py"), &["sh", "-c", "python3 x.py"], false),
             (shell("model_def:T"), &trial, false),
             (shell("instep run x.py -a"), &["sh", "-c", "instep run x.py -a"], true),
@@ -133,7 +140,7 @@ mod tests {
             (list(&["/opt/instep", "run", "x"]), &["/opt/instep", "run", "x"], true),
         ];
         for (entrypoint, expected, launcher) in cases {
-            let found = program(&entrypoint, |path| path == Path::new("train.py"));
+            let found = program(&entrypoint, Path::new("/programs"), |path| path == Path::new("train.py"));
             let expected = Program { words: words(expected), launcher };
             assert_eq!(found, expected, "{entrypoint:?}");
         }

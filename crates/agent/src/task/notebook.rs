@@ -85,13 +85,20 @@ fn is_used(counts: Counts, kernels: &[Running], terminals: &[Running], latest: &
         }
 }
 
-/// Asks a task for a page. The answer ends with the connection.
-pub fn ask(service: &Service, path: &str, token: Option<&str>) -> io::Result<Vec<u8>> {
+/// Connects to a task.
+pub fn connect(service: &Service) -> io::Result<TcpStream> {
     let mut addresses = (service.address.as_str(), service.port).to_socket_addrs()?;
     let address = addresses.next().ok_or_else(|| io::Error::other("the address does not resolve"))?;
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Asks a task for a page. The answer ends with the connection.
+pub fn ask(service: &Service, path: &str, token: Option<&str>) -> io::Result<Vec<u8>> {
+    let mut stream = connect(service)?;
+    let address = stream.peer_addr()?;
     let shown = token.map(|token| format!("Authorization: token {token}\r\n")).unwrap_or_default();
     // The older version knows no answers in chunks.
     let question = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{shown}Connection: close\r\n\r\n");

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use instep_api::link::Service;
+use instep_api::link::{Protocol, Service};
 
 use super::master;
-use super::notebook::{Rule, ask, is_fine};
+use super::notebook::{Rule, ask, connect, is_fine};
 use crate::order::TaskOrder;
 
 /// Between two questions.
@@ -59,9 +59,13 @@ fn watch_use(order: &TaskOrder, service: &Service, ended: &AtomicBool) {
     }
 }
 
-/// Whether a question is answered, with anything but an error of the server's own.
+/// Whether a question is answered, with anything but an error of the server's own; or a connection, where there are no
+/// questions.
 fn answers(service: &Service) -> io::Result<bool> {
-    Ok(is_fine(&ask(service, &service.path, None)?))
+    match service.protocol {
+        Protocol::Http => Ok(is_fine(&ask(service, &service.path, None)?)),
+        Protocol::Tcp => connect(service).map(|_| true),
+    }
 }
 
 #[cfg(test)]
@@ -75,7 +79,8 @@ mod tests {
     fn a_service_is_ready_when_it_answers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let service = Service { address: "127.0.0.1".to_owned(), port, path: "/proxy/t/".to_owned() };
+        let service =
+            Service { address: "127.0.0.1".to_owned(), port, path: "/proxy/t/".to_owned(), protocol: Protocol::Http };
         for (answer, fine) in
             [("HTTP/1.1 200 OK\r\n\r\n", true), ("HTTP/1.0 503 Later\r\n\r\n", false), ("what", false)]
         {
@@ -91,7 +96,9 @@ mod tests {
             });
             assert_eq!(asked.unwrap_or(false), fine, "{answer}");
         }
+        let bytes = Service { protocol: Protocol::Tcp, ..service.clone() };
+        assert!(answers(&bytes).unwrap());
         drop(listener);
-        assert!(answers(&service).is_err());
+        assert!(answers(&service).is_err() && answers(&bytes).is_err());
     }
 }

@@ -163,7 +163,7 @@ impl Supervisor {
         {
             all.entry(interface::VARIABLE.into()).or_insert_with(|| name.into());
         }
-        let program = program(&self.order.start.entrypoint, |path| place.join(path).is_file());
+        let program = program(&self.order.start.entrypoint, &self.view.programs, |path| place.join(path).is_file());
         if program.launcher {
             let port = self.order.start.environment.get("C10D_PORT").cloned().unwrap_or_else(|| "29400".to_owned());
             let nodes = Nodes {

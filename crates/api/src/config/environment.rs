@@ -15,7 +15,7 @@ pub struct Environment {
     pub image: ByDevice<Option<String>>,
     pub environment_variables: ByDevice<Vec<String>>,
     pub ports: Map<String, Value>,
-    pub proxy_ports: Vec<Value>,
+    pub proxy_ports: Vec<ProxyPort>,
     pub force_pull_image: bool,
     pub registry_auth: Option<Map<String, Value>>,
     pub add_capabilities: Vec<String>,
@@ -27,6 +27,19 @@ pub struct Environment {
     pub secret_files: BTreeMap<String, String>,
 }
 
+/// A port of a task that others reach through the master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ProxyPort {
+    /// Where the task listens.
+    pub proxy_port: u16,
+    /// Whether bytes are passed on as they are, in a websocket; HTTP otherwise.
+    pub proxy_tcp: bool,
+    /// Whether nobody is asked who they are.
+    pub unauthenticated: bool,
+    /// Whether it is what the task's own address leads to.
+    pub default_service_id: bool,
+}
+
 /// The same thing for each kind of device that a task may run on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[expect(missing_docs, reason = "the fields are Determined's own")]
@@ -36,6 +49,8 @@ pub struct ByDevice<T> {
     pub rocm: T,
 }
 
+/// Ports of one task that others reach.
+const MOST_PROXY_PORTS: usize = 100;
 const IMAGE: &str = "determinedai/pytorch-ngc-dev:0736b6d";
 const ROCM_IMAGE: &str = "determinedai/environments:rocm-5.6-pytorch-1.3-tf-2.10-rocm-mpich-0736b6d";
 
@@ -50,7 +65,7 @@ impl Environment {
             image: with_defaults(image.unwrap_or_default()),
             environment_variables: variables.unwrap_or_default(),
             ports: ports(&mut fields),
-            proxy_ports: fields.list("proxy_ports").into_iter().map(|(_, value)| value).collect(),
+            proxy_ports: proxy_ports(&mut fields),
             force_pull_image: fields.flag("force_pull_image").unwrap_or(false),
             registry_auth: fields.map("registry_auth"),
             add_capabilities: fields.texts("add_capabilities"),
@@ -91,6 +106,36 @@ fn ports(fields: &mut Fields<'_>) -> Map<String, Value> {
         }
     }
     ports
+}
+
+fn proxy_ports(fields: &mut Fields<'_>) -> Vec<ProxyPort> {
+    let mistakes = fields.mistakes();
+    let mut found: Vec<ProxyPort> = Vec::new();
+    for (path, value) in fields.list("proxy_ports") {
+        let mut entry = Fields::of(&path, value, mistakes);
+        let port = entry.take("proxy_port").unwrap_or(Value::Null);
+        // Clients may write it as 8080.0.
+        let whole = port.as_u64().or_else(|| port.as_f64().filter(|port| port.fract() == 0.0).map(|port| port as u64));
+        let number = whole.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+        if number.is_none() {
+            entry.wrong("proxy_port", "must be a port from 1 to 65535");
+        }
+        let port = ProxyPort {
+            proxy_port: number.unwrap_or_default(),
+            proxy_tcp: entry.flag("proxy_tcp").unwrap_or(false),
+            unauthenticated: entry.flag("unauthenticated").unwrap_or(false),
+            default_service_id: entry.flag("default_service_id").unwrap_or(false),
+        };
+        if found.iter().any(|other| other.proxy_port == port.proxy_port) {
+            entry.wrong("proxy_port", format!("port {} is there twice", port.proxy_port));
+        }
+        entry.finish();
+        found.push(port);
+    }
+    if found.len() > MOST_PROXY_PORTS {
+        fields.wrong("proxy_ports", format!("are {}, and must be {MOST_PROXY_PORTS} at most", found.len()));
+    }
+    found
 }
 
 /// What a pod's specification leaves to the master: its names, and most of the container that the task runs in.

@@ -30,7 +30,7 @@ mod training;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-pub use environment::{ByDevice, Environment};
+pub use environment::{ByDevice, Environment, ProxyPort};
 pub use hyperparameters::{Hyperparameter, Hyperparameters};
 pub use length::{Length, Unit};
 pub use policies::{LogAction, LogPolicy};

@@ -189,6 +189,17 @@ mod tests {
     }
 
     #[test]
+    fn ports_that_others_reach_read_back() {
+        let ports = json!([{"proxy_port": 8080.0}, {"proxy_port": 22, "proxy_tcp": true, "unauthenticated": null}]);
+        let value = json!({"entrypoint": "true", "environment": {"proxy_ports": ports}});
+        let config = TaskConfig::from_value(value, &command()).unwrap();
+        let found: Vec<(u16, bool)> =
+            config.environment.proxy_ports.iter().map(|port| (port.proxy_port, port.proxy_tcp)).collect();
+        assert_eq!(found, [(8080, false), (22, true)]);
+        assert_eq!(TaskConfig::from_value(config.to_json(), &command()).unwrap(), config);
+    }
+
+    #[test]
     fn mistakes_have_their_paths() {
         let cases = [
             (json!({}), "entrypoint: is needed"),
@@ -197,6 +208,22 @@ mod tests {
             (json!({"entrypoint": "a", "resources": {"slots": -1}}), "resources.slots: must be at least 0"),
             (json!({"entrypoint": "a", "idle_timeout": "soon"}), "idle_timeout: must be a time"),
             (json!(7), "must be a map"),
+            (
+                json!({"entrypoint": "a", "environment": {"proxy_ports": [{}]}}),
+                "proxy_ports[0].proxy_port: must be a port",
+            ),
+            (
+                json!({"entrypoint": "a", "environment": {"proxy_ports": [{"proxy_port": 70000}]}}),
+                "proxy_ports[0].proxy_port: must be a port",
+            ),
+            (
+                json!({"entrypoint": "a", "environment": {"proxy_ports": [{"proxy_port": 1}, {"proxy_port": 1}]}}),
+                "port 1 is there twice",
+            ),
+            (
+                json!({"entrypoint": "a", "environment": {"proxy_ports": [{"proxy_port": 1, "proxy_udp": true}]}}),
+                "did you mean `proxy_tcp`",
+            ),
         ];
         for (value, part) in cases {
             let errors = TaskConfig::from_value(value.clone(), &command()).unwrap_err();

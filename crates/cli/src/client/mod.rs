@@ -7,7 +7,7 @@
 //! - [`table`] and [`shown`] decide how things look; [`dialog`] is what is said to people beside.
 //! - [`lookup`] finds what a name, a number or nothing at all means; [`requests`] are those that many verbs make.
 //! - [`interrupt`] is what Ctrl-C says while something is followed.
-//! - [`task_verbs`] is what commands, TensorBoards and notebooks share.
+//! - [`task_verbs`] is what commands, TensorBoards, notebooks and shells share.
 //! - The other modules are the verbs, one for each kind of thing.
 
 mod account;
@@ -42,6 +42,7 @@ mod requests;
 mod secret;
 mod session;
 mod sharing;
+mod shell;
 mod shown;
 mod slot;
 mod submit;
@@ -121,6 +122,9 @@ pub(crate) enum Verb {
     /// Start and manage notebooks: JupyterLab on the cluster's slots
     #[command(visible_alias = "nb", arg_required_else_help = true)]
     Notebook(notebook::NotebookArguments),
+    /// Start and open shells: SSH on the cluster's slots
+    #[command(arg_required_else_help = true)]
+    Shell(shell::ShellArguments),
     /// Show which trials a configuration would create
     PreviewSearch(preview::PreviewArguments),
     /// Manage templates: configuration shared by experiments
@@ -159,6 +163,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Command(arguments) => command::run(arguments),
         Verb::Tensorboard(arguments) => tensorboard::run(arguments),
         Verb::Notebook(arguments) => notebook::run(arguments),
+        Verb::Shell(arguments) => return shell::run(arguments).map_err(explained),
         Verb::PreviewSearch(arguments) => preview::run(&arguments),
         Verb::Template(arguments) => template::run(arguments),
     };

@@ -171,10 +171,15 @@ pub(super) fn close(client: &Client) -> anyhow::Result<Option<String>> {
 }
 
 fn file() -> anyhow::Result<PathBuf> {
+    Ok(folder()?.join("sessions.json"))
+}
+
+/// Where this user's sessions are kept, and the keys of shells.
+pub(super) fn folder() -> anyhow::Result<PathBuf> {
     let folder = variable("XDG_CONFIG_HOME").map(PathBuf::from);
     let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".config")));
     let none = || Hinted::new("this user has no home directory", "set XDG_CONFIG_HOME to a folder for sessions");
-    Ok(folder.ok_or_else(none)?.join("instep/sessions.json"))
+    Ok(folder.ok_or_else(none)?.join("instep"))
 }
 
 fn read(path: &Path) -> anyhow::Result<Sessions> {

@@ -129,7 +129,7 @@ pub(super) fn read_config(file: Option<&Path>, settings: &[String]) -> anyhow::R
 }
 
 /// Waits until one serves.
-fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
+pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;

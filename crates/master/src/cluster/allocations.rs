@@ -142,6 +142,14 @@ impl Allocations {
         }
     }
 
+    /// The one of a task that has not ended, the newest if there are several.
+    pub(super) fn of_task(&self, task: &str) -> Option<&Allocation> {
+        let prefix = format!("{task}.");
+        let of_task = self.live.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+        let running = |allocation: &Allocation| (allocation.state == AllocationState::Running, allocation.queued_at);
+        of_task.map(|(_, allocation)| allocation).filter(|found| found.task == task).max_by_key(|found| running(found))
+    }
+
     /// Sets ports aside for one that is to start; `None` if there are none, or no such allocation.
     pub(super) fn reserve_ports(&mut self, name: &str) -> Option<Reservation> {
         let (service, trial) = match &self.live.get(name)?.purpose {

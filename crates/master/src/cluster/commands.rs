@@ -1,4 +1,4 @@
-//! Commands, TensorBoards, notebooks and generic tasks that live: what happens to them, and what their state machines want
+//! Commands, TensorBoards, notebooks, shells and generic tasks that live: what happens to them, and what their state machines want
 //! done.
 
 use std::collections::BTreeMap;
@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use instep_api::config::{Entrypoint as Configured, TaskConfig, TaskSources};
 use instep_api::identifiers::WorkspaceId;
-use instep_api::link::{Entrypoint, Service};
-use instep_api::states::AllocationState;
+use instep_api::link::{Entrypoint, Protocol, Service};
 use instep_api::wire::Timestamp;
 use instep_database::CommandRow;
 use instep_policy::lifecycle::command::{AfterRun, Command, CommandEffect, CommandEvent, StoredRun};
@@ -18,9 +17,9 @@ use super::allocation::{Allocation, Purpose};
 use super::allocations::Allocations;
 use super::experiments::Owner;
 use super::outbox::Outbox;
-use super::ports::SERVICE_PORT;
 use super::{Refusal, pool_of};
 use crate::clock::now;
+use crate::ssh_keys::SshKeys;
 
 /// Before SIGKILL, for a task that is ended.
 const GRACE_SECONDS: u32 = 5;
@@ -34,13 +33,15 @@ pub(crate) enum Kind {
     Tensorboard,
     /// JupyterLab.
     Notebook,
+    /// An SSH server.
+    Shell,
     /// Any program, in a tree of tasks.
     Generic,
 }
 
 impl Kind {
     pub(crate) fn of(task_type: &str) -> Option<Kind> {
-        let mut all = [Kind::Command, Kind::Tensorboard, Kind::Notebook, Kind::Generic].into_iter();
+        let mut all = [Kind::Command, Kind::Tensorboard, Kind::Notebook, Kind::Shell, Kind::Generic].into_iter();
         all.find(|kind| kind.task_type() == task_type)
     }
 
@@ -50,6 +51,7 @@ impl Kind {
             Kind::Command => "TASK_TYPE_COMMAND",
             Kind::Tensorboard => "TASK_TYPE_TENSORBOARD",
             Kind::Notebook => "TASK_TYPE_NOTEBOOK",
+            Kind::Shell => "TASK_TYPE_SHELL",
             Kind::Generic => "TASK_TYPE_GENERIC",
         }
     }
@@ -65,6 +67,7 @@ impl Kind {
             Kind::Command => "Command",
             Kind::Tensorboard => "TensorBoard",
             Kind::Notebook => "JupyterLab",
+            Kind::Shell => "Shell",
             Kind::Generic => "Generic Task",
         }
     }
@@ -72,13 +75,32 @@ impl Kind {
     /// What its configuration is laid over.
     pub(crate) fn sources(self) -> TaskSources {
         let needs_entrypoint = matches!(self, Kind::Command | Kind::Generic);
-        let slots = u32::from(matches!(self, Kind::Command | Kind::Notebook));
+        let slots = u32::from(matches!(self, Kind::Command | Kind::Notebook | Kind::Shell));
         TaskSources { needs_entrypoint, slots, ..TaskSources::default() }
     }
 
     /// Whether it serves pages.
-    pub(crate) fn serves(self) -> bool {
-        matches!(self, Kind::Tensorboard | Kind::Notebook)
+    pub(crate) fn has_pages(self) -> bool {
+        self.protocol() == Some(Protocol::Http)
+    }
+
+    /// How one speaks with what it serves, if it serves something.
+    pub(crate) fn protocol(self) -> Option<Protocol> {
+        match self {
+            Kind::Tensorboard | Kind::Notebook => Some(Protocol::Http),
+            Kind::Shell => Some(Protocol::Tcp),
+            Kind::Command | Kind::Generic => None,
+        }
+    }
+
+    /// Whether it runs whatever is typed into it, as its owner: nobody else opens it, but administrators.
+    pub(crate) fn runs_what_is_typed(self) -> bool {
+        matches!(self, Kind::Notebook | Kind::Shell)
+    }
+
+    /// Whether it says itself that it is used; of the others everybody who connects is a use.
+    pub(crate) fn reports_use(self) -> bool {
+        self == Kind::Notebook
     }
 }
 
@@ -93,13 +115,9 @@ pub(crate) struct Details {
     /// What a notebook asks of whoever connects to it: the master alone knows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-}
-
-/// Where a task serves, and what it asks of whoever connects.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Serving {
-    pub service: Service,
-    pub secret: Option<String>,
+    /// What opens a shell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<SshKeys>,
 }
 
 /// Where the files of a trial are, and under which name they are shown.
@@ -137,7 +155,7 @@ impl LiveCommand {
         let idle_limit = match kind {
             Kind::Command | Kind::Generic => None,
             Kind::Tensorboard => Some(config.idle_timeout.unwrap_or(IDLE_LIMIT)),
-            Kind::Notebook => config.idle_timeout,
+            Kind::Notebook | Kind::Shell => config.idle_timeout,
         };
         let idle_limit = idle_limit.filter(|limit| !limit.is_zero());
         let name = format!("{} {}", kind.noun(), row.task.get(..8).unwrap_or(&row.task));
@@ -176,14 +194,15 @@ impl LiveCommand {
 
     /// What it serves, where it does.
     pub(super) fn service(&self, task: &str, address: &str, port: Option<u16>) -> Option<Service> {
-        let port = port.filter(|_| self.kind.serves())?;
-        Some(Service { address: address.to_owned(), port, path: format!("/proxy/{task}/") })
+        let (port, protocol) = (port?, self.kind.protocol()?);
+        Some(Service { address: address.to_owned(), port, path: format!("/proxy/{task}/"), protocol })
     }
 
     /// What runs.
     pub(super) fn entrypoint(&self, service: Option<&Service>) -> Entrypoint {
         match (&self.config.entrypoint, service) {
             (_, Some(service)) if self.kind == Kind::Notebook => Entrypoint::Shell(notebook(service)),
+            (_, Some(_)) if self.kind == Kind::Shell => Entrypoint::Own { instep: vec!["sshd".to_owned()] },
             (_, Some(service)) => Entrypoint::Shell(tensorboard(&self.details.folders, service, &self.config)),
             // One word alone is a line for the shell, as people type it between quotes.
             (Some(Configured::Words(words)), None) if words.len() > 1 => Entrypoint::Arguments(words.clone()),
@@ -195,7 +214,26 @@ impl LiveCommand {
 
     /// What it learns beside what all tasks do.
     pub(super) fn variables(&self, service: Option<&Service>) -> BTreeMap<String, String> {
-        let (Kind::Notebook, Some(service)) = (self.kind, service) else { return BTreeMap::new() };
+        let Some(service) = service else { return BTreeMap::new() };
+        match self.kind {
+            Kind::Notebook => self.variables_of_notebook(service),
+            Kind::Shell => self.variables_of_shell(service),
+            Kind::Command | Kind::Tensorboard | Kind::Generic => BTreeMap::new(),
+        }
+    }
+
+    /// Where the server of a shell listens, which key opens it, and whom it tells of as its owner.
+    fn variables_of_shell(&self, service: &Service) -> BTreeMap<String, String> {
+        let key = self.details.keys.as_ref().map(|keys| keys.public.trim_end().to_owned());
+        let all = [
+            ("INSTEP_SHELL_ADDRESS", service.address.clone()),
+            ("INSTEP_SHELL_PORT", service.port.to_string()),
+            ("INSTEP_SHELL_KEY", key.unwrap_or_default()),
+        ];
+        all.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    fn variables_of_notebook(&self, service: &Service) -> BTreeMap<String, String> {
         let mut all = BTreeMap::from([("NOTEBOOK_PORT".to_owned(), service.port.to_string())]);
         all.extend(self.details.secret.clone().map(|secret| ("JUPYTER_TOKEN".to_owned(), secret)));
         if let Some(limit) = self.config.idle_timeout.filter(|limit| !limit.is_zero()) {
@@ -341,16 +379,6 @@ impl Commands {
         self.live.get(task).is_some_and(|live| live.machine.is_paused() == wanted)
     }
 
-    /// Where a task serves; `None` if it does not.
-    pub(super) fn serving(&self, task: &str, allocations: &Allocations) -> Option<Serving> {
-        let live = self.live.get(task)?;
-        let allocation = allocations.get(&live.allocation_name(task))?;
-        let placed = allocation.placed.as_ref().filter(|_| allocation.state == AllocationState::Running)?;
-        let port = placed.ports.get(SERVICE_PORT).copied();
-        let service = live.service(task, &placed.shares.first()?.address, port)?;
-        Some(Serving { service, secret: live.details.secret.clone() })
-    }
-
     /// Feeds an event to a task, and does what follows.
     pub(super) fn on(&mut self, task: &str, event: CommandEvent, allocations: &mut Allocations, outbox: &mut Outbox) {
         let Some(live) = self.live.get_mut(task) else { return };
@@ -406,7 +434,8 @@ mod tests {
 
     #[test]
     fn a_notebook_says_what_is_missing_and_tells_no_secret() {
-        let service = Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned() };
+        let service =
+            Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned(), protocol: Protocol::Http };
         let line = notebook(&service);
         assert!(line.starts_with("python3 -c 'import jupyterlab' || { echo 'JupyterLab is not installed"), "{line}");
         assert!(line.contains("exec python3 -m jupyterlab '--ServerApp.ip=::1' '--ServerApp.port=2600'"), "{line}");
@@ -416,7 +445,8 @@ mod tests {
     #[test]
     fn a_tensorboard_shows_folders_side_by_side() {
         let folder = Folder { name: "a b".to_owned(), path: "/c/it's".to_owned(), storage: "/c".to_owned() };
-        let service = Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned() };
+        let service =
+            Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned(), protocol: Protocol::Http };
         let config = json!({"tensorboard_args": ["--samples_per_plugin=images=1"]});
         let config = TaskConfig::from_value(config, &Kind::Tensorboard.sources()).unwrap();
         let line = tensorboard(&[folder], &service, &config);

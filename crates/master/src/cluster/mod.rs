@@ -8,7 +8,7 @@
 //! - `actor`: the loop: messages in, one transaction, actions out. `outbox`: what waits for that transaction.
 //! - `state`: the parts below, and what happens between them.
 //! - `experiments`: experiments and what their state machines want; `journal`: what is stored of them with every event;
-//!   `log_policies`: patterns in their output. `commands`: commands, TensorBoards and notebooks.
+//!   `log_policies`: patterns in their output. `commands`: commands, TensorBoards, notebooks and shells, `serving`: where tasks serve.
 //! - `allocations`: the attempts to run something, each an `allocation`, with their `ports`. `rendezvous`: what the
 //!   running tasks ask.
 //! - `goodput`: what became of the time of trials.
@@ -38,6 +38,7 @@ mod rendezvous;
 mod reports;
 mod restore;
 mod scheduler;
+mod serving;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -68,7 +69,7 @@ use allocation::Gathered;
 pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
-pub(crate) use commands::{Details, Folder, Kind, Serving};
+pub(crate) use commands::{Details, Folder, Kind};
 use goodput::GoodputTotals;
 pub(crate) use goodput::of_trial;
 #[cfg(test)]
@@ -77,6 +78,7 @@ pub(crate) use log_policies::{Allowance, MOST_POLICIES, beginning, compiled};
 use outbox::Outbox;
 use scheduler::Scheduler;
 pub(crate) use scheduler::{Passes, SchedulerStats};
+pub(crate) use serving::{Absent, Serving, Target};
 pub(crate) use state::ClusterState;
 
 /// The pool of what names none.
@@ -328,14 +330,14 @@ impl Cluster {
     }
 
     /// Where a task serves, for somebody who is about to use it.
-    pub(crate) async fn use_service(&self, task: String) -> Result<Option<Serving>, Refusal> {
+    pub(crate) async fn use_service(&self, target: Target) -> Result<Option<Serving>, Refusal> {
         self.ask(move |state, outbox, reply| {
-            // Whether a notebook is used it says itself: an open page alone is no use of it.
-            if state.commands.get(&task).is_some_and(|live| live.kind != Kind::Notebook) {
-                state.commands.on(&task, CommandEvent::Used, &mut state.allocations, outbox);
+            // An open page of a notebook alone is no use of it.
+            if state.commands.get(&target.task).is_some_and(|live| !live.kind.reports_use()) {
+                state.commands.on(&target.task, CommandEvent::Used, &mut state.allocations, outbox);
             }
             // It changes nothing that is stored.
-            let _ = reply.send(Ok(state.commands.serving(&task, &state.allocations)));
+            let _ = reply.send(Ok(state.serving(&target)));
         })
         .await
     }

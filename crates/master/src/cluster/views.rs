@@ -7,10 +7,12 @@ use instep_api::agents::{
     QueueStats, ResourcePool, Slot, SlotStats,
 };
 use instep_api::cluster::COMPATIBLE_VERSION;
+use instep_api::config::ProxyPort;
 use instep_api::jobs::{AllocationSummary, Job, JobSummary, ResourceDevices, ResourcesSummary};
 use instep_api::link::{Device, DeviceKind};
 use instep_api::states::AllocationState;
 use instep_policy::schedule::{self, Fitting, Rule};
+use serde_json::{Value, json};
 
 use super::DEFAULT_POOL;
 use super::agents::Agent;
@@ -251,8 +253,23 @@ impl ClusterState {
             priority: priority.map(i64::from),
             scheduler_type: "priority".to_owned(),
             resource_pool: allocation.pool.clone(),
-            proxy_ports: Vec::new(),
+            proxy_ports: self.shown_ports(allocation),
         }
+    }
+
+    /// The ports of an allocation that others reach, as Determined shows them.
+    fn shown_ports(&self, allocation: &Allocation) -> Vec<Value> {
+        let task = &allocation.task;
+        let shown = |port: &ProxyPort| {
+            let service = if port.default_service_id { task.clone() } else { format!("{task}:{}", port.proxy_port) };
+            json!({
+                "serviceId": service,
+                "port": port.proxy_port,
+                "proxyTcp": port.proxy_tcp,
+                "unauthenticated": port.unauthenticated,
+            })
+        };
+        self.proxy_ports(allocation).unwrap_or_default().iter().map(shown).collect()
     }
 
     /// The name that people see of what an allocation runs.

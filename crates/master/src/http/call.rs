@@ -1,10 +1,10 @@
 //! A request as handlers see it.
 
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::http::{HeaderMap, Uri};
 use hyper::upgrade::OnUpgrade;
@@ -55,6 +55,8 @@ pub(crate) struct Call {
     pub headers: HeaderMap,
     pub uri: Uri,
     pub body: Bytes,
+    /// The body as it comes, where it is passed on to a task; behind a lock, since nobody can share it.
+    pub passed: Mutex<Option<Body>>,
     /// What the audit log is told of it.
     pub noted: Arc<Noted>,
     /// What makes a websocket of the connection, where the route is one and the caller asks for it.

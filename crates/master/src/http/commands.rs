@@ -1,9 +1,9 @@
-//! Single tasks: commands, TensorBoards and notebooks. All are made, listed and ended in the same way.
+//! Single tasks: commands, TensorBoards, notebooks and shells. All are made, listed and ended in the same way.
 
 use instep_api::commands::{
     Command, CommandResponse, CommandsResponse, IdleNotebookRequest, LaunchCommandResponse, LaunchNotebookResponse,
-    LaunchRequest, LaunchTensorboardResponse, NotebookResponse, NotebooksResponse, PriorityRequest,
-    TensorboardResponse, TensorboardsResponse,
+    LaunchRequest, LaunchShellResponse, LaunchTensorboardResponse, NotebookResponse, NotebooksResponse,
+    PriorityRequest, ShellResponse, ShellsResponse, TensorboardResponse, TensorboardsResponse,
 };
 use instep_api::config::{ConfigError, Configuration, TaskConfig, TaskSources};
 use instep_api::error::Code;
@@ -28,6 +28,7 @@ use super::{config_policies, contexts, fitting, pools, secrets};
 use crate::clock::now;
 use crate::cluster::{DEFAULT_POOL, Details, Folder, JobOf, Kind};
 use crate::random;
+use crate::ssh_keys::SshKeys;
 use crate::storage::{self, Unreachable};
 
 /// Trials that one TensorBoard shows: what Determined shows at most.
@@ -68,6 +69,7 @@ async fn asked(call: &Call, kind: Kind, request: LaunchRequest) -> Result<Launch
     call.may_make(permissions::Kind::Task, &place)?;
     let details = match kind {
         Kind::Command | Kind::Generic => Details::default(),
+        Kind::Shell => Details { keys: Some(SshKeys::new()), ..Details::default() },
         Kind::Notebook => Details { secret: Some(random::token()), ..Details::default() },
         Kind::Tensorboard => {
             let experiments = request.experiment_ids.unwrap_or_default();
@@ -188,7 +190,7 @@ async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>
         experiments: experiments.iter().map(|id| id.0).collect(),
         trials: trials.iter().map(|id| id.0).collect(),
         folders,
-        secret: None,
+        ..Details::default()
     })
 }
 
@@ -218,8 +220,9 @@ async fn shape(call: &Call, row: CommandRow) -> Result<Command, Failure> {
     let stored = row.allocation.as_ref().map(|allocation| allocation.reason.clone()).unwrap_or_default();
     let state = row.allocation.as_ref().map_or(AllocationState::Queued, |allocation| allocation.state);
     let shown: Details = serde_json::from_value(row.details).unwrap_or_default();
-    let serves = Kind::of(&row.kind).is_some_and(Kind::serves);
-    let service_address = serves.then(|| format!("/proxy/{}/", row.task));
+    let kind = Kind::of(&row.kind);
+    let agent_user_group = row.agent_user_group.unwrap_or_else(|| json!({"user": "", "group": ""}));
+    let service_address = kind.is_some_and(Kind::has_pages).then(|| format!("/proxy/{}/", row.task));
     Ok(Command {
         id: row.task,
         description: row.description,
@@ -237,7 +240,32 @@ async fn shape(call: &Call, row: CommandRow) -> Result<Command, Failure> {
         experiment_ids: shown.experiments.into_iter().map(ExperimentId).collect(),
         trial_ids: shown.trials.into_iter().map(TrialId).collect(),
         service_address,
+        agent_user_group: (kind == Some(Kind::Shell)).then_some(agent_user_group),
+        private_key: None,
+        public_key: shown.keys.map(|keys| keys.public),
     })
+}
+
+/// A shell with the key that opens it, for its owner and administrators.
+async fn opened(call: &Call, row: CommandRow) -> Result<Command, Failure> {
+    let user = call.user()?;
+    // The token of a task stands for what that task does, and not for all that its user has.
+    let own_task = call.task.as_ref().is_none_or(|task| task.task == row.task);
+    if row.owner != user.id && !user.admin || !own_task {
+        return Err(not_yours(&row.task, &row.username));
+    }
+    Ok(Command { private_key: private_key(&row), ..shape(call, row).await? })
+}
+
+fn private_key(row: &CommandRow) -> Option<String> {
+    let details: Details = serde_json::from_value(row.details.clone()).unwrap_or_default();
+    details.keys.map(|keys| keys.private)
+}
+
+/// Why somebody may not open a shell.
+pub(super) fn not_yours(task: &str, owner: &str) -> Failure {
+    let what = format!("shell {task} runs programs as user {owner}: only they and administrators may open it");
+    Failure::forbidden(format!("{what}\nhint: start your own with `instep shell start`"))
 }
 
 async fn listed(call: &Call, kind: Kind) -> Result<(Vec<Command>, Pagination), Failure> {
@@ -383,6 +411,9 @@ fn not_made() -> Command {
         experiment_ids: Vec::new(),
         trial_ids: Vec::new(),
         service_address: None,
+        agent_user_group: None,
+        private_key: None,
+        public_key: None,
     }
 }
 
@@ -404,6 +435,34 @@ pub(crate) async fn kill_notebook(call: Call) -> Result<Json<NotebookResponse>, 
 pub(crate) async fn set_notebook_priority(call: Call) -> Result<Json<NotebookResponse>, Failure> {
     let notebook = prioritized(&call, Kind::Notebook).await?;
     Ok(Json(NotebookResponse { notebook, config: Configuration::default() }))
+}
+
+pub(crate) async fn launch_shell(call: Call) -> Result<Json<LaunchShellResponse>, Failure> {
+    let Launched { task, config, warnings } = launch(&call, Kind::Shell).await?;
+    // Whoever has made one is its owner, or a task that speaks for them.
+    let row = call.application.database.command(task.id.clone()).await?;
+    let shell = Command { private_key: private_key(&row), ..task };
+    Ok(Json(LaunchShellResponse { shell, config, warnings }))
+}
+
+pub(crate) async fn list_shells(call: Call) -> Result<Json<ShellsResponse>, Failure> {
+    let (shells, pagination) = listed(&call, Kind::Shell).await?;
+    Ok(Json(ShellsResponse { shells, pagination }))
+}
+
+pub(crate) async fn shell(call: Call) -> Result<Json<ShellResponse>, Failure> {
+    let row = found(&call, Kind::Shell).await?;
+    let config = row.config.clone().into();
+    Ok(Json(ShellResponse { shell: opened(&call, row).await?, config }))
+}
+
+pub(crate) async fn kill_shell(call: Call) -> Result<Json<ShellResponse>, Failure> {
+    Ok(Json(ShellResponse { shell: ended(&call, Kind::Shell).await?, config: Configuration::default() }))
+}
+
+pub(crate) async fn set_shell_priority(call: Call) -> Result<Json<ShellResponse>, Failure> {
+    let shell = prioritized(&call, Kind::Shell).await?;
+    Ok(Json(ShellResponse { shell, config: Configuration::default() }))
 }
 
 /// The notebook says whether somebody works in it: as long as nobody does, its time runs out.

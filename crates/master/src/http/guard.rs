@@ -44,8 +44,8 @@ pub(crate) enum Access {
     Administrator,
     /// Agents by a token of their own, and users who administrate and have logged in.
     Agent,
-    /// Users and their tasks, by a token in a header: what a task serves. Browsers that want a page are let through
-    /// without one, and sent to where the pages of tasks are.
+    /// Users and their tasks, by a token in a header: what a task serves. Whoever has none is let through: browsers that want
+    /// a page are sent to where the pages of tasks are, and the handler passes on what is for everybody.
     Proxy,
     /// Browsers with a key for the task's pages, or a ticket for one: the handler asks for it. No token counts.
     TaskKey,

@@ -6,7 +6,7 @@
 //! - [`openapi`] describes the table for programs, with [`shape`] for what bodies hold.
 //! - [`guard`] refuses requests before any handler sees them, by what [`credentials`] and [`cookies`] read from them;
 //!   [`ownership`] refuses changes of what is somebody else's.
-//! - [`task_pages`] lets browsers see what tasks serve, at an origin of its own; [`proxy`] passes requests on to them.
+//! - [`task_pages`] lets browsers see what tasks serve, at an origin of its own; [`proxy`] passes requests on to them, [`tunnel`] bytes.
 //! - The other modules are the handlers, one for each kind of thing.
 
 mod agent_users;
@@ -74,6 +74,7 @@ mod templates;
 mod tokens;
 mod trial_sources;
 mod trials;
+pub(crate) mod tunnel;
 pub(crate) mod untrusted;
 mod usage;
 mod users;

@@ -28,12 +28,15 @@ pub(crate) async fn check(call: &Call) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     let named = |part: &str| call.part(part).to_owned();
+    // A port of a task is seen by those who see the task.
+    let task = || named("id").split(':').next().unwrap_or_default().to_owned();
     let subject = match thing {
         Thing::Experiment => Subject::Experiment(call.id("id")?),
         Thing::ExternalExperiment => Subject::ExternalExperiment(named("external")),
         Thing::Trial => Subject::Trial(call.id("id")?),
         Thing::Allocation => Subject::Allocation(named("id")),
         Thing::Checkpoint => Subject::Checkpoint(named("uuid")),
+        Thing::Command if call.route.access == Access::Proxy => Subject::Task(task()),
         Thing::Command | Thing::Task => Subject::Task(named("id")),
         Thing::Model => Subject::Model(named("name")),
         Thing::ModelVersion => Subject::ModelVersion(named("name"), call.id("version")?),

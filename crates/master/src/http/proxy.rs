@@ -13,6 +13,7 @@ use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use instep_api::error::Code;
+use instep_api::link::Protocol;
 use tokio::net::TcpStream;
 
 use super::call::Call;
@@ -21,8 +22,8 @@ use super::failure::Failure;
 use super::reply::Reply;
 use super::task_pages::granted;
 use crate::application::Application;
-use crate::cluster::Serving;
-use crate::task_access::Grant;
+use crate::cluster::{Serving, Target};
+use crate::sync::lock;
 
 /// How long a task may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -54,22 +55,58 @@ const OF_ORIGINS: [&str; 7] = [
 /// The way to a task, for somebody who may go it.
 #[derive(Debug)]
 pub(crate) struct Passage {
-    /// The task, and the session for which the way is open.
-    pub grant: Grant,
+    pub target: Target,
+    /// The session for which the way is open, by the hash of its token; none for what is open for everybody.
+    pub session: Option<String>,
     pub serving: Serving,
     /// Whether the answer comes from the master's own origin, where no browser may run what is in it.
     pub sandboxed: bool,
 }
 
+impl Passage {
+    /// That the task does not answer.
+    fn away(&self, error: &dyn std::fmt::Display) -> Failure {
+        let what = format!("task {} cannot be reached: {error}", self.target);
+        let Some(port) = self.target.port else { return Failure::new(Code::Unavailable, what) };
+        let hint =
+            format!("its program must listen on port {port} of address 0.0.0.0 or {}", self.serving.service.address);
+        Failure::new(Code::Unavailable, format!("{what}\nhint: {hint}"))
+    }
+
+    /// Connects to the task.
+    pub(crate) async fn connect(&self) -> Result<TcpStream, Failure> {
+        let service = &self.serving.service;
+        let connecting = TcpStream::connect((service.address.as_str(), service.port));
+        let stream = tokio::time::timeout(CONNECT, connecting).await.map_err(|_| {
+            self.away(&format_args!("{} does not answer within {} s", service.address, CONNECT.as_secs()))
+        })?;
+        stream.map_err(|error| self.away(&error))
+    }
+
+    /// Waits until the way is open no longer, for a connection that has taken it.
+    pub(crate) async fn closed(&self, application: &Application) {
+        let allowed = async || {
+            let tcp = self.serving.service.protocol == Protocol::Tcp;
+            let granted = match &self.session {
+                Some(session) => granted(application, session, &self.target, tcp).await.map(|page| page.is_some()),
+                None => Ok(true),
+            };
+            // As long as somebody is connected the task is in use.
+            let service = application.cluster.use_service(self.target.clone()).await;
+            let open = |serving: &Serving| self.session.is_some() || serving.unauthenticated;
+            matches!((granted, service), (Ok(true), Ok(Some(serving))) if open(&serving))
+        };
+        while allowed().await {
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+        tracing::debug!(task = %self.target, "closed a connection whose session or task has ended");
+    }
+}
+
 /// Passes a request on to a task, and its answer back.
 pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Failure> {
-    let away = |error: &dyn std::fmt::Display| {
-        Failure::new(Code::Unavailable, format!("task {} cannot be reached: {error}", passage.grant.task))
-    };
-    let service = &passage.serving.service;
-    let connecting = TcpStream::connect((service.address.as_str(), service.port));
-    let stream = tokio::time::timeout(CONNECT, connecting).await.map_err(|error| away(&error))?;
-    let stream = stream.map_err(|error| away(&error))?;
+    let away = |error: &dyn std::fmt::Display| passage.away(error);
+    let stream = passage.connect().await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| away(&error))?;
     // It ends with its one answer, or with what that turns into.
     tokio::spawn(connection.with_upgrades());
@@ -102,21 +139,10 @@ pub(crate) fn asks_for_websocket(headers: &HeaderMap) -> bool {
 async fn relay(caller: OnUpgrade, task: OnUpgrade, application: Arc<Application>, passage: Passage) {
     let (Ok(caller), Ok(task)) = (caller.await, task.await) else { return };
     let (mut caller, mut task) = (TokioIo::new(caller), TokioIo::new(task));
-    let allowed = async || {
-        let granted = granted(&application, &passage.grant).await;
-        // As long as somebody is connected the task is in use.
-        let service = application.cluster.use_service(passage.grant.task.clone()).await;
-        matches!((granted, service), (Ok(Some(_)), Ok(Some(_))))
-    };
-    let ended = async {
-        while allowed().await {
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
-    };
     tokio::select! {
         // Either end may break off as it likes.
         _ = tokio::io::copy_bidirectional(&mut caller, &mut task) => {}
-        () = ended => tracing::debug!(task = passage.grant.task, "closed a websocket whose session or task has ended"),
+        () = passage.closed(&application) => {}
     }
 }
 
@@ -137,17 +163,20 @@ fn request(call: Call, serving: &Serving) -> Result<Request<Body>, Failure> {
     let unusable = |error: axum::http::Error| Failure::invalid(format!("cannot forward the request: {error}"));
     let path = call.uri.path_and_query().map_or("/", |path| path.as_str());
     let uri: Uri = path.parse().map_err(|_| Failure::invalid("cannot forward the address"))?;
-    let built = Request::builder().method(call.route.method.name()).uri(uri).body(Body::from(call.body));
+    let built = Request::builder()
+        .method(call.route.method.name())
+        .uri(uri)
+        .body(lock(&call.passed).take().unwrap_or_default());
     let mut request = built.map_err(unusable)?;
     *request.headers_mut() = passed_on(call.headers, serving);
     Ok(request)
 }
 
 /// The headers that a task sees: not the caller's token, but the secret that it asks of the master.
-fn passed_on(mut headers: HeaderMap, Serving { service, secret }: &Serving) -> HeaderMap {
+fn passed_on(mut headers: HeaderMap, Serving { service, secret, .. }: &Serving) -> HeaderMap {
     let (theirs, websocket) = (cookies::for_task(&headers), asks_for_websocket(&headers));
     without_those_of_the_connection(&mut headers);
-    // Written anew with the body, which has been read.
+    // Written anew with the body, as it comes.
     for name in ["authorization", "grpc-metadata-x-allocation-token", "cookie", "host", "content-length", "expect"] {
         headers.remove(name);
     }
@@ -180,7 +209,8 @@ fn answered(mut response: Response<Body>, passage: &Passage) -> Response<Body> {
     if let header::Entry::Occupied(given) = headers.entry(header::SET_COOKIE) {
         let (_, given) = given.remove_entry_mult();
         let texts: Vec<HeaderValue> = given.collect();
-        let set = texts.iter().filter_map(|value| cookies::from_task(value.to_str().ok()?, &passage.grant.task));
+        let set =
+            texts.iter().filter_map(|value| cookies::from_task(value.to_str().ok()?, &passage.target.to_string()));
         headers.extend(set.map(|cookie| (header::SET_COOKIE, cookie)));
     }
     if passage.sandboxed {
@@ -222,13 +252,14 @@ mod tests {
     }
 
     fn serving(secret: Option<&str>) -> Serving {
-        let service = Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned() };
-        Serving { service, secret: secret.map(str::to_owned) }
+        let service =
+            Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned(), protocol: Protocol::Http };
+        Serving { service, secret: secret.map(str::to_owned), unauthenticated: false }
     }
 
     fn passage(sandboxed: bool) -> Passage {
-        let grant = Grant { task: "t".to_owned(), session: String::new() };
-        Passage { grant, serving: serving(None), sandboxed }
+        let target = Target { task: "t".to_owned(), port: None };
+        Passage { target, session: None, serving: serving(None), sandboxed }
     }
 
     fn answer() -> Response<Body> {

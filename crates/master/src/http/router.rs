@@ -1,11 +1,11 @@
 //! Makes a server of the table of routes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request};
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
@@ -173,10 +173,9 @@ async fn handle(
         Credential::Cookie(token) => (Some(token), true),
     };
     let known = match admit(&application, route.access, token.as_deref(), peer, &noted).await {
-        // A browser without a session is sent to where somebody can sign in.
-        Err(_) if route.access == Access::Proxy && (token.is_none() || by_cookie) && is_navigation(&head.headers) => {
-            None
-        }
+        // A browser without a session is sent to where somebody can sign in; some ports are for everybody.
+        Err(_) if route.access == Access::Proxy && token.is_none() => None,
+        Err(_) if route.access == Access::Proxy && by_cookie && is_navigation(&head.headers) => None,
         admitted => admitted?,
     };
     let (session, grants) = known.map_or((None, None), |known| (Some(known.session), known.grants));
@@ -184,15 +183,11 @@ async fn handle(
     let by_access_token = session.as_ref().is_some_and(|session| session.is_access_token);
     let (user, task) = session.map_or((None, None), |session| (Some(session.user), session.task));
     let (with_roles, asked) = (grants.is_some(), Arc::new(AtomicBool::new(false)));
-    let body = to_bytes(body, route.body_limit).await.map_err(|error| {
-        let too_large =
-            std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit"));
-        if too_large {
-            Failure::too_large(route.body_limit)
-        } else {
-            Failure::invalid(format!("cannot read the request's body: {error}"))
-        }
-    })?;
+    let (body, passed) = match route.access {
+        // A task takes it as it comes.
+        Access::Proxy | Access::TaskKey => (Bytes::new(), Some(body)),
+        _ => (whole(body, route.body_limit).await?, None),
+    };
     let upgrade = match route.kind {
         Kind::Socket => WebSocketUpgrade::from_request_parts(&mut head, &()).await.ok(),
         Kind::Json | Kind::Lines | Kind::Other(_) => None,
@@ -223,6 +218,7 @@ async fn handle(
         headers,
         uri,
         body,
+        passed: Mutex::new(passed),
         noted,
         upgrade,
         on_upgrade,
@@ -240,6 +236,19 @@ async fn handle(
         return Err(Failure::new(Code::Internal, what));
     }
     Ok(reply)
+}
+
+/// All of a body, if it is not too long.
+async fn whole(body: Body, limit: usize) -> Result<Bytes, Failure> {
+    to_bytes(body, limit).await.map_err(|error| {
+        let too_large =
+            std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit"));
+        if too_large {
+            Failure::too_large(limit)
+        } else {
+            Failure::invalid(format!("cannot read the request's body: {error}"))
+        }
+    })
 }
 
 /// The methods that routes use.

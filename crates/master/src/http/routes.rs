@@ -66,6 +66,8 @@ use super::{
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long shares of an allocation wait for each other. They all start at once, but each has its context to fetch.
 const MEETING: Duration = Duration::from_secs(3600);
+/// How long a task may take to begin its answer, with all that it is sent before. Nobody else waits for it.
+const PASSING: Duration = Duration::from_secs(3600);
 /// Beyond what the caller itself asks for.
 const LONG_POLL: Duration = Duration::from_secs(tasks::LONGEST_POLL + 10);
 /// Bytes of a request's body at most, unless a route says otherwise.

@@ -9,7 +9,12 @@
 //! ```
 //!
 //! At the master's own address only programs get what a task serves, which show a token in a header. A browser that
-//! has no session yet is sent to the page where one signs in, which leads back.
+//! has no session yet is sent to the page where one signs in, which leads back. What a configuration says is for
+//! everybody (`unauthenticated`) is passed on there without a token, and never at the tasks' origin: a page of anybody's
+//! would be beside those that are open there.
+//!
+//! `TASK:PORT` in place of `TASK` is a port that the task's configuration names. Bytes instead of HTTP (`proxy_tcp`, shells)
+//! are for programs alone, in a [`tunnel`].
 //!
 //! The pages of all tasks share that one origin, so a page of one can use another that is open in the same browser. Of a
 //! notebook that would be to run programs as its owner: it opens for its owner and administrators alone, and not in a
@@ -19,6 +24,8 @@ use std::time::Instant;
 
 use axum::http::{HeaderMap, Uri, header};
 use instep_api::error::Code;
+use instep_api::link::Protocol;
+use instep_database::{CommandRow, Subject};
 
 use super::call::Call;
 use super::cookies::{path_of, values};
@@ -29,8 +36,9 @@ use super::pages;
 use super::proxy::{self, Passage, asks_for_websocket};
 use super::reply::{Redirect, Reply};
 use super::router::Method;
+use super::tunnel;
 use crate::application::Application;
-use crate::cluster::{Kind, Serving};
+use crate::cluster::{Absent, Kind, Serving, Target};
 use crate::passwords::token_hash;
 use crate::random;
 use crate::sync::lock;
@@ -38,39 +46,48 @@ use crate::task_access::{Grant, Page};
 
 /// The parameter with which a ticket travels.
 pub(crate) const TICKET: &str = "instep_ticket";
-/// Bytes of a task's name.
-const LONGEST_NAME: usize = 64;
-
 /// `/proxy/TASK/…` at the master's own address.
 pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
-    let task = task_of(&call)?;
+    let target = target_of(&call)?;
+    if call.token.is_none() {
+        return without_token(call, target).await;
+    }
     if let (Some(token), Some(_), false) = (&call.token, &call.user, call.by_cookie) {
         let session = token_hash(token);
-        check_opens(&call.application, &session, &task).await?;
-        let serving = serving(&call, &task).await?;
-        return proxy::pass(call, Passage { grant: Grant { task, session }, serving, sandboxed: true }).await;
+        let found = serving(&call, &target).await;
+        let tcp = found.as_ref().is_ok_and(|serving| serving.service.protocol == Protocol::Tcp);
+        check_opens(&call.application, &session, &target, tcp).await?;
+        return pass(call, Passage { target, session: Some(session), serving: found?, sandboxed: true }).await;
     }
     if call.route.method != Method::Get {
-        let what = format!("the pages of task {task} are at another address than the master's");
-        return Err(Failure::forbidden(format!("{what}\nhint: open {} in the browser", path_of(&task))));
+        let what = format!("the pages of task {target} are at another address than the master's");
+        return Err(Failure::forbidden(format!("{what}\nhint: open {} in the browser", path_of(&target.to_string()))));
     }
     let Some(token) = call.token.as_ref().filter(|_| call.user.is_some()) else {
-        return Ok(to_waiting_page(&call.uri, &task));
+        return Ok(to_waiting_page(&call.uri, &target));
     };
     if call.headers.contains_key("sec-fetch-dest") && !is_navigation(&call.headers) {
-        return Err(Failure::forbidden(format!("the pages of task {task} are not for other pages")));
+        return Err(Failure::forbidden(format!("the pages of task {target} are not for other pages")));
     }
-    if let Err(failure) = serving(&call, &task).await {
-        return if is_coming(&call, &task).await? { Ok(to_waiting_page(&call.uri, &task)) } else { Err(failure) };
+    match serving(&call, &target).await {
+        Ok(serving) if serving.service.protocol == Protocol::Tcp => return Err(tunnel::no_pages(&target)),
+        Ok(_) => {}
+        Err(failure) => {
+            return if is_coming(&call, &target).await? {
+                Ok(to_waiting_page(&call.uri, &target))
+            } else {
+                Err(failure)
+            };
+        }
     }
-    let kind = check_opens(&call.application, &token_hash(token), &task).await?;
+    let kind = check_opens(&call.application, &token_hash(token), &target, false).await?;
     check_mixing(&call.application, &token_hash(token), kind)?;
     let Some(origin) = call.application.sites.tasks_origin(host(&call.headers)) else {
         let what = "the pages of tasks have the address of the master itself, where they could use its session";
         let hint = "let --proxy-url name another host or port, which leads to --proxy-port";
         return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: {hint}")));
     };
-    let (ticket, grant) = (random::token(), Grant { task, session: token_hash(token) });
+    let (ticket, grant) = (random::token(), Grant { task: target.to_string(), session: token_hash(token) });
     lock(&call.application.task_access).issue(&ticket, grant, Instant::now());
     let (page, _) = without_ticket(&call.uri);
     let joint = if page.contains('?') { '&' } else { '?' };
@@ -78,15 +95,37 @@ pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
     Ok(Reply::Redirect(Redirect { location, cookie: None }))
 }
 
+/// Passes on what is for everybody. Nobody without a token learns which others there are.
+async fn without_token(call: Call, target: Target) -> Result<Reply, Failure> {
+    let wanted = target.clone();
+    let found = call.application.cluster.read(move |state| state.serving(&wanted)).await?;
+    match found.filter(|serving| serving.unauthenticated) {
+        Some(serving) => pass(call, Passage { target, session: None, serving, sandboxed: true }).await,
+        None if call.route.method == Method::Get && is_navigation(&call.headers) => {
+            Ok(to_waiting_page(&call.uri, &target))
+        }
+        None => Err(Failure::unauthenticated()),
+    }
+}
+
+/// Passes a request on, in the way that the task speaks.
+async fn pass(call: Call, passage: Passage) -> Result<Reply, Failure> {
+    match passage.serving.service.protocol {
+        Protocol::Http => proxy::pass(call, passage).await,
+        Protocol::Tcp => tunnel::open(call, passage).await,
+    }
+}
+
 /// `/proxy/TASK/…` at the origin of the tasks' pages.
 pub(crate) async fn at_own_origin(call: Call) -> Result<Reply, Failure> {
-    let task = task_of(&call)?;
+    let target = target_of(&call)?;
+    let task = target.to_string();
     let reads = call.route.method == Method::Get;
     let (page, ticket) = without_ticket(&call.uri);
     if let Some(ticket) = ticket.filter(|_| reads) {
-        return exchanged(&call, &task, page, &ticket).await;
+        return exchanged(&call, &target, page, &ticket).await;
     }
-    let Some(session) = session_of_key(&call, &task).await? else {
+    let Some(session) = session_of_key(&call, &target).await? else {
         let master = call.application.sites.master_origin(host(&call.headers));
         return match master.filter(|_| reads && is_navigation(&call.headers)) {
             Some(origin) => Ok(Reply::Redirect(Redirect { location: format!("{origin}{page}"), cookie: None })),
@@ -105,15 +144,19 @@ pub(crate) async fn at_own_origin(call: Call) -> Result<Reply, Failure> {
     if socket || !reads || !is_navigation(&call.headers) {
         check_cookie_use(&call.headers, socket || !reads)?;
     }
-    let serving = serving(&call, &task).await?;
-    proxy::pass(call, Passage { grant: Grant { task, session }, serving, sandboxed: false }).await
+    let serving = serving(&call, &target).await?;
+    if serving.service.protocol == Protocol::Tcp {
+        return Err(tunnel::no_pages(&target));
+    }
+    proxy::pass(call, Passage { target, session: Some(session), serving, sandboxed: false }).await
 }
 
 /// Gives a key for a ticket.
-async fn exchanged(call: &Call, task: &str, page: String, ticket: &str) -> Result<Reply, Failure> {
+async fn exchanged(call: &Call, target: &Target, page: String, ticket: &str) -> Result<Reply, Failure> {
+    let task = &target.to_string();
     let grant = lock(&call.application.task_access).redeem(ticket, task, Instant::now());
     let opens = match &grant {
-        Some(grant) => granted(&call.application, grant).await?,
+        Some(grant) => granted(&call.application, &grant.session, target, false).await?,
         None => None,
     };
     let (Some(grant), Some(kind)) = (grant, opens) else {
@@ -129,14 +172,15 @@ async fn exchanged(call: &Call, task: &str, page: String, ticket: &str) -> Resul
 }
 
 /// The session, by the hash of its token, whose key for this task a request shows; if it lasts.
-async fn session_of_key(call: &Call, task: &str) -> Result<Option<String>, Failure> {
+async fn session_of_key(call: &Call, target: &Target) -> Result<Option<String>, Failure> {
+    let task = &target.to_string();
     let keys = values(&call.headers, &call.application.cookies.key);
     let found: Vec<Grant> = {
         let access = lock(&call.application.task_access);
         keys.into_iter().filter_map(|key| access.grant(key, task).cloned()).collect()
     };
     for grant in found {
-        if granted(&call.application, &grant).await?.is_some() {
+        if granted(&call.application, &grant.session, target, false).await?.is_some() {
             return Ok(Some(grant.session));
         }
         let lasts = call.application.session_of_hash(grant.session.clone()).await?.is_some();
@@ -150,26 +194,45 @@ async fn session_of_key(call: &Call, task: &str) -> Result<Option<String>, Failu
     Ok(None)
 }
 
-/// What a task's page is to the session that wants to open it; an error if it may not.
-async fn check_opens(application: &Application, session: &str, task: &str) -> Result<Page, Failure> {
+/// What a task's page is to the session that wants to open it; an error if it may not. What is no HTTP may be anything, a
+/// debugger for one, and is treated like what runs programs.
+async fn check_opens(application: &Application, session: &str, target: &Target, tcp: bool) -> Result<Page, Failure> {
+    let task = &target.task;
     let missing = || Failure::not_found(format!("task '{task}' not found"));
     let known = application.session_of_hash(session.to_owned()).await?.ok_or_else(Failure::unauthenticated)?;
     if !sees_task(application, known.grants.as_deref(), task).await? {
         return Err(missing());
     }
-    let row = application.database.command(task.to_owned()).await?;
+    let found = application.database.ownership(Subject::Task(task.clone())).await?.ok_or_else(missing)?;
+    let kind = row_of(application, task).await?.and_then(|row| Kind::of(&row.kind));
     let (user, of_task) = (&known.session.user, &known.session.task);
-    let own = row.owner == user.id;
-    if row.kind != Kind::Notebook.task_type() {
+    let own = found.owners.contains(&user.id);
+    let typed = kind.is_some_and(Kind::runs_what_is_typed);
+    if !typed && !tcp {
         return Ok(if own { Page::Own } else { Page::Foreign });
     }
     // The token of a task stands for what that task does, and not for all that its user has.
-    if (own || user.admin) && of_task.as_ref().is_none_or(|of_task| of_task.task == task) {
-        return Ok(Page::Notebook);
+    if (own || user.admin) && of_task.as_ref().is_none_or(|of_task| of_task.task == *task) {
+        return Ok(if typed { Page::Notebook } else { Page::Own });
     }
-    let what =
-        format!("notebook {task} runs programs as user {}: only they and administrators may open it", row.username);
-    Err(Failure::forbidden(format!("{what}\nhint: start your own with `instep notebook start`")))
+    let what = match kind {
+        Some(Kind::Notebook) => format!("notebook {task} runs programs as its owner"),
+        Some(Kind::Shell) => format!("shell {task} runs programs as its owner"),
+        _ => format!("{target} is a port without HTTP, which may run programs as its owner"),
+    };
+    let what = format!("{what}: only they and administrators may open it");
+    Err(Failure::forbidden(format!(
+        "{what}\nhint: start your own, with `instep notebook start` or `instep shell start`"
+    )))
+}
+
+/// A task beside experiments, if it is one.
+async fn row_of(application: &Application, task: &str) -> Result<Option<CommandRow>, Failure> {
+    match application.database.command(task.to_owned()).await {
+        Ok(row) => Ok(Some(row)),
+        Err(instep_database::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Refuses a page that must not be in one browser with others that this session has opened.
@@ -187,8 +250,13 @@ fn check_mixing(application: &Application, session: &str, page: Page) -> Result<
 
 /// What a task's page is to the session that it was granted to; nothing once the session has ended, or its user may not
 /// see the task any more. Asked with every request, and of open websockets.
-pub(crate) async fn granted(application: &Application, grant: &Grant) -> Result<Option<Page>, Failure> {
-    match check_opens(application, &grant.session, &grant.task).await {
+pub(crate) async fn granted(
+    application: &Application,
+    session: &str,
+    target: &Target,
+    tcp: bool,
+) -> Result<Option<Page>, Failure> {
+    match check_opens(application, session, target, tcp).await {
         Ok(page) => Ok(Some(page)),
         Err(failure) if failure.code == Code::Internal => Err(failure),
         Err(_) => Ok(None),
@@ -209,37 +277,53 @@ pub(crate) async fn waiting_page(call: Call) -> Result<Reply, Failure> {
 }
 
 /// The task of the address. Its name stands in addresses and cookies that we write.
-fn task_of(call: &Call) -> Result<String, Failure> {
-    let task = call.part("id");
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    if task.is_empty() || task.len() > LONGEST_NAME || !task.chars().all(plain) {
-        return Err(Failure::not_found(format!("task {task:?} not found")));
-    }
-    Ok(task.to_owned())
+fn target_of(call: &Call) -> Result<Target, Failure> {
+    let text = call.part("id");
+    Target::parse(text).ok_or_else(|| Failure::not_found(format!("task {text:?} not found")))
 }
 
 /// Where a task serves.
-async fn serving(call: &Call, task: &str) -> Result<Serving, Failure> {
-    if let Some(serving) = call.application.cluster.use_service(task.to_owned()).await? {
+async fn serving(call: &Call, target: &Target) -> Result<Serving, Failure> {
+    let task = &target.task;
+    if let Some(serving) = call.application.cluster.use_service(target.clone()).await? {
         return Ok(serving);
     }
-    let row = call.application.database.command(task.to_owned()).await?;
-    if row.ended_at.is_some() {
+    let row = row_of(&call.application, task).await?;
+    if row.as_ref().is_some_and(|row| row.ended_at.is_some()) {
         lock(&call.application.task_access).end_task(task);
         return Err(Failure::not_found(format!("task {task} has ended")));
     }
-    Err(Failure::new(Code::Unavailable, format!("task {task} is not ready yet")))
+    let known = match &row {
+        Some(_) => true,
+        None => call.application.database.ownership(Subject::Task(task.clone())).await?.is_some(),
+    };
+    if !known {
+        return Err(Failure::not_found(format!("task '{task}' not found")));
+    }
+    let wanted = target.clone();
+    Err(match (call.application.cluster.read(move |state| state.absent(&wanted)).await?, target.port) {
+        (Absent::Unnamed, Some(port)) => {
+            let hint = format!("name it in its configuration: environment.proxy_ports: [{{proxy_port: {port}}}]");
+            Failure::not_found(format!("task {task} lets nobody reach its port {port}\nhint: {hint}"))
+        }
+        (Absent::NotRunning, _) if row.is_none() => {
+            Failure::new(Code::Unavailable, format!("task {task} does not run now"))
+        }
+        _ => Failure::new(Code::Unavailable, format!("task {task} is not ready yet")),
+    })
 }
 
 /// Whether a task that does not serve yet is one that will.
-async fn is_coming(call: &Call, task: &str) -> Result<bool, Failure> {
-    let row = call.application.database.command(task.to_owned()).await?;
-    Ok(row.ended_at.is_none() && Kind::of(&row.kind).is_some_and(Kind::serves))
+async fn is_coming(call: &Call, target: &Target) -> Result<bool, Failure> {
+    let row = row_of(&call.application, &target.task).await?;
+    let has_pages = |row: CommandRow| row.ended_at.is_none() && Kind::of(&row.kind).is_some_and(Kind::has_pages);
+    Ok(target.port.is_none() && row.is_some_and(has_pages))
 }
 
 /// The page where somebody signs in and waits for a task, and which leads back.
-fn to_waiting_page(uri: &Uri, task: &str) -> Reply {
+fn to_waiting_page(uri: &Uri, target: &Target) -> Reply {
     let (page, _) = without_ticket(uri);
+    let task = &target.task;
     let location = format!("/det/interactive/{task}/page?to={}", encoded(&page));
     Reply::Redirect(Redirect { location, cookie: None })
 }

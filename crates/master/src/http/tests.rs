@@ -10,6 +10,7 @@ mod masking;
 mod policies;
 mod roles;
 mod secrets;
+mod shells;
 mod tokens;
 mod validating;
 mod webhooks;
@@ -217,7 +218,7 @@ fn fill_workspace(served: &Served, workspace: i64) -> Things {
 fn filled(path: &str, things: &Things) -> String {
     let id = match path.split('/').find(|part| !matches!(*part, "" | "api" | "v1" | "det")) {
         Some("allocations") => format!("{}.1", things.task),
-        Some("commands" | "tensorboards" | "notebooks" | "proxy") => things.command.clone(),
+        Some("commands" | "tensorboards" | "notebooks" | "shells" | "proxy") => things.command.clone(),
         // These are of tasks beside experiments.
         Some("tasks") if ["/kill", "/config", "/pause", "/unpause"].iter().any(|end| path.ends_with(end)) => {
             things.command.clone()

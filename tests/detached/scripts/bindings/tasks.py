@@ -158,6 +158,7 @@ def preempted_trial(session: api.Session, folder: Path) -> None:
     bindings.post_AckAllocationPreemptionSignal(session, allocationId=name, body=heard)
     tensorboard(session, experiment)
     notebook(session)
+    shell(session)
     bindings.post_KillExperiment(session, id=experiment)
     wait_for(lambda: state() == State.TERMINATED, "the trial to end")
 
@@ -198,6 +199,23 @@ def notebook(session: api.Session) -> None:
         return [each.state for each in bindings.get_GetNotebooks(session).notebooks]
 
     wait_for(lambda: states() == [State.TERMINATED], "the notebook to end")
+
+
+def shell(session: api.Session) -> None:
+    """A shell, from its start to its end; only whoever asks for one learns its key."""
+    launch = bindings.v1LaunchShellRequest(config={"resources": {**POOL, "slots": 0}, "description": "ours"})
+    made = bindings.post_LaunchShell(session, body=launch).shell
+    assert (made.privateKey or "").startswith("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    shown = bindings.get_GetShell(session, shellId=made.id).shell
+    assert (shown.privateKey, shown.publicKey, shown.description) == (made.privateKey, made.publicKey, "ours")
+    urgent = bindings.v1SetShellPriorityRequest(shellId=made.id, priority=9)
+    assert bindings.post_SetShellPriority(session, body=urgent, shellId=made.id).shell.privateKey is None
+    bindings.post_KillShell(session, shellId=made.id)
+
+    def found() -> list[tuple[State, str | None]]:
+        return [(each.state, each.privateKey) for each in bindings.get_GetShells(session).shells]
+
+    wait_for(lambda: found() == [(State.TERMINATED, None)], "the shell to end")
 
 
 def generic_tasks(session: api.Session) -> None:

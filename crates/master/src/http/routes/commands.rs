@@ -1,4 +1,4 @@
-//! Commands, TensorBoards, notebooks, and what they serve.
+//! Commands, TensorBoards, notebooks, shells, and what they serve.
 
 use instep_api::commands::{
     GenericTaskRequest, IdleNotebookRequest, KillGenericRequest, LaunchRequest, PriorityRequest,
@@ -8,7 +8,7 @@ use super::super::guard::Access::{Change, Make, Open, Proxy, Read};
 use super::super::guard::Thing::{Command, Several};
 use super::super::router::Method::{Delete, Get, Patch, Post, Put};
 use super::super::{commands, generic_tasks, task_pages};
-use super::{EXPERIMENT_LIMIT, Kind, Route, route};
+use super::{EXPERIMENT_LIMIT, Kind, PASSING, Route, route};
 
 pub(super) fn routes() -> Vec<Route> {
     const LISTED: &[&str] = &["users", "userIds", "workspaceId", "sortBy", "orderBy", "limit", "offset"];
@@ -40,6 +40,15 @@ pub(super) fn routes() -> Vec<Route> {
             .takes::<PriorityRequest>(),
         route(Put, "/api/v1/notebooks/{id}/report_idle", Change(Command), commands::report_idle)
             .takes::<IdleNotebookRequest>(),
+        route(Post, "/api/v1/shells", Make, commands::launch_shell)
+            .takes::<LaunchRequest>()
+            .body_up_to(EXPERIMENT_LIMIT),
+        route(Get, "/api/v1/shells", Read(Several), commands::list_shells).asks(LISTED),
+        // With the key that opens it: the handler asks whose it is.
+        route(Get, "/api/v1/shells/{id}", Read(Command), commands::shell),
+        route(Post, "/api/v1/shells/{id}/kill", Change(Command), commands::kill_shell),
+        route(Post, "/api/v1/shells/{id}/set_priority", Change(Command), commands::set_shell_priority)
+            .takes::<PriorityRequest>(),
         route(Post, "/api/v1/generic-tasks", Make, generic_tasks::create)
             .takes::<GenericTaskRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
@@ -47,13 +56,15 @@ pub(super) fn routes() -> Vec<Route> {
         route(Post, "/api/v1/tasks/{id}/kill", Change(Command), generic_tasks::kill).takes::<KillGenericRequest>(),
         route(Post, "/api/v1/tasks/{id}/pause", Change(Command), generic_tasks::pause),
         route(Post, "/api/v1/tasks/{id}/unpause", Change(Command), generic_tasks::unpause),
-        route(Get, "/proxy/{id}/", Proxy, task_pages::at_master).answers(ANYTHING),
         route(Get, "/det/interactive/{id}/{*rest}", Open, task_pages::waiting_page)
             .asks(&["ask"])
             .answers(Kind::Other("text/html; charset=utf-8")),
     ];
-    for method in [Get, Post, Put, Patch, Delete] {
-        routes.push(route(method, "/proxy/{id}/{*rest}", Proxy, task_pages::at_master).answers(ANYTHING));
+    for path in ["/proxy/{id}/", "/proxy/{id}/{*rest}"] {
+        for method in [Get, Post, Put, Patch, Delete] {
+            let row = route(method, path, Proxy, task_pages::at_master);
+            routes.push(row.answers(ANYTHING).waits_up_to(PASSING));
+        }
     }
     routes
 }

@@ -95,7 +95,7 @@ fn private_body(route: &Route, things: &Things) -> Option<Value> {
         (Post, "/models/{name}/move") => json!({"destinationWorkspaceId": 2}),
         (Post, "/experiments") => json!({"config": config(), "unmanaged": true, "projectId": 2}),
         (Post, "/commands") => json!({"workspaceId": 2, "config": {"entrypoint": ["true"]}}),
-        (Post, "/notebooks") => json!({"workspaceId": 2, "config": {}}),
+        (Post, "/notebooks" | "/shells") => json!({"workspaceId": 2, "config": {}}),
         (Post, "/tensorboards") => json!({"workspaceId": 2, "experimentIds": [1], "config": {}}),
         (Post | Put, "/templates/{name}") => json!({"workspaceId": 2, "config": {}}),
         (Post, "/models") => json!({"workspaceId": 2, "name": "another"}),

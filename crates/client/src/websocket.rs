@@ -1,0 +1,197 @@
+//! A websocket to the master, plain or with TLS: blocking, and every wait has a deadline.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use instep_api::error::{ErrorBody, PlainErrorBody};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tungstenite::WebSocket;
+use tungstenite::client::IntoClientRequest;
+use tungstenite::http::HeaderValue;
+use tungstenite::protocol::WebSocketConfig;
+
+use crate::Address;
+
+/// Until a connection stands, and until something is written.
+const CONNECT: Duration = Duration::from_secs(5);
+const WRITE: Duration = Duration::from_secs(30);
+
+/// Why there is no websocket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The master answers with something else.
+    #[error("the master at {master} answered with status {status}: {said}")]
+    Answered {
+        /// Who.
+        master: String,
+        /// Of HTTP.
+        status: u16,
+        /// The sentence in its answer.
+        said: String,
+    },
+    /// The token cannot be sent.
+    #[error("the token contains invalid characters")]
+    Token,
+    /// It cannot be reached.
+    #[error("cannot reach the master at {master}: {why}")]
+    Broken {
+        /// Who.
+        master: String,
+        /// For people.
+        why: String,
+    },
+}
+
+/// Where a websocket leads, and who asks for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Destination<'a> {
+    /// Where the master is.
+    pub master: &'a Address,
+    /// The certificates to trust instead of the public ones.
+    pub certificates: Option<&'a Path>,
+    /// Below the master's address.
+    pub path: &'a str,
+    /// Who asks.
+    pub token: Option<&'a str>,
+    /// Bytes of a message from the master.
+    pub longest_message: usize,
+}
+
+/// Plain or with TLS.
+pub enum Stream {
+    /// Everybody on the way can read it.
+    Plain(TcpStream),
+    /// Nobody can.
+    Encrypted(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    /// What is below it.
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(socket) => socket,
+            Stream::Encrypted(stream) => &stream.sock,
+        }
+    }
+}
+
+impl io::Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.read(buffer),
+            Stream::Encrypted(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl io::Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.write(bytes),
+            Stream::Encrypted(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(socket) => socket.flush(),
+            Stream::Encrypted(stream) => stream.flush(),
+        }
+    }
+}
+
+impl Destination<'_> {
+    /// Connects, and shows the token.
+    pub fn open(&self) -> Result<WebSocket<Stream>, SocketError> {
+        let master = self.master;
+        let broken = |why: String| SocketError::Broken { master: master.to_string(), why };
+        let (host, port) = host_and_port(master);
+        let socket = connect(&host, port).map_err(|error| broken(error.to_string()))?;
+        let stream = if master.is_encrypted() {
+            encrypted(socket, &host, self.certificates).map_err(broken)?
+        } else {
+            Stream::Plain(socket)
+        };
+        let url = format!("{master}{}", self.path).replacen("http", "ws", 1);
+        let mut request = url.into_client_request().map_err(|error| broken(error.to_string()))?;
+        if let Some(token) = self.token {
+            let bearer = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| SocketError::Token)?;
+            request.headers_mut().insert("Authorization", bearer);
+        }
+        let config = WebSocketConfig::default().max_message_size(Some(self.longest_message));
+        let config = config.max_frame_size(Some(self.longest_message));
+        match tungstenite::client::client_with_config(request, stream, Some(config)) {
+            Ok((socket, _)) => Ok(socket),
+            Err(tungstenite::HandshakeError::Failure(tungstenite::Error::Http(response))) => {
+                let said = said(response.body().as_deref().unwrap_or_default());
+                Err(SocketError::Answered { master: master.to_string(), status: response.status().as_u16(), said })
+            }
+            Err(error) => Err(broken(error.to_string())),
+        }
+    }
+}
+fn host_and_port(master: &Address) -> (String, u16) {
+    let text = master.as_str();
+    let authority = text.split_once("://").map_or(text, |(_, rest)| rest).split('/').next().unwrap_or_default();
+    // An address always has its port.
+    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
+    (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(80))
+}
+
+fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::other("the name does not resolve");
+    let deadline = Instant::now() + 3 * CONNECT;
+    for address in (host, port).to_socket_addrs()? {
+        if Instant::now() > deadline {
+            break;
+        }
+        match TcpStream::connect_timeout(&address, CONNECT) {
+            Ok(socket) => {
+                socket.set_nodelay(true)?;
+                // For the handshakes; later reads have their own.
+                socket.set_read_timeout(Some(WRITE))?;
+                socket.set_write_timeout(Some(WRITE))?;
+                return Ok(socket);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn encrypted(socket: TcpStream, host: &str, certificates: Option<&Path>) -> Result<Stream, String> {
+    let mut roots = RootCertStore::empty();
+    match certificates {
+        Some(path) => {
+            let failed = |error: String| format!("certificates in {}: {error}", path.display());
+            let found = CertificateDer::pem_file_iter(path).map_err(|error| failed(error.to_string()))?;
+            for certificate in found {
+                let certificate = certificate.map_err(|error| failed(error.to_string()))?;
+                roots.add(certificate).map_err(|error| failed(error.to_string()))?;
+            }
+        }
+        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
+    let connection = ClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
+    Ok(Stream::Encrypted(Box::new(StreamOwned::new(connection, socket))))
+}
+
+/// The sentence in the body of an answer.
+fn said(body: &[u8]) -> String {
+    if let Ok(error) = serde_json::from_slice::<ErrorBody>(body) {
+        return error.error.error;
+    }
+    serde_json::from_slice::<PlainErrorBody>(body).map_or_else(|_| "no reason given".to_owned(), |body| body.message)
+}

@@ -155,6 +155,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results.json"))
     parser.add_argument("--table", type=Path, default=Path("results.md"))
     words = parser.parse_intermixed_args()
+    # Told to end, it takes the master and the agents with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     tests = words.copy / "e2e_tests"
     for file in words.files or sorted(str(path.relative_to(tests)) for path in tests.glob("tests/**/test_*.py")):

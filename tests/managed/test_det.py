@@ -146,7 +146,8 @@ def test_templates_and_previews(cluster: Cluster, det: Commands, ours: Callable[
     assert (made["checkpoint_storage"]["type"], "slots" in made["resources"]) == ("shared_fs", False)
     [task] = det(["cmd", "run", "--template", "shared", "--detach", "true"])
     command = cluster.api("GET", f"/api/v1/commands/{task.split()[-1]}")["config"]
-    assert (command["resources"]["slots"], command["idle_timeout"]) == (0, 3600)
+    # Slots are what the command itself asks for, as with Determined.
+    assert (command["resources"]["slots"], command["idle_timeout"]) == (1, 3600)
     (tmp_path / "template.yaml").write_text("max_restart: 3\n")
     assert "max_restart" in ours("template set mine template.yaml", 1).stderr
     ours("template remove mine --yes")

@@ -145,11 +145,13 @@ def test_ports_of_a_task_are_reached_through_the_master(
 ) -> None:
     cluster.agent("one", 1, "--address", "127.0.0.1")
     web, tcp, open_port, local = free_port(), free_port(), free_port(), free_port()
+    own = int(cluster.master.address.rsplit(":", 1)[1])
     (tmp_path / "server.py").write_text(SERVER)
     ports = [
         {"proxy_port": web},
         {"proxy_port": tcp, "proxy_tcp": True},
         {"proxy_port": open_port, "unauthenticated": True},
+        {"proxy_port": own, "unauthenticated": True},
     ]
     serve = " & ".join(f"python3 {tmp_path}/server.py {port}" for port in (web, tcp, open_port))
     config = {"entrypoint": serve, "resources": {"slots": 0}, "environment": {"proxy_ports": ports}}
@@ -174,6 +176,12 @@ def test_ports_of_a_task_are_reached_through_the_master(
     for port in (web, tcp):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"{stranger}/proxy/{task}:{port}/", timeout=10)
+
+    # To the master itself, this would be a request of its own user, and one that leads on for ever.
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"{stranger}/proxy/{task}:{own}/api/v1/me", timeout=10)
+    with pytest.raises(Failed, match="is the master's own"):
+        cluster.api("GET", f"/proxy/{task}:{own}/")
 
     # The tunnel of Determined's own package.
     words = ["-m", "determined.cli.tunnel", "--listener", str(local), "--auth", stranger, f"{task}:{tcp}"]

@@ -71,7 +71,7 @@ def test_a_notebook_runs_cells_until_nobody_uses_it(
 
     page = context.new_page()
     opened(page, task)
-    page.locator(".jp-LauncherCard[data-category='Notebook']").first.click()
+    page.locator(".jp-LauncherCard[data-category='Notebook']").first.click(timeout=120_000)
     run_cell(page, "import from_context; x = from_context.ANSWER; print('it is', x)", "it is 42")
     page.keyboard.press("Control+s")
 

@@ -15,6 +15,7 @@ import ctypes
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import runpy
 import selectors
@@ -120,6 +121,8 @@ def become(order: Order) -> None:
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environment)
+    # What it spawns looks for the script where it was started.
+    multiprocessing.process.ORIGINAL_DIR = order.folder  # type: ignore[attr-defined]
     first, *rest = order.arguments
     if first == "-u":
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]

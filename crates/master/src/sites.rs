@@ -23,6 +23,11 @@ impl Sites {
         self.encrypted
     }
 
+    /// Whether this process listens on a port.
+    pub(crate) fn listens_on(&self, port: u16) -> bool {
+        [self.master_port, self.tasks_port].contains(&port)
+    }
+
     /// The origin of the tasks' pages, for a browser that knows the master by this `Host`. `None` if that would be the
     /// master's own.
     pub(crate) fn tasks_origin(&self, host: &str) -> Option<String> {

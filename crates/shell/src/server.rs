@@ -5,11 +5,11 @@
 //! are none, but a sentence before them, which `ssh` prints.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use russh::keys::ssh_key::private::Ed25519Keypair;
@@ -23,7 +23,7 @@ use super::gate::{Gate, Gated};
 use super::session::Surroundings;
 use super::{forward, session};
 
-/// Clients at a time that have not shown the key yet.
+/// Clients at a time that have not shown the key yet. Of more, the one goes that has had the most time.
 const STRANGERS: usize = 32;
 /// Keys that one client may show, and what else it may try.
 const ATTEMPTS: usize = 10;
@@ -100,7 +100,52 @@ struct Door {
     key: Arc<PublicKey>,
     around: Arc<Surroundings>,
     refusal: Arc<str>,
-    strangers: Arc<Semaphore>,
+    strangers: Arc<Mutex<Strangers>>,
+}
+
+/// The clients that have not shown the key yet, in the order in which they came.
+#[derive(Default)]
+struct Strangers {
+    came: u64,
+    waiting: VecDeque<(u64, Arc<Notify>)>,
+}
+
+/// A client among them, until this is dropped.
+struct Place {
+    number: u64,
+    turned_away: Arc<Notify>,
+    strangers: Arc<Mutex<Strangers>>,
+}
+
+impl Place {
+    /// Takes a place; for it, the client may have to go that came first.
+    fn take(strangers: &Arc<Mutex<Strangers>>) -> Place {
+        let mut all = strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (number, turned_away) = (all.came, Arc::new(Notify::new()));
+        all.came += 1;
+        all.waiting.push_back((number, Arc::clone(&turned_away)));
+        if all.waiting.len() > STRANGERS
+            && let Some((_, first)) = all.waiting.pop_front()
+        {
+            first.notify_one();
+        }
+        Place { number, turned_away, strangers: Arc::clone(strangers) }
+    }
+
+    /// Waits until the client has to go: why.
+    async fn lost(&self) -> String {
+        tokio::select! {
+            () = tokio::time::sleep(LOGIN) => format!("no key was shown within {} s", LOGIN.as_secs()),
+            () = self.turned_away.notified() => "too many others connect at the same time".to_owned(),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        all.waiting.retain(|(other, _)| *other != self.number);
+    }
 }
 
 impl Door {
@@ -127,14 +172,13 @@ impl Door {
             key: Arc::new(key),
             around: Arc::new(around),
             refusal: settings.refusal.into(),
-            strangers: Arc::new(Semaphore::new(STRANGERS)),
+            strangers: Arc::default(),
         })
     }
 
-    /// Talks to a client, in the background. One too many is turned away.
+    /// Talks to a client, in the background.
     fn open_for(&self, stream: TcpStream) {
-        let Ok(place) = Arc::clone(&self.strangers).try_acquire_owned() else { return };
-        let door = self.clone();
+        let (door, place) = (self.clone(), Place::take(&self.strangers));
         tokio::spawn(async move {
             let _ = stream.set_nodelay(true);
             let known = Arc::new(Notify::new());
@@ -146,19 +190,21 @@ impl Door {
                 channels: Arc::new(Semaphore::new(CHANNELS)),
             };
             let stream = Gated { inner: stream, gate };
-            let began = tokio::time::timeout(LOGIN, run_stream(Arc::clone(&door.config), stream, client)).await;
-            let Ok(Ok(mut session)) = began else { return };
+            let began = tokio::select! {
+                began = run_stream(Arc::clone(&door.config), stream, client) => began,
+                _ = place.lost() => return,
+            };
+            let Ok(mut session) = began else { return };
             let handle = session.handle();
-            tokio::select! {
+            let why = tokio::select! {
                 _ = &mut session => return,
                 () = known.notified() => {
                     drop(place);
                     let _ = session.await;
                     return;
                 }
-                () = tokio::time::sleep(LOGIN) => {}
-            }
-            let why = format!("no key was shown within {} s", LOGIN.as_secs());
+                why = place.lost() => why,
+            };
             let _ = handle.disconnect(Disconnect::NoMoreAuthMethodsAvailable, why, String::new()).await;
             let _ = tokio::time::timeout(FAREWELL, session).await;
         });
@@ -264,5 +310,27 @@ impl Handler for Client {
             drop(place);
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn has_to_go(place: &Place) -> bool {
+        tokio::time::timeout(Duration::from_millis(10), place.turned_away.notified()).await.is_ok()
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn of_too_many_strangers_the_first_has_to_go() {
+        let all = Arc::new(Mutex::new(Strangers::default()));
+        let mut places: Vec<Place> = (0..STRANGERS).map(|_| Place::take(&all)).collect();
+        drop(places.remove(3));
+        places.push(Place::take(&all));
+        assert!(!has_to_go(&places[0]).await, "there was room");
+        places.push(Place::take(&all));
+        assert!(has_to_go(&places[0]).await && !has_to_go(&places[1]).await);
+        drop(places);
+        assert!(all.lock().unwrap().waiting.is_empty());
     }
 }

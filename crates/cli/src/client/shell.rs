@@ -138,6 +138,8 @@ pub(crate) fn run(arguments: ShellArguments) -> anyhow::Result<ExitCode> {
     let outcome = match arguments.verb {
         Verb::Start(arguments) => return start(&client, &common, arguments),
         Verb::Open { named, words } => {
+            // What is no shell will never be one.
+            get(&client, &named.task)?;
             task_verbs::wait_until_ready::<Shells>(&client, &named.task)?;
             return open(&client, &get(&client, &named.task)?, &words);
         }
@@ -256,6 +258,12 @@ fn options(client: &Client, key: &Path) -> anyhow::Result<Vec<String>> {
         "UserKnownHostsFile=/dev/null".to_owned(),
         "LogLevel=ERROR".to_owned(),
         "IdentitiesOnly=yes".to_owned(),
+        // The shell belongs to whoever started it, and so would what is forwarded to it.
+        "ForwardAgent=no".to_owned(),
+        "ForwardX11=no".to_owned(),
+        // A server that hangs is given up.
+        "ConnectTimeout=30".to_owned(),
+        "ServerAliveInterval=30".to_owned(),
     ];
     let mut options: Vec<String> = settings.into_iter().flat_map(|setting| ["-o".to_owned(), setting]).collect();
     options.extend(["-i".to_owned(), key.to_string_lossy().into_owned()]);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::http::{HeaderMap, Request, Response, StatusCode, Uri};
+use futures_util::StreamExt;
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -20,11 +21,15 @@ use super::call::Call;
 use super::cookies;
 use super::failure::Failure;
 use super::reply::Reply;
-use super::task_pages::granted;
+use super::task_pages::{granted, is_for_everybody};
 use crate::application::Application;
 use crate::cluster::{Serving, Target};
 use crate::sync::lock;
 
+/// What a request says that a master has passed on.
+const BY_MASTER: &str = "1.1 instep";
+/// How long a task may take to begin its answer to somebody who has not said who they are.
+const ANSWER: Duration = Duration::from_secs(60);
 /// How long a task may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How often an open websocket is asked whether it may stay.
@@ -73,14 +78,22 @@ impl Passage {
         Failure::new(Code::Unavailable, format!("{what}\nhint: {hint}"))
     }
 
-    /// Connects to the task.
-    pub(crate) async fn connect(&self) -> Result<TcpStream, Failure> {
+    /// Connects to the task. Not to this master: it would take what comes for its own, and trust it.
+    pub(crate) async fn connect(&self, application: &Application) -> Result<TcpStream, Failure> {
         let service = &self.serving.service;
         let connecting = TcpStream::connect((service.address.as_str(), service.port));
         let stream = tokio::time::timeout(CONNECT, connecting).await.map_err(|_| {
             self.away(&format_args!("{} does not answer within {} s", service.address, CONNECT.as_secs()))
         })?;
-        stream.map_err(|error| self.away(&error))
+        let stream = stream.map_err(|error| self.away(&error))?;
+        let ends = stream.local_addr().and_then(|here| Ok((here.ip().to_canonical(), stream.peer_addr()?)));
+        let (here, there) = ends.map_err(|error| self.away(&error))?;
+        let is_this_machine = there.ip().to_canonical().is_loopback() || there.ip().to_canonical() == here;
+        if is_this_machine && application.sites.listens_on(there.port()) {
+            let what = format!("port {} of {} is the master's own", there.port(), service.address);
+            return Err(Failure::forbidden(format!("{what}\nhint: let the task listen on another port")));
+        }
+        Ok(stream)
     }
 
     /// Waits until the way is open no longer, for a connection that has taken it.
@@ -89,7 +102,7 @@ impl Passage {
             let tcp = self.serving.service.protocol == Protocol::Tcp;
             let granted = match &self.session {
                 Some(session) => granted(application, session, &self.target, tcp).await.map(|page| page.is_some()),
-                None => Ok(true),
+                None => is_for_everybody(application, &self.target).await,
             };
             // As long as somebody is connected the task is in use.
             let service = application.cluster.use_service(self.target.clone()).await;
@@ -105,14 +118,26 @@ impl Passage {
 
 /// Passes a request on to a task, and its answer back.
 pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Failure> {
+    if call.headers.get_all(header::VIA).iter().any(|via| *via == BY_MASTER) {
+        let what = format!("what is asked of {} has come through a master already", passage.target);
+        return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: no task may lead back to a master")));
+    }
     let away = |error: &dyn std::fmt::Display| passage.away(error);
-    let stream = passage.connect().await?;
+    let stranger = call.application.strangers.enter_without(passage.session.as_deref(), &passage.target)?;
+    let stream = passage.connect(&call.application).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| away(&error))?;
     // It ends with its one answer, or with what that turns into.
     tokio::spawn(connection.with_upgrades());
     let (application, upgrade) = (Arc::clone(&call.application), call.on_upgrade.take());
     let request = request(call, &passage.serving)?;
-    let mut answer = sender.send_request(request).await.map_err(|error| away(&error))?;
+    let answering = sender.send_request(request);
+    let answer = match &stranger {
+        Some(_) => tokio::time::timeout(ANSWER, answering)
+            .await
+            .map_err(|_| away(&format_args!("it does not answer within {} s", ANSWER.as_secs())))?,
+        None => answering.await,
+    };
+    let mut answer = answer.map_err(|error| away(&error))?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(caller) = upgrade else { return Err(away(&"it changes the protocol unasked")) };
         let task = hyper::upgrade::on(&mut answer);
@@ -120,10 +145,19 @@ pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Fail
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         // It ends when either side closes the connection, or when the session or the task ends.
-        tokio::spawn(relay(caller, task, application, passage));
+        tokio::spawn(async move {
+            relay(caller, task, application, passage).await;
+            drop(stranger);
+        });
         return Ok(Reply::Passed(response));
     }
-    Ok(Reply::Passed(answered(answer.map(Body::new), &passage)))
+    let answer = answer.map(Body::new);
+    let answer = match stranger {
+        // Whoever asked has a place until all of the answer is taken.
+        Some(place) => answer.map(|body| Body::from_stream(body.into_data_stream().inspect(move |_| _ = &place))),
+        None => answer,
+    };
+    Ok(Reply::Passed(answered(answer, &passage)))
 }
 
 /// Whether a request wants a websocket.
@@ -185,6 +219,7 @@ fn passed_on(mut headers: HeaderMap, Serving { service, secret, .. }: &Serving) 
     if let Some(cookies) = theirs {
         headers.insert(header::COOKIE, cookies);
     }
+    headers.append(header::VIA, HeaderValue::from_static(BY_MASTER));
     if websocket {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
@@ -245,7 +280,7 @@ mod tests {
         assert!(!format!("{passed:?}").contains("secret"), "{passed:?}");
         assert_eq!(passed["cookie"], "a=1; b=2");
         assert_eq!(passed["host"], "[::1]:2600");
-        assert_eq!(passed.len(), 3, "{passed:?}");
+        assert_eq!((passed["via"].as_bytes(), passed.len()), (BY_MASTER.as_bytes(), 4), "{passed:?}");
         let passed = passed_on(headers, &serving(Some("own")));
         assert_eq!(passed[header::AUTHORIZATION], "token own");
         assert!(!format!("{passed:?}").contains("secret"), "{passed:?}");

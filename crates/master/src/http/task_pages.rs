@@ -99,12 +99,24 @@ pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
 async fn without_token(call: Call, target: Target) -> Result<Reply, Failure> {
     let wanted = target.clone();
     let found = call.application.cluster.read(move |state| state.serving(&wanted)).await?;
-    match found.filter(|serving| serving.unauthenticated) {
+    let found = match found.filter(|serving| serving.unauthenticated) {
+        Some(serving) => is_for_everybody(&call.application, &target).await?.then_some(serving),
+        None => None,
+    };
+    match found {
         Some(serving) => pass(call, Passage { target, session: None, serving, sandboxed: true }).await,
         None if call.route.method == Method::Get && is_navigation(&call.headers) => {
             Ok(to_waiting_page(&call.uri, &target))
         }
         None => Err(Failure::unauthenticated()),
+    }
+}
+
+/// Whether what asks for no login stays open: a shell does as long as its owner may log in.
+pub(crate) async fn is_for_everybody(application: &Application, target: &Target) -> Result<bool, Failure> {
+    match row_of(application, &target.task).await? {
+        Some(row) if Kind::of(&row.kind) == Some(Kind::Shell) => Ok(application.database.user(row.owner).await?.active),
+        _ => Ok(true),
     }
 }
 

@@ -30,8 +30,10 @@ use crate::sync::lock;
 const LONGEST_MESSAGE: usize = 1 << 20;
 /// Bytes that are read from the port at a time.
 const CHUNK: usize = 64 << 10;
-/// Connections of one target at a time whose callers have not said who they are.
+/// Connections of one target at a time whose callers have not said who they are, and of all targets: a process has few
+/// hundred files to spare.
 const STRANGERS: usize = 128;
+const ALL_STRANGERS: usize = 384;
 /// How often a silent caller is asked whether it is there.
 const ASK: Duration = Duration::from_secs(30);
 
@@ -42,20 +44,37 @@ pub(crate) struct Strangers {
 }
 
 impl Strangers {
+    /// Lets somebody without a session in; nothing is needed with one.
+    pub(crate) fn enter_without(
+        self: &Arc<Strangers>,
+        session: Option<&str>,
+        target: &Target,
+    ) -> Result<Option<Stranger>, Failure> {
+        if session.is_some() {
+            return Ok(None);
+        }
+        let full = || {
+            let what = format!("too many connections to {target}, or to all that is open without a login");
+            Failure::new(Code::ResourceExhausted, what)
+        };
+        self.enter(target).ok_or_else(full).map(Some)
+    }
+
     /// Lets one more in; `None` if there are too many.
     fn enter(self: &Arc<Strangers>, target: &Target) -> Option<Stranger> {
         let mut connected = lock(&self.connected);
-        let count = connected.entry(target.clone()).or_default();
-        if *count >= STRANGERS {
+        if connected.values().sum::<usize>() >= ALL_STRANGERS || connected.get(target).copied() >= Some(STRANGERS) {
             return None;
         }
+        let count = connected.entry(target.clone()).or_default();
         *count += 1;
         Some(Stranger { all: Arc::clone(self), target: target.clone() })
     }
 }
 
 /// One of them, until it is dropped.
-struct Stranger {
+#[derive(Debug)]
+pub(crate) struct Stranger {
     all: Arc<Strangers>,
     target: Target,
 }
@@ -86,20 +105,14 @@ pub(crate) fn no_pages(target: &Target) -> Failure {
 pub(crate) async fn open(mut call: Call, passage: Passage) -> Result<Reply, Failure> {
     let upgrade = call.on_upgrade.take().filter(|_| asks_for_websocket(&call.headers));
     let Some(upgrade) = upgrade else { return Err(no_pages(&passage.target)) };
-    let stranger = match &passage.session {
-        Some(_) => None,
-        None => Some(call.application.strangers.enter(&passage.target).ok_or_else(|| {
-            let what = format!("{STRANGERS} connections to {} are open, which is the limit", passage.target);
-            Failure::new(Code::ResourceExhausted, what)
-        })?),
-    };
+    let stranger = call.application.strangers.enter_without(passage.session.as_deref(), &passage.target)?;
     let (mut head, _) = Request::new(Body::empty()).into_parts();
     head.headers = call.headers.clone();
     head.extensions.insert(upgrade);
     let upgrade = WebSocketUpgrade::from_request_parts(&mut head, &()).await;
     let upgrade = upgrade.map_err(|error| Failure::invalid(format!("this is no websocket: {error}")))?;
     // Whoever asks learns from the answer whether the task is there.
-    let stream = passage.connect().await?;
+    let stream = passage.connect(&call.application).await?;
     // What is typed is to arrive at once.
     let _ = stream.set_nodelay(true);
     let application = Arc::clone(&call.application);
@@ -157,7 +170,9 @@ mod tests {
         let mut inside: Vec<Stranger> = (0..STRANGERS).map(|_| all.enter(&target("a")).unwrap()).collect();
         assert!(all.enter(&target("a")).is_none() && all.enter(&target("b")).is_some());
         inside.pop();
-        assert!(all.enter(&target("a")).is_some());
+        inside.push(all.enter(&target("a")).unwrap());
+        inside.extend((0..ALL_STRANGERS - STRANGERS).map(|number| all.enter(&target(&number.to_string())).unwrap()));
+        assert!(all.enter(&target("b")).is_none(), "all of them together are bounded too");
         drop(inside);
         assert!(lock(&all.connected).is_empty());
     }

@@ -137,8 +137,23 @@ class Master:
 @pytest.fixture
 def master(run: Any, instep: Path, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Master]:  # noqa: ANN401
     """A running master, ended in order when the test is over."""
-    server = Master(run.start, instep, tmp_path / "master.db")
-    server.start(wait_until)
+    yield from started(Master(run.start, instep, tmp_path / "master.db"), wait_until)
+
+
+@pytest.fixture
+def master_with_roles(
+    run: Any,  # noqa: ANN401
+    instep: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Master]:
+    """The same with roles; a file whose tests all want them imports it as `master`."""
+    yield from started(Master(run.start, instep, tmp_path / "master.db"), wait_until, "--roles")
+
+
+def started(server: Master, wait_until: Callable[..., None], *options: str) -> Iterator[Master]:
+    """Start a master, and end it in order."""
+    server.start(wait_until, *options)
     yield server
     if server.process.poll() is None:
         server.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,11 @@ import pytest
 from conftest import Runner
 
 from .conftest import Client, Failed, Master
+from .conftest import master_with_roles as master
 from .det import Commands, det
 from .test_openapi import fuzz
 
-__all__ = ["det"]
-
-
-@pytest.fixture
-def master(run: Any, instep: Path, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Master]:  # noqa: ANN401
-    """A running master with roles."""
-    server = Master(run.start, instep, tmp_path / "master.db")
-    server.start(wait_until, "--roles")
-    yield server
-    if server.process.poll() is None:
-        server.stop()
+__all__ = ["det", "master"]
 
 
 @pytest.fixture

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conftest import Runner
-from detached.conftest import Failed, Master
+from detached.conftest import Failed
+from detached.conftest import master_with_roles as master
 
 from .conftest import Cluster
 from .test_ours import created, tutorial
 
-
-@pytest.fixture
-def master(run: Any, instep: Path, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Master]:  # noqa: ANN401
-    """A running master with roles."""
-    server = Master(run.start, instep, tmp_path / "master.db")
-    server.start(wait_until, "--roles")
-    yield server
-    if server.process.poll() is None:
-        server.stop()
+__all__ = ["master"]
 
 
 def test_an_editors_experiment_runs_pauses_and_resumes(

@@ -12,17 +12,19 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from conftest import Runner
-from detached.conftest import SCRIPTS, Master
+from detached.conftest import SCRIPTS
+from detached.conftest import master_with_roles as master
 from detached.det import Outcome
 
 from .conftest import CONTEXTS, Cluster
+
+__all__ = ["master"]
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -262,16 +264,6 @@ ENDINGS = [
     Row("user logout", ""),
 ]
 SCENARIO = [*OURSELVES, *PEOPLE, *EXPERIMENTS, *TASKS, *ENDINGS]
-
-
-@pytest.fixture
-def master(run: Any, instep: Path, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Master]:  # noqa: ANN401
-    """A running master with roles."""
-    server = Master(run.start, instep, tmp_path / "master.db")
-    server.start(wait_until, "--roles")
-    yield server
-    if server.process.poll() is None:
-        server.stop()
 
 
 class Session:

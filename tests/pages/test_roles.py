@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
 from playwright.sync_api import expect
 
 from detached.conftest import Master
+from detached.conftest import master_with_roles as master
 from pages.conftest import Window
 
-
-@pytest.fixture
-def master(run: Any, instep: Path, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Master]:  # noqa: ANN401
-    """A running master with roles."""
-    server = Master(run.start, instep, tmp_path / "master.db")
-    server.start(wait_until, "--roles")
-    yield server
-    if server.process.poll() is None:
-        server.stop()
+__all__ = ["master"]
 
 
 def test_lists_hold_what_one_may_see_and_say_why_they_are_empty(window: Window, master: Master) -> None:

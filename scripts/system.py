@@ -19,7 +19,7 @@ from project import fail, say
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
 TEST = BUILD | {"ip": "iproute2", "chromium": "chromium", "ssh": "openssh-client"}
 BENCH = TEST | {"mpirun": "openmpi-bin"}
-SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++"}
+SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++", "pg_dump": "postgresql"}
 PURPOSES = {"build": BUILD, "test": TEST, "bench": BENCH, "soak": SOAK}
 
 # `ip` and friends live in folders that are not on every user's PATH.

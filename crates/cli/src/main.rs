@@ -10,6 +10,7 @@ mod demo;
 mod diagnose;
 mod doctor;
 mod drill;
+mod import;
 mod master;
 mod module;
 mod report;
@@ -89,6 +90,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<std::ffi::OsString>,
     },
+    /// Take over the database of another system: Determined
+    Import(import::ImportArguments),
     /// Print a completion script: instep completion bash > /etc/bash_completion.d/instep
     Completion {
         /// Shell
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Drill(arguments) => drill::run(arguments, print_completion),
         Command::Demo { arguments } => demo::run(arguments),
+        Command::Import(arguments) => import::run(&arguments),
         Command::Completion { shell } => {
             print_completion(shell);
             Ok(ExitCode::SUCCESS)

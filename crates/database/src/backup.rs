@@ -94,7 +94,7 @@ fn check(path: &Path) -> Result<()> {
     migrations::check_version(&connection, path).map(drop)
 }
 
-fn open_existing(path: &Path) -> Result<Connection> {
+pub(crate) fn open_existing(path: &Path) -> Result<Connection> {
     if let Err(source) = std::fs::metadata(path) {
         return Err(Error::File { path: path.to_owned(), source });
     }
@@ -106,7 +106,7 @@ fn open_existing(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
-fn sync_folder(of: &Path) -> Result<()> {
+pub(crate) fn sync_folder(of: &Path) -> Result<()> {
     let folder = of.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder)
         .and_then(|folder| folder.sync_all())

@@ -85,6 +85,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether there is no room left for what is to be written.
+    pub fn is_full_disk(&self) -> bool {
+        match self {
+            Error::Engine(error) => error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),
+            Error::File { source, .. } => source.kind() == std::io::ErrorKind::StorageFull,
+            _ => false,
+        }
+    }
+
     /// There is no `what` called `id`.
     pub(crate) fn not_found(what: &'static str, id: impl ToString) -> Error {
         Error::NotFound { what, id: id.to_string() }

@@ -25,6 +25,7 @@ mod deletions;
 mod engine;
 mod error;
 mod experiments;
+pub mod import;
 mod lock;
 mod log_quota;
 mod log_retention;

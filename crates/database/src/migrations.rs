@@ -29,6 +29,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0016.sql"),
     include_str!("schema/0017.sql"),
     include_str!("schema/0018.sql"),
+    include_str!("schema/0019.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.
@@ -40,7 +41,22 @@ pub(crate) fn migrate(connection: &mut Connection, path: &Path, opening: &Openin
     migrate_through(STEPS, connection, path, opening)
 }
 
+/// Brings the schema of something that is itself a copy up to date.
+pub(crate) fn upgrade(connection: &mut Connection, path: &Path, opening: &Opening) -> Result<()> {
+    take_steps(STEPS, connection, path, opening, false)
+}
+
 fn migrate_through(steps: &[&str], connection: &mut Connection, path: &Path, opening: &Opening) -> Result<()> {
+    take_steps(steps, connection, path, opening, true)
+}
+
+fn take_steps(
+    steps: &[&str],
+    connection: &mut Connection,
+    path: &Path,
+    opening: &Opening,
+    keep_copy: bool,
+) -> Result<()> {
     let unusable = |error: rusqlite::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
     connection
         .execute_batch(
@@ -52,7 +68,7 @@ fn migrate_through(steps: &[&str], connection: &mut Connection, path: &Path, ope
     if found > known {
         return Err(Error::TooNew { path: path.to_owned(), found, known });
     }
-    if 0 < found && found < known {
+    if keep_copy && 0 < found && found < known {
         let copy = with_suffix(path, &format!(".schema-{found}"));
         match backup::copy(connection, &copy) {
             // One that is there is of an earlier attempt, before which nothing has changed either.

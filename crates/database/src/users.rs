@@ -105,6 +105,17 @@ impl Database {
             .await
     }
 
+    /// Replaces the hash of a password by another of the same password; sessions go on.
+    pub async fn renew_password_hash(&self, id: UserId, before: String, hash: String) -> Result<()> {
+        self.engine
+            .write(move |connection| {
+                let sql = "UPDATE users SET password_hash = ? WHERE id = ? AND password_hash = ?";
+                connection.execute(sql, params![hash, id.0, before])?;
+                Ok(())
+            })
+            .await
+    }
+
     /// The names of active users who have no password.
     pub async fn users_without_password(&self) -> Result<Vec<String>> {
         self.engine

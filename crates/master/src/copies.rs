@@ -2,14 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+use instep_database::Opening;
+
 use crate::ServeError;
 use crate::clock::now;
 use crate::presence::Presence;
+use crate::random;
 use crate::vault::key_path;
 
 /// Copies the database, in use or not, to a file that must not exist yet.
 pub fn back_up(database: &Path, target: &Path) -> Result<(), ServeError> {
     Ok(instep_database::back_up(database, target)?)
+}
+
+/// What a process that is no master brings to change a database by hand.
+pub fn opening_by(holder: &str) -> Opening {
+    Opening { holder: format!("{holder}, pid {}", std::process::id()), cluster_id: random::uuid(), now: now() }
 }
 
 /// The key that the secrets of a database need, which is in no copy; `None` if it holds no secrets.

@@ -1,7 +1,8 @@
 //! Passwords: salted by Determined's client, then hashed with argon2.
 //!
 //! The client never sends a password as typed: it sends SHA-512 of a fixed salt and the password. What arrives is
-//! therefore itself a secret, and is hashed once more, with a salt of its own, before it is stored.
+//! therefore itself a secret, and is hashed once more, with a salt of its own, before it is stored. Users who were taken
+//! over from Determined have its hash, bcrypt, until they log in.
 
 use std::sync::Mutex;
 
@@ -16,6 +17,9 @@ use crate::sync::lock;
 /// Bytes of a salt and of a hash.
 const SALT: usize = 16;
 const HASH: usize = Params::DEFAULT_OUTPUT_LEN;
+
+/// Bytes that bcrypt looks at, and that Determined gives it.
+const BCRYPT_LIMIT: usize = 72;
 
 /// The memory of hashings that have ended, for the next: as much as was in use at once. The allocator would keep it
 /// too, but once for every few logins, in pieces that fit nothing else.
@@ -43,6 +47,10 @@ pub(crate) fn to_store(password: &str, is_hashed: bool) -> Option<String> {
 /// blocking is allowed.
 pub(crate) fn matches(password: &str, is_hashed: bool, stored: &str) -> bool {
     let sent = if is_hashed { password.to_owned() } else { salted(password) };
+    if is_of_determined(stored) {
+        let sent = sent.as_bytes();
+        return bcrypt::verify(&sent[..sent.len().min(BCRYPT_LIMIT)], stored).unwrap_or(false);
+    }
     let found = || {
         let stored = PasswordHash::new(stored).ok()?;
         let algorithm = Algorithm::try_from(stored.algorithm.as_str()).ok()?;
@@ -52,6 +60,11 @@ pub(crate) fn matches(password: &str, is_hashed: bool, stored: &str) -> bool {
         Some(hashed(&argon2, &sent, &stored.salt?)? == stored.hash?)
     };
     found().unwrap_or(false)
+}
+
+/// Whether a hash was taken over from Determined, and is to be replaced by one of ours when its password is known.
+pub(crate) fn is_of_determined(stored: &str) -> bool {
+    stored.starts_with("$2")
 }
 
 /// Hashes with memory that is used again.
@@ -74,6 +87,17 @@ pub(crate) fn token_hash(token: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_that_determined_stored_is_recognised() {
+        let sent = salted("Abcdefg1");
+        let stored = bcrypt::hash_with_salt(&sent.as_bytes()[..BCRYPT_LIMIT], 4, [7; 16]).unwrap().to_string();
+        assert!(is_of_determined(&stored));
+        assert!(matches("Abcdefg1", false, &stored) && matches(&sent, true, &stored));
+        assert!(!matches("Abcdefg2", false, &stored) && !matches("", false, &stored));
+        assert!(!matches("Abcdefg1", false, "$2a$04$damaged"));
+        assert!(!is_of_determined(&to_store("Abcdefg1", false).unwrap()));
+    }
 
     #[test]
     fn a_stored_password_is_recognised_however_it_is_sent() {

@@ -27,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("instep-policy", &["instep-api"]),
     // level 2
     ("instep-agent", &["instep-api", "instep-client"]),
+    ("instep-import", &["instep-api", "instep-database"]),
     ("instep-launch", &["instep-diagnosis", "instep-policy", "instep-recorder", "instep-store"]),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
     (
@@ -41,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "instep-api",
             "instep-client",
             "instep-diagnosis",
+            "instep-import",
             "instep-launch",
             "instep-master",
             "instep-recorder",
@@ -310,7 +312,9 @@ fn only_the_environment_module_spells_worker_variables() {
 #[test]
 fn only_the_database_contains_sql() {
     let mut complaints = Complaints::of("SQL only in crates/database");
-    for source in sources(&["rs"]).iter().filter(|source| !source.path.starts_with("crates/database/")) {
+    // What is asked of Determined's own database is the one exception.
+    let may = |path: &str| path.starts_with("crates/database/") || path == "crates/import/src/server.rs";
+    for source in sources(&["rs"]).iter().filter(|source| !may(&source.path)) {
         for (line, text) in source.shipped_code() {
             for word in ["\"SELECT ", "\"INSERT INTO ", "\"UPDATE ", "\"DELETE FROM ", "rusqlite::"] {
                 if text.contains(word) {

@@ -9,7 +9,7 @@ use instep_master::settings::{Assignments, FILE_VARIABLE, Settings, SettingsErro
 use crate::report::Hinted;
 
 /// Every option but `--config` is a key of the settings file too; what each means without being given is decided there.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct SettingsArguments {
     /// Address to listen on; other than loopback requires a password for every user [default: 127.0.0.1] [env:
     /// INSTEP_MASTER_HOST]
@@ -109,6 +109,11 @@ pub(crate) struct SettingsArguments {
 }
 
 impl SettingsArguments {
+    /// Those of a master with this database, or with the one that file and environment say.
+    pub(crate) fn with_database(db: Option<PathBuf>) -> SettingsArguments {
+        SettingsArguments { db, ..SettingsArguments::default() }
+    }
+
     /// What the settings mean together.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         Ok(self.settings()?.options().map_err(explained)?)

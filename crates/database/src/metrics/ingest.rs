@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use instep_api::identifiers::TrialId;
+use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::{PROFILING, Report, VALIDATION};
 use instep_api::values::{Datum, Values};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -61,6 +61,11 @@ impl<'a> Intake<'a> {
             last_steps,
             waiting: Vec::new(),
         })
+    }
+
+    /// Takes what follows as reported by this run.
+    pub(super) fn continue_run(&mut self, run: RunId) {
+        self.run = run.0;
     }
 
     /// Stores a report. One that is refused may leave a part of itself behind, unless it [`is_plain`](Intake::is_plain).

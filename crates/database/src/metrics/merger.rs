@@ -117,7 +117,7 @@ impl Drop for Merger {
 }
 
 /// The tails in the database: the group, what it weighs at most, and whether its trial has ended.
-fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bool)>> {
+pub(super) fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bool)>> {
     let sql = format!(
         "SELECT trial_id, group_name, SUM(CASE WHEN last_step IS NULL THEN 2 ELSE {REPORTS_PER_ROW} END), \
          MAX(CASE WHEN trials.ended_at IS NULL THEN 0 ELSE 1 END) \
@@ -192,6 +192,16 @@ fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) 
         Err(Error::Aborted) => Ok(true),
         Err(error) => Err(error),
     }
+}
+
+/// Merges a part of a group's tail in the caller's transaction, where nobody else writes; gives whether to go on with it.
+pub(super) fn merge_here(connection: &Connection, trial: TrialId, group: &str) -> Result<bool> {
+    let prepared = prepare(connection, trial, group)?;
+    if prepared.ids.is_empty() {
+        return Ok(false);
+    }
+    apply(connection, trial, group, &prepared)?;
+    Ok(prepared.weight >= WEIGHT_PER_MERGE)
 }
 
 /// What one merge changes.

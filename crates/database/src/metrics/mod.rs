@@ -18,6 +18,7 @@ pub mod chunk;
 mod columns;
 pub mod downsample;
 pub(crate) mod history;
+pub(crate) mod imported;
 mod ingest;
 pub(crate) mod merger;
 mod outline;

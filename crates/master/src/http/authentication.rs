@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::hashing::work;
 use super::reply::{Json, Nothing, WithCookie};
 use crate::clock::now;
-use crate::passwords::{matches, token_hash};
+use crate::passwords::{is_of_determined, matches, to_store, token_hash};
 use crate::random;
 use crate::sync::lock;
 
@@ -38,11 +38,20 @@ pub(crate) async fn login(call: Call) -> Result<WithCookie<LoginResponse>, Failu
             if let Some(wait) = call.application.attempts.wait(&username, address, Instant::now()) {
                 return Err(too_many(&username, wait));
             }
-            if !work(move || matches(&password, is_hashed, &stored)).await? {
+            let before = stored.clone();
+            let check = move || {
+                let right = matches(&password, is_hashed, &stored);
+                (right, if right && is_of_determined(&stored) { to_store(&password, is_hashed) } else { None })
+            };
+            let (right, renewed) = work(check).await?;
+            if !right {
                 call.application.attempts.failed(&username, address, Instant::now());
                 return Err(Failure::unauthenticated());
             }
             call.application.attempts.succeeded(&username, address);
+            if let (Some(renewed), Some(account)) = (renewed, &account) {
+                call.application.database.renew_password_hash(account.user.id, before, renewed).await?;
+            }
         }
     }
     let user = account.map(|account| account.user).ok_or_else(Failure::unauthenticated)?;

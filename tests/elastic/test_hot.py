@@ -67,8 +67,9 @@ def test_a_hot_spare_takes_over_where_the_loop_begins(
     run(*common, "--spares", "0", script, tmp_path, "calm").expect(0)
     (tmp_path / "0.prologue").unlink()
     (tmp_path / "1.prologue").unlink()
-    events = tmp_path / "events"
-    job = run.start(*common, "--spares", "hot", "--events", events, script, tmp_path, "kill")
+    events, summary = tmp_path / "events", tmp_path / "summary.json"
+    told = ("--events", events, "--summary-json", summary)
+    job = run.start(*common, "--spares", "hot", *told, script, tmp_path, "kill")
     wait_until(lambda: READY in job.stderr, READY_WITHIN_S, lambda: f"spares\n{job.stderr}")
     before = [(tmp_path / f"{rank}.prologue").read_text().split() for rank in range(2)]
     (tmp_path / "go").touch()
@@ -82,6 +83,9 @@ def test_a_hot_spare_takes_over_where_the_loop_begins(
     assert str(replaced["pid"]) == before[1][1], "the process was there before the rank was lost"
     assert result.stdout.count("prologue of 1") == 1, "what the spare prints before it takes over is nobody's output"
     assert result.stdout.count("digest") == 2, "and then it has the rank's"
+    goodput = json.loads(summary.read_text())["goodput"]
+    assert [rank["seconds"]["unobserved"] for rank in goodput["ranks"]] == [0, 0], "the spare's ledger is the rank's"
+    assert 0 < goodput["ettr"] < 1, goodput
     for pid in before[0] + before[1]:
         assert not Path(f"/proc/{pid}").exists(), "no spare outlives its job"
 

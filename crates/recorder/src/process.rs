@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 /// From `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -25,6 +27,20 @@ const TICKS_PER_SECOND: u64 = 100;
 /// Looks a process up; none if there is no such.
 pub fn stat(process: u32) -> Option<Stat> {
     parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// How a process ends that still has its number: what `wait` will tell of it, or nothing if it goes on, or ends with 0.
+pub fn exit_under_way(process: u32) -> Option<i32> {
+    exit_status(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// The 52nd field. Of a stopped process it is the signal that has stopped it, which ends none.
+fn exit_status(text: &str) -> Option<i32> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let status: i32 = rest.split_ascii_whitespace().nth(49)?.parse().ok()?;
+    let stopping = [Signal::SIGSTOP, Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+    let stopped = stopping.iter().any(|signal| *signal as i32 == status);
+    (status > 0 && !stopped).then_some(status)
 }
 
 /// Whether it is the process that had started then: numbers are used again.
@@ -67,11 +83,21 @@ fn parse(text: &str) -> Option<Stat> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Stat, is_alive, parse, session_ran, stat};
+    use super::{Stat, exit_status, is_alive, parse, session_ran, stat};
     use proptest::prelude::{any, proptest};
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
     use std::time::Duration;
+
+    #[test]
+    fn how_a_process_ends_is_its_last_field() {
+        let stat = |status: i32| format!("7 (a) b) R {}{status}", "1 ".repeat(48));
+        for (status, expected) in [(0, None), (9, Some(9)), (139, Some(139)), (256, Some(256)), (19, None), (20, None)]
+        {
+            assert_eq!(exit_status(&stat(status)), expected);
+        }
+        assert_eq!(exit_status("7 (a) R 1 2"), None);
+    }
 
     #[test]
     fn a_name_may_look_like_fields() {

@@ -65,17 +65,20 @@ impl HangWatch {
 
     /// The ranks of the round before have ended: what they left says nothing about those that come.
     pub(crate) fn clear(&self) {
-        self.remove_records("rank-");
+        self.remove_records("rank-", None);
     }
 
-    /// The process of this rank has ended and is replaced.
-    pub(crate) fn forget(&self, rank: usize) {
-        self.remove_records(&format!("rank-{rank}-"));
+    /// The process of this rank has ended and this one replaces it, which may write already: a hot spare does.
+    pub(crate) fn forget(&self, rank: usize, successor: i32) {
+        let prefix = format!("rank-{rank}-");
+        self.remove_records(&prefix, Some(&format!("{prefix}{successor}.")));
     }
 
-    fn remove_records(&self, prefix: &str) {
+    fn remove_records(&self, prefix: &str, except: Option<&str>) {
         for path in self.folder.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten()) {
-            if path.file_name().to_string_lossy().starts_with(prefix) {
+            let name = path.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(prefix) && !except.is_some_and(|except| name.starts_with(except)) {
                 let _ = fs::remove_file(path.path());
             }
         }

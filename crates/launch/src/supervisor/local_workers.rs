@@ -14,7 +14,6 @@ use crate::drill::{self, Drill, orders};
 use crate::failure::Failure;
 use crate::failure::hang::HangWatch;
 use crate::goodput::{Book, Goodput, account_of};
-use crate::output::Output;
 use crate::output::logs::{AttemptDirectory, RunDirectory};
 use crate::plan::Plan;
 use crate::rendezvous::Reports;
@@ -111,7 +110,7 @@ impl<'a> LocalWorkers<'a> {
     ) -> Option<Result<Replaced, Box<Failure>>> {
         let local_rank = self.group.as_ref()?.local_rank(rank);
         if local_rank.is_some() {
-            self.close_accounts(local_rank);
+            self.close_accounts(local_rank, &self.processes());
         }
         let group = self.group.as_mut()?;
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
@@ -122,9 +121,9 @@ impl<'a> LocalWorkers<'a> {
             (_, Some(local_rank)) => group.replace(self.plan, local_rank, incarnation, &mut source, console),
             (None, None) => return None,
         };
-        if let (true, Some(local_rank)) = (replaced.is_ok(), group.local_rank(rank)) {
+        if let (Ok(worker), Some(local_rank)) = (&replaced, group.local_rank(rank)) {
             self.book.started(local_rank, rank, group.start.round, now);
-            self.hang.forget(rank);
+            self.hang.forget(rank, worker.pid);
             self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
         }
         Some(replaced)
@@ -182,11 +181,17 @@ impl<'a> LocalWorkers<'a> {
         Some(ended)
     }
 
+    /// Every worker's rank and process.
+    fn processes(&self) -> Vec<(usize, i32)> {
+        self.group.as_ref().map(WorkerGroup::processes).unwrap_or_default()
+    }
+
     /// Takes the accounts of processes that were not seen to end, of one rank or of all.
-    fn close_accounts(&mut self, only: Option<usize>) {
+    fn close_accounts(&mut self, only: Option<usize>, processes: &[(usize, i32)]) {
         for (local_rank, rank) in self.book.running() {
             if only.is_none_or(|only| only == local_rank) {
-                let account = self.hang.folder().and_then(|folder| account_of(folder, rank, None));
+                let process = processes.iter().find(|(of, _)| *of == rank).map(|(_, process)| *process);
+                let account = self.hang.folder().and_then(|folder| account_of(folder, rank, process));
                 self.book.end(local_rank, true, clock::monotonic(), account);
             }
         }
@@ -200,12 +205,13 @@ impl<'a> LocalWorkers<'a> {
 
     /// Ends what is left of the workers, and shows the rest of their output.
     pub(super) fn reap(&mut self, console: &mut dyn Console) {
+        let processes = self.processes();
         if let Some(group) = self.group.take() {
             if let (Some(_), Some(folder)) = (&self.drill, self.hang.folder()) {
                 self.replayed = orders::replayed(folder, group.processes().into_iter().map(|(rank, _)| rank));
             }
             group.end(&mut self.guardian, console);
-            self.close_accounts(None);
+            self.close_accounts(None, &processes);
         }
     }
 
@@ -226,8 +232,8 @@ impl<'a> LocalWorkers<'a> {
         }
     }
 
-    pub(super) fn output(&self) -> Option<&Output> {
-        self.group.as_ref().map(|group| &group.output)
+    pub(super) fn group(&self) -> Option<&WorkerGroup> {
+        self.group.as_ref()
     }
 
     /// Takes what these streams offer, and shows what has been held back long enough.
@@ -243,7 +249,7 @@ impl<'a> LocalWorkers<'a> {
     /// When the next deadlines of spares, drill and output are.
     pub(super) fn wake_at(&self) -> [Option<Instant>; 3] {
         let drill = self.drill.as_ref().and_then(Drill::wake_at);
-        [self.spares.wake_at(), drill, self.output().and_then(Output::wake_at)]
+        [self.spares.wake_at(), drill, self.group().and_then(|group| group.output.wake_at())]
     }
 
     pub(super) fn end_spares(&mut self) {

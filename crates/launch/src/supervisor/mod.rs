@@ -283,8 +283,8 @@ impl Supervisor<'_> {
             self.show_status();
         }
         let due = self.timers.next_due(self.workers.wake_at().into_iter().chain([self.leadership.check_by()]));
-        let (output, spares) = (self.workers.output(), &self.workers.spares);
-        let ready = self.poller.wait(due, &self.leadership, output, spares)?;
+        let (group, spares) = (self.workers.group(), &self.workers.spares);
+        let ready = self.poller.wait(due, &self.leadership, group, spares)?;
         if ready.spares {
             self.workers.spares.mark_readable();
         }

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 
 use super::leadership::Leadership;
 use super::signals::Signals;
-use crate::output::Output;
 use crate::spares::Spares;
+use crate::workers::group::WorkerGroup;
 
 /// What woke the supervisor.
 #[derive(Debug)]
@@ -42,14 +42,16 @@ impl Poller {
         &self,
         due: Instant,
         leadership: &Leadership,
-        output: Option<&Output>,
+        group: Option<&WorkerGroup>,
         spares: &Spares,
     ) -> io::Result<Ready> {
         let mut sources = Vec::from(self.signals.sources());
         sources.extend(leadership.sources());
+        let exits = group.into_iter().flat_map(WorkerGroup::exit_sources);
+        sources.extend(exits.map(|source| PollFd::new(source, PollFlags::POLLIN)));
         let output_from = sources.len();
         let mut indexes = Vec::new();
-        for (index, source) in output.into_iter().flat_map(Output::sources) {
+        for (index, source) in group.into_iter().flat_map(|group| group.output.sources()) {
             indexes.push(index);
             sources.push(PollFd::new(source, PollFlags::POLLIN));
         }

@@ -3,6 +3,7 @@
 //! Under `--recover step` ranks of lost nodes may come later. Here they have the local ranks after this node's own; what their
 //! scripts are told is what they were told on their first node.
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,6 +20,7 @@ use crate::output::logs::{self, AttemptDirectory, WorkerFiles};
 use crate::plan::{Plan, SpareKind};
 use crate::spares::Spares;
 use crate::workers::environment::{Incarnation, recovery_variables};
+use crate::workers::exit_watch::ExitWatch;
 use crate::workers::guardian::Guardian;
 use crate::workers::process::{FileLimit, Worker};
 use crate::workers::spawn::{moved_worker_spawn, worker_spawn};
@@ -38,6 +40,8 @@ pub(crate) struct WorkerGroup {
     workers: Vec<Worker>,
     files: Vec<WorkerFiles>,
     moved: Vec<MovedRank>,
+    /// Those that others have replaced and of which the kernel has not freed everything yet.
+    replaced: Vec<Worker>,
     logs: AttemptDirectory,
     host: String,
     /// What the launcher has told the workers to end with, and when, in seconds since 1970.
@@ -77,6 +81,7 @@ impl WorkerGroup {
             workers: Vec::with_capacity(workers),
             files: Vec::with_capacity(workers),
             moved: Vec::new(),
+            replaced: Vec::new(),
             logs,
             host: plan.address.clone(),
             sent: None,
@@ -156,7 +161,7 @@ impl WorkerGroup {
         let replaced = Replaced { pid: worker.pid.as_raw(), warm: worker.warm, hot: worker.hot };
         let old = std::mem::replace(&mut self.workers[local_rank], worker);
         source.guardian.ended(old.pid);
-        old.release();
+        self.replaced.push(old);
         Ok(replaced)
     }
 
@@ -170,7 +175,11 @@ impl WorkerGroup {
     ) -> Result<Worker, Box<Failure>> {
         let rank = self.moved(plan, local_rank).map_or(self.start.first_rank + local_rank, |moved| moved.rank);
         self.try_start(plan, rank, local_rank, incarnation, source, console)
-            .map(|worker| Worker { incarnation: incarnation.number, ..worker })
+            .map(|worker| {
+                // Where all restart, what a worker had must be free before another one wants it.
+                let watch = plan.terms.step_recovery.then(|| ExitWatch::new(worker.pid));
+                Worker { incarnation: incarnation.number, watch, ..worker }
+            })
             .map_err(|(exit, message)| Box::new(self.describe(rank, local_rank, 0, ExitStatus(exit), Some(message))))
     }
 
@@ -220,6 +229,7 @@ impl WorkerGroup {
 
     /// The workers that have ended since the last call, well or not.
     pub(crate) fn ended(&mut self, console: &mut dyn Console) -> Vec<Failure> {
+        self.replaced.extract_if(.., |old| old.is_gone()).for_each(Worker::release);
         let mut ends = Vec::new();
         for index in 0..self.workers.len() {
             if !self.workers[index].has_ended() {
@@ -233,6 +243,12 @@ impl WorkerGroup {
             }
         }
         ends
+    }
+
+    /// What becomes readable when a worker may have ended.
+    pub(crate) fn exit_sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let alive = self.workers.iter().filter(|worker| worker.exit.is_none());
+        alive.filter_map(|worker| worker.watch.as_ref()).flat_map(ExitWatch::sources)
     }
 
     /// Which of its rank's processes a worker is.
@@ -311,6 +327,7 @@ impl WorkerGroup {
     /// Ends the attempt. Unless it ended well, nothing that a worker left behind survives.
     pub(crate) fn end(mut self, guardian: &mut Guardian, console: &mut dyn Console) {
         self.workers.iter().for_each(|worker| guardian.ended(worker.pid));
+        self.replaced.drain(..).for_each(Worker::release);
         for worker in self.workers.drain(..) {
             if self.sent.is_some() {
                 worker.signal(Signal::SIGKILL);

@@ -18,6 +18,7 @@ use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use crate::failure::ExitStatus;
 use crate::spares::priority;
+use crate::workers::exit_watch::ExitWatch;
 
 /// How long the kernel may take to end a process that was killed.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
@@ -75,6 +76,8 @@ pub(crate) struct Worker {
     pub(crate) hot: bool,
     pub(crate) pid: Pid,
     pub(crate) exit: Option<ExitStatus>,
+    /// For one whose end is to be known as early as can be.
+    pub(crate) watch: Option<ExitWatch>,
 }
 
 impl Worker {
@@ -116,7 +119,16 @@ impl Worker {
         }
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        Ok(Worker { rank, local_rank, incarnation: 0, warm: false, hot: false, pid: Pid::from_raw(pid), exit: None })
+        Ok(Worker {
+            rank,
+            local_rank,
+            incarnation: 0,
+            warm: false,
+            hot: false,
+            pid: Pid::from_raw(pid),
+            exit: None,
+            watch: None,
+        })
     }
 
     /// Notices whether the worker has ended; true the one time it has.
@@ -124,15 +136,20 @@ impl Worker {
         if self.exit.is_some() {
             return false;
         }
+        self.exit = self.status().or_else(|| self.watch.as_mut().and_then(ExitWatch::exit_under_way));
+        self.exit.is_some()
+    }
+
+    /// How the process has ended, if nothing of it is left but that.
+    fn status(&self) -> Option<ExitStatus> {
         let only_look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        self.exit = match waitid(Id::Pid(self.pid), only_look) {
+        match waitid(Id::Pid(self.pid), only_look) {
             Ok(WaitStatus::Exited(_, code)) => Some(ExitStatus(code)),
             Ok(WaitStatus::Signaled(_, signal, _)) => Some(ExitStatus(-(signal as i32))),
             // Not ours to wait for: it has ended, nobody knows how.
             Err(Errno::ECHILD) => Some(ExitStatus(1)),
             Ok(_) | Err(_) => None,
-        };
-        self.exit.is_some()
+        }
     }
 
     /// Signals the worker and its children.
@@ -163,8 +180,17 @@ impl Worker {
         }
     }
 
-    /// Lets the dead process go.
+    /// Whether nothing of the process is left but how it ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.status().is_some()
+    }
+
+    /// Lets the dead process go: waits for one whose end is under way, but not for one that hangs in the kernel.
     pub(crate) fn release(self) {
+        let deadline = Instant::now() + KILLED_WITHIN;
+        while self.exit.is_some() && !self.is_gone() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let _ = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
     }
 }

@@ -66,7 +66,7 @@ const SMALL: usize = 512 << 10;
 /// where the two meet on an H200 (bench/results/h200.json).
 const fn most_pinned(world: usize) -> usize {
     match world {
-        ..=2 => 5 << 19,
+        ..=2 => 9 << 19,
         3 => 4 << 20,
         4..=7 => 8 << 20,
         _ => 14 << 20,

@@ -10,7 +10,7 @@ use crate::sync::lock;
 use crate::ticket::Output;
 
 /// Bytes read out of a peer's memory between two looks whether the group is aborted.
-const FETCH_BYTES: usize = 16 << 20;
+const FETCH_BYTES: usize = 64 << 20;
 
 impl ProgressThread {
     pub(super) fn perform(&mut self, action: Action) -> Result<(), ProgressEnd> {
@@ -85,7 +85,8 @@ impl ProgressThread {
         while done < bytes && process > 0 {
             let length = (bytes - done).min(FETCH_BYTES);
             // SAFETY: the receive is under way and has room for all bytes; the kernel checks the peer's side.
-            let read = unsafe { remote::read(process, pointer + done as u64, to.wrapping_add(done), length) };
+            let read =
+                unsafe { remote::read_in_parallel(process, pointer + done as u64, to.wrapping_add(done), length) };
             self.check_abort()?;
             if read.is_err() {
                 break;

@@ -129,6 +129,9 @@ fn proxy_ports(fields: &mut Fields<'_>) -> Vec<ProxyPort> {
         if found.iter().any(|other| other.proxy_port == port.proxy_port) {
             entry.wrong("proxy_port", format!("port {} is there twice", port.proxy_port));
         }
+        if port.default_service_id && found.iter().any(|other| other.default_service_id) {
+            entry.wrong("default_service_id", "another port has the name of the task already");
+        }
         entry.finish();
         found.push(port);
     }

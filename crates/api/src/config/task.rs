@@ -221,6 +221,11 @@ mod tests {
                 "port 1 is there twice",
             ),
             (
+                json!({"entrypoint": "a", "environment": {"proxy_ports": [
+                    {"proxy_port": 1, "default_service_id": true}, {"proxy_port": 2, "default_service_id": true}]}}),
+                "proxy_ports[1].default_service_id: another port",
+            ),
+            (
                 json!({"entrypoint": "a", "environment": {"proxy_ports": [{"proxy_port": 1, "proxy_udp": true}]}}),
                 "did you mean `proxy_tcp`",
             ),

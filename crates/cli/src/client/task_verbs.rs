@@ -23,6 +23,8 @@ use crate::report::Hinted;
 
 /// Between two looks at one that starts.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// After how long people are told that it waits for slots.
+const WORTH_SAYING: Duration = Duration::from_secs(2);
 /// How long one may take to be ready, slots and all.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
@@ -130,7 +132,8 @@ pub(super) fn read_config(file: Option<&Path>, settings: &[String]) -> anyhow::R
 
 /// Waits until one serves.
 pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
-    let until = Instant::now() + PATIENCE;
+    let began = Instant::now();
+    let mut told = false;
     loop {
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;
         if found.task.end_time.is_some() {
@@ -141,7 +144,12 @@ pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::
         if found.task.allocations.first().is_some_and(|allocation| allocation.is_ready) {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < until, "{} {task} is not ready after {} s", K::NOUN, PATIENCE.as_secs());
+        let queued = found.task.allocations.first().is_none_or(|it| it.state == AllocationState::Queued.as_str());
+        if queued && !told && began.elapsed() > WORTH_SAYING {
+            say(&format!("{} {task} waits in the queue\nhint: see who is before it with `instep job list`", K::NOUN));
+            told = true;
+        }
+        anyhow::ensure!(began.elapsed() < PATIENCE, "{} {task} is not ready after {} s", K::NOUN, PATIENCE.as_secs());
         thread::sleep(POLL_INTERVAL);
     }
 }

@@ -18,6 +18,8 @@ pub(super) fn serve(
     let settings = arguments.settings()?;
     let (json, level) = settings.log();
     logging::start(json, level, options.journal.clone());
+    // Every agent, every open page and every tunnel is a connection. Where it may not be raised, fewer have to do.
+    let _ = instep_store::raise_file_limit();
     let shown = options.database.display().to_string();
     instep_master::serve(options, |addresses| {
         running::record(&settings, &options.database);

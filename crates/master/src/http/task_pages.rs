@@ -54,10 +54,13 @@ pub(crate) async fn at_master(call: Call) -> Result<Reply, Failure> {
     }
     if let (Some(token), Some(_), false) = (&call.token, &call.user, call.by_cookie) {
         let session = token_hash(token);
-        let found = serving(&call, &target).await;
-        let tcp = found.as_ref().is_ok_and(|serving| serving.service.protocol == Protocol::Tcp);
+        let wanted = target.clone();
+        let found = call.application.cluster.read(move |state| state.serving(&wanted)).await?;
+        let tcp = found.is_some_and(|serving| serving.service.protocol == Protocol::Tcp);
         check_opens(&call.application, &session, &target, tcp).await?;
-        return pass(call, Passage { target, session: Some(session), serving: found?, sandboxed: true }).await;
+        // Only whoever may use it keeps it from being idle.
+        let serving = serving(&call, &target).await?;
+        return pass(call, Passage { target, session: Some(session), serving, sandboxed: true }).await;
     }
     if call.route.method != Method::Get {
         let what = format!("the pages of task {target} are at another address than the master's");

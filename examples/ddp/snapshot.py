@@ -1,12 +1,13 @@
 """Snapshot files that survive a kill at any moment.
 
 A snapshot is a dictionary of tensors and plain values. It is written beside its final name and renamed into place, so
-a reader finds the previous one or the new one and never half of either.
+a reader finds the previous one or the new one and never half of either. torch.save writes a zip archive, which has a
+checksum of every tensor: a file that was changed later is not trained from.
 """
 
 import os
-import pickle
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,15 @@ def _read(path: Path, keys: tuple[str, ...]) -> tuple[Snapshot | None, str | Non
         return None, None
     say(f"Loading snapshot from {path}")
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load itself compares no checksums
+        if damaged:
+            return None, f"it is damaged: {damaged} does not have the checksum that was saved with it"
         snapshot = torch.load(path, map_location="cpu", weights_only=True)
-    except (EOFError, pickle.UnpicklingError):
-        return None, f"it is empty or was not written by torch.save ({path.stat().st_size} bytes)"
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        return None, str(error).splitlines()[0].partition(". ")[0]
+    except zipfile.BadZipFile:
+        return None, f"it is incomplete or was not written by torch.save ({path.stat().st_size} bytes)"
+    except Exception as error:  # whatever torch makes of such a file: none of it is a reason to train from it
+        return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0].partition('. ')[0]}"
     missing = [key for key in keys if not isinstance(snapshot, dict) or key not in snapshot]
     if missing:
         return None, f"it has no {', '.join(missing)}: another program wrote it"

@@ -190,6 +190,29 @@ def test_truncated_snapshot_is_one_message_with_a_hint(
     assert (folder / "snapshot.pt").read_bytes() == whole[: len(whole) // 2]
 
 
+DAMAGED = """
+import sys, pathlib, torch, snapshot
+path = pathlib.Path("snapshot.pt")
+snapshot.save({"MODEL_STATE": torch.arange(5000.0)}, str(path))
+whole = path.read_bytes()
+middle = len(whole) // 2
+wrong = [b"junk\\n", b"", whole[:middle], whole[:middle] + b"\\xff" * 64 + whole[middle + 64 :], whole]
+for content in wrong:
+    path.write_bytes(content)
+    print(snapshot._read(path, ("MODEL_STATE",))[1])
+"""
+
+
+def test_whatever_became_of_a_snapshot_is_said_in_a_sentence(folder: Path, python: Path, run: Runner) -> None:
+    """Text, nothing, a half, other bytes in the middle, which torch.load takes for numbers; and what was saved."""
+    shown = run(python, "-c", DAMAGED, cwd=folder, env={"PYTHONPATH": str(folder)}).expect(0).stdout
+    said = [line for line in shown.splitlines() if not line.startswith("Loading")]
+    incomplete = "it is incomplete or was not written by torch.save"
+    assert [line.partition(" (")[0] for line in said[:3]] == [incomplete] * 3
+    assert said[3].endswith("data/0 does not have the checksum that was saved with it")
+    assert said[4:] == ["None"]
+
+
 # Indices each rank takes; measured on torch 2.15 and derived independently from its MT19937 generator.
 SAMPLER_CASES = {
     "DistributedSampler(range(10), num_replicas=3, rank=r)": [[4, 5, 0, 2], [1, 3, 8, 4], [7, 9, 6, 1]],

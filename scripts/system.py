@@ -17,9 +17,9 @@ from project import fail, say
 
 # command -> Debian package
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
-TEST = BUILD | {"ip": "iproute2", "chromium": "chromium", "ssh": "openssh-client"}
+TEST = BUILD | {"ip": "iproute2", "chromium": "chromium", "ssh": "openssh-client", "pg_dump": "postgresql"}
 BENCH = TEST | {"mpirun": "openmpi-bin"}
-SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++", "pg_dump": "postgresql"}
+SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++"}
 PURPOSES = {"build": BUILD, "test": TEST, "bench": BENCH, "soak": SOAK}
 
 # `ip` and friends live in folders that are not on every user's PATH.

@@ -87,6 +87,33 @@ def written(tables: Tables, *, migration: int = LAST_MIGRATION) -> str:
     return "".join(parts) + "--\n-- PostgreSQL database dump complete\n--\n\n"
 
 
+# Columns that are no text.
+TYPES = {
+    "timestamptz": "created_at modified_at last_auth_at start_time end_time last_activity report_time creation_time "
+    "last_updated_time",
+    "timestamp": "timestamp",
+    # Determined's is jsonb, which would order keys anew.
+    "json": "config hparams metadata resources metrics checkpoint_storage_config",
+    "bytea": "model_definition log",
+    "boolean": "admin active remote archived immutable unmanaged",
+    "text[]": "labels",
+    "integer": "id user_id group_id scope_id scope_workspace_id workspace_id owner_id project_id parent_id run_id "
+    "experiment_id trial_id model_id storage_id uid gid seed restarts restart_id total_batches trial_run_id rank_id "
+    "slots size",
+}
+
+
+def statements(tables: Tables) -> str:
+    """The same tables for psql."""
+    kinds = {name: kind for kind, names in TYPES.items() for name in names.split()}
+    text = written(tables)
+    made = []
+    for name, columns in COLUMNS.items():
+        typed = ", ".join(f'"{column}" {kinds.get(column, "text")}' for column in columns.split())
+        made.append(f"CREATE TABLE {name} ({typed});\n")
+    return "".join(made) + text
+
+
 def experiment(number: int, state: str = "COMPLETED", **changes: object) -> Row:
     """A row of an experiment."""
     config = {
@@ -153,11 +180,20 @@ def cluster(experiments: Sequence[Row] = ()) -> Tables:
     """A small cluster: one of everything."""
     uuid = "00000000-0000-4000-8000-000000000001"
     steps = [report(number, 21, number * 10, {"loss": 1 / number, "bad": "NaN"}) for number in (3, 1, 2)]
+    changed = {"modified_at": TIME}
     return {
         "users": [
-            {"id": 1, "username": "admin", "admin": True, "active": True, "remote": False},
-            {"id": 2, "username": "determined", "admin": False, "active": True, "remote": False},
-            {"id": 3, "username": "ann", "display_name": "Ann\\B", "admin": False, "active": True, "remote": False},
+            {"id": 1, "username": "admin", "admin": True, "active": True, "remote": False, **changed},
+            {"id": 2, "username": "determined", "admin": False, "active": True, "remote": False, **changed},
+            {
+                "id": 3,
+                "username": "ann",
+                "display_name": "Ann\\B",
+                "admin": False,
+                "active": True,
+                "remote": False,
+                **changed,
+            },
         ],
         "agent_user_groups": [{"id": 1, "user_id": 3, "user_": "ann", "uid": 1003, "group_": "lab", "gid": 50}],
         "groups": [

@@ -1,4 +1,4 @@
-"""`instep import determined`: from small dumps, into databases that masters then serve. Takes 5 s."""
+"""`instep import determined`: from small dumps and servers, into databases that masters then serve. Takes 15 s."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from conftest import Result, Runner
 
 from . import determined_dump as dump
 from .conftest import Master, started
+from .postgres import running
 
 Import = Callable[..., Result]
 
@@ -194,3 +195,55 @@ def test_an_address_without_a_server_is_refused_without_its_password(run: Runner
     assert refused.status == 1
     assert "cannot connect to PostgreSQL at ann@127.0.0.1:1/determined" in refused.stderr
     assert "secret" not in refused.stderr
+
+
+def test_a_server_gives_what_its_dump_gives(run: Runner, instep: Path, take_over: Import, tmp_path: Path) -> None:
+    expected = summary(take_over(dump.cluster(), "--json"))
+    with running() as server:
+        server.psql(dump.statements(dump.cluster()))
+        grants = "GRANT SELECT ON ALL TABLES IN SCHEMA public TO locked"
+        server.psql(f"CREATE USER locked PASSWORD 'right'; {grants}; REVOKE SELECT ON users FROM locked")
+        target = tmp_path / "served.db"
+
+        def take(address: str, **environment: str) -> Result:
+            words = ("import", "determined", "--db", address, "--to", target, "--json")
+            return run(instep, *words, env=environment)
+
+        for address, what, hint in (
+            ("locked:wrong@127.0.0.1:{}/determined", "password authentication failed", "check user and password"),
+            ("locked@127.0.0.1:{}/determined", "password missing", "PGPASSWORD"),
+            ("determined@127.0.0.1:{}/nowhere", 'database "nowhere" does not exist', "check the name of the database"),
+            ("locked:right@127.0.0.1:{}/determined", "permission denied for table users", "may read every table"),
+            ("determined@127.0.0.1:{}/postgres", "is not a database of Determined", "master.yaml"),
+        ):
+            refused = take("postgres://" + address.format(server.port))
+            assert refused.status == 1
+            assert what in refused.stderr
+            assert hint in refused.stderr.split("hint:")[1]
+            assert not target.exists()
+        server.psql(grants)
+        address = f"postgres://locked@127.0.0.1:{server.port}/determined"
+        assert summary(take(address, PGPASSWORD="right"))["tables"] == expected["tables"]
+        for table in ("experiments", "trials", "task_logs", "checkpoints", "model_versions", "users"):
+            both = [
+                sqlite3.connect(path).execute(f"SELECT * FROM {table}") for path in (target, tmp_path / "master.db")
+            ]
+            assert both[0].fetchall() == both[1].fetchall(), table
+
+
+def test_a_full_disk_is_named_and_the_import_continues(run: Runner, instep: Path, tmp_path: Path) -> None:
+    path, disk = tmp_path / "determined.sql", tmp_path / "disk"
+    disk.mkdir()
+    big = dump.experiment(11, model_definition=bytes(3_000_000))
+    path.write_text(dump.written({**dump.cluster(), "experiments": [big]}))
+    words = f"{instep} import determined --dump {path} --to {disk}/master.db"
+    script = (
+        f"mount -t tmpfs -o size=2m none {disk} && ! {words} 2>{tmp_path}/said && ! test -e {disk}/master.db && "
+        f"mount -o remount,size=50m {disk} && {words}"
+    )
+    done = run("unshare", "--mount", "sh", "-c", script).expect(0)
+    said = (tmp_path / "said").read_text()
+    assert "database or disk is full" in said
+    assert "hint: nothing was changed; make room on the disk" in said
+    assert "took over from" in done.stdout
+    assert "continuing an import that was stopped" in done.stderr

@@ -13,10 +13,8 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,9 @@ import pytest
 from conftest import Result, Runner
 
 from .conftest import Master, started
+from .postgres import Postgres, running
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 SOURCE = os.environ.get("INSTEP_DETERMINED_SOURCE")
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -43,39 +42,6 @@ LIMIT_S = 120.0
 KILLS = 10
 
 
-@dataclass
-class Postgres:
-    """A server of one's own."""
-
-    folder: Path
-    port: int
-
-    @property
-    def address(self) -> str:
-        return f"postgres://determined@127.0.0.1:{self.port}/determined"
-
-    def psql(self, script: str, *options: str, database: str = "determined") -> str:
-        """Run statements; give what they print."""
-        command = ["psql", "-qAt", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-p", str(self.port), "-U", "determined"]
-        done = subprocess.run(
-            [*command, "-d", database, *options], input=script, text=True, capture_output=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-
-def program(name: str) -> str:
-    """A program of PostgreSQL's server, which Debian keeps beside PATH."""
-    found = shutil.which(name) or next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None)
-    assert found, f"there is no {name}\nhint: python3 scripts/system.py soak"
-    return found
-
-
-def as_server(*command: str) -> list[str]:
-    """PostgreSQL refuses to be run by root."""
-    return ["runuser", "-u", "postgres", "--", *command] if os.geteuid() == 0 else list(command)
-
-
 def migrations(source: Path) -> str:
     """Determined's migrations and views as one script, as its master runs them."""
     static = source / "master" / "static"
@@ -89,41 +55,20 @@ def migrations(source: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def postgres() -> Iterator[Postgres]:
     """A server with a database of Determined, filled."""
     if SOURCE is None:
         pytest.skip("INSTEP_DETERMINED_SOURCE does not name a copy of Determined's repository at 0.38.1")
-    folder = tmp_path_factory.mktemp("postgres")
-    for parent in (folder, *folder.parents):
-        if parent.owner() != "root" or parent == Path("/tmp"):
-            break
-        parent.chmod(0o755)
-    port = 20_000 + os.getpid() % 20_000
-    data = folder / "data"
-    data.mkdir()
-    if os.geteuid() == 0:
-        shutil.chown(data, "postgres", "postgres")
-    where = ["-D", str(data)]
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories= -c fsync=off"
-    subprocess.run(as_server(program("initdb"), *where, "-U", "determined", "--auth=trust"), check=True, timeout=60)
-    control = program("pg_ctl")
-    begin = as_server(control, *where, "-o", options, "-l", str(data / "log"), "-w", "start")
-    subprocess.run(begin, check=True, timeout=60, stdout=subprocess.DEVNULL)
-    try:
-        server = Postgres(folder, port)
-        server.psql("CREATE DATABASE determined", database="postgres")
+    with running() as server:
         server.psql(migrations(Path(SOURCE)))
         numbers = {"users": 20, "workspaces": 10, "projects": 30, "models": 20, "lines": LINES}
         numbers |= {"experiments": EXPERIMENTS, "trials": TRIALS, "steps": STEPS}
         # What Determined's client sends for a password, as far as bcrypt looks at it.
         sent = hashlib.sha512(b"GubPEmmotfiK9TMD6Zdw" + PASSWORD.encode()).hexdigest()[:72]
         variables: dict[str, object] = {**numbers, "cluster": CLUSTER, "password": sent}
-        server.psql(
-            FILL.read_text(), *(word for name, value in variables.items() for word in ("-v", f"{name}={value}"))
-        )
+        words = (word for name, value in variables.items() for word in ("-v", f"{name}={value}"))
+        server.psql(FILL.read_text(), *words)
         yield server
-    finally:
-        subprocess.run(as_server(control, *where, "-m", "immediate", "stop"), check=True, timeout=60)
 
 
 def rows(server: Postgres, table: str, condition: str = "true") -> int:
@@ -238,8 +183,7 @@ def test_a_dump_has_the_same_result(
     run: Runner, instep: Path, postgres: Postgres, imported: dict[str, Any], tmp_path: Path
 ) -> None:
     dump = tmp_path / "determined.sql"
-    where = ["-h", "127.0.0.1", "-p", str(postgres.port), "-U", "determined"]
-    subprocess.run(["pg_dump", *where, "-f", str(dump), "determined"], check=True, timeout=300)
+    postgres.dump(dump)
     target = tmp_path / "master.db"
     done = run(instep, "import", "determined", "--dump", dump, "--to", target, "--unfinished", timeout=600).expect(0)
     assert done.seconds <= LIMIT_S

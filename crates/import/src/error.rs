@@ -10,8 +10,8 @@ pub enum Error {
     Address { why: String },
     #[error("cannot connect to PostgreSQL at {place}: {why}")]
     Connect { place: String, why: String, hint: &'static str },
-    #[error("PostgreSQL at {place} stopped answering: {why}")]
-    Server { place: String, why: String },
+    #[error("cannot read {place}: {why}")]
+    Server { place: String, why: String, hint: &'static str },
     #[error("cannot read {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("{} is {what}", path.display())]
@@ -43,8 +43,7 @@ impl Error {
                 "write it as postgres://USER:PASSWORD@HOST:PORT/DATABASE, as in the `db` section of Determined's master.yaml"
                     .to_owned()
             }
-            Error::Connect { hint, .. } => (*hint).to_owned(),
-            Error::Server { .. } => "run the command again: it continues where it stopped".to_owned(),
+            Error::Connect { hint, .. } | Error::Server { hint, .. } => (*hint).to_owned(),
             Error::File { .. } => "check the path and its permissions".to_owned(),
             Error::OtherFormat { hint, .. } => hint.clone(),
             Error::CutOff { .. } => "write the dump again, with enough room on the disk, and import that".to_owned(),

@@ -86,6 +86,8 @@ pub struct Plan {
     pub templates: BTreeSet<String>,
     /// Keys of new projects.
     pub project_keys: BTreeMap<i64, String>,
+    /// Texts that only one experiment may have and that one here has.
+    pub external_ids: BTreeSet<String>,
     /// Whose own group a group is, by their ids in the source.
     pub own_groups: BTreeMap<i64, i64>,
 }
@@ -223,6 +225,7 @@ pub fn plan(survey: &Survey, known: &Known, unfinished: bool) -> Plan {
     };
     plan.trials = below(5, &survey.trials, &plan.experiments, &known.trials, "experiment");
     plan.model_versions = below(7, &survey.model_versions, &plan.models, &known.model_versions, "model");
+    plan.external_ids.clone_from(&known.external_ids);
     plan.templates = survey.templates.iter().filter(|name| !known.templates.contains(*name)).cloned().collect();
     plan
 }

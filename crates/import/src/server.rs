@@ -16,6 +16,9 @@ use crate::text::Layout;
 /// How long a server may take to answer at first.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What to do when a server has gone away.
+const CONTINUE: &str = "run the command again: it continues where it stopped";
+
 /// A connection with an open transaction.
 pub struct Server {
     client: Client,
@@ -44,13 +47,13 @@ impl Server {
              SET extra_float_digits TO 3; SET client_encoding TO 'UTF8'; SET statement_timeout TO 0; \
              BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
         );
-        began.map_err(|error| Error::Server { place: place.clone(), why: reason(&error) })?;
+        began.map_err(|error| stopped(&place, &error))?;
         Ok(Server { client, place, counts: None })
     }
 
     fn failed(&self) -> impl Fn(postgres::Error) -> Error + use<> {
         let place = self.place.clone();
-        move |error| Error::Server { place: place.clone(), why: reason(&error) }
+        move |error| stopped(&place, &error)
     }
 }
 
@@ -78,6 +81,15 @@ fn reason(error: &postgres::Error) -> String {
         cause = next.source();
     }
     text
+}
+
+fn stopped(place: &str, error: &postgres::Error) -> Error {
+    let hint = if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+        "connect as the user that Determined's master connects as, or one that may read every table"
+    } else {
+        CONTINUE
+    };
+    Error::Server { place: place.to_owned(), why: reason(error), hint }
 }
 
 fn refused(place: &str, error: &postgres::Error) -> Error {
@@ -122,6 +134,9 @@ impl Source for Server {
     }
 
     fn read(&mut self, table: &Table, after: Option<Marker>, visit: Visit<'_>) -> Result<()> {
+        if !self.counts()?.contains_key(table.name) {
+            return Ok(());
+        }
         let failed = self.failed();
         let place = self.place.clone();
         let columns: Vec<String> = table.columns.iter().map(|name| format!("\"{name}\"")).collect();
@@ -138,9 +153,11 @@ impl Source for Server {
         let (mut line, mut number) = (Vec::new(), 0u64);
         loop {
             line.clear();
-            let length = reader
-                .read_until(b'\n', &mut line)
-                .map_err(|error| Error::Server { place: place.clone(), why: error.to_string() })?;
+            let length = reader.read_until(b'\n', &mut line).map_err(|error| Error::Server {
+                place: place.clone(),
+                why: error.to_string(),
+                hint: CONTINUE,
+            })?;
             if length == 0 {
                 return Ok(());
             }

@@ -11,6 +11,8 @@ use crate::mapping::people;
 use crate::plan::Fate;
 use crate::tables;
 
+/// Determined's numbers of the roles that are here too.
+const KNOWN_ROLES: [i64; 9] = [1, 2, 3, 4, 5, 6, 7, 9, 10];
 /// The role of whoever made a workspace.
 const WORKSPACE_ADMIN: i64 = 2;
 
@@ -168,6 +170,10 @@ impl Importer<'_> {
                     Some(None) => Some(None),
                     None => None,
                 };
+                if role.is_some_and(|role| !KNOWN_ROLES.contains(&role)) {
+                    notes.tally.lose("there is no such role here");
+                    return Ok(None);
+                }
                 match (role, user.is_some() || group.is_some(), place) {
                     (Some(role), true, Some(workspace)) => Ok(Some(ImportedRole { role, user, group, workspace })),
                     _ => {

@@ -1,0 +1,80 @@
+"""A PostgreSQL server of one's own: in a folder, on a port that is free, gone with the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# Who needs a password and who does not. PostgreSQL takes the first line that fits.
+ACCESS = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+
+
+@dataclass
+class Postgres:
+    """A running server, with a database `determined`."""
+
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"postgres://determined@127.0.0.1:{self.port}/determined"
+
+    def psql(self, script: str, *options: str, database: str = "determined") -> str:
+        """Run statements; give what they print."""
+        where = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "determined", "-d", database)
+        command = ["psql", "-qAt", "-v", "ON_ERROR_STOP=1", *where, *options]
+        done = subprocess.run(command, input=script, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    def dump(self, path: Path) -> None:
+        """Write the database down."""
+        where = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "determined")
+        subprocess.run(["pg_dump", *where, "-f", str(path), "determined"], check=True, timeout=300)
+
+
+def program(name: str) -> str:
+    """A program of PostgreSQL's server, which Debian keeps beside PATH."""
+    found = shutil.which(name) or next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None)
+    assert found, f"there is no {name}\nhint: python3 scripts/system.py test"
+    return found
+
+
+def as_server(*command: str) -> list[str]:
+    """PostgreSQL refuses to be run by root."""
+    return ["runuser", "-u", "postgres", "--", *command] if os.geteuid() == 0 else list(command)
+
+
+@contextmanager
+def running() -> Iterator[Postgres]:
+    """Start a server, and stop it."""
+    # Not in pytest's folders, which the server's user cannot reach.
+    with tempfile.TemporaryDirectory(prefix="instep-postgres-") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres", "postgres")
+        data = Path(folder) / "data"
+        where = ("-D", str(data))
+        make = as_server(program("initdb"), *where, "-U", "determined", "--auth=trust", "-E", "UTF8", "--no-sync")
+        subprocess.run(make, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        (data / "pg_hba.conf").write_text(ACCESS)
+        options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories= -c fsync=off"
+        control = program("pg_ctl")
+        begin = as_server(control, *where, "-o", options, "-l", f"{folder}/log", "-w", "start")
+        subprocess.run(begin, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        try:
+            server = Postgres(port)
+            server.psql("CREATE DATABASE determined", database="postgres")
+            yield server
+        finally:
+            stop = as_server(control, *where, "-m", "immediate", "-w", "stop")
+            subprocess.run(stop, check=True, timeout=60, stdout=subprocess.DEVNULL)

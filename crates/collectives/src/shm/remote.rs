@@ -4,8 +4,8 @@ use std::{io, thread};
 
 /// The least that is worth a thread of its own.
 const PART_BYTES: usize = 4 << 20;
-/// How many threads read at most; a few of them reach what the memory can deliver.
-const MOST_THREADS: usize = 4;
+/// How many threads read at most; that many reach what the memory can deliver.
+const MOST_THREADS: usize = 8;
 
 /// Asks Yama, where there is one, to let our peers read us. Refusal is found out by the probe.
 pub(crate) fn permit() {
@@ -41,7 +41,8 @@ pub(crate) unsafe fn read(process: i32, from: u64, to: *mut u8, length: usize) -
 /// As for [`read`].
 pub(crate) unsafe fn read_in_parallel(process: i32, from: u64, to: *mut u8, length: usize) -> io::Result<()> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = (length / PART_BYTES).clamp(1, MOST_THREADS.min(cores));
+    // Half of the cores: the peers, who hash what they send, need some too.
+    let threads = (length / PART_BYTES).clamp(1, MOST_THREADS.min(cores.div_ceil(2)));
     let part = length.div_ceil(threads).next_multiple_of(4096);
     let to = to.expose_provenance();
     // SAFETY: the parts lie inside what the caller vouches for and do not overlap.

@@ -123,6 +123,12 @@ impl State {
         }
     }
 
+    /// Whether it has been told to end, or ends by itself, and is about to have.
+    pub fn is_stopping(self) -> bool {
+        use State::{StoppingCanceled, StoppingCompleted, StoppingError, StoppingKilled};
+        matches!(self, StoppingCompleted | StoppingCanceled | StoppingError | StoppingKilled)
+    }
+
     /// The state of an experiment whose trials run elsewhere: that of the most advanced one, by
     /// paused < error < completed < running; paused without trials.
     pub fn of_detached_experiment(trials: impl IntoIterator<Item = State>) -> State {

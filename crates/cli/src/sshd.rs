@@ -10,6 +10,7 @@ use anyhow::Context;
 use instep_shell::server::{Settings, serve};
 use instep_shell::sftp;
 
+use crate::console;
 use crate::report::Hinted;
 
 /// What the variables of the server begin with, which no session sees.
@@ -35,7 +36,9 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     );
     let program = std::env::current_exe().context("this program cannot be found")?;
     let variables = all.into_iter().filter(|(name, _)| !name.to_string_lossy().starts_with(OWN)).collect();
-    serve(Settings { address, port, key, variables, program, refusal })?;
+    // As OpenSSH's server logs it: scripts wait for this line.
+    let listening = format!("Server listening on {address} port {port}.\n");
+    serve(Settings { address, port, key, variables, program, refusal }, || console::print_error(&listening))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, json, optional_json, optional_time, text_of, time, word};
+use crate::usage;
 
 /// One attempt to run a task, from the moment it waits for slots.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,7 +70,7 @@ pub(crate) fn allocation_of(row: &Row<'_>) -> rusqlite::Result<AllocationRow> {
     })
 }
 
-/// Stores an allocation as it is now. With its end its tokens end.
+/// Stores an allocation as it is now, and what it has used. With its end its tokens end.
 pub(crate) fn put(connection: &Connection, row: &AllocationRow) -> Result<()> {
     connection
         .prepare_cached(
@@ -100,6 +101,9 @@ pub(crate) fn put(connection: &Connection, row: &AllocationRow) -> Result<()> {
             row.started_at.map(|time| time.0),
             row.ended_at.map(|time| time.0)
         ])?;
+    if row.started_at.is_some() {
+        usage::note(connection, &row.id)?;
+    }
     if row.ended_at.is_some() {
         connection.prepare_cached("DELETE FROM sessions WHERE allocation_id = ?")?.execute([&row.id])?;
     }

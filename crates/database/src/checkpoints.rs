@@ -234,7 +234,8 @@ impl Database {
     }
 }
 
-/// Notes what is left of a checkpoint's files, unless that is too little for a version of a model.
+/// Notes what is left of a checkpoint's files, unless that is too little for a version of a model. Of one that is deleted
+/// the names of its last files stay, as with Determined.
 pub(crate) fn shrink(connection: &Connection, uuid: &str, left: &BTreeMap<String, Long>) -> Result<()> {
     let current = checkpoint_by_uuid(connection, uuid)?;
     let state = if left.is_empty() {
@@ -247,9 +248,10 @@ pub(crate) fn shrink(connection: &Connection, uuid: &str, left: &BTreeMap<String
     if state != current.state {
         crate::models::must_not_be_registered(connection, uuid)?;
     }
+    let named = if left.is_empty() { &current.resources } else { left };
     connection.execute(
         "UPDATE checkpoints SET state = ?, resources = ?, size = ? WHERE uuid = ?",
-        params![state.as_str(), text_of(left)?, size_of(left), uuid],
+        params![state.as_str(), text_of(named)?, size_of(left), uuid],
     )?;
     Ok(())
 }

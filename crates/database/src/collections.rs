@@ -9,6 +9,8 @@ use crate::error::Result;
 use crate::rows::time;
 
 const KIND: &str = "TASK_TYPE_CHECKPOINT_GC";
+/// How long a collection is shown after its end, in microseconds.
+const SHOWN_AFTERWARDS: i64 = 1_000_000;
 
 /// A collection that is under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,13 +56,15 @@ impl Database {
             .await
     }
 
-    /// The collections that are under way.
-    pub async fn collections(&self) -> Result<Vec<Collection>> {
+    /// The collections that are under way, or have ended in the last moment: most take less time than those who wait for
+    /// one need to look twice.
+    pub async fn collections(&self, now: Timestamp) -> Result<Vec<Collection>> {
         self.engine
-            .read(|connection| {
-                let sql = "SELECT * FROM tasks WHERE kind = ? AND ended_at IS NULL ORDER BY started_at, id";
+            .read(move |connection| {
+                let sql = "SELECT * FROM tasks WHERE kind = ? AND (ended_at IS NULL OR ended_at > ?) \
+                           ORDER BY started_at, id";
                 let mut statement = connection.prepare_cached(sql)?;
-                let found = statement.query_map([KIND], |row| {
+                let found = statement.query_map(params![KIND, now.0 - SHOWN_AFTERWARDS], |row| {
                     Ok(Collection {
                         task: row.get("id")?,
                         experiment: ExperimentId(row.get("experiment_id")?),

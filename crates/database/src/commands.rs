@@ -94,12 +94,14 @@ pub struct ShownTrial {
     pub trial: TrialId,
     /// The experiment's `checkpoint_storage`.
     pub storage: Value,
+    /// The experiment's `imagePullSecrets`, null without.
+    pub pull_secrets: Value,
 }
 
 const SELECT: &str = "SELECT commands.*, tasks.started_at AS task_started_at, tasks.ended_at AS task_ended_at, \
     users.username, users.display_name, users.agent_user_group, workspaces.agent_user_group AS workspace_group \
     FROM commands JOIN tasks ON tasks.id = commands.task_id JOIN users ON users.id = commands.user_id \
-    JOIN workspaces ON workspaces.id = commands.workspace_id";
+    LEFT JOIN workspaces ON workspaces.id = commands.workspace_id";
 
 impl Database {
     /// Makes a task. Its attempt to run comes with the first decision about it.
@@ -156,11 +158,26 @@ impl Database {
             .await
     }
 
-    /// All of a kind, the oldest first.
+    /// Those of a workspace that are not over.
+    pub async fn live_commands_of(&self, workspace: WorkspaceId) -> Result<Vec<String>> {
+        self.engine
+            .read(move |connection| {
+                let sql = "SELECT commands.task_id FROM commands JOIN tasks ON tasks.id = commands.task_id \
+                           WHERE workspace_id = ? AND tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id";
+                let mut statement = connection.prepare_cached(sql)?;
+                let found = statement.query_map([workspace.0], |row| row.get(0))?;
+                Ok(found.collect::<rusqlite::Result<_>>()?)
+            })
+            .await
+    }
+
+    /// All of a kind whose workspace is there, the oldest first.
     pub async fn commands(&self, filter: CommandFilter) -> Result<Vec<CommandRow>> {
         self.engine
             .read(move |connection| {
-                let sql = format!("{SELECT} WHERE commands.kind = ? ORDER BY tasks.started_at, tasks.id");
+                let sql = format!(
+                    "{SELECT} WHERE commands.kind = ? AND workspaces.id IS NOT NULL ORDER BY tasks.started_at, tasks.id"
+                );
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map([&filter.kind], command)?.collect::<rusqlite::Result<Vec<_>>>()?;
                 let named =
@@ -176,7 +193,7 @@ impl Database {
             .await
     }
 
-    /// One of them.
+    /// One of them, whose workspace may be gone.
     pub async fn command(&self, task: String) -> Result<CommandRow> {
         self.engine.read(move |connection| by_task(connection, &task)).await
     }
@@ -248,6 +265,7 @@ fn shown_trial(row: &Row<'_>) -> rusqlite::Result<ShownTrial> {
         experiment: ExperimentId(row.get("experiment_id")?),
         trial: TrialId(row.get("id")?),
         storage: config["checkpoint_storage"].take(),
+        pull_secrets: config["environment"]["pod_spec"]["spec"]["imagePullSecrets"].take(),
     })
 }
 

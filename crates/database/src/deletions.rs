@@ -168,7 +168,8 @@ impl Database {
             .write(move |connection| {
                 let checkpoint = checkpoint_by_uuid(connection, &uuid)?;
                 shrink(connection, &uuid, &left)?;
-                if paths.is_empty() { Ok(()) } else { note(connection, &checkpoint, Some(&paths)) }
+                // Without paths too: to have looked at the files is a collection, as it is with Determined.
+                note(connection, &checkpoint, Some(&paths))
             })
             .await
     }

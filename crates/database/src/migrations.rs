@@ -30,6 +30,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0017.sql"),
     include_str!("schema/0018.sql"),
     include_str!("schema/0019.sql"),
+    include_str!("schema/0020.sql"),
 ];
 
 /// How SQLite spells what engines spell differently.

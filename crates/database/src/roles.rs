@@ -145,7 +145,8 @@ fn change(connection: &Connection, id: GroupId, change: &GroupChange) -> Result<
                 .query_row("SELECT username FROM users WHERE id = ?", [user.0], |row| row.get(0))
                 .optional()?;
             let name = name.unwrap_or_else(|| user.to_string());
-            return Err(Error::Precondition(format!("user '{name}' is not in group '{}'", current.name)));
+            // Clients look for "not found".
+            return Err(Error::Precondition(format!("user '{name}' not found in group '{}'", current.name)));
         }
     }
     Ok(())
@@ -187,7 +188,8 @@ impl Database {
             .write(move |connection| {
                 for role in &roles {
                     if !give(connection, role)? {
-                        return Err(Error::AlreadyExists("they have this role there already".to_owned()));
+                        // Clients look for the first words.
+                        return Err(Error::AlreadyExists("row already exists: they have this role there".to_owned()));
                     }
                 }
                 Ok(())

@@ -2,7 +2,7 @@
 
 use instep_api::identifiers::{ExperimentId, UserId, WorkspaceId};
 use instep_api::wire::Timestamp;
-use rusqlite::Row;
+use rusqlite::{Connection, Row};
 
 use crate::Database;
 use crate::error::Result;
@@ -30,9 +30,9 @@ pub struct Usage {
 
 fn usage_of(row: &Row<'_>) -> rusqlite::Result<Usage> {
     Ok(Usage {
-        allocation: column(row, "id")?,
-        task_kind: column(row, "kind")?,
-        user: UserId(column(row, "owner_id")?),
+        allocation: column(row, "allocation_id")?,
+        task_kind: column(row, "task_kind")?,
+        user: UserId(column(row, "user_id")?),
         username: column(row, "username")?,
         workspace: WorkspaceId(column(row, "workspace_id")?),
         workspace_name: column(row, "workspace_name")?,
@@ -45,24 +45,36 @@ fn usage_of(row: &Row<'_>) -> rusqlite::Result<Usage> {
     })
 }
 
+/// Notes what an allocation that is stored has used by now. Where that was, and whose, is noted when it gets its slots, and
+/// stays.
+pub(crate) fn note(connection: &Connection, allocation: &str) -> Result<()> {
+    let sql = "UPDATE usages SET (slots, pool, started_at, ended_at) = \
+               (SELECT slots, pool, started_at, ended_at FROM allocations WHERE id = ?1) WHERE allocation_id = ?1";
+    if connection.prepare_cached(sql)?.execute([allocation])? == 0 {
+        let sql = "INSERT INTO usages SELECT allocations.id, tasks.kind, \
+                   COALESCE(experiments.user_id, commands.user_id), workspaces.id, workspaces.name, \
+                   allocations.experiment_id, allocations.slots, allocations.pool, allocations.started_at, \
+                   allocations.ended_at FROM allocations JOIN tasks ON tasks.id = allocations.task_id \
+                   LEFT JOIN experiments ON experiments.id = allocations.experiment_id \
+                   LEFT JOIN projects ON projects.id = experiments.project_id \
+                   LEFT JOIN commands ON commands.task_id = tasks.id \
+                   JOIN workspaces ON workspaces.id = COALESCE(projects.workspace_id, commands.workspace_id) \
+                   WHERE allocations.id = ?";
+        connection.prepare_cached(sql)?.execute([allocation])?;
+    }
+    Ok(())
+}
+
 impl Database {
     /// What was used between two moments, by when it began.
     pub async fn usage(&self, from: Timestamp, to: Timestamp) -> Result<Vec<Usage>> {
         self.engine
             .read(move |connection| {
-                let sql = "SELECT allocations.id, tasks.kind, users.id AS owner_id, users.username, \
-                           workspaces.id AS workspace_id, workspaces.name AS workspace_name, \
-                           allocations.experiment_id, COALESCE(experiments.labels, '[]') AS labels, \
-                           allocations.slots, allocations.pool, allocations.started_at, allocations.ended_at \
-                           FROM allocations JOIN tasks ON tasks.id = allocations.task_id \
-                           LEFT JOIN experiments ON experiments.id = allocations.experiment_id \
-                           LEFT JOIN projects ON projects.id = experiments.project_id \
-                           LEFT JOIN commands ON commands.task_id = allocations.task_id \
-                           JOIN users ON users.id = COALESCE(experiments.user_id, commands.user_id) \
-                           JOIN workspaces ON workspaces.id = COALESCE(projects.workspace_id, commands.workspace_id) \
-                           WHERE allocations.started_at < ? \
-                           AND (allocations.ended_at IS NULL OR allocations.ended_at > ?) \
-                           ORDER BY allocations.started_at, allocations.id";
+                let sql = "SELECT usages.*, users.username, COALESCE(experiments.labels, '[]') AS labels \
+                           FROM usages JOIN users ON users.id = usages.user_id \
+                           LEFT JOIN experiments ON experiments.id = usages.experiment_id \
+                           WHERE usages.started_at < ? AND (usages.ended_at IS NULL OR usages.ended_at > ?) \
+                           ORDER BY usages.started_at, usages.allocation_id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([to.0, from.0], usage_of)?;
                 Ok(found.collect::<rusqlite::Result<_>>()?)

@@ -186,7 +186,7 @@ fn must_be_empty(connection: &Connection, workspace: &Workspace) -> Result<()> {
         ("projects", "SELECT COUNT(*) FROM projects WHERE workspace_id = ?"),
         ("models", "SELECT COUNT(*) FROM models WHERE workspace_id = ?"),
         (
-            "commands and TensorBoards that have not ended",
+            "tasks that have not ended",
             "SELECT COUNT(*) FROM commands JOIN tasks ON tasks.id = commands.task_id \
              WHERE workspace_id = ? AND tasks.ended_at IS NULL",
         ),
@@ -199,12 +199,13 @@ fn must_be_empty(connection: &Connection, workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Forgets the commands of a workspace, with what they printed: in another one others would see them.
+/// Forgets what the commands of a workspace were and printed. What stays is whose they were and how they ended.
 fn forget_commands(connection: &Connection, id: WorkspaceId) -> Result<()> {
     let of_workspace = "task_id IN (SELECT task_id FROM commands WHERE workspace_id = ?)";
     connection.execute(&format!("DELETE FROM task_logs WHERE {of_workspace}"), [id.0])?;
     connection.execute(&format!("DELETE FROM task_contexts WHERE {of_workspace}"), [id.0])?;
-    connection.execute("DELETE FROM commands WHERE workspace_id = ?", [id.0])?;
+    let sql = "UPDATE commands SET description = '', config = '{}', details = '{}' WHERE workspace_id = ?";
+    connection.execute(sql, [id.0])?;
     Ok(())
 }
 

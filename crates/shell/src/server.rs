@@ -74,8 +74,8 @@ pub enum Error {
     Start(#[source] io::Error),
 }
 
-/// Serves for ever.
-pub fn serve(settings: Settings) -> Result<(), Error> {
+/// Serves for ever; says so once clients can connect.
+pub fn serve(settings: Settings, listening: impl FnOnce()) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Start)?;
     runtime.block_on(async {
         let key = PublicKey::from_openssh(&settings.key).map_err(Error::Key)?;
@@ -83,6 +83,7 @@ pub fn serve(settings: Settings) -> Result<(), Error> {
         let listener = TcpListener::bind((address.as_str(), port)).await;
         let listener = listener.map_err(|source| Error::Listen { address, port, source })?;
         let door = Door::new(settings, key)?;
+        listening();
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => door.open_for(stream),

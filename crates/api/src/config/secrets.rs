@@ -224,6 +224,8 @@ fn fields_of(fields: Map<String, Value>, section: Section, path: &mut Vec<Step>,
 /// How the value of a key is looked at.
 fn inner(section: Section, key: &str, value: &Value) -> Section {
     let by_name = || match (likeness(key), value) {
+        // Names of Kubernetes' secrets, in the pod of a task.
+        _ if key == "imagePullSecrets" => Section::Shown,
         (Likeness::None, _) | (Likeness::Text, Value::Number(_)) => Section::ByName,
         (Likeness::Text | Likeness::Any, _) => Section::Secret,
     };

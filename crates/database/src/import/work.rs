@@ -269,6 +269,9 @@ impl Batch<'_> {
             allocation.started_at.0,
             allocation.ended_at.0
         ])?;
+        if added == 1 {
+            crate::usage::note(self.connection, &allocation.id)?;
+        }
         Ok(added == 1)
     }
 

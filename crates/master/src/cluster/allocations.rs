@@ -15,6 +15,7 @@ use super::goodput::{GoodputTotals, ShareEnd};
 use super::outbox::{Action, Outbox};
 use super::ports::{Ports, is_open_here};
 use crate::clock::now;
+use crate::random;
 
 /// Before SIGKILL, for what the failure of another share takes along.
 const GANG_GRACE_SECONDS: u32 = 5;
@@ -152,11 +153,11 @@ impl Allocations {
 
     /// Sets ports aside for one that is to start; `None` if there are none, or no such allocation.
     pub(super) fn reserve_ports(&mut self, name: &str) -> Option<Reservation> {
-        let (service, trial) = match &self.live.get(name)?.purpose {
-            Purpose::Trial { trial, .. } => (false, Some(*trial)),
-            Purpose::Command { .. } => (true, None),
+        let (service_from, trial) = match &self.live.get(name)?.purpose {
+            Purpose::Trial { trial, .. } => (None, Some(*trial)),
+            Purpose::Command { .. } => (Some(u16::from_le_bytes(random::bytes())), None),
         };
-        let ports = self.ports.give(service, is_open_here);
+        let ports = self.ports.give(service_from, is_open_here);
         if ports.is_none() {
             tracing::error!(allocation = name, "there are no free ports");
         }

@@ -74,7 +74,8 @@ impl Kind {
 
     /// What its configuration is laid over.
     pub(crate) fn sources(self) -> TaskSources {
-        let needs_entrypoint = matches!(self, Kind::Command | Kind::Generic);
+        // A command without one runs nothing, and has ended well: Determined's client may make such.
+        let needs_entrypoint = self == Kind::Generic;
         let slots = u32::from(matches!(self, Kind::Command | Kind::Notebook | Kind::Shell));
         TaskSources { needs_entrypoint, slots, ..TaskSources::default() }
     }

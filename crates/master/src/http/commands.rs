@@ -5,7 +5,7 @@ use instep_api::commands::{
     LaunchRequest, LaunchShellResponse, LaunchTensorboardResponse, NotebookResponse, NotebooksResponse,
     PriorityRequest, ShellResponse, ShellsResponse, TensorboardResponse, TensorboardsResponse,
 };
-use instep_api::config::{ConfigError, Configuration, TaskConfig, TaskSources};
+use instep_api::config::{ConfigError, Configuration, TaskConfig, TaskSources, merge};
 use instep_api::error::Code;
 use instep_api::experiments::ModelFile;
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
@@ -67,20 +67,23 @@ async fn launch(call: &Call, kind: Kind) -> Result<Launched, Failure> {
 async fn asked(call: &Call, kind: Kind, request: LaunchRequest) -> Result<Launch, Failure> {
     let place = Place::workspace(request.workspace_id);
     call.may_make(permissions::Kind::Task, &place)?;
+    let mut config = request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({}));
     let details = match kind {
         Kind::Command | Kind::Generic => Details::default(),
         Kind::Shell => Details { keys: Some(SshKeys::new()), ..Details::default() },
         Kind::Notebook => Details { secret: Some(random::token()), ..Details::default() },
         Kind::Tensorboard => {
             let experiments = request.experiment_ids.unwrap_or_default();
-            shown(call, experiments, request.trial_ids.unwrap_or_default()).await?
+            let (details, pull_secrets) = shown(call, experiments, request.trial_ids.unwrap_or_default()).await?;
+            inherit(&mut config, pull_secrets);
+            details
         }
     };
     Ok(Launch {
         kind,
         place,
         template: request.template_name,
-        config: request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({})),
+        config,
         files: request.files.unwrap_or_default(),
         context: None,
         details: json!(details),
@@ -167,8 +170,21 @@ fn wrong(mistakes: &[ConfigError]) -> Failure {
     Failure::invalid(format!("invalid task configuration: {}", mistakes.join("; ")))
 }
 
-/// Finds the files of trials, where Determined's client puts them.
-async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>) -> Result<Details, Failure> {
+/// Adds what an experiment's image is pulled with, unless the configuration names an image of its own.
+fn inherit(config: &mut Value, pull_secrets: Value) {
+    let own_image = config.pointer("/environment/image").is_some_and(|image| !image.is_null());
+    let Value::Array(pull_secrets) = pull_secrets else { return };
+    if own_image {
+        return;
+    }
+    let own = config.pointer("/environment/pod_spec/spec/imagePullSecrets").and_then(Value::as_array).cloned();
+    let all: Vec<Value> = own.unwrap_or_default().into_iter().chain(pull_secrets).collect();
+    let inherited = json!({"environment": {"pod_spec": {"spec": {"imagePullSecrets": all}}}});
+    *config = merge(inherited, config.take());
+}
+
+/// Finds the files of trials, where Determined's client puts them, and what the newest experiment's image is pulled with.
+async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>) -> Result<(Details, Value), Failure> {
     if experiments.is_empty() && trials.is_empty() {
         return Err(Failure::invalid("a TensorBoard needs experiments or trials to show"));
     }
@@ -184,14 +200,16 @@ async fn shown(call: &Call, experiments: Vec<ExperimentId>, trials: Vec<TrialId>
         let hint = "hint: an experiment that waits for slots has none before it starts";
         return Err(Failure::new(Code::FailedPrecondition, format!("there are no trials to show yet\n{hint}")));
     }
+    let pull_secrets = found.last().map(|trial| trial.pull_secrets.clone()).unwrap_or_default();
     let cluster = database.cluster_id();
     let folders = found.iter().map(|trial| folder(trial, cluster)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Details {
+    let details = Details {
         experiments: experiments.iter().map(|id| id.0).collect(),
         trials: trials.iter().map(|id| id.0).collect(),
         folders,
         ..Details::default()
-    })
+    };
+    Ok((details, pull_secrets))
 }
 
 fn folder(shown: &ShownTrial, cluster: &str) -> Result<Folder, Failure> {
@@ -221,7 +239,12 @@ async fn shape(call: &Call, row: CommandRow) -> Result<Command, Failure> {
     let state = row.allocation.as_ref().map_or(AllocationState::Queued, |allocation| allocation.state);
     let shown: Details = serde_json::from_value(row.details).unwrap_or_default();
     let kind = Kind::of(&row.kind);
-    let agent_user_group = row.agent_user_group.unwrap_or_else(|| json!({"user": "", "group": ""}));
+    let linked = row.agent_user_group.unwrap_or_default();
+    let named = |field: &str| linked[field].as_str().unwrap_or_default().to_owned();
+    // Determined's names for it here are not those that users have it under.
+    let agent_user_group = json!({
+        "user": named("agentUser"), "uid": linked["agentUid"], "group": named("agentGroup"), "gid": linked["agentGid"]
+    });
     let service_address = kind.is_some_and(Kind::has_pages).then(|| format!("/proxy/{}/", row.task));
     Ok(Command {
         id: row.task,
@@ -276,6 +299,9 @@ async fn listed(call: &Call, kind: Kind) -> Result<(Vec<Command>, Pagination), F
         user_ids: query.values("userIds")?,
         workspace: query.value::<WorkspaceId>("workspaceId")?.filter(|id| id.0 != 0),
     };
+    if let Some(workspace) = filter.workspace {
+        call.must_see(Subject::Workspace(workspace)).await?;
+    }
     let sight = call.sight(permissions::Kind::Task);
     let mut rows = call.application.database.commands(filter).await?;
     // One that shows what the caller may not see is not shown either.

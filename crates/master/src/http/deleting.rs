@@ -1,8 +1,9 @@
-//! Deleting workspaces and projects, with the experiments in them.
+//! Deleting workspaces and projects, with the experiments and tasks in them.
 //!
-//! Everything is looked at first: nothing is deleted if a part may not be. Then experiment by experiment goes, which may
-//! take long; whoever asked waits a while, and the work goes on.
+//! Everything is looked at first: nothing is deleted if a part may not be. Then the tasks of a workspace are killed, and
+//! experiment by experiment goes, which may take long; whoever asked waits a while, and the work goes on.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,14 +22,20 @@ use crate::deletions::carry_out;
 
 /// How long an answer waits for the end.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long tasks and experiments that were killed may take to end, a lost agent's too.
+const MOST_ENDING: Duration = Duration::from_secs(180);
+/// How often it is looked whether they have.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Experiments that a refusal names.
 const MOST_NAMED: usize = 5;
 
-/// What is to be deleted, in this order.
+/// What is to be deleted: the experiments of projects, the projects, then their workspace with its tasks.
 struct Doomed {
     experiments: Vec<ExperimentId>,
     projects: Vec<ProjectId>,
     workspace: Option<WorkspaceId>,
+    /// Who wants it.
+    username: String,
 }
 
 pub(crate) async fn workspace(call: Call) -> Result<Json<DeletionResponse>, Failure> {
@@ -43,6 +50,9 @@ pub(crate) async fn workspace(call: Call) -> Result<Json<DeletionResponse>, Fail
     }
     for template in database.templates().await?.into_iter().filter(|template| template.workspace_id == id) {
         call.may_change(Subject::Template(template.name)).await?;
+    }
+    for task in database.live_commands_of(id).await? {
+        call.may_change(Subject::Task(task)).await?;
     }
     let projects = database.projects(id).await?.into_iter().map(|project| project.id).collect();
     carried_out(&call, projects, Some(id), &format!("workspace '{}'", workspace.name)).await
@@ -69,8 +79,11 @@ async fn carried_out(
     what: &str,
 ) -> Result<Json<DeletionResponse>, Failure> {
     let found = call.application.database.experiments_of_projects(projects.clone()).await?;
-    let alive: Vec<String> =
-        found.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.to_string()).collect();
+    let alive: Vec<String> = found
+        .iter()
+        .filter(|(_, state)| !state.is_terminal() && !state.is_stopping())
+        .map(|(id, _)| id.to_string())
+        .collect();
     if !alive.is_empty() {
         let named = alive[..alive.len().min(MOST_NAMED)].join(", ");
         let more = if alive.len() > MOST_NAMED { ", …" } else { "" };
@@ -78,11 +91,12 @@ async fn carried_out(
         return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: kill them, or wait for their end")));
     }
     let experiments: Vec<ExperimentId> = found.into_iter().map(|(id, _)| id).collect();
+    let username = call.user()?.username.clone();
     for id in &projects {
         call.may_change(Subject::Project(*id)).await?;
     }
     may_change_all(call, &experiments).await?;
-    let doomed = Doomed { experiments, projects, workspace };
+    let doomed = Doomed { experiments, projects, workspace, username };
     let application = Arc::clone(&call.application);
     let work = tokio::spawn(async move { delete(&application, doomed).await });
     match tokio::time::timeout(PATIENCE, work).await {
@@ -115,6 +129,7 @@ async fn delete(application: &Arc<Application>, doomed: Doomed) -> Result<(), Er
 }
 
 async fn rows(application: &Arc<Application>, doomed: Doomed) -> Result<(), Error> {
+    end_tasks(application, &doomed).await?;
     let database = &application.database;
     for id in doomed.experiments {
         match database.delete_experiment(id, now()).await {
@@ -128,5 +143,32 @@ async fn rows(application: &Arc<Application>, doomed: Doomed) -> Result<(), Erro
     match doomed.workspace {
         Some(id) => database.delete_workspace(id).await,
         None => Ok(()),
+    }
+}
+
+/// Kills the tasks of a workspace, and waits until nothing runs there any more. What does not end in time keeps the
+/// workspace from being deleted.
+async fn end_tasks(application: &Arc<Application>, doomed: &Doomed) -> Result<(), Error> {
+    let database = &application.database;
+    let deadline = tokio::time::Instant::now() + MOST_ENDING;
+    let mut killed = BTreeSet::new();
+    loop {
+        let tasks = match doomed.workspace {
+            Some(id) => database.live_commands_of(id).await?,
+            None => Vec::new(),
+        };
+        let experiments = database.experiments_of_projects(doomed.projects.clone()).await?;
+        let ending = experiments.iter().any(|(_, state)| state.is_stopping());
+        if tasks.is_empty() && !ending || tokio::time::Instant::now() > deadline {
+            return Ok(());
+        }
+        for task in tasks {
+            if killed.insert(task.clone()) {
+                let why = format!("user {} deletes its workspace", doomed.username);
+                let killed = application.cluster.kill_command(task, why).await;
+                killed.map_err(|_| Error::Precondition("the master is ending".to_owned()))?;
+            }
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }

@@ -264,8 +264,8 @@ impl Call {
             None if caller.admin || is_owner => Ok(()),
             None => Err(Failure::forbidden(format!("only its owner and administrators may change this {what}"))),
             Some(Answer::Refused | Answer::Hidden) => Err(Failure::forbidden(format!(
-                "only its owner with the role Editor, the owners of its workspace and administrators may change this \
-                 {what}\nhint: `instep workspace members WORKSPACE` shows who they are"
+                "access denied: only its owner with the role Editor, the owners of its workspace and administrators may \
+                 change this {what}\nhint: `instep workspace members WORKSPACE` shows who they are"
             ))),
         }
     }
@@ -279,7 +279,7 @@ impl Call {
             Answer::Allowed => Ok(()),
             Answer::Hidden => Err(missing(&subject)),
             Answer::Refused => Err(Failure::forbidden(format!(
-                "adding to this {} takes the role Editor in its workspace\n\
+                "access denied: adding to this {} takes the role Editor in its workspace\n\
                  hint: `instep workspace members WORKSPACE` shows who can give it",
                 subject.noun()
             ))),
@@ -304,7 +304,7 @@ impl Call {
                  shows yours"
             };
             Failure::forbidden(format!(
-                "you may not create {what} in {place}: that takes the role editor there\nhint: {hint}"
+                "access denied: you may not create {what} in {place}: that takes the role editor there\nhint: {hint}"
             ))
         };
         match (grants.decide(Action::Make, kind, place.workspace), &place.named) {

@@ -212,7 +212,7 @@ async fn relocate(call: &Call, job: String, side: Side, anchor: String) -> Resul
 
 async fn allocations(call: &Call) -> Result<BTreeMap<String, AllocationSummary>, Failure> {
     let mut found = call.application.cluster.read(|state| state.shown_allocations()).await?;
-    let collections = call.application.database.collections().await?.into_iter().map(collections::summary);
+    let collections = call.application.database.collections(now()).await?.into_iter().map(collections::summary);
     found.extend(collections.map(|summary| (summary.allocation_id.clone(), summary)));
     if call.grants.is_none() {
         return Ok(found);

@@ -78,8 +78,10 @@ const LOGS_LIMIT: usize = 64 << 20;
 const EXPERIMENT_LIMIT: usize = 160 << 20;
 
 /// What workspaces and projects are listed by.
-const OWNED: &[&str] = &["users", "userIds", "name", "nameCaseSensitive", "archived", "limit", "offset"];
-const WORKSPACES: &[&str] = &["users", "userIds", "name", "nameCaseSensitive", "archived", "pinned", "limit", "offset"];
+const OWNED: &[&str] =
+    &["users", "userIds", "name", "nameCaseSensitive", "archived", "sortBy", "orderBy", "limit", "offset"];
+const WORKSPACES: &[&str] =
+    &["users", "userIds", "name", "nameCaseSensitive", "archived", "pinned", "sortBy", "orderBy", "limit", "offset"];
 /// What checkpoints are listed by.
 const CHECKPOINTS: &[&str] = &["states", "sortByAttr", "sortByMetric", "orderBy", "limit", "offset"];
 /// What models are listed by.

@@ -2,6 +2,7 @@
 
 use instep_api::config::{ExperimentConfig, Sources, StorageConfiguration};
 use instep_api::identifiers::{ProjectId, UserId, WorkspaceId};
+use instep_api::pages::Order;
 use instep_api::workspaces::{
     ProjectRequest, ProjectResponse, ProjectsResponse, WorkspaceRequest, WorkspaceResponse, WorkspacesResponse,
 };
@@ -29,6 +30,23 @@ fn wanted(query: &Query, name: &str, owner: &str, owner_id: UserId, archived: bo
         && (users.is_empty() || users.iter().any(|user| user == owner))
         && (user_ids.is_empty() || user_ids.contains(&owner_id))
         && same(query.text("name").unwrap_or_default()))
+}
+
+/// Puts what is by id into the order that a query asks for.
+fn sort<T>(query: &Query, found: &mut [T], name: impl Fn(&T) -> &str) -> Result<(), Failure> {
+    match query.text("sortBy").unwrap_or_default() {
+        "" | "SORT_BY_UNSPECIFIED" | "SORT_BY_ID" => {}
+        // As people sort: capitals and signs count only between names that are otherwise the same.
+        "SORT_BY_NAME" => found.sort_by_cached_key(|each| {
+            let letters: String = name(each).chars().filter(|letter| letter.is_alphanumeric()).collect();
+            (letters.to_lowercase(), name(each).to_owned())
+        }),
+        other => return Err(Failure::invalid(format!("`sortBy` cannot be `{other}`: SORT_BY_ID or SORT_BY_NAME"))),
+    }
+    if query.order()? == Some(Order::Descending) {
+        found.reverse();
+    }
+    Ok(())
 }
 
 fn named(name: Option<String>, what: &str) -> Result<String, Failure> {
@@ -64,6 +82,7 @@ pub(crate) async fn list(call: Call) -> Result<Json<WorkspacesResponse>, Failure
             workspaces.push(workspace);
         }
     }
+    sort(&call.query, &mut workspaces, |workspace| &workspace.name)?;
     let (range, pagination) = call.query.slice(None)?.of(workspaces.len());
     Ok(Json(WorkspacesResponse { workspaces: workspaces.drain(range).collect(), pagination }))
 }
@@ -154,6 +173,7 @@ pub(crate) async fn list_projects(call: Call) -> Result<Json<ProjectsResponse>, 
             projects.push(project);
         }
     }
+    sort(&call.query, &mut projects, |project| &project.name)?;
     let (range, pagination) = call.query.slice(None)?.of(projects.len());
     Ok(Json(ProjectsResponse { projects: projects.drain(range).collect(), pagination }))
 }

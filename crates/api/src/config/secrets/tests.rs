@@ -164,3 +164,11 @@ proptest! {
         let _ = (masked_text(&text), is_secret_name(&name), is_secret_text(&text));
     }
 }
+
+#[test]
+fn the_names_of_kubernetes_secrets_are_shown() {
+    let names = json!([{"name": "registry"}]);
+    let pod = json!({"environment": {"pod_spec": {"spec": {"imagePullSecrets": names, "clientSecret": "hidden"}}}});
+    let spec = &masked(pod)["environment"]["pod_spec"]["spec"];
+    assert_eq!((&spec["imagePullSecrets"], &spec["clientSecret"]), (&names, &json!(MASK)));
+}

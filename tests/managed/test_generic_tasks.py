@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
+from conftest import Result, Runner
 from detached.det import Commands
 
 from .conftest import Cluster, det
@@ -99,3 +101,48 @@ def test_a_paused_task_rests_over_a_restart_of_the_master_and_runs_again(
     assert "it went on" in det(["task", "logs", task])[0]
     [over] = det.outcomes(["task", "pause", task])
     assert "has ended" in over.output
+
+
+def test_our_own_command_line_makes_pauses_and_kills_generic_tasks(
+    run: Runner, instep: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.agent("one", 1)
+    environment = {"INSTEP_MASTER": cluster.master.address, "HOME": str(tmp_path)}
+
+    def ours(words: str, status: int = 0) -> Result:
+        return run(instep, *shlex.split(words), env=environment, cwd=tmp_path).expect(status)
+
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "words.txt").write_text("words of its own\n")
+    (tmp_path / "short.yaml").write_text("entrypoint: [cat, words.txt]\n")
+    (tmp_path / "long.yaml").write_text("entrypoint: [sleep, '600']\n")
+    said = ours("task create short.yaml --context code --config resources.slots=1 --follow")
+    assert "words of its own" in said.stdout
+    first = said.stderr.split()[1]
+    assert "words of its own" in ours(f"task fork {first} --follow").stdout
+    assert json.loads(ours(f"task config {first}").stdout)["resources"] == {"slots": 1}
+
+    parent = ours("task create long.yaml --config resources.slots=0").stdout.strip()
+    child = ours(f"task create long.yaml --config resources.slots=0 --parent {parent} --json").stdout
+    child = json.loads(child)["taskId"]
+    ours(f"task pause {parent}")
+
+    def state(task: str) -> str:
+        found: str = cluster.api("GET", f"/api/v1/tasks/{task}")["task"]["taskState"]
+        return found
+
+    cluster.wait_until(lambda: state(parent) == "GENERIC_TASK_STATE_PAUSED", 30, "the task to pause")
+    assert "it is paused already" in ours(f"task pause {parent}", 1).stderr
+    ours(f"task unpause {parent}")
+    ours(f"task kill {child} --root")
+    for task in (parent, child):
+        cluster.wait_until(lambda task=task: state(task) == "GENERIC_TASK_STATE_CANCELED", 30, "the task to end")
+    assert "it has ended" in ours(f"task kill {parent}", 1).stderr
+    assert "verbs of their own" in ours("task config none", 1).stderr
+    assert "missing `/`" in ours("task create long.yaml --project lab", 1).stderr
+    ours("task create", 2)
+
+    rows = json.loads(ours("resources raw 2026-01-01 --json").stdout)
+    assert {row["kind"] for row in rows} == {"generic"}
+    assert "generic" in ours("resources raw 2026-01-01").stdout
+    assert "determined" in ours("resources aggregated 2026-01-01 --monthly").stdout

@@ -30,6 +30,33 @@ pub(super) enum Set {
     MaxSlots { id: ExperimentId, slots: String },
     /// Set which checkpoints to keep, and delete the others
     GcPolicy(PolicyArguments),
+    /// Set for how many days after their end the logs of its trials are kept
+    LogRetention {
+        id: ExperimentId,
+        #[command(flatten)]
+        days: Retention,
+    },
+}
+
+/// For how long logs are kept.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct Retention {
+    /// Keep them for this many days
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..=32_767))]
+    days: Option<i64>,
+    /// Keep them for ever
+    #[arg(long)]
+    forever: bool,
+}
+
+impl Retention {
+    /// Sets it for `what`, such as `trials/7`.
+    pub(super) fn set(&self, client: &Client, what: &str) -> anyhow::Result<()> {
+        let days = if self.forever { -1 } else { self.days.unwrap_or(-1) };
+        let _: Value = client.put(&format!("/api/v1/{what}/retain_logs"), &json!({"numDays": days}))?;
+        Ok(())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -63,6 +90,7 @@ pub(super) fn set(client: &Client, what: Set) -> anyhow::Result<()> {
             patch(client, id, resources(json!({"maxSlots": slots})))
         }
         Set::GcPolicy(policy) => keep(client, &policy),
+        Set::LogRetention { id, days } => days.set(client, &format!("experiments/{id}")),
     }
 }
 

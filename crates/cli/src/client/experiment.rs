@@ -1,8 +1,12 @@
 //! `instep experiment`.
 
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use instep_api::experiments::{Experiment, ExperimentsResponse};
 use instep_api::identifiers::ExperimentId;
@@ -131,6 +135,21 @@ enum Verb {
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
+    /// Download the code that it was created with, as experiment-ID.tgz
+    DownloadModelDef {
+        id: ExperimentId,
+        /// Folder to write it to
+        #[arg(short, long, value_name = "FOLDER", default_value = ".")]
+        output_dir: PathBuf,
+    },
+    /// Delete the files that ended experiments wrote for TensorBoard
+    DeleteTbFiles {
+        #[arg(required = true)]
+        ids: Vec<ExperimentId>,
+        /// Do not ask for confirmation
+        #[arg(short, long)]
+        yes: bool,
+    },
     /// Delete ended experiments with their metrics, logs and checkpoint files
     Delete {
         #[arg(required = true)]
@@ -225,6 +244,16 @@ pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {
         }
         Verb::Archive { ids } => each(&ids, |id| post_empty(&client, &format!("/api/v1/experiments/{id}/archive"))),
         Verb::Unarchive { ids } => each(&ids, |id| post_empty(&client, &format!("/api/v1/experiments/{id}/unarchive"))),
+        Verb::DownloadModelDef { id, output_dir } => download_code(&client, id, &output_dir),
+        Verb::DeleteTbFiles { ids, yes } => {
+            let which: Vec<String> = ids.iter().map(ToString::to_string).collect();
+            confirm(yes, &format!("deleting what experiment {} wrote for TensorBoard", which.join(", ")))?;
+            each(&ids, |id| {
+                delete(&client, &api(&["experiments", &id.to_string(), "tensorboard-files"]))?;
+                say(&format!("deleted what experiment {id} wrote for TensorBoard"));
+                Ok(())
+            })
+        }
         Verb::Delete { ids, yes } => {
             let which: Vec<String> = ids.iter().map(ToString::to_string).collect();
             confirm(yes, &format!("deleting experiment {} with the files of its checkpoints", which.join(", ")))?;
@@ -351,4 +380,16 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
         }
         thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Saves the code of an experiment; never over another file.
+fn download_code(client: &Client, id: ExperimentId, folder: &Path) -> anyhow::Result<()> {
+    let path = folder.join(format!("experiment-{id}.tgz"));
+    let shown_path = path.display();
+    let mut code =
+        client.download(&format!("/experiments/{id}/model_def"), "*/*").map_err(lookup::unknown_experiment)?;
+    let mut file = File::create_new(&path).with_context(|| format!("cannot write {shown_path}"))?;
+    let bytes = io::copy(&mut code, &mut file).with_context(|| format!("cannot write {shown_path}"))?;
+    say(&format!("wrote {shown_path} ({})", shown::size(bytes as i64)));
+    Ok(())
 }

@@ -3,10 +3,12 @@
 use instep_api::agents::{Agent, AgentsResponse};
 use instep_api::experiments::{Experiment, ExperimentsResponse, GetExperimentResponse};
 use instep_api::identifiers::{ExperimentId, TrialId, WorkspaceId};
+use instep_api::users::{User, UserResponse};
 use instep_api::workspaces::{Project, ProjectsResponse, Workspace, WorkspacesResponse};
 use instep_client::{Client, Query};
 
 use super::dialog::say;
+use super::requests::api;
 use crate::report::Hinted;
 
 /// Experiments that are looked through for one with a trial.
@@ -80,6 +82,16 @@ pub(super) fn workspace(client: &Client, name: &str) -> anyhow::Result<Workspace
 /// The workspace that an option names, if it was given.
 pub(super) fn named_workspace(client: &Client, name: Option<&str>) -> anyhow::Result<Option<WorkspaceId>> {
     Ok(name.map(|name| workspace(client, name)).transpose()?.map(|found| found.id))
+}
+
+/// Finds a user by their name.
+pub(super) fn user(client: &Client, name: &str) -> anyhow::Result<User> {
+    match client.get::<UserResponse>(&api(&["users", name, "by-username"])) {
+        Err(error) if error.is_not_found() => {
+            Err(Hinted::new(error.to_string(), "list all with `instep user list -a`").into())
+        }
+        found => Ok(found?.user),
+    }
 }
 
 /// Finds a project by the names of its workspace and itself.

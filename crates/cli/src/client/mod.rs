@@ -15,6 +15,7 @@ pub(crate) mod agent;
 mod audit;
 mod checkpoint;
 mod command;
+mod config_policies;
 mod configuration;
 mod context;
 mod control;
@@ -22,6 +23,7 @@ mod dialog;
 mod experiment;
 mod export;
 mod follow;
+mod generic_task;
 mod goodput;
 mod group;
 mod interrupt;
@@ -29,6 +31,7 @@ mod job;
 mod logs;
 mod lookup;
 mod master_log;
+mod master_message;
 mod metrics;
 mod model;
 mod notebook;
@@ -39,6 +42,7 @@ mod pool;
 mod preview;
 mod project;
 mod requests;
+mod resources;
 mod secret;
 mod session;
 mod sharing;
@@ -51,6 +55,7 @@ pub(crate) mod task;
 mod task_verbs;
 mod template;
 mod tensorboard;
+mod token;
 mod trial;
 mod trial_logs;
 mod unpack;
@@ -64,6 +69,7 @@ use instep_client::Error;
 
 pub(crate) use audit::MasterAuditArguments;
 pub(crate) use master_log::MasterLogsArguments;
+pub(crate) use master_message::{ClusterMessageArguments, MasterInfoArguments};
 pub(crate) use options::Common;
 
 use crate::report::{Hinted, chain};
@@ -98,6 +104,9 @@ pub(crate) enum Verb {
     /// Manage users
     #[command(visible_alias = "u", arg_required_else_help = true)]
     User(user::UserArguments),
+    /// Manage access tokens, which programs use in place of a login
+    #[command(visible_alias = "tkn", arg_required_else_help = true)]
+    Token(token::TokenArguments),
     /// Manage secrets: values that tasks are given and nothing shows
     #[command(arg_required_else_help = true)]
     Secret(secret::SecretArguments),
@@ -113,6 +122,12 @@ pub(crate) enum Verb {
     /// List pools of agents
     #[command(visible_alias = "rp", arg_required_else_help = true)]
     ResourcePool(pool::PoolArguments),
+    /// Report who had which slots, and for how long
+    #[command(visible_alias = "res", arg_required_else_help = true)]
+    Resources(resources::ResourcesArguments),
+    /// Manage policies: what configurations must be
+    #[command(visible_alias = "cp", arg_required_else_help = true)]
+    ConfigPolicies(config_policies::ConfigPoliciesArguments),
     /// Commands: programs on the cluster's slots
     #[command(visible_alias = "cmd", arg_required_else_help = true)]
     Command(command::CommandArguments),
@@ -155,11 +170,14 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Workspace(arguments) => workspace::run(arguments),
         Verb::Project(arguments) => project::run(arguments),
         Verb::User(arguments) => user::run(arguments),
+        Verb::Token(arguments) => token::run(arguments),
         Verb::Secret(arguments) => secret::run(arguments),
         Verb::Group(arguments) => group::run(arguments),
         Verb::Slot(arguments) => slot::run(arguments),
         Verb::Job(arguments) => job::run(arguments),
         Verb::ResourcePool(arguments) => pool::run(&arguments),
+        Verb::Resources(arguments) => resources::run(arguments),
+        Verb::ConfigPolicies(arguments) => config_policies::run(arguments),
         Verb::Command(arguments) => command::run(arguments),
         Verb::Tensorboard(arguments) => tensorboard::run(arguments),
         Verb::Notebook(arguments) => notebook::run(arguments),
@@ -173,6 +191,16 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<ExitCode> {
 /// Prints what a master has logged.
 pub(crate) fn master_logs(arguments: &MasterLogsArguments) -> anyhow::Result<ExitCode> {
     master_log::print(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Prints what a master says of itself.
+pub(crate) fn master_info(arguments: &MasterInfoArguments) -> anyhow::Result<ExitCode> {
+    master_message::info(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Sets, shows or deletes what administrators say to everybody.
+pub(crate) fn cluster_message(arguments: ClusterMessageArguments) -> anyhow::Result<ExitCode> {
+    master_message::run(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
 }
 
 /// Prints who did what at a master.

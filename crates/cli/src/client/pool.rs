@@ -1,9 +1,13 @@
-//! `instep resource-pool`.
+//! `instep resource-pool`: pools of agents, and which workspaces they are for.
 
 use clap::{Args, Subcommand};
 use instep_api::agents::ResourcePoolsResponse;
+use instep_api::pools::{PoolBindingRequest, PoolBindingsResponse};
+use instep_api::workspaces::WorkspacesResponse;
+use instep_client::{Client, Repeat};
 
 use super::options::Common;
+use super::requests::api;
 use super::{session, shown, table};
 
 #[derive(Debug, Args)]
@@ -19,13 +23,74 @@ enum Verb {
     /// List pools
     #[command(visible_alias = "ls")]
     List,
+    /// Say which workspaces a pool is for; for administrators
+    #[command(subcommand)]
+    Bindings(Bindings),
+}
+
+#[derive(Debug, Subcommand)]
+enum Bindings {
+    /// Let these workspaces use a pool, and no others but those that may already
+    Add(Bound),
+    /// Let exactly these workspaces use a pool
+    Replace(Bound),
+    /// Take a pool away from workspaces; one that is bound to none is for all
+    Remove(Bound),
+    /// List the workspaces that a pool is bound to
+    ListWorkspaces { pool: String },
+}
+
+#[derive(Debug, Args)]
+struct Bound {
+    pool: String,
+    #[arg(required = true, value_name = "WORKSPACE")]
+    workspaces: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &PoolArguments) -> anyhow::Result<()> {
-    let client = session::connect(&arguments.common)?;
-    let Verb::List = arguments.verb;
+    match &arguments.verb {
+        Verb::List => list(&session::connect(&arguments.common)?, &arguments.common),
+        Verb::Bindings(Bindings::ListWorkspaces { pool }) => {
+            list_workspaces(&session::connect(&arguments.common)?, &arguments.common, pool)
+        }
+        Verb::Bindings(Bindings::Add(bound)) => bind(&arguments.common, "POST", bound),
+        Verb::Bindings(Bindings::Replace(bound)) => bind(&arguments.common, "PUT", bound),
+        Verb::Bindings(Bindings::Remove(bound)) => bind(&arguments.common, "DELETE", bound),
+    }
+}
+
+fn bind(common: &Common, method: &str, bound: &Bound) -> anyhow::Result<()> {
+    let hint = "`instep login USER` as an administrator";
+    let client = session::administrator(common, "changing pools needs", hint)?;
+    let request =
+        PoolBindingRequest { workspace_names: Some(bound.workspaces.clone()), ..PoolBindingRequest::default() };
+    let body = serde_json::to_string(&request)?;
+    client.call_text(method, &path(&bound.pool), Some(&body), Repeat::Safely)?;
+    list_workspaces(&client, common, &bound.pool)
+}
+
+fn path(pool: &str) -> String {
+    api(&["resource-pools", pool, "workspace-bindings"])
+}
+
+fn list_workspaces(client: &Client, common: &Common, pool: &str) -> anyhow::Result<()> {
+    let bound: PoolBindingsResponse = client.get(&path(pool))?;
+    let mut workspaces = client.get::<WorkspacesResponse>("/api/v1/workspaces")?.workspaces;
+    workspaces.retain(|workspace| bound.workspace_ids.contains(&workspace.id));
+    if common.json {
+        return table::json(&workspaces);
+    }
+    let mut table = table::Table::new(&["ID", "WORKSPACE"]);
+    for workspace in workspaces {
+        table.row(vec![workspace.id.to_string(), workspace.name]);
+    }
+    table.print(&format!("pool {pool} is bound to no workspace: it is for all"), "");
+    Ok(())
+}
+
+fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
     let found: ResourcePoolsResponse = client.get("/api/v1/resource-pools")?;
-    if arguments.common.json {
+    if common.json {
         return table::json(&found.resource_pools);
     }
     let mut table =

@@ -156,6 +156,24 @@ pub(super) fn open(client: &Client, user: &str, password: &str) -> anyhow::Resul
     Ok(found)
 }
 
+/// Keeps a token that somebody has been given as the session at a master; whose it is.
+pub(super) fn open_with_token(client: &Client, token: &str) -> anyhow::Result<User> {
+    client.use_token(token);
+    let user = client.user().map_err(|error| match error {
+        error if error.is_unauthenticated() => {
+            let what =
+                format!("this token lets nobody in at {}: it is wrong, has expired or was revoked", client.address());
+            anyhow::Error::from(Hinted::new(what, "make another with `instep token create`"))
+        }
+        other => other.into(),
+    })?;
+    let path = file()?;
+    let mut sessions = read(&path)?;
+    keep(&mut sessions, client, &user.username, false);
+    write(&path, &sessions).with_context(|| format!("cannot store the session in {}", path.display()))?;
+    Ok(user)
+}
+
 /// Ends the session that is kept for a master; says whose it was.
 pub(super) fn close(client: &Client) -> anyhow::Result<Option<String>> {
     let path = file()?;

@@ -9,6 +9,7 @@ use instep_client::Client;
 use serde::Serialize;
 
 use super::checkpoint::Which;
+use super::control::Retention;
 use super::dialog::say;
 use super::export::{ExportArguments, save};
 use super::logs::LogArguments;
@@ -24,6 +25,17 @@ pub(crate) struct TrialArguments {
     common: Common,
     #[command(subcommand)]
     verb: Verb,
+}
+
+/// What can be set on a trial.
+#[derive(Debug, Subcommand)]
+enum Set {
+    /// Set for how many days after its end its logs are kept
+    LogRetention {
+        id: TrialId,
+        #[command(flatten)]
+        days: Retention,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -62,6 +74,9 @@ enum Verb {
         #[arg(required = true)]
         ids: Vec<TrialId>,
     },
+    /// Set for how many days after its end its logs are kept
+    #[command(subcommand)]
+    Set(Set),
     /// List its checkpoints
     ListCheckpoints {
         /// Trial [default: your newest]
@@ -90,6 +105,7 @@ pub(crate) fn run(arguments: TrialArguments) -> anyhow::Result<()> {
         Verb::Export { id, export } => {
             save(&client, &format!("trials/{}", lookup::trial_or_newest(&client, id)?), &export)
         }
+        Verb::Set(Set::LogRetention { id, days }) => days.set(&client, &format!("trials/{id}")),
         Verb::Kill { ids } => ids.iter().try_for_each(|id| {
             post_empty(&client, &format!("/api/v1/trials/{id}/kill"))?;
             say(&format!("ending trial {id}"));

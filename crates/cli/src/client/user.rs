@@ -4,12 +4,11 @@ use clap::{Args, Subcommand};
 use instep_api::passwords::salted;
 use instep_api::users::{NewUser, PatchUserRequest, PostUserRequest, User, UserResponse, UsersResponse};
 use instep_client::Client;
+use serde_json::json;
 
 use super::dialog::say;
 use super::options::Common;
-use super::requests::api;
-use super::{account, password, session, shown, table};
-use crate::report::Hinted;
+use super::{account, lookup, password, session, shown, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct UserArguments {
@@ -56,6 +55,22 @@ enum Verb {
     Activate { name: String },
     /// Prevent a user from logging in
     Deactivate { name: String },
+    /// Say as which Unix user and group a user's tasks run; for administrators
+    LinkWithAgentUser {
+        name: String,
+        /// Unix user
+        #[arg(long, value_name = "NAME")]
+        agent_user: String,
+        /// Its number
+        #[arg(long, value_name = "UID")]
+        agent_uid: u32,
+        /// Unix group
+        #[arg(long, value_name = "NAME")]
+        agent_group: String,
+        /// Its number
+        #[arg(long, value_name = "GID")]
+        agent_gid: u32,
+    },
     /// Same as `instep login`
     Login {
         /// User name
@@ -96,7 +111,7 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
         }
         Verb::ChangePassword { name } => {
             let user = match name {
-                Some(name) => by_name(&client, &name)?,
+                Some(name) => lookup::user(&client, &name)?,
                 None => client.user()?,
             };
             let password = salted(&password::ask_new(&user.username)?);
@@ -108,11 +123,20 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
         }
         Verb::Rename { name, new_name } => {
             let change = PatchUserRequest { username: Some(new_name), ..PatchUserRequest::default() };
-            change_user(&client, &by_name(&client, &name)?, &change)
+            change_user(&client, &lookup::user(&client, &name)?, &change)
         }
         Verb::Edit { name, display_name, admin } => {
             let change = PatchUserRequest { display_name, admin, ..PatchUserRequest::default() };
-            change_user(&client, &by_name(&client, &name)?, &change)
+            change_user(&client, &lookup::user(&client, &name)?, &change)
+        }
+        Verb::LinkWithAgentUser { name, agent_user, agent_uid, agent_group, agent_gid } => {
+            let agent_user_group = json!({
+                "agentUser": agent_user, "agentUid": agent_uid, "agentGroup": agent_group, "agentGid": agent_gid
+            });
+            let change = PatchUserRequest { agent_user_group: Some(agent_user_group), ..PatchUserRequest::default() };
+            change_user(&client, &lookup::user(&client, &name)?, &change)?;
+            say(&format!("tasks of {name} run as {agent_user} ({agent_uid}), group {agent_group} ({agent_gid})"));
+            Ok(())
         }
         Verb::Activate { name } => set_active(&client, &name, true),
         Verb::Deactivate { name } => set_active(&client, &name, false),
@@ -121,21 +145,12 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
 
 fn set_active(client: &Client, name: &str, active: bool) -> anyhow::Result<()> {
     let change = PatchUserRequest { active: Some(active), ..PatchUserRequest::default() };
-    change_user(client, &by_name(client, name)?, &change)
+    change_user(client, &lookup::user(client, name)?, &change)
 }
 
 fn change_user(client: &Client, user: &User, change: &PatchUserRequest) -> anyhow::Result<()> {
     let _: UserResponse = client.patch(&format!("/api/v1/users/{}", user.id), change)?;
     Ok(())
-}
-
-fn by_name(client: &Client, name: &str) -> anyhow::Result<User> {
-    match client.get::<UserResponse>(&api(&["users", name, "by-username"])) {
-        Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "list all with `instep user list -a`").into())
-        }
-        found => Ok(found?.user),
-    }
 }
 
 fn list(client: &Client, common: &Common, all: bool) -> anyhow::Result<()> {

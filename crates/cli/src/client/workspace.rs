@@ -1,13 +1,14 @@
 //! `instep workspace`.
 
 use clap::{Args, Subcommand};
-use instep_api::workspaces::{Workspace, WorkspaceResponse, WorkspacesResponse};
+use instep_api::pools::AvailablePoolsResponse;
+use instep_api::workspaces::{DeletionResponse, Workspace, WorkspaceResponse, WorkspacesResponse};
 use instep_client::Client;
 use serde_json::json;
 
 use super::dialog::{confirm, say};
 use super::options::Common;
-use super::requests::{delete, post_empty};
+use super::requests::post_empty;
 use super::sharing::{self, GivenRole, Target};
 use super::{lookup, project, session, table};
 
@@ -28,6 +29,8 @@ enum Verb {
     Describe { name: String },
     /// List the projects of a workspace
     ListProjects { name: String },
+    /// List the pools that work of a workspace may use
+    ListPools { name: String },
     /// Create a workspace
     Create { name: String },
     /// Rename a workspace
@@ -62,7 +65,7 @@ enum Verb {
         #[command(flatten)]
         target: Target,
     },
-    /// Delete a workspace that holds nothing any more
+    /// Delete a workspace with its projects, experiments and tasks; kills tasks, experiments must have ended
     Delete {
         name: String,
         /// Do not ask for confirmation
@@ -79,6 +82,7 @@ pub(crate) fn run(arguments: WorkspaceArguments) -> anyhow::Result<()> {
         Verb::List => list(&client, &common),
         Verb::Describe { name } => describe(&common, &lookup::workspace(&client, &name)?),
         Verb::ListProjects { name } => project::list(&client, &common, &lookup::workspace(&client, &name)?),
+        Verb::ListPools { name } => list_pools(&client, &common, &lookup::workspace(&client, &name)?),
         Verb::Create { name } => {
             let made: WorkspaceResponse = client.post("/api/v1/workspaces", &json!({"name": name}))?;
             describe(&common, &made.workspace)
@@ -100,8 +104,11 @@ pub(crate) fn run(arguments: WorkspaceArguments) -> anyhow::Result<()> {
         Verb::Delete { name, yes } => {
             let workspace = lookup::workspace(&client, &name)?;
             confirm(yes, &format!("deleting workspace {name}"))?;
-            delete(&client, &path(&workspace))?;
-            say(&format!("deleted workspace {name}"));
+            let deleted: DeletionResponse = client.delete(&path(&workspace))?;
+            match deleted.completed {
+                true => say(&format!("deleted workspace {name}")),
+                false => say(&format!("workspace {name} is being deleted: what is in it takes a while")),
+            }
             Ok(())
         }
     }
@@ -127,6 +134,20 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
         "no workspaces that you may see",
         "create one with `instep workspace create NAME`, or let the owner of one share it with you",
     );
+    Ok(())
+}
+
+fn list_pools(client: &Client, common: &Common, workspace: &Workspace) -> anyhow::Result<()> {
+    let path = format!("/api/v1/workspaces/{}/available-resource-pools", workspace.id);
+    let found: AvailablePoolsResponse = client.get(&path)?;
+    if common.json {
+        return table::json(&found.resource_pools);
+    }
+    let mut table = table::Table::new(&["POOL"]);
+    for pool in found.resource_pools {
+        table.row(vec![pool]);
+    }
+    table.print("no pools for this workspace", "administrators bind some with `instep resource-pool bindings add`");
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use instep_master::SecretsKey;
 pub(crate) use arguments::SettingsArguments;
 pub(crate) use background::{DownArguments, UpArguments, down, up};
 
-use crate::client::{MasterAuditArguments, MasterLogsArguments};
+use crate::client::{ClusterMessageArguments, MasterAuditArguments, MasterInfoArguments, MasterLogsArguments};
 use crate::console;
 use crate::report::Hinted;
 
@@ -47,6 +47,10 @@ enum MasterCommand {
         /// Backup file, which must not exist
         file: PathBuf,
     },
+    /// Show what a running master says of itself
+    Info(MasterInfoArguments),
+    /// Show a message to everybody; for administrators
+    ClusterMessage(ClusterMessageArguments),
     /// Print the recent log of a running master; for administrators
     Logs(MasterLogsArguments),
     /// Restore the database from a backup; no master may be running
@@ -97,6 +101,14 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         Some(MasterCommand::Audit(audit)) => {
             no_settings(&arguments.settings, "audit")?;
             crate::client::master_audit(&audit)
+        }
+        Some(MasterCommand::Info(info)) => {
+            no_settings(&arguments.settings, "info")?;
+            crate::client::master_info(&info)
+        }
+        Some(MasterCommand::ClusterMessage(message)) => {
+            no_settings(&arguments.settings, "cluster-message")?;
+            crate::client::cluster_message(message)
         }
         Some(MasterCommand::Logs(logs)) => {
             no_settings(&arguments.settings, "logs")?;

@@ -41,7 +41,16 @@ GROUPS = (
     "resources",
     "config-policies",
 )
-CLUSTER = ("a list", "s list", "j list", "rp list", "task list", "tpl list", "token list", "resources raw 2026-01-01 2026-01-02")
+CLUSTER = (
+    "a list",
+    "s list",
+    "j list",
+    "rp list",
+    "task list",
+    "tpl list",
+    "token list",
+    "resources raw 2026-01-01 2026-01-02",
+)
 SESSIONS = {"client-empty", "client-errors", "client-help", "client-tables"}
 
 

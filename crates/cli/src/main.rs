@@ -59,7 +59,7 @@ enum Command {
     /// Prefix every output line of a program with [rank=N], for launchers such as mpirun
     #[command(override_usage = "instep wrap-rank [RANK] -- COMMAND...")]
     WrapRank(wrap_rank::WrapRankArguments),
-    /// Show running and waiting tasks: list, logs
+    /// Manage tasks: list, logs, and generic tasks
     #[command(arg_required_else_help = true)]
     Task(task::TaskArguments),
     /// Serve a shell of the cluster

@@ -120,7 +120,7 @@ enum Verb {
     /// Add or remove labels
     #[command(subcommand)]
     Label(Label),
-    /// Set its name, description, notes, priority, slots, or checkpoints to keep
+    /// Set its name, description, notes, priority, slots, or checkpoints and logs to keep
     #[command(subcommand)]
     Set(control::Set),
     /// Move it to another project

@@ -119,7 +119,7 @@ pub(crate) enum Verb {
     /// Manage the job queue: list, update
     #[command(visible_alias = "j", arg_required_else_help = true)]
     Job(job::JobArguments),
-    /// List pools of agents
+    /// Manage pools of agents: list, bindings
     #[command(visible_alias = "rp", arg_required_else_help = true)]
     ResourcePool(pool::PoolArguments),
     /// Report who had which slots, and for how long

@@ -58,7 +58,7 @@ enum Verb {
     Archive(Named),
     /// Unarchive a project
     Unarchive(Named),
-    /// Delete a project without experiments
+    /// Delete a project with its experiments, which must have ended
     Delete {
         #[command(flatten)]
         named: Named,

@@ -131,7 +131,7 @@ fn told(served: &Served, route: &Route, things: &Things, token: &str) -> Told {
     let what = format!("{} {} for {token}: {answer}", route.method.name(), route.path);
     assert!(status != UNAUTHENTICATED && status < 500 || route.path.starts_with("/proxy"), "{what}");
     let in_part = |text: &str| answer.contains(&format!(r#""error":"{text}"#));
-    if status == FORBIDDEN || in_part("only its owner") || in_part("the token of task") {
+    if status == FORBIDDEN || in_part("access denied") || in_part("the token of task") {
         Refused
     } else if answer.contains(HIDDEN_HINT)
         || in_part("experiment '1' not found")

@@ -1,7 +1,7 @@
 """`instep import determined` on a database with Determined's own schema: 1,000 experiments, 1,000,000 reports.
 
 The schema is made by Determined's own migrations, which are not ours to keep: INSTEP_DETERMINED_SOURCE names a folder
-with a copy of its repository at 0.38.1. PostgreSQL is started by the test, on a folder and a port of its own. Takes 10
+with a copy of its repository at 0.38.1. PostgreSQL is started by the test, on a folder and a port of its own. Takes 5
 minutes.
 """
 
@@ -34,7 +34,7 @@ PASSWORD = "Secret-1"
 CLUSTER = "8d3c1f0a-0000-4000-8000-00000000de70"
 EXPERIMENTS = 1000
 TRIALS = 2 * EXPERIMENTS
-# Training reports of a trial. Each tenth step is validated, each twentieth has a group of its own: 1,001,880 in all.
+# Training reports of a trial. Each tenth step is validated, each twentieth has a group of its own: 1,000,000 in all.
 STEPS = 436
 LINES = 50_000
 # The seconds that an import may take.

@@ -31,7 +31,7 @@ for number in (1, 2, 97, 500, experiments):
     assert raw.forkedFrom == (number - 1 if number % 5 == 0 else None)
     assert raw.originalConfig == f"name: experiment {number}\nlabels: [x]\n"
     assert raw.numTrials == 2
-    assert sorted(trial.id for trial in experiment.get_trials()) == [2 * number - 1, 2 * number]
+    assert sorted(trial.id for trial in experiment.list_trials()) == [2 * number - 1, 2 * number]
 
 for number in (1, 10, 555, trials):
     trial = client.get_trial(number)
@@ -49,14 +49,16 @@ for number in (1, 10, 555, trials):
     assert len(list(trial.iter_metrics("translation"))) == steps // 20
     assert len(trial.list_checkpoints()) == 2
     expected = [line for line in range(1, numbers["lines"] + 1) if 1 + line % trials == number]
-    lines = list(trial.logs())
+    lines = list(trial.iter_logs())
     assert len(lines) == len(expected), (number, len(lines))
     assert f"line {expected[0]} \t\\" in lines[0], lines[0]
 
 checkpoint = client.get_checkpoint("00000000-0000-4000-8000-000000000001")
-assert (checkpoint.training.trial_id, checkpoint.resources) == (1, {"model.pt": 1000, "dir/": 0})
+assert checkpoint.training.trial_id == 1
+resources = {name: int(size) for name, size in checkpoint.resources.items()}
+assert resources == {"model.pt": 1000, "dir/": 0}, resources
 assert bindings.get_GetTrial(session, trialId=3).trial.warmStartCheckpointUuid == checkpoint.uuid
-models = client.get_models()
+models = client.list_models()
 assert len(models) == 20
 model = client.get_model("model7")
 assert (model.model_id, model.labels, model.metadata) == (7, ["a b", 'c"d'], {"k": "v"})
@@ -64,7 +66,7 @@ assert sorted(version.model_version for version in model.list_versions()) == [1,
 assert len(bindings.get_GetUsers(session).users) == 22
 assert len(bindings.get_GetWorkspaces(session).workspaces) >= 10
 try:
-    client.login(user="user6", password="wrong")
+    client.Determined(user="user6", password="wrong").list_workspaces()
 except api.errors.UnauthenticatedException:
     pass
 else:

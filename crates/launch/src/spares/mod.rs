@@ -144,7 +144,7 @@ impl Spares {
             spare
                 .wake(rank, local_rank, spawn)
                 // It has died meanwhile: this start is a cold one.
-                .map_err(|(spare, _)| spare.end(guardian))
+                .map_err(|failed| failed.0.end(guardian))
                 .ok()
         });
         self.cold |= woken.is_none();

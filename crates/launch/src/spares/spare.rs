@@ -191,14 +191,14 @@ impl Spare {
 
     /// Makes it the worker of `rank`, with the streams, CPUs and exactly the variables of `spawn`; gives it back if it
     /// cannot be.
-    pub(crate) fn wake(self, rank: usize, local_rank: usize, spawn: &Spawn) -> Result<Worker, (Spare, io::Error)> {
+    pub(crate) fn wake(self, rank: usize, local_rank: usize, spawn: &Spawn) -> Result<Worker, Box<(Spare, io::Error)>> {
         let moved = match &spawn.cpus {
             Some(cpus) if local_rank != self.worker.local_rank => self.worker.move_to(cpus),
             _ => Ok(()),
         };
         match moved.and_then(|()| self.send_wake(spawn.stdout.as_fd(), spawn.stderr.as_fd(), &spawn.variables)) {
             Ok(()) => Ok(Worker { rank, local_rank, warm: true, hot: self.is_parked(), ..self.worker }),
-            Err(cause) => Err((self, cause)),
+            Err(cause) => Err(Box::new((self, cause))),
         }
     }
 

@@ -30,8 +30,19 @@ pub enum EndpointError {
     #[error("endpoint \"{0}\" has no valid host name")]
     Host(String),
     /// Several colons without brackets.
-    #[error("endpoint \"{0}\" looks like an IPv6 address without brackets; write [{0}]:PORT")]
+    #[error("endpoint \"{0}\" looks like an IPv6 address without brackets; write {bracketed}", bracketed = bracketed(.0))]
     Brackets(String),
+}
+
+/// An IPv6 address as it was probably meant: a last group that cannot be one of the address is the port.
+fn bracketed(text: &str) -> String {
+    let is_address = |text: &str| text.parse::<std::net::Ipv6Addr>().is_ok();
+    match text.rsplit_once(':') {
+        Some((host, port)) if !is_address(text) && is_address(host) && port.parse::<u16>().is_ok() => {
+            format!("[{host}]:{port}")
+        }
+        _ => format!("[{text}]:PORT"),
+    }
 }
 
 impl Endpoint {
@@ -246,6 +257,16 @@ mod tests {
             assert!(Endpoint::parse(text).is_err(), "{text}");
         }
         assert_eq!(Endpoint::parse("[fd00::1]:5").expect("valid").to_string(), "[fd00::1]:5");
+        for (text, advice) in [
+            ("::1:29603", "write [::1]:29603"),
+            ("1:2:3:4:5:6:7:8:80", "write [1:2:3:4:5:6:7:8]:80"),
+            ("fd00::1", "write [fd00::1]:PORT"),
+            // Four digits may be a group of the address.
+            ("fd00::1:2960", "write [fd00::1:2960]:PORT"),
+        ] {
+            let error = Endpoint::parse(text).expect_err("no brackets").to_string();
+            assert!(error.ends_with(advice), "{error}");
+        }
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub fn find(base: &Path, meant: Option<&str>) -> Vec<PathBuf> {
     let Some(meant) = meant else { return all.into_iter().filter(|folder| is_running(folder)).collect() };
     let as_path = Path::new(meant);
     if meant.contains('/') && as_path.is_dir() {
-        return vec![as_path.to_owned()];
+        return if is_job(as_path) { vec![as_path.to_owned()] } else { Vec::new() };
     }
     if let Ok(process) = meant.parse::<u32>() {
         let found: Vec<PathBuf> = all.iter().filter(|folder| has_process(folder, process)).take(1).cloned().collect();
@@ -89,6 +89,11 @@ pub fn find(base: &Path, meant: Option<&str>) -> Vec<PathBuf> {
         apart.is_none_or(|apart| apart <= ENDED_TOGETHER)
     };
     named.into_iter().filter(together).collect()
+}
+
+/// Whether a launcher or a rank has left something there.
+fn is_job(folder: &Path) -> bool {
+    Job::read(folder).is_some() || !folder::records(folder).is_empty()
 }
 
 fn snapshots(folder: &Path) -> impl Iterator<Item = Snapshot> + use<> {
@@ -134,6 +139,7 @@ mod tests {
             assert_eq!(find(base.path(), meant), expected, "{meant:?}");
         }
         assert!(find(base.path(), Some("other")).is_empty() && find(base.path(), Some("77")).is_empty());
+        assert!(find(base.path(), base.path().to_str()).is_empty(), "a folder without a job");
         fs::write(here.join("owner"), "1 1\n").unwrap();
         assert!(find(base.path(), None).is_empty(), "it has ended");
         assert_eq!(find(base.path(), Some("mine")), expected, "and can be asked for");

@@ -79,7 +79,7 @@ pub(crate) fn sentence(finding: &Finding) -> String {
 }
 
 fn waits(ranks_there: &[u32]) -> String {
-    format!("{} {}", ranks(ranks_there), if ranks_there.len() == 1 { "waits" } else { "wait" })
+    format!("{} {}", ranks(ranks_there), if ranks_there.len() == 1 { "has been waiting" } else { "have been waiting" })
 }
 
 fn others(finding: &Finding) -> Vec<u32> {

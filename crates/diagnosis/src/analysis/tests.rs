@@ -96,7 +96,7 @@ fn an_absent_rank_is_named_with_what_it_does() {
     assert_eq!(
         own.sentence,
         "rank 2 has not entered all_reduce #1 (25 MB, group default): it is in user code at /w/train.py:88 in main (ranks \
-         0 and 1 wait for 63 s)"
+         0 and 1 have been waiting for 63 s)"
     );
     let packages = "/v/lib/python3.11/site-packages/torch";
     let loader = format!("{packages}/utils/data/dataloader.py");
@@ -128,7 +128,10 @@ fn two_groups_in_different_order_are_a_deadlock() {
     let diagnosis = world.diagnose();
     assert!(diagnosis.findings.iter().all(|finding| finding.causes[0].class == Class::Deadlock), "{diagnosis:?}");
     let sentence = &diagnosis.findings[0].sentence;
-    assert!(sentence.starts_with("deadlock: rank 0 waits for 63 s in all_reduce #0 (8 bytes, group a)"), "{sentence}");
+    assert!(
+        sentence.starts_with("deadlock: rank 0 has been waiting for 63 s in all_reduce #0 (8 bytes, group a)"),
+        "{sentence}"
+    );
     assert!(sentence.contains("rank 1: it waits in barrier #0 (group b)"), "{sentence}");
     // The same, but rank 1 only has the operation queued and sleeps: that is where it begins.
     world.evidence[1].stacks = at(&["/w/train.py"]);

@@ -34,7 +34,10 @@ export interface Experiment {
   externalExperimentId: string | null;
   bestTrialId: number | null;
   bestTrialSearcherMetric: number | null;
+  /** Seconds from the start, which includes the time of waiting for slots. */
   duration: number;
+  /** When the first of its trials got slots, or began elsewhere. */
+  firstRunTime: string | null;
 }
 
 export interface Summary {
@@ -51,6 +54,10 @@ export interface Trial {
   taskId: string;
   startTime: string;
   endTime: string | null;
+  /** When it first got slots, or began elsewhere. */
+  firstRunTime: string | null;
+  /** Seconds for which it has had slots, or has run elsewhere. */
+  wallClockTime: number;
   hparams: Record<string, unknown> | null;
   restarts: number;
   totalBatchesProcessed: number;

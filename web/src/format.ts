@@ -1,4 +1,5 @@
 // Values as people read them. Pure functions, tested in test/format.test.ts.
+import type { Experiment, Trial } from "./api.ts";
 
 const MINUS = "\u2212";
 
@@ -46,6 +47,18 @@ export function duration(seconds: number): string {
     .filter(([amount]) => amount > 0)
     .map(([amount, unit]) => `${amount} ${unit}`)
     .join(" ");
+}
+
+/** How long an experiment has run, without the time in which it waited for its first slots; nothing before it has. */
+export function ran(experiment: Pick<Experiment, "duration" | "startTime" | "firstRunTime">): string {
+  if (!experiment.firstRunTime) return "";
+  const waited = Math.trunc((Date.parse(experiment.firstRunTime) - Date.parse(experiment.startTime)) / 1000);
+  return duration(experiment.duration - waited);
+}
+
+/** How long a trial has run, without the times in which it waited for slots, as `instep trial list` says it. */
+export function took(trial: Pick<Trial, "firstRunTime" | "wallClockTime">): string {
+  return trial.firstRunTime ? duration(trial.wallClockTime) : "";
 }
 
 /** A length of time, with a decimal below a minute. */

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ago, brief, bytes, differing, duration, flat, metric, percent, plural, setting, state, yaml } from "../src/format.ts";
+import { ago, brief, bytes, differing, duration, flat, metric, percent, plural, ran, setting, state, took, yaml } from "../src/format.ts";
 
 test("metrics are short and keep what matters", () => {
   const cases: [unknown, string][] = [
@@ -15,6 +15,14 @@ test("metrics are short and keep what matters", () => {
     [null, "–"],
   ];
   for (const [value, text] of cases) assert.equal(metric(value), text);
+});
+
+test("waiting for slots does not count as running", () => {
+  const waited = { duration: 7, startTime: "2026-01-01T00:00:00Z", firstRunTime: "2026-01-01T00:00:03.500000Z" };
+  assert.equal(ran(waited), "4 s");
+  assert.equal(ran({ ...waited, firstRunTime: null }), "");
+  assert.equal(took({ firstRunTime: waited.firstRunTime, wallClockTime: 2.4 }), "2 s");
+  assert.equal(took({ firstRunTime: null, wallClockTime: 0 }), "");
 });
 
 test("lengths of time have their two largest units", () => {

@@ -102,8 +102,10 @@ def test_the_queue_is_shown_and_changed(cluster: Cluster, det: Commands, ours: C
     assert order() == [str(first), str(second), str(third)]
     [printed] = det("job list")
     assert printed.index(jobs[second]) < printed.index(jobs[third])
+    ours(f"e set name {second} renamed")
     listed = ours("job list").stdout
-    assert "waiting" in listed, listed
+    assert "waiting" in listed and f"renamed ({second})" in listed, listed
+    ours(f"e set name {second} test")
     det(f"job update {jobs[third]} --priority 10")
     assert order()[0] == str(third)
     ours(f"job update {jobs[third]} --priority 42")

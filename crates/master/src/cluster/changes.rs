@@ -13,6 +13,8 @@ use super::state::ClusterState;
 /// What changes about a job; what is not given stays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct JobChange {
+    /// Of an experiment.
+    pub name: Option<String>,
     pub priority: Option<u32>,
     pub weight: Option<f64>,
     /// `Some(None)`: as many as there are.
@@ -88,6 +90,9 @@ impl ClusterState {
         if let JobOf::Experiment(id) = job
             && let Some(live) = self.experiments.get_mut(*id)
         {
+            if let Some(name) = change.name {
+                live.config.name = name;
+            }
             live.full["resources"] = live.config.to_json()["resources"].clone();
         }
         outbox.request_pass();

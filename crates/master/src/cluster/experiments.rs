@@ -59,11 +59,13 @@ impl Live {
     pub(super) fn of(found: &LiveExperiment) -> Result<Live, String> {
         let experiment = &found.experiment;
         let sources = Sources { managed: true, name: experiment.name.clone(), ..Sources::default() };
-        let config =
+        let mut config =
             ExperimentConfig::from_value(experiment.config.clone().into_value(), &sources).map_err(|errors| {
                 let all: Vec<String> = errors.iter().map(ToString::to_string).collect();
                 all.join("; ")
             })?;
+        // It may have been given another since.
+        config.name.clone_from(&experiment.name);
         let (machine, journal) = match Journal::read(&found.stored)? {
             Some(read) => read,
             None => (machine(experiment.id, &config, found.state == State::Paused)?, Journal::new()),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use instep_api::config::Sources;
+use instep_api::experiments::PatchExperimentRequest;
 use instep_api::identifiers::{ExperimentId, TrialId, UserId};
 use instep_api::link::{Device, DeviceKind, Exit, Hello, Order, Report, Serves, Share, ShareState, Start, VERSION};
 use instep_api::pages::{Order as ListOrder, Slice};
@@ -18,7 +19,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::{Cluster, ClusterOptions, Refusal, Signal, TaskReport, TrialReport};
+use super::{Cluster, ClusterOptions, JobChange, JobOf, Refusal, Signal, TaskReport, TrialReport};
 use crate::clock::now;
 use crate::notices::Notices;
 use crate::passwords::token_hash;
@@ -239,6 +240,24 @@ fn a_trial_waits_runs_and_completes() {
     let trial = &master.trials(id)[0];
     assert_eq!((trial.state, trial.restarts), (State::Completed, 0));
     assert!(master.wait(master.database().task_end(trial.task_id.clone())).unwrap().is_some());
+}
+
+#[test]
+fn a_job_has_the_experiment_s_new_name_also_after_a_restart() {
+    let mut master = Master::new(ClusterOptions::default());
+    let id = master.submit(&format!("{SINGLE}}}"));
+    let names = |master: &Master| -> Vec<String> {
+        let jobs = master.wait(master.cluster().read(|state| state.shown_jobs(None))).unwrap();
+        jobs.into_iter().map(|job| job.name).collect()
+    };
+    let renamed = || Some("larger".to_owned());
+    let change = JobChange { name: renamed(), ..JobChange::default() };
+    assert!(master.wait(master.cluster().change_job(JobOf::Experiment(id), change)).unwrap());
+    assert_eq!(names(&master), ["larger"]);
+    let request = PatchExperimentRequest { name: renamed(), ..PatchExperimentRequest::default() };
+    master.wait(master.database().change_experiment(id, request, now())).unwrap();
+    master.restart();
+    assert_eq!(names(&master), ["larger"]);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::ownership::Place;
 use super::reply::{Json, Nothing};
 use super::{config_policies, contexts, fitting, masks, pools, queue, retention, secrets};
 use crate::clock::now;
-use crate::cluster::JobOf;
+use crate::cluster::{JobChange, JobOf};
 use crate::{config, random};
 
 /// Elements of a list of experiments if nobody says how many.
@@ -340,7 +340,12 @@ pub(crate) async fn change(call: Call) -> Result<Json<ExperimentResponse>, Failu
     if let Some(storage) = &request.checkpoint_storage {
         retention::keep(&call, id, storage).await?;
     }
+    let name = request.name.clone();
     let experiment = call.application.database.change_experiment(id, request, now()).await?;
+    if name.is_some() {
+        let change = JobChange { name, ..JobChange::default() };
+        call.application.cluster.change_job(JobOf::Experiment(id), change).await?;
+    }
     Ok(Json(ExperimentResponse { experiment }))
 }
 

@@ -161,7 +161,17 @@ def test_the_pages_of_tasks_have_a_port_of_their_own(operator: Operator) -> None
     assert f"\npages of tasks: {wanted}\n" in again
     failed(operator("up", "--proxy-port", "1"), f"--proxy-port is {port}, not 1")
     status, _, body = Client(wanted).raw("GET", "/api/v1/me")
-    assert status == 404 and b"there is no GET" in body, "only pages of tasks are there"
+    assert status == 404 and b"only the pages of tasks are served on this port" in body
+    master = address_in(again)
+    for words in (("whoami",), ("e", "list")):
+        failed(operator(*words, "--master", wanted), "only the pages of tasks", f"hint: the master is at {master}")
+    # Somebody who takes that port for another master's is told whose it is.
+    taken = (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use: the master at {master} serves the pages of tasks"
+    )
+    failed(operator("up", "--db", "other.db", "--port", str(port)), taken)
+    taken = f"Address already in use: a master serves there, at {master}\nhint: "
+    failed(operator("up", "--db", "other.db", "--port", master.rpartition(":")[2]), taken)
     operator("down").expect(0)
     # Nobody says: the next port, and any other while that is taken.
     with socket.create_server(("127.0.0.1", own + 1)):
@@ -190,7 +200,8 @@ def test_a_master_that_cannot_start_says_why(operator: Operator) -> None:
         failed(operator(command, "--host", "no.such.host.invalid"), "no.such.host.invalid", "--host")
     assert (folder / "corrupt.db").read_bytes().startswith(b"this is no database")
     operator("up", "--port", "0").expect(0)
-    failed(operator("master", "--port", "0"), "in use by another master (pid", "instep down")
+    failed(operator("master", "--port", "0"), "in use by another master (pid", ", at http://127.0.0.1:", "instep down")
+    failed(operator("down", "--db", "no-such.db"), "there is no database no-such.db")
 
 
 def test_settings_come_from_file_environment_and_options(operator: Operator) -> None:

@@ -139,6 +139,14 @@ def test_connections_are_encrypted_for_the_stock_client_too(
     # Without the certificate it is a stranger's.
     assert run(*command, env={**environment, "DET_MASTER_CERT_FILE": None}).status != 0
 
+    # Ours says what is missing, and so it does to those who do not encrypt.
+    ours = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "INSTEP_MASTER": found[0]}
+    asked = run(instep, "whoami", env=ours).expect(1).stderr
+    assert "invalid peer certificate" in asked and "hint: set INSTEP_MASTER_CERT_FILE to a file with" in asked
+    plain = run(instep, "whoami", env={**ours, "INSTEP_MASTER": found[0].replace("https", "http")}).expect(1).stderr
+    assert "hint: if the master encrypts connections, its address begins with https://" in plain
+    run(instep, "whoami", env={**ours, "INSTEP_MASTER_CERT_FILE": str(certificate)}).expect(0)
+
     wrong = run(instep, "master", "--port", "0", "--db", database, "--tls-cert", certificate)
     assert "give both --tls-cert and --tls-key" in wrong.expect(1).stderr
     (tmp_path / "empty.pem").write_text("")
@@ -146,6 +154,7 @@ def test_connections_are_encrypted_for_the_stock_client_too(
     wrong = run(instep, "master", "--port", "0", "--db", tmp_path / "other.db", *files).expect(1)
     assert "empty.pem for encryption" in wrong.stderr
     assert "hint: " in wrong.stderr
+    assert "connections are encrypted" not in wrong.stderr
 
 
 def test_users_change_only_what_is_their_own(master: Master) -> None:

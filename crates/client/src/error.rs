@@ -66,6 +66,21 @@ impl Error {
         }
     }
 
+    /// Whether somebody answers there whose certificate is not trusted.
+    pub fn is_distrust(&self) -> bool {
+        let Error::Unreachable { source, .. } = self else { return false };
+        match source.as_ref() {
+            ureq::Error::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+            ureq::Error::Rustls(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the answer may be that of a master which encrypts connections, to somebody who does not.
+    pub fn may_want_encryption(&self) -> bool {
+        matches!(self, Error::Protocol { address, what } if !address.is_encrypted() && what.contains("http parse fail"))
+    }
+
     /// Whether the call certainly did not arrive.
     pub(crate) fn is_unsent(&self) -> bool {
         let Error::Unreachable { source, .. } = self else { return false };

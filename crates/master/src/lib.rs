@@ -48,6 +48,7 @@ mod names;
 mod notices;
 mod passwords;
 mod peer;
+mod port_holder;
 mod presence;
 mod random;
 mod server;

@@ -31,6 +31,22 @@ impl Presence {
         format!("pid {} at {} tasks {}", std::process::id(), addresses.master, addresses.tasks)
     }
 
+    /// Says in people's words which master holds a database that is in use.
+    pub(crate) fn name_holder(error: instep_database::Error) -> instep_database::Error {
+        match error {
+            instep_database::Error::InUse { path, holder } => {
+                let found = Presence::parse(&holder);
+                let holder = match found.map(|found| (found.pid, found.address)) {
+                    Some((pid, Some(address))) => format!("pid {pid}, at {address}"),
+                    Some((pid, None)) => format!("pid {pid}"),
+                    None => holder,
+                };
+                instep_database::Error::InUse { path, holder }
+            }
+            other => other,
+        }
+    }
+
     /// Reads what one of the two above wrote; nothing if it is only half written.
     fn parse(words: &str) -> Option<Presence> {
         let rest = words.strip_prefix("pid ")?;
@@ -56,6 +72,10 @@ mod tests {
         let (address, tasks) = (Some(addresses.master.clone()), Some(addresses.tasks.clone()));
         let words = Presence::serving(&addresses);
         assert_eq!(Presence::parse(&words), Some(Presence { pid, address: address.clone(), tasks }));
+        let path = std::path::PathBuf::from("a.db");
+        let in_use = instep_database::Error::InUse { path, holder: words };
+        let said = format!("a.db is in use by another master (pid {pid}, at http://[::1]:80)");
+        assert_eq!(Presence::name_holder(in_use).to_string(), said);
         // What an earlier version writes.
         let words = format!("pid {pid} at http://[::1]:80");
         assert_eq!(Presence::parse(&words), Some(Presence { pid, address, tasks: None }));

@@ -20,6 +20,7 @@ use crate::http::router::{router, task_router};
 use crate::http::serving::{self, Limits};
 use crate::journal::Journal;
 use crate::listener::Connections;
+use crate::port_holder;
 use crate::presence::Presence;
 use crate::random;
 use crate::sites::{Sites, host_of_origin};
@@ -161,7 +162,7 @@ pub fn serve(options: &Options, announce: impl FnOnce(&Addresses)) -> Result<(),
         .build()
         .map_err(ServeError::System)?;
     let opening = Opening { holder: Presence::starting(), cluster_id: random::uuid(), now: now() };
-    let database = Database::open(&options.database, &opening)?;
+    let database = Database::open(&options.database, &opening).map_err(Presence::name_holder)?;
     database.limit_logs(options.task_log_limit);
     let outcome = runtime.block_on(run(options, database.clone(), announce));
     // Streams that still wait for something end here; what they read is not lost to anybody.
@@ -178,7 +179,10 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
             return Err(ServeError::Unsafe { address, users: users.join(", ") });
         }
     }
-    let listener = TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, source })?;
+    let listener = match TcpListener::bind(address).await {
+        Ok(listener) => listener,
+        Err(error) => return Err(ServeError::Bind { address, source: port_holder::named(address, error).await }),
+    };
     let address = listener.local_addr().map_err(ServeError::System)?;
     let task_listener = bind_for_tasks(options, address).await?;
     let task_address = task_listener.local_addr().map_err(ServeError::System)?;
@@ -280,7 +284,10 @@ async fn bind_for_tasks(options: &Options, master: SocketAddr) -> Result<TcpList
         }
         found => found,
     };
-    found.map_err(|source| ServeError::BindProxy { address: wanted, source })
+    match found {
+        Ok(listener) => Ok(listener),
+        Err(error) => Err(ServeError::BindProxy { address: wanted, source: port_holder::named(wanted, error).await }),
+    }
 }
 
 /// Warns of users who see nothing yet, and says what gives them what they had without roles.
@@ -313,8 +320,9 @@ fn acceptor(options: &Options, allowed_hosts: &[String]) -> Result<Option<TlsAcc
     names.sort();
     names.dedup();
     let (certificate, key) = wanted.files(&options.database, &names)?;
+    let acceptor = encryption::acceptor(&certificate, &key)?;
     tracing::info!(certificate = %certificate.display(), "connections are encrypted");
-    Ok(Some(encryption::acceptor(&certificate, &key)?))
+    Ok(Some(acceptor))
 }
 
 async fn resolve(options: &Options) -> Result<SocketAddr, ServeError> {

@@ -111,8 +111,8 @@ fn tokens(client: &Client, common: &Common, verb: &TokenVerb) -> anyhow::Result<
 /// Does what a verb says.
 pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
     let client = match verb {
-        AgentVerb::List | AgentVerb::Token(_) => session::connect(common)?,
-        AgentVerb::Enable(_) | AgentVerb::Disable { .. } => session::changing_machines(common)?,
+        AgentVerb::List => session::connect(common)?,
+        AgentVerb::Enable(_) | AgentVerb::Disable { .. } | AgentVerb::Token(_) => session::changing_machines(common)?,
     };
     match verb {
         AgentVerb::List => list(&client, common),

@@ -221,6 +221,13 @@ pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<Ex
 /// Says what to do next where the client's own words do not.
 fn explained(error: anyhow::Error) -> anyhow::Error {
     let hint = match error.downcast_ref::<Error>() {
+        Some(error) if error.is_distrust() => {
+            "set INSTEP_MASTER_CERT_FILE to a file with the master's certificate (--tls-self-signed creates \
+             master.cert.pem next to its database)"
+        }
+        Some(error) if error.may_want_encryption() => {
+            "if the master encrypts connections, its address begins with https://"
+        }
         Some(Error::Unreachable { .. }) => "start one with `instep up`, or name another with --master",
         Some(error) if error.is_unauthenticated() => "log in with `instep login USER`",
         Some(Error::Refused { status: 403, .. }) => "`instep whoami` shows your user, `instep login USER` changes it",

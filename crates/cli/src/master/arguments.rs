@@ -140,7 +140,9 @@ impl SettingsArguments {
         let width = |column: fn(&(&str, String, String)) -> usize, rows: &[(&str, String, String)]| {
             rows.iter().map(column).max().unwrap_or_default()
         };
-        let rows: Vec<_> = rows.into_iter().map(|(name, value, origin)| (name, value, origin.to_string())).collect();
+        let said = |value: String| if value.is_empty() { "not set".to_owned() } else { value };
+        let rows: Vec<_> =
+            rows.into_iter().map(|(name, value, origin)| (name, said(value), origin.to_string())).collect();
         let (names, values) = (width(|row| row.0.len(), &rows), width(|row| row.1.len(), &rows));
         let line =
             |(name, value, origin): &(&str, String, String)| format!("{name:names$}  {value:values$}  {origin}\n");

@@ -122,7 +122,11 @@ fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<E
 
 /// Stops the master of this database with its agent, and waits for their end.
 pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
-    let options = arguments.settings.options()?;
+    let (settings, options) = (arguments.settings.settings()?, arguments.settings.options()?);
+    if matches!(settings.origin("db"), Some(Origin::Flag(_))) && !options.database.exists() {
+        let what = format!("there is no database {}", options.database.display());
+        return Err(Hinted::new(what, "`instep down` without --db stops the master of the default database").into());
+    }
     // First the agent, so that the master hears how its tasks end.
     if companion::stop(&options.database)? {
         console::print(b"stopped the agent and its tasks\n");

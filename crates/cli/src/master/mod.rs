@@ -90,6 +90,10 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         }
         Some(MasterCommand::Backup { file }) => {
             let database = arguments.settings.options()?.database;
+            if file.exists() {
+                let what = format!("{} exists already", file.display());
+                return Err(Hinted::new(what, "choose another name for the backup").into());
+            }
             instep_master::back_up(&database, &file).map_err(serve::explained)?;
             let line = format!("copied {} to {}\n", database.display(), file.display());
             console::print(line.as_bytes());

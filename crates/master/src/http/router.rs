@@ -24,18 +24,28 @@ use super::routes::{Action, Kind, Route, routes, task_routes};
 use crate::application::Application;
 use crate::audit::Noted;
 use crate::peer::Peer;
+use crate::port_holder::only_pages;
 
 /// The router of the master itself: its API and its pages.
 pub(crate) fn router(application: &Arc<Application>) -> Router {
-    router_of(application, routes())
+    router_of(application, routes(), |_, request| format!("there is no {} {}", request.method(), request.uri().path()))
 }
 
 /// The router of the tasks' pages, which have an origin of their own.
 pub(crate) fn task_router(application: &Arc<Application>) -> Router {
-    router_of(application, task_routes())
+    router_of(application, task_routes(), |application, request| {
+        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let asked = format!("{} {}", request.method(), request.uri().path());
+        only_pages(&asked, application.sites.master_origin(host))
+    })
 }
 
-fn router_of(application: &Arc<Application>, routes: Vec<Route>) -> Router {
+/// `unknown` says what is wrong with a request that no route serves.
+fn router_of(
+    application: &Arc<Application>,
+    routes: Vec<Route>,
+    unknown: fn(&Application, &Request) -> String,
+) -> Router {
     let mut router = Router::new();
     for route in routes {
         let application = Arc::clone(application);
@@ -48,11 +58,11 @@ fn router_of(application: &Arc<Application>, routes: Vec<Route>) -> Router {
         };
         router = router.route(path, on(filter, handler));
     }
-    let (unknown, wrong_method) = (Arc::clone(application), Arc::clone(application));
+    let (application, wrong_method) = (Arc::clone(application), Arc::clone(application));
     router
         .fallback(move |request: Request| async move {
-            let what = format!("there is no {} {}", request.method(), request.uri().path());
-            refused(&unknown, &request, Failure::not_found(what))
+            let what = unknown(&application, &request);
+            refused(&application, &request, Failure::not_found(what))
         })
         .method_not_allowed_fallback(move |request: Request| async move {
             let what = format!("{} does not support {}", request.uri().path(), request.method());

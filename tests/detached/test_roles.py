@@ -164,7 +164,8 @@ def test_the_command_line_shares_workspaces(
         assert complaint in refused, refused
         assert "hint: " in refused
     # What everybody has without roles.
-    ours("workspace", "share", "--everywhere", "--everyone", "--role", "editor")
+    said = ours("workspace", "share", "--everywhere", "--everyone", "--role", "editor").stderr
+    assert "3 users: editor everywhere" in said and "everybody who has an account now; run it again" in said
     ours("workspace", "share", "--everywhere", "--everyone", "--role", "creator")
     members = json.loads(ours("workspace", "members", "lab", "--json").stdout)
     everywhere = {(member["name"], member["role"]) for member in members if member["everywhere"]}

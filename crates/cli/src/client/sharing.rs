@@ -90,7 +90,7 @@ enum Who {
 impl Target {
     /// What the words mean: the workspace, unless it is everywhere, and whose role.
     fn meaning(&self) -> Result<(Option<&str>, Who), Hinted> {
-        let hint = "such as `WORKSPACE USER`, `WORKSPACE @GROUP`, `--everywhere USER` or `WORKSPACE --everyone`";
+        let hint = "such as `WORKSPACE USER`, `WORKSPACE @GROUP`, `--everywhere USER`, `WORKSPACE --everyone` or `--everywhere --everyone`";
         let mut words = self.words.iter().map(String::as_str);
         let workspace = if self.everywhere { None } else { words.next() };
         if workspace.is_none() && !self.everywhere {
@@ -233,6 +233,7 @@ fn count(holders: &[Holder], who: &Who) -> String {
     match who {
         Who::User(name) => name.clone(),
         Who::Group(name) => format!("@{name}"),
+        Who::Everyone if holders.len() == 1 => "1 user".to_owned(),
         Who::Everyone => format!("{} users", holders.len()),
     }
 }
@@ -266,6 +267,9 @@ pub(super) fn share(client: &Client, target: &Target, role: GivenRole) -> anyhow
     send(client, "remove", &remove, scope)?;
     let keeping = if kept > 0 { format!("; {kept} of them keep a role that allows more") } else { String::new() };
     say(&format!("{}: {} {}{keeping}", count(&holders, &who), shown(role.name()), place(workspace)));
+    if who == Who::Everyone {
+        say("this covers everybody who has an account now; run it again for new users, or share with a @GROUP");
+    }
     Ok(())
 }
 
@@ -391,6 +395,8 @@ mod tests {
         assert!(!GivenRole::Creator.replaces("Editor"));
         assert!(GivenRole::Viewer.is_below("WorkspaceAdmin") && GivenRole::Editor.is_below("WorkspaceAdmin"));
         assert!(!GivenRole::Editor.is_below("Editor") && !GivenRole::Editor.is_below("Viewer"));
+        let users = |number| count(&vec![Holder::User(UserId(1)); number], &Who::Everyone);
+        assert_eq!([users(1), users(2)], ["1 user", "2 users"]);
         assert!(!GivenRole::Creator.is_below("Editor") && !GivenRole::Viewer.is_below("ModelRegistryViewer"));
         assert_eq!([shown("WorkspaceAdmin"), shown("Editor"), shown("GenAIUser")], ["owner", "editor", "GenAIUser"]);
     }

@@ -49,7 +49,8 @@ enum Verb {
     /// Give a user or a group a role in a workspace, in place of the one that they had
     #[command(override_usage = "instep workspace share [OPTIONS] --role <ROLE> <WORKSPACE> <USER|@GROUP>\n       \
         instep workspace share [OPTIONS] --role <ROLE> <WORKSPACE> --everyone\n       \
-        instep workspace share [OPTIONS] --role <ROLE> --everywhere <USER|@GROUP>")]
+        instep workspace share [OPTIONS] --role <ROLE> --everywhere <USER|@GROUP>\n       \
+        instep workspace share [OPTIONS] --role <ROLE> --everywhere --everyone")]
     Share {
         #[command(flatten)]
         target: Target,
@@ -60,7 +61,8 @@ enum Verb {
     /// Take the roles of a user or a group in a workspace away
     #[command(override_usage = "instep workspace unshare [OPTIONS] <WORKSPACE> <USER|@GROUP>\n       \
         instep workspace unshare [OPTIONS] <WORKSPACE> --everyone\n       \
-        instep workspace unshare [OPTIONS] --everywhere <USER|@GROUP>")]
+        instep workspace unshare [OPTIONS] --everywhere <USER|@GROUP>\n       \
+        instep workspace unshare [OPTIONS] --everywhere --everyone")]
     Unshare {
         #[command(flatten)]
         target: Target,

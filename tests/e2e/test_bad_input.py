@@ -46,7 +46,7 @@ CASES = [
     Case("--nproc-per-node foo ok.py", 'unsupported --nproc-per-node value "foo"'),
     Case("--nproc-per-node 0 ok.py", "--nproc-per-node must be at least 1, but is 0"),
     Case("--nproc-per-node -1 ok.py", "--nproc-per-node must be at least 1, but is -1"),
-    Case("--nproc-per-node gpu ok.py", "Cuda is not available.", environment=NO_GPU),
+    Case("--nproc-per-node gpu ok.py", "CUDA is not available: ", environment=NO_GPU),
     Case("ok.py", "--nproc-per-node must be at least 1, but is 0", environment={"PET_NPROC_PER_NODE": "0"}),
     Case("ok.py", 'PET_STANDALONE="yes" is not a number', environment={"PET_STANDALONE": "yes"}),
     Case("--nnodes 2:1 ok.py", "--nnodes 2:1: the minimum is larger than the maximum"),

@@ -63,7 +63,7 @@ pub enum DeviceError {
     NoWorkers(String),
     /// `gpu` on a machine where CUDA sees none. The first sentence is torchrun's.
     #[error(
-        "Cuda is not available. ({0})\nhint: use --nproc-per-node=cpu or a number to train without GPUs; `instep doctor` shows what was found"
+        "CUDA is not available: {0}\nhint: use --nproc-per-node=cpu or a number to train without GPUs; `instep doctor` shows what was found"
     )]
     CudaNotAvailable(String),
     /// torch knows the device, but none is there.
@@ -368,10 +368,10 @@ mod tests {
             (Count(0), Ok(0), (false, false), None, "--nproc-per-node must be at least 1, but is 0"),
             (Cpu, Ok(8), (true, true), Some(8), "16"),
             (Gpu, Ok(8), (true, true), Some(2), "8"),
-            (Gpu, Ok(0), (true, true), Some(2), "Cuda is not available. (the NVIDIA driver shows no GPU"),
-            (Gpu, none(), (false, false), None, "Cuda is not available. (no library)"),
+            (Gpu, Ok(0), (true, true), Some(2), "CUDA is not available: the NVIDIA driver shows no GPU"),
+            (Gpu, none(), (false, false), None, "CUDA is not available: no library"),
             (Gpu, none(), (true, false), Some(2), "2"),
-            (Gpu, none(), (true, false), Some(0), "Cuda is not available. (torch in /usr/bin/python3"),
+            (Gpu, none(), (true, false), Some(0), "CUDA is not available: torch in /usr/bin/python3"),
             (Auto, Ok(8), (true, true), Some(2), "8"),
             (Auto, Ok(0), (true, false), Some(2), "16"),
             (Auto, Ok(0), (true, true), Some(2), "2"),

@@ -114,11 +114,20 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let mut warnings = conf.warnings();
     let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
     let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts, recovery::step_recovery(&request)?)?;
+    if let RendezvousMode::C10d { host, port, .. } = &rendezvous.mode
+        && request.rdzv_endpoint.is_empty()
+    {
+        warnings.push(format!(
+            "there is no --rdzv-endpoint: the nodes meet at {host}:{port}, which other machines cannot reach; give \
+             --rdzv-endpoint HOST:PORT of the first node, the same on all nodes"
+        ));
+    }
     if default_threads.is_some() {
         let name = environment::OMP_NUM_THREADS;
         warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
     }
     warn_about_plugins(&request, &mut warnings);
+    warnings.extend(launcher_option_of_script(&request));
     let replaces_gloo = replaces_gloo(&request, text(environment::REPLACE))?;
     if replaces_gloo {
         let without_autoload = text(environment::AUTOLOAD).is_some_and(|value| value != "1");
@@ -299,6 +308,33 @@ fn parse_nodes(text: &str) -> Result<(usize, usize), PlanError> {
         ));
     }
     Ok((min, max))
+}
+
+/// Options that no script but a launcher has; others, such as `--log-dir`, may be the script's own.
+const LAUNCHERS_OWN: [&str; 9] = [
+    "max-restarts",
+    "nnodes",
+    "node-rank",
+    "nproc-per-node",
+    "rdzv-backend",
+    "rdzv-conf",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "standalone",
+];
+
+/// Warns of an option that was probably meant for the launcher, and stands behind the script.
+fn launcher_option_of_script(request: &Request) -> Option<String> {
+    let ours = |word: &&str| {
+        let name = word.strip_prefix("--").map(|name| name.split('=').next().unwrap_or(name).replace('_', "-"));
+        name.is_some_and(|name| LAUNCHERS_OWN.contains(&name.as_str()))
+    };
+    let words = request.script_arguments.iter().filter(|_| !request.no_python).filter_map(|word| word.to_str());
+    let found = words.into_iter().find(ours)?;
+    let option = found.split('=').next().unwrap_or(found);
+    Some(format!(
+        "{option} stands behind the script and is passed to it; options of the launcher stand before the script"
+    ))
 }
 
 fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {

@@ -115,6 +115,32 @@ fn what_only_python_can_do_is_accepted_with_a_warning() {
 }
 
 #[test]
+fn options_that_stand_behind_the_script_are_named() {
+    let warned = |word: &str, no_python: bool| {
+        let plan = resolve(|request| {
+            request.script_arguments = vec!["--lr".into(), "--log-dir=runs".into(), word.into()];
+            request.no_python = no_python;
+        });
+        plan.expect("valid").warnings.iter().any(|warning| warning.contains("stands behind the script"))
+    };
+    assert!(warned("--nproc-per-node", false) && warned("--nproc_per_node=2", false) && warned("--nnodes=2", false));
+    assert!(!warned("--nproc", false) && !warned("nnodes", false) && !warned("--nnodes", true));
+}
+
+#[test]
+fn nodes_that_were_told_no_endpoint_are_told_where_they_meet() {
+    let warned = |endpoint: &str| {
+        let plan = resolve(|request| {
+            request.nnodes = "2".to_owned();
+            request.rdzv_backend = "c10d".to_owned();
+            request.rdzv_endpoint = endpoint.to_owned();
+        });
+        plan.expect("valid").warnings.iter().any(|warning| warning.contains("the nodes meet at localhost:29400"))
+    };
+    assert!(warned("") && !warned("localhost:29400"));
+}
+
+#[test]
 fn wrong_command_lines_are_refused_with_a_hint() {
     type Change = fn(&mut Request);
     let cases: [(Change, &str); 17] = [

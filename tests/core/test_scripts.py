@@ -42,6 +42,10 @@ def test_init_says_where_to_look(run: Runner, python: Path, settings: Settings, 
     page = f"{settings['INSTEP_MASTER']}/det/experiments/1"
     assert said.stderr == f"instep: recording trial 1 of experiment 1: {page}\n"
     assert run(python, script, env={**settings, "INSTEP_QUIET": "1"}).expect(0).stderr == ""
+    # Ranks of a job that do not know of each other.
+    for rank in ("0", "1"):
+        of_two = run(python, script, env={**settings, "WORLD_SIZE": "2", "RANK": rank}).expect(0).stderr
+        assert ("every rank records an experiment of its own\nhint: pass distributed=" in of_two) == (rank == "0")
     alone = run(python, script, env={**settings, "INSTEP_MASTER": None}).expect(0)
     assert alone.stderr.endswith("metrics and output are not recorded\n")
 

@@ -18,7 +18,7 @@ from instep.core._output import Output
 from instep.core._preempt import PreemptContext, PreemptMode
 from instep.core._profiler import ProfilerContext, host_prefix
 from instep.core._searcher import SearcherContext, length_and_unit
-from instep.core._tracking import Tracking
+from instep.core._tracking import Tracking, master_address
 from instep.core._train import EarlyExitReason, TrainContext
 from instep.core.errors import InvalidHP, MasterRefused, MasterUnreachable
 
@@ -165,6 +165,18 @@ def announce(tracking: Tracking | None) -> None:
         say(f"recording trial {tracking.trial_id} of experiment {tracking.experiment_id}: {page}")
 
 
+def warn_of_one_experiment_each() -> None:
+    """Say on rank 0 that the ranks of a job do not know of each other here."""
+    environment = os.environ
+    world, rank = environment.get("WORLD_SIZE", ""), environment.get("RANK", "0")
+    if world.isdigit() and int(world) > 1 and rank == "0" and master_address():
+        say(
+            f"warning: WORLD_SIZE is {world}, and init() got no distributed=: every rank records an experiment of its "
+            "own\n"
+            "hint: pass distributed=instep.core.DistributedContext.from_torch_distributed() on all ranks"
+        )
+
+
 def init(
     *,
     config: Config | None = None,
@@ -183,7 +195,7 @@ def init(
     TensorboardMode(tensorboard_mode)
     preempt_mode = PreemptMode(preempt_mode)
     config = config or Config()
-    distributed = distributed or DistributedContext.alone()
+    given_none, distributed = distributed is None, distributed or DistributedContext.alone()
     info = get_cluster_info()
     # A task of another kind, such as a command, has no trial; what it runs is recorded like any script.
     if info is not None and info.allocation_id and info._trial_info is not None:
@@ -192,6 +204,8 @@ def init(
         tracking: Tracking | None = Tracking.join(info, storage, distributed)
         searcher = given.get("searcher") or {}
     else:
+        if given_none:
+            warn_of_one_experiment_each()
         storage = storage_config(checkpoint_storage or config.checkpoint_storage)
         tracking = Tracking.start(config, storage, distributed)
         searcher = config.searcher or {}

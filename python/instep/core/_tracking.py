@@ -30,11 +30,12 @@ def master_address() -> str | None:
 def connect(address: str) -> MasterClient:
     """Reach the master and log in; an error with a hint if that cannot be done."""
     environment = os.environ
-    certificates = environment.get("INSTEP_MASTER_CERT") or environment.get("DET_MASTER_CERT_FILE") or None
+    names = ("INSTEP_MASTER_CERT_FILE", "INSTEP_MASTER_CERT", "DET_MASTER_CERT_FILE")
+    certificates = next((environment[name] for name in names if environment.get(name)), None)
     if certificates == "noverify":
         raise ValueError(
             "DET_MASTER_CERT_FILE=noverify disables certificate checks, which is not supported\n"
-            "hint: set INSTEP_MASTER_CERT to the file with the master's certificate"
+            "hint: set INSTEP_MASTER_CERT_FILE to the file with the master's certificate"
         )
     variable = "INSTEP_MASTER" if environment.get("INSTEP_MASTER") else "DET_MASTER"
     # Short: a wrong address should be said now. What comes later is patient.
@@ -43,21 +44,23 @@ def connect(address: str) -> MasterClient:
         probe.call("GET", "/api/v1/master")
     except (MasterUnreachable, MasterRefused) as error:
         raise MasterUnreachable(
-            f"{error}\nhint: {variable} is {address!r}; start `instep master` there, or unset it to run unrecorded"
-        ) from error
+            f"{error}\nhint: {variable} is {address!r}; start a master there with `instep up`, name another, or unset "
+            f"{variable} to run unrecorded"
+        ) from None
     client = MasterClient(address, certificates=certificates, patience=PATIENCE_S)
     user = environment.get("INSTEP_USER") or environment.get("DET_USER")
     token = environment.get("INSTEP_USER_TOKEN") or (environment.get("DET_USER_TOKEN") if user else None)
     if token:
         client.use_token(token)
         return client
-    password = environment.get("INSTEP_PASS") or environment.get("DET_PASS") or ""
+    names = ("INSTEP_PASSWORD", "INSTEP_PASS", "DET_PASS")
+    password = next((environment[name] for name in names if environment.get(name)), "")
     try:
         client.login(user or "determined", password)
     except MasterRefused as refused:
         raise MasterRefused(
             f"cannot log in to {client.address} as {user or 'determined'}: {refused}\n"
-            "hint: set INSTEP_USER and INSTEP_PASS (or DET_USER and DET_PASS)",
+            "hint: set INSTEP_USER and INSTEP_PASSWORD (or DET_USER and DET_PASS)",
             refused.status,
         ) from refused
     return client

@@ -361,7 +361,7 @@ class Demo:
         if self._outcome is not None:
             page += f"/{self._outcome.experiment}"
         again = f"instep up --slots 0 --port {master.port} --db {database}"
-        return [(again, f"its charts in the browser, at {page}"), (f"instep down --db {database}", "and away again")]
+        return [(again, f"its charts in the browser, at {page}"), (f"instep down --db {database}", "stop it again")]
 
 
 def launcher() -> str | Path:

@@ -59,10 +59,17 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
             let (option, value) = (text(error, ContextKind::InvalidArg)?, text(error, ContextKind::InvalidValue)?);
             let option = option.split(' ').next().unwrap_or(option);
             let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-            let why = match cause.as_str() {
-                "invalid digit found in string" => "not a whole number",
-                "invalid float literal" => "not a number",
-                other => other,
+            if let Some((noun, list)) = identified(program, subcommand, option)
+                && cause == "invalid digit found in string"
+            {
+                return Some(format!("`{value}` is not {noun} id\nhint: `{list}` shows them"));
+            }
+            let range = cause.split_once(" is not in ").and_then(|(_, range)| range.split_once("..="));
+            let why = match (cause.as_str(), range) {
+                (_, Some((first, last))) => format!("must be {first} to {last}"),
+                ("invalid digit found in string", None) => "not a whole number".to_owned(),
+                ("invalid float literal", None) => "not a number".to_owned(),
+                (other, None) => other.to_owned(),
             };
             Some(format!("{option} {value}: {why}\nhint: `instep {subcommand} --help` lists the values of {option}"))
         }
@@ -81,6 +88,17 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
     }
 }
 
+/// What an argument names by its number, and the command that lists those.
+fn identified(program: &Command, subcommand: &str, option: &str) -> Option<(&'static str, &'static str)> {
+    let command = program.find_subcommand(subcommand.split(' ').next()?)?.get_name();
+    let named = option.trim_matches(['<', '>', '[', ']', '.']).to_lowercase();
+    match (command, named.as_str()) {
+        ("experiment", "id" | "ids") | (_, "experiment") => Some(("an experiment", "instep experiment list")),
+        ("trial", "id" | "ids") => Some(("a trial", "instep trial list")),
+        _ => None,
+    }
+}
+
 fn unknown_command(given: &str, below: &Command, subcommand: &str) -> String {
     let program = if subcommand.is_empty() { "instep".to_owned() } else { format!("instep {subcommand}") };
     let near = nearest(given, below.get_subcommands());
@@ -88,6 +106,11 @@ fn unknown_command(given: &str, below: &Command, subcommand: &str) -> String {
         _ if subcommand == "secret" && ["get", "show", "read", "describe", "cat"].contains(&given) => {
             "no command shows the value of a secret: only tasks are given it; `instep secret list` lists the names, \
              `instep secret set NAME` sets another value"
+                .to_owned()
+        }
+        _ if subcommand.is_empty() && given == "status" => {
+            "`instep experiment list` shows experiments, `instep job list` the queue, `instep agent list` machines, \
+             `instep up` where the master is"
                 .to_owned()
         }
         [] => format!("`{program} --help` lists the commands"),
@@ -207,6 +230,27 @@ mod tests {
             assert!(said.contains(&format!("`{given}`")) && said.contains("hint: no command shows"), "{said}");
         }
         assert!(unknown_command("lst", &secret, "secret").contains("did you mean `instep secret list`?"));
+    }
+
+    #[test]
+    fn wrong_numbers_are_said_in_words() {
+        let id = clap::Arg::new("ids").value_parser(clap::value_parser!(u64));
+        let priority = clap::Arg::new("priority").value_parser(clap::value_parser!(i64).range(1..=99));
+        let describe = Command::new("describe").arg(id);
+        let experiment =
+            Command::new("experiment").alias("e").subcommands([describe, Command::new("set").arg(priority)]);
+        let program = Command::new("instep").subcommand(experiment);
+        for (words, said) in [
+            ("e describe abc", "`abc` is not an experiment id\nhint: `instep experiment list` shows them"),
+            ("e set 200", "[priority] 200: must be 1 to 99\nhint: "),
+        ] {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            let given = std::iter::once("instep".to_owned()).chain(words.clone());
+            let error = program.clone().try_get_matches_from(given).unwrap_err();
+            let text = explain(&error, &program, &subcommand(&program, &words)).unwrap();
+            assert!(text.starts_with(said), "{text}");
+        }
+        assert!(unknown_command("status", &program, "").contains("hint: `instep experiment list` shows"));
     }
 
     #[test]

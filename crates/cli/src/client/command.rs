@@ -80,7 +80,7 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// Program and arguments; a single word is run by the shell
+    /// Program and arguments; a single argument is run by the shell
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
     /// Configuration file, YAML or JSON

@@ -100,9 +100,17 @@ pub(super) fn without_session(common: &Common) -> anyhow::Result<Client> {
 pub(super) fn connect(common: &Common) -> anyhow::Result<Client> {
     let client = without_session(common)?;
     let names = [("INSTEP_USER", "INSTEP_PASSWORD"), ("DET_USER", "DET_PASS")];
-    let named = names.iter().find_map(|(user, password)| Some((variable(user)?, variable(password)?)));
-    if let Some((user, password)) = named {
-        client.login(Credentials::new(user, &password))?;
+    let named = names.iter().find_map(|names| Some((variable(names.0)?, variable(names.1)?, names)));
+    if let Some((user, password, names)) = named {
+        client.login(Credentials::new(user.clone(), &password)).map_err(|error| match error {
+            error if error.is_unauthenticated() => {
+                let what = format!("wrong user or password at {}: '{user}'", client.address());
+                let hint =
+                    format!("{} and {} in the environment name them; unset both to use your session", names.0, names.1);
+                anyhow::Error::from(Hinted::new(what, hint))
+            }
+            other => other.into(),
+        })?;
         return Ok(client);
     }
     let path = file()?;

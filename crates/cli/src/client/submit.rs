@@ -119,7 +119,9 @@ fn try_out(client: &Client, request: &mut CreateExperimentRequest, config: &str)
 fn announce(packed: &Packed) {
     if !packed.files.is_empty() {
         let size = shown::size(i64::try_from(packed.bytes).unwrap_or(i64::MAX));
-        say(&format!("sending {} files and folders, {size}", packed.files.len()));
+        let number = packed.files.len();
+        let files = if number == 1 { "1 file or folder".to_owned() } else { format!("{number} files and folders") };
+        say(&format!("sending {files}, {size}"));
     }
 }
 

@@ -83,6 +83,9 @@ pub(super) fn start(
         replaced = running.lends;
     }
     if slots == Some(0) {
+        if let Some(lent) = replaced {
+            console::print_error(&format!("stopped the agent, which offered {lent} of this machine\n"));
+        }
         return Ok(None);
     }
     let Some(address) = address else { return Ok(None) };

@@ -46,8 +46,8 @@ pub(super) async fn send_event(
     match if_ended {
         IfEnded::Accept => Ok(()),
         IfEnded::Refuse => refused(format!(
-            "experiment {id} has ended ({})\nhint: `experiment continue` resumes it",
-            experiment.state.as_str()
+            "experiment {id} has ended ({})\nhint: `instep experiment continue {id}` resumes it",
+            experiment.state.as_str().trim_start_matches("STATE_").to_lowercase()
         )),
     }
 }

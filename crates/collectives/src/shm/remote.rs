@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_piece_is_read_whole_and_an_error_in_any_part_is_told() {
+    fn a_large_piece_is_read_whole_and_an_error_in_any_part_counts() {
         let length = 3 * PART_BYTES + 4097;
         let source: Vec<u8> = (0..length).map(|place| (place / 4099) as u8).collect();
         let mut target = vec![0u8; length];

@@ -177,7 +177,7 @@ impl WorkerGroup {
         self.try_start(plan, rank, local_rank, incarnation, source, console)
             .map(|worker| {
                 // Where all restart, what a worker had must be free before another one wants it.
-                let watch = plan.terms.step_recovery.then(|| ExitWatch::new(worker.pid));
+                let watch = plan.terms.step_recovery.then(|| Box::new(ExitWatch::new(worker.pid)));
                 Worker { incarnation: incarnation.number, watch, ..worker }
             })
             .map_err(|(exit, message)| Box::new(self.describe(rank, local_rank, 0, ExitStatus(exit), Some(message))))
@@ -248,7 +248,7 @@ impl WorkerGroup {
     /// What becomes readable when a worker may have ended.
     pub(crate) fn exit_sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let alive = self.workers.iter().filter(|worker| worker.exit.is_none());
-        alive.filter_map(|worker| worker.watch.as_ref()).flat_map(ExitWatch::sources)
+        alive.filter_map(|worker| worker.watch.as_ref()).flat_map(|watch| watch.sources())
     }
 
     /// Which of its rank's processes a worker is.

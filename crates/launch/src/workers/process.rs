@@ -77,7 +77,7 @@ pub(crate) struct Worker {
     pub(crate) pid: Pid,
     pub(crate) exit: Option<ExitStatus>,
     /// For one whose end is to be known as early as can be.
-    pub(crate) watch: Option<ExitWatch>,
+    pub(crate) watch: Option<Box<ExitWatch>>,
 }
 
 impl Worker {
@@ -136,7 +136,7 @@ impl Worker {
         if self.exit.is_some() {
             return false;
         }
-        self.exit = self.status().or_else(|| self.watch.as_mut().and_then(ExitWatch::exit_under_way));
+        self.exit = self.status().or_else(|| self.watch.as_mut().and_then(|watch| watch.exit_under_way()));
         self.exit.is_some()
     }
 

@@ -16,7 +16,7 @@ use crate::workers::group::WorkerGroup;
 pub(super) struct Ready {
     /// A signal that is not to be handled wants to end the launcher.
     pub(super) fatal_signal: bool,
-    /// Indexes for [`Output::readable`].
+    /// Indexes for [`crate::output::Output::readable`].
     pub(super) output: Vec<usize>,
     pub(super) spares: bool,
 }

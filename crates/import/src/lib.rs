@@ -2,7 +2,7 @@
 //!
 //! [`run`] is the whole contract. A [`Source`] gives rows as text: [`Server`] from PostgreSQL, [`Dump`] from a file.
 //! [`plan`] decides, from the names and ids on both sides, what is taken over and under which id; [`mapping`] turns rows
-//! into records; both are pure. [`stages`] goes through the tables in the order in which they refer to each other, and
+//! into records; both are pure. `stages` goes through the tables in the order in which they refer to each other, and
 //! hands records to [`instep_database::import`], which has all the SQL of our side.
 //!
 //! Invariants, cited by the tests:

@@ -146,6 +146,28 @@ def test_the_stock_client_reads_our_checkpoints(
     assert json.loads((tmp_path / "copy" / "metadata.json").read_text())["steps_completed"] == 19
 
 
+def test_a_download_is_compared_with_what_was_saved(
+    run: Runner,
+    instep: Path,
+    python: Path,
+    ours: Callable[[str], Path],
+    settings: Settings,
+    api: Client,
+    tmp_path: Path,
+) -> None:
+    storage = tmp_path / "storage"
+    run(python, ours("checkpoints.py"), str(storage), "0", "20", env=settings).expect(0)
+    [checkpoint] = api("GET", "/api/v1/experiments/1/checkpoints")["checkpoints"]
+    uuid = checkpoint["uuid"]
+    run(instep, "c", "rm", uuid, "--glob", "folder/*", "--yes", env=settings).expect(0)
+    run(instep, "c", "download", uuid, "-o", tmp_path / "whole", env=settings).expect(0)
+    assert (tmp_path / "whole" / "state").read_text() == "19", "what was removed on purpose is not missed"
+    (storage / uuid / "state").write_text("91")
+    refused = run(instep, "c", "download", uuid, "-o", tmp_path / "damaged", env=settings).expect(1)
+    assert "`state` of checkpoint" in refused.stderr and "its content has changed" in refused.stderr, refused.stderr
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("damaged")]
+
+
 def test_the_example_records_and_goes_on(
     run: Runner, instep: Path, python: Path, settings: Settings, api: Client, tmp_path: Path
 ) -> None:

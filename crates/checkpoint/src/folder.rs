@@ -124,13 +124,8 @@ impl Folder {
     /// Gives a checkpoint after comparing its files with its manifest: all, or those that `wanted` names.
     pub fn open(&self, uuid: &str, wanted: Option<&[String]>) -> Result<Opened> {
         let path = self.path(uuid)?;
-        let Some(manifest) = self.manifest(uuid)? else { return Ok(Opened { path, verified: false }) };
-        for entry in manifest.files() {
-            if wanted.is_none_or(|wanted| wanted.contains(&entry.name)) {
-                self.verify(uuid, &path, entry)?;
-            }
-        }
-        Ok(Opened { path, verified: true })
+        let verified = verify(&path, uuid, |name| wanted.is_none_or(|wanted| wanted.iter().any(|each| each == name)))?;
+        Ok(Opened { path, verified })
     }
 
     /// The names and sizes of a checkpoint's files, without the manifest.
@@ -157,39 +152,6 @@ impl Folder {
         fs::remove_dir_all(&hidden).map_err(file("delete", &hidden))
     }
 
-    /// The manifest; `None` if there is a checkpoint without one.
-    fn manifest(&self, uuid: &str) -> Result<Option<Manifest>> {
-        let path = self.path(uuid)?.join(MANIFEST);
-        match fs::read(&path) {
-            Ok(text) => Manifest::read(uuid, &text).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(file("read", &path)(error)),
-        }
-    }
-
-    fn verify(&self, uuid: &str, path: &Path, entry: &Entry) -> Result<()> {
-        let path = path.join(entry.checked_name()?.path());
-        let found = match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let (name, uuid) = (entry.name.clone(), uuid.to_owned());
-                return Err(Error::Missing { name, uuid, root: self.root.clone() });
-            }
-            found => found.map_err(file("look at", &path))?,
-        };
-        let damaged = |why: String| Error::Damaged { name: entry.name.clone(), uuid: uuid.to_owned(), why };
-        if entry.is_folder() {
-            return if found.is_dir() { Ok(()) } else { Err(damaged("it is not a folder".to_owned())) };
-        }
-        if !found.is_file() {
-            return Err(damaged("it is not a file".to_owned()));
-        }
-        if found.len() != entry.size {
-            return Err(damaged(format!("it has {} bytes, not {}", found.len(), entry.size)));
-        }
-        let (_, hash) = hash(&mut File::open(&path).map_err(file("read", &path))?, &path)?;
-        if hash == entry.hash { Ok(()) } else { Err(damaged("its content has changed".to_owned())) }
-    }
-
     fn path(&self, uuid: &str) -> Result<PathBuf> {
         let path = self.root.join(checked(uuid)?.as_str());
         if path.is_dir() {
@@ -201,6 +163,44 @@ impl Folder {
     fn staging(&self, uuid: &str) -> Result<PathBuf> {
         Ok(self.root.join(format!(".instep-{}", checked(uuid)?)))
     }
+}
+
+/// Compares the files of a checkpoint in the folder `path` with its manifest, those whose names are `wanted`; gives
+/// whether it has a manifest.
+pub fn verify(path: &Path, uuid: &str, wanted: impl Fn(&str) -> bool) -> Result<bool> {
+    let manifest = path.join(MANIFEST);
+    let manifest = match fs::read(&manifest) {
+        Ok(text) => Manifest::read(uuid, &text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(file("read", &manifest)(error)),
+    };
+    for entry in manifest.files().iter().filter(|entry| wanted(&entry.name)) {
+        verify_entry(path, uuid, entry)?;
+    }
+    Ok(true)
+}
+
+fn verify_entry(root: &Path, uuid: &str, entry: &Entry) -> Result<()> {
+    let path = root.join(entry.checked_name()?.path());
+    let found = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (name, uuid) = (entry.name.clone(), uuid.to_owned());
+            return Err(Error::Missing { name, uuid, root: root.to_owned() });
+        }
+        found => found.map_err(file("look at", &path))?,
+    };
+    let damaged = |why: String| Error::Damaged { name: entry.name.clone(), uuid: uuid.to_owned(), why };
+    if entry.is_folder() {
+        return if found.is_dir() { Ok(()) } else { Err(damaged("it is not a folder".to_owned())) };
+    }
+    if !found.is_file() {
+        return Err(damaged("it is not a file".to_owned()));
+    }
+    if found.len() != entry.size {
+        return Err(damaged(format!("it has {} bytes, not {}", found.len(), entry.size)));
+    }
+    let (_, hash) = hash(&mut File::open(&path).map_err(file("read", &path))?, &path)?;
+    if hash == entry.hash { Ok(()) } else { Err(damaged("its content has changed".to_owned())) }
 }
 
 fn checked(uuid: &str) -> Result<CheckpointUuid> {

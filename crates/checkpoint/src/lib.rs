@@ -12,7 +12,7 @@
 //! A save, in [`Folder`]'s words: every rank [`Folder::begin`]s and writes into the path it is given, then
 //! [`Folder::seal`]s, which hashes and syncs its files; the lists are exchanged by the caller and [merged](merge()), which
 //! refuses names that two ranks use for different things; every rank [`Folder::join`]s its files; one rank
-//! [`Folder::commit`]s. [`Folder::open`] verifies and gives the path back.
+//! [`Folder::commit`]s. [`Folder::open`] verifies and gives the path back; [`verify`] does so for a copy elsewhere.
 //!
 //! Invariants, cited by the tests:
 //!
@@ -31,7 +31,7 @@ mod merge;
 mod name;
 
 pub use error::{Error, Result};
-pub use folder::{Folder, Opened};
+pub use folder::{Folder, Opened, verify};
 pub use manifest::{Entry, MANIFEST, METADATA, Manifest};
 pub use merge::{Merged, merge};
 pub use name::{Name, NameError};

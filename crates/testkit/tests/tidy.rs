@@ -40,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "instep-agent",
             "instep-api",
+            "instep-checkpoint",
             "instep-client",
             "instep-diagnosis",
             "instep-import",

@@ -200,14 +200,14 @@ fn describe(client: &Client, common: &Common, uuid: &str) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Unpacks beside the place and then renames: what is there under its name is whole.
+/// Unpacks and verifies beside the place and then renames: what is there under its name is whole.
 fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Result<()> {
     let folder = output.unwrap_or_else(|| PathBuf::from("checkpoints").join(uuid));
     let shown_folder = folder.display().to_string();
     if folder.exists() {
         return Err(Hinted::new(format!("{shown_folder} already exists"), "choose another with -o").into());
     }
-    get(client, uuid)?;
+    let checkpoint = get(client, uuid)?;
     let archive = client.download(&format!("/checkpoints/{}", instep_client::segment(uuid)), "application/x-tar")?;
     if let Some(parent) = folder.parent() {
         std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
@@ -216,13 +216,24 @@ fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Res
     name.push(format!(".part-{}", std::process::id()));
     let part = PathBuf::from(name);
     std::fs::create_dir(&part).with_context(|| format!("cannot create {}", part.display()))?;
-    let unpacked = unpack(archive, &part).and_then(|bytes| std::fs::rename(&part, &folder).map(|()| bytes));
-    let bytes = unpacked.map_err(|error| {
+    let arrived = unpack(archive, &part).map_err(anyhow::Error::from).and_then(|bytes| {
+        // Files that somebody deleted on purpose are still in the manifest.
+        instep_checkpoint::verify(&part, uuid, |name| checkpoint.resources.contains_key(name)).map_err(damaged)?;
+        std::fs::rename(&part, &folder)?;
+        Ok(bytes)
+    });
+    let bytes = arrived.map_err(|error| {
         // What came so far is of no use; if it cannot be removed, it at least does not bear the name.
         let _ = std::fs::remove_dir_all(&part);
-        anyhow::Error::from(error).context(format!("cannot download checkpoint {uuid}"))
+        error.context(format!("cannot download checkpoint {uuid}"))
     })?;
     say(&format!("downloaded {}", shown::size(bytes as i64)));
     crate::console::print(format!("{shown_folder}\n").as_bytes());
     Ok(())
+}
+
+/// The files are not those that were saved.
+fn damaged(error: instep_checkpoint::Error) -> anyhow::Error {
+    let hint = "the file was damaged where it is stored: load an earlier checkpoint (`instep checkpoint list`)";
+    Hinted::new(error.to_string(), hint).into()
 }

@@ -1,7 +1,7 @@
 # Python, torch and instep, with the work folder mounted at /workspace. Build `make wheel` first; see docs/guides/docker.md.
 #
 #   docker build -t pytorch-dev .
-#   docker run -it --gpus all -v $(pwd):/workspace pytorch-dev
+#   docker run -it --gpus all --ipc=host -v "$(pwd)":/workspace pytorch-dev
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 

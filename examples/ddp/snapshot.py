@@ -7,6 +7,7 @@ checksum of every tensor: a file that was changed later is not trained from.
 
 import os
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from toy import say
 
 Snapshot = dict[str, Any]
+# How long a rank waits for the launcher after another rank has failed.
+SECONDS_TO_BE_ENDED = 30
 
 
 def save(snapshot: Snapshot, path: str) -> None:
@@ -37,7 +40,7 @@ def load(path: str, keys: tuple[str, ...]) -> Snapshot | None:
     """Read `path` on rank 0 and hand it to every rank; None when there is no such file.
 
     One reader keeps the ranks in agreement also where the nodes share no file system. A file that cannot be used ends
-    the job on every rank, and every rank says so: whichever ends first is the one that launchers report.
+    the job: rank 0 says why and ends first, so that launchers report it and end the others.
     """
     snapshot, problem = _read(Path(path), keys) if dist.get_rank() == 0 else (None, None)
     if problem:
@@ -49,9 +52,9 @@ def load(path: str, keys: tuple[str, ...]) -> Snapshot | None:
     dist.broadcast_object_list(shared, src=0)
     snapshot, problem = shared
     if problem:
-        rank = dist.get_rank()
-        dist.destroy_process_group()
-        sys.exit(f"rank 0 cannot resume from {path}: {problem}" if rank else 1)
+        if dist.get_rank() > 0:
+            time.sleep(SECONDS_TO_BE_ENDED)
+        sys.exit(1)
     return snapshot
 
 

@@ -403,7 +403,11 @@ class Reporter:
         """Start the thread."""
 
     def report(
-        self, group: str, step: int | None, metrics: dict[str, Any], batches: list[dict[str, Any]] | None = None
+        self,
+        group: str,
+        steps_completed: int | None,
+        metrics: dict[str, Any],
+        batches: list[dict[str, Any]] | None = None,
     ) -> bool:
         """Queue metrics; True if there are news."""
 

@@ -208,6 +208,23 @@ def test_changes_and_files(shell: Shell, api: Client, tmp_path: Path) -> None:
     assert list(storage.iterdir()) == []
 
 
+def test_what_is_not_there_is_answered_with_where_to_look(shell: Shell) -> None:
+    uuid = "00000000-0000-0000-0000-000000000000"
+    for words, list_of in {
+        "e archive 99": "experiment list",
+        "e delete 99 --yes": "experiment list",
+        "t metrics 77": "trial list",
+        "t describe 77": "trial list",
+        f"m register-version digitz {uuid}": "model list",
+        "template describe base": "template list",
+        f"c describe {uuid}": "checkpoint list",
+        "agent enable nobody": "agent list",
+        "user activate nobody": "user list",
+    }.items():
+        said = shell(words, 1).stderr
+        assert "not found" in said and f"`instep {list_of}" in said.partition("hint: ")[2], said
+
+
 def test_metrics_are_followed_to_the_end(
     shell: Shell, api: Client, run: Runner, instep: Path, wait_until: Callable[..., None]
 ) -> None:

@@ -81,6 +81,28 @@ def lent(address: str) -> int:
     return sum(len(agent["slots"]) for agent in agents)
 
 
+def test_nobody_is_locked_out_by_programs_that_are_not_logged_in(operator: Operator) -> None:
+    address = address_in(operator("up", "--port", "0", "--slots", "0").expect(0).stdout)
+    as_admin = operator("whoami", "--master", address, INSTEP_USER="admin").expect(0).stdout
+    assert "admin" in as_admin, "a name without a password is not ignored"
+    administrator = Client(address).login("admin")
+    for user in sorted(administrator("GET", "/api/v1/users")["users"], key=lambda user: bool(user["admin"])):
+        administrator("PATCH", f"/api/v1/users/{user['id']}", {"password": "Correct-Horse-1"})
+    operator("down").expect(0)
+    (operator.folder / "config/instep/sessions.json").unlink(missing_ok=True)
+
+    up = operator("up", "--port", "0", "--slots", "1").expect(0)
+    assert "warning: no agent offers this machine's slots" in up.stderr, up
+    assert "not logged in" in up.stderr and "`instep login USER` as an administrator" in up.stderr, up
+    address = address_in(up.stdout)
+    for _ in range(12):
+        failed(operator("e", "list", "--master", address), "not logged in", "instep login USER")
+    failed(operator("e", "list", "--master", address, INSTEP_USER="admin"), "wrong user or password", "INSTEP_PASSWORD")
+    right = {"INSTEP_USER": "admin", "INSTEP_PASSWORD": "Correct-Horse-1"}
+    operator("e", "list", "--master", address, **right).expect(0)
+    assert "agent: offers 1 slot" in operator("up", "--slots", "1", **right).expect(0).stdout
+
+
 def test_up_gives_a_master_that_is_up_the_slots_that_are_asked_for(
     operator: Operator, wait_until: Callable[..., None]
 ) -> None:

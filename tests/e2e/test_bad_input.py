@@ -300,8 +300,10 @@ def test_missing_nodes_are_waited_for_until_the_join_timeout(desk: Desk) -> None
 def test_damaged_snapshot_is_one_message_with_a_hint(desk: Desk) -> None:
     snapshot = desk.folder / "snapshot.pt"
     snapshot.write_bytes(b"PK\x03\x04 the rest was lost when the disk was full")
-    shown = desk.start("--nproc-per-node 1", ROOT / "examples" / "ddp" / "multinode.py").wait(60).expect(1)
-    assert shown.stderr.count("error: cannot resume from snapshot.pt: ") >= 1, shown
+    shown = desk.start("--nproc-per-node 2", ROOT / "examples" / "ddp" / "multinode.py").wait(60).expect(1)
+    output, report, failure = shown.stderr.partition("Root cause")
+    assert output.count("error: cannot resume from snapshot.pt: ") == 1, shown
+    assert report and "rank      : 0 " in failure, shown
     assert "hint: remove the file to train from the start" in shown.stderr, shown
     assert "Traceback" not in shown.stderr and "panicked" not in shown.stderr, shown
     assert snapshot.read_bytes().startswith(b"PK\x03\x04 the rest")

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use instep_agent::agent::{self, AgentError, Host, Options};
+use instep_agent::agent::{self, AgentError, Host, NoToken, Options};
 use instep_agent::cgroup::limits::{Budget, MemoryBudget, ProcessBudget};
 use instep_agent::order::AllowedMount;
 use instep_api::link::{Device, DeviceKind, RunAs};
@@ -277,10 +277,10 @@ struct Terminal {
 }
 
 impl Host for Terminal {
-    fn token(&mut self) -> Result<String, String> {
+    fn token(&mut self) -> Result<String, NoToken> {
         match &self.token {
             Some(token) => Ok(token.clone()),
-            None => client::administrator_token(&self.common).map_err(|error| chain(error.as_ref())),
+            None => client::administrator_token(&self.common),
         }
     }
 

@@ -108,8 +108,8 @@ impl Shown {
     /// Says that a table is done, where a status line cannot be seen.
     fn end_table(&mut self) {
         if !self.table.is_empty() && self.rows > 0 {
-            let (table, rows) = (&self.table, grouped(self.rows));
-            self.console.note(Note::Progress(format!("{table}: {rows} rows read")));
+            let (table, rows, plural) = (&self.table, grouped(self.rows), if self.rows == 1 { "" } else { "s" });
+            self.console.note(Note::Progress(format!("{table}: {rows} row{plural} read")));
         }
         self.table.clear();
     }
@@ -174,7 +174,7 @@ fn described(summary: &Summary, dry_run: bool, took: Duration) -> String {
         }
     }
     if !summary.below.is_empty() {
-        line(format_args!("\nof these rows, those that belong to what is taken over:"));
+        line(format_args!("\nand the rows of these tables that belong to it, out of so many:"));
         for (table, rows) in &summary.below {
             line(format_args!("  {table}: {}", grouped(*rows)));
         }

@@ -25,6 +25,11 @@ impl Hinted {
     pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Hinted {
         Hinted { message: message.into(), hint: hint.into() }
     }
+
+    /// The error without its hint.
+    pub(crate) fn what(&self) -> &str {
+        &self.message
+    }
 }
 
 impl fmt::Display for Hinted {

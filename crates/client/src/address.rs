@@ -62,6 +62,9 @@ impl FromStr for Address {
         if !is_host(host) {
             return Err(refused("its host is missing or has invalid characters"));
         }
+        if prefix.starts_with("//") {
+            return Err(refused("its scheme has no colon"));
+        }
         if prefix.bytes().any(|byte| !byte.is_ascii_graphic() || b"\"<>\\^`{|}".contains(&byte)) {
             return Err(refused("its path has characters that must be percent-encoded"));
         }
@@ -115,9 +118,20 @@ mod tests {
         for (given, expected) in cases {
             assert_eq!(given.parse::<Address>().unwrap().as_str(), expected, "{given}");
         }
-        for given in
-            ["", "http://", "ftp://x", "x:port", "x:70000", "x:0", "a b", "http://u@h", "http://h?x", "[::1", "h\nx"]
-        {
+        for given in [
+            "",
+            "http://",
+            "ftp://x",
+            "x:port",
+            "x:70000",
+            "x:0",
+            "a b",
+            "http://u@h",
+            "http://h?x",
+            "[::1",
+            "h\nx",
+            "http//h:1",
+        ] {
             let refused = given.parse::<Address>().unwrap_err();
             assert!(matches!(refused, Error::Address { .. }), "{given}: {refused}");
         }

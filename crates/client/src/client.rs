@@ -360,7 +360,17 @@ impl Client {
             }
             _ => {
                 let body = self.read_body(&mut response).unwrap_or_default();
-                Err(Error::Refused { status, message: sentence(status, &body) })
+                match sentence(&body) {
+                    Some(message) => Err(Error::Refused { status, message }),
+                    // A master has something to say to these; another server has not.
+                    None if matches!(status, 404 | 405 | 501) => {
+                        Err(self.protocol_error(format!("it answered with status {status}")))
+                    }
+                    None => {
+                        let message = format!("the master answered with status {status}");
+                        Err(Error::Refused { status, message })
+                    }
+                }
             }
         }
     }
@@ -383,14 +393,11 @@ impl Client {
 }
 
 /// The sentence in the body of a failed request, in either of its shapes.
-fn sentence(status: u16, body: &[u8]) -> String {
+fn sentence(body: &[u8]) -> Option<String> {
     if let Ok(error) = serde_json::from_slice::<ErrorBody>(body) {
-        return error.error.error;
+        return Some(error.error.error);
     }
-    if let Ok(error) = serde_json::from_slice::<PlainErrorBody>(body) {
-        return error.message;
-    }
-    format!("the master answered with status {status}")
+    serde_json::from_slice::<PlainErrorBody>(body).ok().map(|error| error.message)
 }
 
 /// The certificates in a PEM file.

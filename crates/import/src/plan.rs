@@ -265,7 +265,7 @@ fn refusal(state: &str, unfinished: bool) -> Option<String> {
         "DELETING" | "DELETE_FAILED" => Some("it was being deleted".to_owned()),
         _ if unfinished => None,
         _ => Some(format!(
-            "it has not ended ({state}): end it in Determined and import again, or add --unfinished to take it over as ended"
+            "it has not ended ({state}): end it in Determined and import again, or add --unfinished to take it over as canceled"
         )),
     }
 }

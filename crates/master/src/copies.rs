@@ -48,6 +48,14 @@ pub fn restore(copy: &Path, database: &Path, replace: bool) -> Result<Option<Pat
         name.push(suffix);
         PathBuf::from(name)
     });
-    instep_database::restore(copy, database, suffix.as_deref(), &Presence::starting())?;
+    use instep_database::Error;
+    instep_database::restore(copy, database, suffix.as_deref(), &Presence::starting()).map_err(
+        |error| match error {
+            Error::File { ref path, .. } | Error::Unusable { ref path, .. } if path == copy => {
+                ServeError::Backup(error)
+            }
+            other => Presence::name_holder(other).into(),
+        },
+    )?;
     Ok(kept)
 }

@@ -79,6 +79,9 @@ pub enum ServeError {
     /// The database cannot be used.
     #[error("cannot use the database")]
     Database(#[from] instep_database::Error),
+    /// What is to be restored cannot be.
+    #[error("cannot restore this file")]
+    Backup(#[source] instep_database::Error),
     /// The certificate or its key cannot be used.
     #[error(transparent)]
     Encryption(#[from] EncryptionError),
@@ -139,6 +142,7 @@ impl ServeError {
                 "restore a backup with `instep master restore`, or choose another --db"
             }
             ServeError::Database(_) => "choose another --db, in a writable folder",
+            ServeError::Backup(_) => "give a file that `instep master backup` has written",
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::System(_) => "the system's limits may be too low for this user",
         }

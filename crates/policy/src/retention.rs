@@ -1,5 +1,6 @@
 //! Which checkpoints of an experiment are kept once it is over.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// How many are kept.
@@ -22,6 +23,8 @@ pub struct Saved {
     pub trial: i64,
     /// After how many steps.
     pub steps: i64,
+    /// When. An experiment that was continued has several after the same steps.
+    pub time: i64,
     /// The searcher's metric of the validation at the same step, if there was one.
     pub metric: Option<f64>,
     /// It is kept whatever the rest says: others depend on it.
@@ -40,19 +43,20 @@ pub fn given_up(all: &[Saved], keep: Keep, smaller_is_better: bool) -> Vec<Strin
     for of_trial in trials.values() {
         best(all, of_trial, keep.trial_best, smaller_is_better, &mut kept);
         let mut latest = of_trial.clone();
-        latest.sort_by_key(|index| std::cmp::Reverse(all[*index].steps));
+        latest.sort_by_key(|index| Reverse((all[*index].steps, all[*index].time)));
         latest.iter().take(keep.trial_latest).for_each(|index| kept[*index] = true);
     }
     all.iter().zip(kept).filter(|(_, kept)| !kept).map(|(saved, _)| saved.uuid.clone()).collect()
 }
 
-/// Keeps the best of some. Those without a metric are never among them.
+/// Keeps the best of some, of equal ones the last. Those without a metric are never among them.
 fn best(all: &[Saved], some: &[usize], count: usize, smaller_is_better: bool, kept: &mut [bool]) {
     let mut ranked: Vec<(f64, usize)> =
         some.iter().filter_map(|index| all[*index].metric.map(|metric| (metric, *index))).collect();
-    ranked.sort_by(|(one, _), (other, _)| {
+    ranked.sort_by(|(one, first), (other, second)| {
         let order = one.total_cmp(other);
-        if smaller_is_better { order } else { order.reverse() }
+        let order = if smaller_is_better { order } else { order.reverse() };
+        order.then(all[*second].time.cmp(&all[*first].time))
     });
     ranked.iter().take(count).for_each(|(_, index)| kept[*index] = true);
 }
@@ -67,6 +71,7 @@ mod tests {
             uuid: (index + 1).to_string(),
             trial: 1,
             steps: index as i64 + 1,
+            time: index as i64,
             metric: Some(*metric),
             pinned: false,
         };
@@ -99,6 +104,16 @@ mod tests {
         let rising: Vec<f64> = (0..10).map(f64::from).collect();
         assert_eq!(survivors(&trial(&falling), (3, 1, 2)), [8, 9, 10]);
         assert_eq!(survivors(&trial(&rising), (3, 1, 2)), [1, 2, 3, 9, 10]);
+    }
+
+    #[test]
+    fn of_checkpoints_after_the_same_steps_the_last_is_kept() {
+        let mut all = trial(&[5.0, 5.0]);
+        all[0].steps = 2;
+        for keep in [(0, 0, 1), (0, 1, 0), (1, 0, 0)] {
+            let gone = given_up(&all, Keep { experiment_best: keep.0, trial_best: keep.1, trial_latest: keep.2 }, true);
+            assert_eq!(gone, ["1"], "{keep:?}");
+        }
     }
 
     #[test]

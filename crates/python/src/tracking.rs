@@ -89,18 +89,18 @@ impl Reporter {
     }
 
     /// Queue metrics; True if there are news.
-    #[pyo3(signature = (group, step, metrics, batches=None))]
+    #[pyo3(signature = (group, steps_completed, metrics, batches=None))]
     fn report(
         &self,
         group: &str,
-        step: Option<i64>,
+        steps_completed: Option<i64>,
         metrics: &Bound<'_, PyDict>,
         batches: Option<&Bound<'_, PyList>>,
     ) -> PyResult<bool> {
         let mut values = String::with_capacity(256);
         json::write_metrics(&mut values, metrics)?;
         let batches = batches.map(|batches| text_of(batches.as_any())).transpose()?;
-        self.reporter.report(group, step, values, batches.as_deref(), now()).map_err(errors::report)
+        self.reporter.report(group, steps_completed, values, batches.as_deref(), now()).map_err(errors::report)
     }
 
     /// Note how far the trial is, 0 to 1; only the last word is sent. True if there are news.

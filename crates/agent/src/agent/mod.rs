@@ -87,10 +87,19 @@ pub struct Options {
     pub budget: Budget,
 }
 
+/// Why there is no token, in words for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoToken {
+    /// The master did not answer.
+    Later(String),
+    /// Somebody has to log in first.
+    NotLoggedIn(String),
+}
+
 /// What an agent needs from whoever starts it while it runs.
 pub trait Host {
-    /// The token to show to the master; asked for before every connection. `Err` says why there is none.
-    fn token(&mut self) -> Result<String, String>;
+    /// The token to show to the master; asked for before every connection.
+    fn token(&mut self) -> Result<String, NoToken>;
 
     /// Something that people should know.
     fn say(&mut self, what: &str);
@@ -259,7 +268,9 @@ impl Agent<'_> {
     fn connection(&mut self, host: &mut dyn Host) -> Result<Disconnected, AgentError> {
         let token = match host.token() {
             Ok(token) => token,
-            Err(why) => return Ok(Disconnected::Broken(why)),
+            // At the start somebody is there to hear it; later an agent waits for the next login.
+            Err(NoToken::NotLoggedIn(why)) if self.machine.is_none() => return Err(AgentError::Refused(why)),
+            Err(NoToken::NotLoggedIn(why) | NoToken::Later(why)) => return Ok(Disconnected::Broken(why)),
         };
         let opened = Link::open(&self.options.master, self.options.certificates.as_deref(), &token);
         let mut link = match opened {

@@ -119,8 +119,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
         AgentVerb::Token(verb) => tokens(&client, common, verb),
         AgentVerb::Enable(which) => {
             for agent in which.names(&client)? {
-                let _: AgentResponse =
-                    client.post(&api(&["agents", &agent, "enable"]), &json!({})).map_err(lookup::unknown_agent)?;
+                let _: AgentResponse = client.post(&api(&["agents", &agent, "enable"]), &json!({}))?;
                 say(&format!("enabled agent {agent}"));
             }
             Ok(())
@@ -129,8 +128,7 @@ pub(crate) fn run(common: &Common, verb: &AgentVerb) -> anyhow::Result<()> {
             let names = which.names(&client)?;
             for agent in &names {
                 let request = json!({"drain": drain});
-                let _: AgentResponse =
-                    client.post(&api(&["agents", agent, "disable"]), &request).map_err(lookup::unknown_agent)?;
+                let _: AgentResponse = client.post(&api(&["agents", agent, "disable"]), &request)?;
                 say(&format!("disabled agent {agent}"));
             }
             if *drain { still_running(&client, &names) } else { Ok(()) }

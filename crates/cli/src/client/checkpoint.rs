@@ -166,13 +166,7 @@ fn size(checkpoint: &Checkpoint) -> i64 {
 }
 
 fn get(client: &Client, uuid: &str) -> anyhow::Result<Checkpoint> {
-    match client.get::<CheckpointResponse>(&api(&["checkpoints", uuid])) {
-        Err(error) if error.is_not_found() => {
-            let hint = "list checkpoints with `instep checkpoint list EXPERIMENT`";
-            Err(Hinted::new(error.to_string(), hint).into())
-        }
-        found => Ok(found?.checkpoint),
-    }
+    Ok(client.get::<CheckpointResponse>(&api(&["checkpoints", uuid]))?.checkpoint)
 }
 
 fn describe(client: &Client, common: &Common, uuid: &str) -> anyhow::Result<()> {
@@ -207,7 +201,7 @@ fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Res
     if folder.exists() {
         return Err(Hinted::new(format!("{shown_folder} already exists"), "choose another with -o").into());
     }
-    let checkpoint = get(client, uuid)?;
+    let resources = get(client, uuid)?.resources;
     let archive = client.download(&format!("/checkpoints/{}", instep_client::segment(uuid)), "application/x-tar")?;
     if let Some(parent) = folder.parent() {
         std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
@@ -218,7 +212,7 @@ fn download(client: &Client, uuid: &str, output: Option<PathBuf>) -> anyhow::Res
     std::fs::create_dir(&part).with_context(|| format!("cannot create {}", part.display()))?;
     let arrived = unpack(archive, &part).map_err(anyhow::Error::from).and_then(|bytes| {
         // Files that somebody deleted on purpose are still in the manifest.
-        instep_checkpoint::verify(&part, uuid, |name| checkpoint.resources.contains_key(name)).map_err(damaged)?;
+        instep_checkpoint::verify(&part, uuid, |name| resources.contains_key(name)).map_err(damaged)?;
         std::fs::rename(&part, &folder)?;
         Ok(bytes)
     });

@@ -128,6 +128,9 @@ fn start(client: &Client, common: &Common, arguments: RunArguments) -> anyhow::R
     if !arguments.words.is_empty() {
         config["entrypoint"] = json!(arguments.words);
     }
+    if config.get("entrypoint").is_none() && arguments.template.is_none() {
+        return Err(Hinted::new("no program given", "such as `instep command run python3 work.py`").into());
+    }
     let packed = arguments.context.as_deref().map(context::pack).transpose()?.unwrap_or_default();
     let request = LaunchRequest {
         config: Some(config),

@@ -14,8 +14,16 @@ pub(super) fn read(path: &Path, settings: &[String]) -> anyhow::Result<String> {
     if settings.is_empty() {
         return Ok(text);
     }
-    let config = parse(&text).with_context(|| format!("cannot understand {}", path.display()))?;
-    Ok(with(config, settings)?.to_string())
+    Ok(with(parse_file(path, &text)?, settings)?.to_string())
+}
+
+/// Reads a file with single settings laid over it, and takes it apart.
+pub(super) fn read_parsed(path: &Path, settings: &[String]) -> anyhow::Result<Value> {
+    parse_file(path, &read(path, settings)?)
+}
+
+fn parse_file(path: &Path, text: &str) -> anyhow::Result<Value> {
+    parse(text).with_context(|| format!("{} is not a configuration", path.display()))
 }
 
 /// YAML, of which JSON is a part.

@@ -386,8 +386,7 @@ fn wait(client: &Client, id: ExperimentId) -> anyhow::Result<()> {
 fn download_code(client: &Client, id: ExperimentId, folder: &Path) -> anyhow::Result<()> {
     let path = folder.join(format!("experiment-{id}.tgz"));
     let shown_path = path.display();
-    let mut code =
-        client.download(&format!("/experiments/{id}/model_def"), "*/*").map_err(lookup::unknown_experiment)?;
+    let mut code = client.download(&format!("/experiments/{id}/model_def"), "*/*")?;
     let mut file = File::create_new(&path).with_context(|| format!("cannot write {shown_path}"))?;
     let bytes = io::copy(&mut code, &mut file).with_context(|| format!("cannot write {shown_path}"))?;
     say(&format!("wrote {shown_path} ({})", shown::size(bytes as i64)));

@@ -57,6 +57,11 @@ impl LogArguments {
         LogArguments { follow: true, ..LogArguments::default() }
     }
 
+    /// The last lines that the task itself wrote.
+    pub(super) fn last(count: usize) -> LogArguments {
+        LogArguments { tail: Some(count), ..LogArguments::default() }
+    }
+
     pub(super) fn follows(&self) -> bool {
         self.follow
     }

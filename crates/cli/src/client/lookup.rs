@@ -52,16 +52,29 @@ fn none(what: &str) -> Hinted {
 
 /// The experiment with this number.
 pub(super) fn get_experiment(client: &Client, id: ExperimentId) -> anyhow::Result<Experiment> {
-    let found = client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}"));
-    Ok(found.map_err(unknown_experiment)?.experiment)
+    Ok(client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}"))?.experiment)
 }
 
-/// Points to the list when a number is not known.
-pub(super) fn unknown_experiment(error: instep_client::Error) -> anyhow::Error {
-    if error.is_not_found() {
-        return Hinted::new(error.to_string(), "list all with `instep experiment list -a`").into();
-    }
-    error.into()
+/// What to do when something is not there, after the word with which the master's sentence about it begins.
+const LISTED: [(&str, &str); 12] = [
+    ("agent", "list all with `instep agent list`"),
+    ("checkpoint", "list checkpoints with `instep checkpoint list EXPERIMENT`"),
+    ("command", "list all with `instep command list -a`"),
+    ("experiment", "list all with `instep experiment list -a`"),
+    ("group", "list all with `instep group list`"),
+    ("model", "list all with `instep model list`"),
+    ("notebook", "list all with `instep notebook list -a`"),
+    ("shell", "list all with `instep shell list -a`"),
+    ("template", "list all with `instep template list`"),
+    ("trial", "list trials with `instep trial list EXPERIMENT`"),
+    ("user", "list all with `instep user list -a`"),
+    ("workspace", "list all with `instep workspace list`"),
+];
+
+/// Points to the list of what is not there under this number or name.
+pub(super) fn hint_for_missing(sentence: &str) -> Option<&'static str> {
+    let noun = sentence.split(' ').next().unwrap_or_default();
+    LISTED.iter().find(|(listed, _)| *listed == noun).map(|(_, hint)| *hint)
 }
 
 /// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
@@ -86,12 +99,7 @@ pub(super) fn named_workspace(client: &Client, name: Option<&str>) -> anyhow::Re
 
 /// Finds a user by their name.
 pub(super) fn user(client: &Client, name: &str) -> anyhow::Result<User> {
-    match client.get::<UserResponse>(&api(&["users", name, "by-username"])) {
-        Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "list all with `instep user list -a`").into())
-        }
-        found => Ok(found?.user),
-    }
+    Ok(client.get::<UserResponse>(&api(&["users", name, "by-username"]))?.user)
 }
 
 /// Finds a project by the names of its workspace and itself.
@@ -103,14 +111,6 @@ pub(super) fn project(client: &Client, workspace: &str, project: &str) -> anyhow
         Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
     };
     Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)
-}
-
-/// Points to the list when a name is not known.
-pub(super) fn unknown_agent(error: instep_client::Error) -> anyhow::Error {
-    if error.is_not_found() {
-        return Hinted::new(error.to_string(), "list all with `instep agent list`").into();
-    }
-    error.into()
 }
 
 /// All agents of the master.

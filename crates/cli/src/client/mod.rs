@@ -65,6 +65,7 @@ mod workspace;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use instep_agent::agent::NoToken;
 use instep_client::Error;
 
 pub(crate) use audit::MasterAuditArguments;
@@ -153,8 +154,12 @@ pub(crate) fn master(common: &Common) -> anyhow::Result<(instep_client::Address,
 }
 
 /// The token of an administrator's session at a master.
-pub(crate) fn administrator_token(common: &Common) -> anyhow::Result<String> {
-    session::administrator_token(common).map_err(explained)
+pub(crate) fn administrator_token(common: &Common) -> Result<String, NoToken> {
+    session::administrator_token(common).map_err(|error| {
+        let later = error.downcast_ref::<Error>().is_some_and(Error::is_temporary);
+        let why = chain(explained(error).as_ref());
+        if later { NoToken::Later(why) } else { NoToken::NotLoggedIn(why) }
+    })
 }
 
 /// Does what a verb says.
@@ -232,6 +237,10 @@ fn explained(error: anyhow::Error) -> anyhow::Error {
         Some(error) if error.is_unauthenticated() => "log in with `instep login USER`",
         Some(Error::Refused { status: 403, .. }) => "`instep whoami` shows your user, `instep login USER` changes it",
         Some(Error::Address { .. }) => "use an address such as http://127.0.0.1:8080, or a host name",
+        Some(missing) if missing.is_not_found() => match lookup::hint_for_missing(&missing.to_string()) {
+            Some(hint) => hint,
+            None => return error,
+        },
         Some(_) | None => return error,
     };
     Hinted::new(chain(error.as_ref()), hint).into()

@@ -178,12 +178,7 @@ fn list(client: &Client, common: &Common, workspaces: &[String]) -> anyhow::Resu
 }
 
 fn versions(client: &Client, name: &str) -> anyhow::Result<ModelVersionsResponse> {
-    match client.get(&api(&["models", name, "versions"])) {
-        Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "list all with `instep model list`").into())
-        }
-        found => Ok(found?),
-    }
+    Ok(client.get(&api(&["models", name, "versions"]))?)
 }
 
 fn describe(client: &Client, common: &Common, name: &str, version: Option<i64>) -> anyhow::Result<()> {

@@ -22,7 +22,7 @@ pub(crate) struct PreviewArguments {
 
 pub(crate) fn run(arguments: &PreviewArguments) -> anyhow::Result<()> {
     let client = session::connect(&arguments.common)?;
-    let config = configuration::parse(&configuration::read(&arguments.file, &arguments.config)?)?;
+    let config = configuration::read_parsed(&arguments.file, &arguments.config)?;
     let found: Value = client.post("/api/v1/preview-hp-search", &json!({"config": config}))?;
     let summary = &found["summary"];
     if arguments.common.json {

@@ -76,7 +76,12 @@ pub(super) fn changing_machines(common: &Common) -> anyhow::Result<Client> {
 /// A client in an administrator's session: the one that is kept, else of `admin`, who has no password at first. If there
 /// is none, the error begins with what needs it.
 pub(super) fn administrator(common: &Common, needed: &str, hint: &'static str) -> anyhow::Result<Client> {
-    let client = connect(common)?;
+    let client = connect(common).map_err(|error| match error.downcast_ref::<Hinted>() {
+        Some(not_logged_in) => {
+            Hinted::new(format!("{}: {needed} an administrator's session", not_logged_in.what()), hint).into()
+        }
+        None => error,
+    })?;
     if !client.user()?.admin {
         client.login(Credentials::new("admin", "")).map_err(|error| match error {
             error if error.is_unauthenticated() => {
@@ -96,26 +101,54 @@ pub(super) fn without_session(common: &Common) -> anyhow::Result<Client> {
     Ok(Client::new(settings)?)
 }
 
-/// A client that speaks for somebody.
-pub(super) fn connect(common: &Common) -> anyhow::Result<Client> {
-    let client = without_session(common)?;
-    let names = [("INSTEP_USER", "INSTEP_PASSWORD"), ("DET_USER", "DET_PASS")];
-    let named = names.iter().find_map(|names| Some((variable(names.0)?, variable(names.1)?, names)));
-    if let Some((user, password, names)) = named {
-        client.login(Credentials::new(user.clone(), &password)).map_err(|error| match error {
+/// Somebody whom the environment names.
+struct Named {
+    user: String,
+    password: Option<String>,
+    variables: (&'static str, &'static str),
+}
+
+impl Named {
+    fn find() -> Option<Named> {
+        let all = [("INSTEP_USER", "INSTEP_PASSWORD"), ("DET_USER", "DET_PASS")];
+        all.into_iter().find_map(|variables| {
+            Some(Named { user: variable(variables.0)?, password: variable(variables.1), variables })
+        })
+    }
+
+    fn log_in(&self, client: &Client) -> anyhow::Result<()> {
+        let password = self.password.as_deref().unwrap_or_default();
+        client.login(Credentials::new(self.user.clone(), password)).map_err(|error| match error {
             error if error.is_unauthenticated() => {
-                let what = format!("wrong user or password at {}: '{user}'", client.address());
+                let what = format!("wrong user or password at {}: '{}'", client.address(), self.user);
+                let (user, password) = self.variables;
                 let hint =
-                    format!("{} and {} in the environment name them; unset both to use your session", names.0, names.1);
+                    format!("{user} and {password} in the environment name them; unset both to use your session");
                 anyhow::Error::from(Hinted::new(what, hint))
             }
             other => other.into(),
         })?;
+        Ok(())
+    }
+}
+
+/// A client that speaks for somebody.
+pub(super) fn connect(common: &Common) -> anyhow::Result<Client> {
+    let client = without_session(common)?;
+    let named = Named::find();
+    if let Some(named) = named.as_ref().filter(|named| named.password.is_some()) {
+        named.log_in(&client)?;
         return Ok(client);
     }
     let path = file()?;
     let mut sessions = read(&path)?;
     let master = client.address().to_string();
+    // Without a password it may be the one whose session is kept.
+    let is_kept = |user: &str| sessions.masters.get(&master).is_some_and(|kept| kept.user == user);
+    if let Some(named) = named.filter(|named| !is_kept(&named.user)) {
+        named.log_in(&client)?;
+        return Ok(client);
+    }
     if let Some(kept) = sessions.masters.get(&master) {
         client.use_token(&kept.token);
         match client.user() {

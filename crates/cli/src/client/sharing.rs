@@ -144,7 +144,14 @@ pub(super) fn users(client: &Client, names: &[String]) -> anyhow::Result<Vec<Use
     let all: UsersResponse = client.get("/api/v1/users")?;
     let find = |name: &String| {
         let found = all.users.iter().find(|user| user.username == *name);
-        let none = || Hinted::new(format!("user '{name}' not found"), "list all with `instep user list -a`");
+        let none = || {
+            // Somebody who may not look for groups is not helped by hearing of one.
+            let hint = match group(client, name) {
+                Ok(_) => format!("there is a group of that name: write @{name}"),
+                Err(_) => "list all with `instep user list -a`".to_owned(),
+            };
+            Hinted::new(format!("user '{name}' not found"), hint)
+        };
         Ok(found.ok_or_else(none)?.id)
     };
     names.iter().map(find).collect()
@@ -286,18 +293,37 @@ pub(super) fn unshare(client: &Client, target: &Target) -> anyhow::Result<()> {
         .filter(|(_, name, _)| !stays(name))
         .map(|(holder, _, id)| (holder, id))
         .collect();
+    // What was given in all workspaces covers this one too.
+    let everywhere = match (&who, holders.as_slice()) {
+        (Who::User(_) | Who::Group(_), [holder]) if workspace.is_some() => held(&known, *holder, None),
+        _ => Vec::new(),
+    };
+    let everywhere =
+        everywhere.iter().find(|(name, _)| *name != GivenRole::Creator.name()).map(|(name, _)| shown(name));
+    let named = count(&holders, &who);
     if remove.is_empty() {
-        let what = format!("{} has no role {}", count(&holders, &who), place(workspace));
-        let hint = "`instep workspace members WORKSPACE` shows who has; roles may also come from a group";
+        let hint = match &everywhere {
+            Some(_) => format!("take that away with `instep workspace unshare --everywhere {named}`"),
+            None => "`instep workspace members WORKSPACE` shows who has; roles may also come from a group".to_owned(),
+        };
+        let what = match everywhere {
+            Some(role) => format!("{named} has no role {} alone, but is {role} everywhere", place(workspace)),
+            None => format!("{named} has no role {}", place(workspace)),
+        };
         return Err(Hinted::new(what, hint).into());
     }
     send(client, "remove", &remove, scope)?;
+    if let Some(role) = everywhere {
+        say(&format!("{named}: no role {} alone, but still {role} everywhere", place(workspace)));
+        say(&format!("hint: take that away with `instep workspace unshare --everywhere {named}`"));
+        return Ok(());
+    }
     let rest = match &who {
         Who::User(_) => " of their own; groups may still give one",
         Who::Group(_) => "",
         Who::Everyone => "; owners keep theirs, and groups too",
     };
-    say(&format!("{}: no role {}{rest}", count(&holders, &who), place(workspace)));
+    say(&format!("{named}: no role {}{rest}", place(workspace)));
     Ok(())
 }
 

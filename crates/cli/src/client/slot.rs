@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {
 
 fn change(client: &Client, agent: &str, slot: &str, verb: &str, said: &str) -> anyhow::Result<()> {
     let path = api(&["agents", agent, "slots", slot, verb]);
-    let _: SlotResponse = client.post(&path, &json!({})).map_err(lookup::unknown_agent)?;
+    let _: SlotResponse = client.post(&path, &json!({}))?;
     say(&format!("{said} slot {slot} of agent {agent}"));
     Ok(())
 }

@@ -15,9 +15,10 @@ use serde_json::{Value, json};
 
 use super::dialog::say;
 use super::interrupt::SayOnInterrupt;
+use super::logs::LogArguments;
 use super::options::Common;
 use super::requests::api;
-use super::{configuration, shown, table};
+use super::{configuration, logs, shown, table};
 use crate::console;
 use crate::report::Hinted;
 
@@ -27,6 +28,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const WORTH_SAYING: Duration = Duration::from_secs(2);
 /// How long one may take to be ready, slots and all.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// Lines of output that tell why one did not start.
+const LAST_LINES: usize = 5;
 
 /// Which one is meant.
 #[derive(Debug, Args)]
@@ -123,11 +126,10 @@ pub(super) fn set_priority<K: Kind>(client: &Client, wanted: &Priority) -> anyho
 
 /// A configuration from a file, if there is one, with settings laid over it.
 pub(super) fn read_config(file: Option<&Path>, settings: &[String]) -> anyhow::Result<Value> {
-    let text = match file {
-        Some(file) => configuration::read(file, settings)?,
-        None => configuration::with(json!({}), settings)?.to_string(),
-    };
-    configuration::parse(&text)
+    match file {
+        Some(file) => configuration::read_parsed(file, settings),
+        None => configuration::with(json!({}), settings),
+    }
 }
 
 /// Waits until one serves.
@@ -138,6 +140,10 @@ pub(super) fn wait_until_ready<K: Kind>(client: &Client, task: &str) -> anyhow::
         let found: TaskResponse = client.get(&api(&["tasks", task]))?;
         if found.task.end_time.is_some() {
             let why = K::task(&get::<K>(client, task)?).reason.clone();
+            logs::each(client, &api(&["tasks", task, "logs"]), &LogArguments::last(LAST_LINES), |line| {
+                say(line.message.trim_end());
+                Ok(())
+            })?;
             let hint = format!("see its logs with `instep {} logs {task}`", K::VERBS);
             return Err(Hinted::new(format!("{} {task} has ended: {why}", K::NOUN), &hint).into());
         }

@@ -10,7 +10,6 @@ use super::dialog::{confirm, say};
 use super::options::Common;
 use super::requests::{api, delete};
 use super::{configuration, lookup, session, table};
-use crate::report::Hinted;
 
 #[derive(Debug, Args)]
 pub(crate) struct TemplateArguments {
@@ -60,7 +59,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
         Verb::List => list(&client, &common),
         Verb::Describe { name } => table::json(&get(&client, &name)?.config),
         Verb::Create { name, file, workspace } => {
-            let config = configuration::parse(&configuration::read(&file, &[])?)?;
+            let config = configuration::read_parsed(&file, &[])?;
             let workspace = workspace.map(|name| lookup::workspace(&client, &name)).transpose()?;
             let workspace_id = workspace.map(|found| found.id);
             let request = TemplateRequest { name: Some(name.clone()), config: Some(config), workspace_id };
@@ -69,7 +68,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
             Ok(())
         }
         Verb::Set { name, file } => {
-            let config = configuration::parse(&configuration::read(&file, &[])?)?;
+            let config = configuration::read_parsed(&file, &[])?;
             let request = TemplateRequest { name: Some(name.clone()), config: Some(config), workspace_id: None };
             let _: TemplateResponse = client.put(&api(&["templates", &name]), &request)?;
             say(&format!("set template {name}"));
@@ -86,12 +85,7 @@ pub(crate) fn run(arguments: TemplateArguments) -> anyhow::Result<()> {
 }
 
 fn get(client: &Client, name: &str) -> anyhow::Result<Template> {
-    match client.get::<TemplateResponse>(&api(&["templates", name])) {
-        Err(error) if error.is_not_found() => {
-            Err(Hinted::new(error.to_string(), "list all with `instep template list`").into())
-        }
-        found => Ok(found?.template),
-    }
+    Ok(client.get::<TemplateResponse>(&api(&["templates", name]))?.template)
 }
 
 fn list(client: &Client, common: &Common) -> anyhow::Result<()> {

@@ -17,7 +17,6 @@ use super::metrics::MetricArguments;
 use super::options::Common;
 use super::requests::post_empty;
 use super::{checkpoint, goodput, logs, lookup, metrics, outcome, session, shown, table};
-use crate::report::Hinted;
 
 #[derive(Debug, Args)]
 pub(crate) struct TrialArguments {
@@ -167,13 +166,8 @@ struct Described {
 fn describe(client: &Client, common: &Common, ids: &[TrialId]) -> anyhow::Result<()> {
     let mut trials = Vec::new();
     for id in ids {
-        match client.get::<TrialResponse>(&format!("/api/v1/trials/{id}")) {
-            Err(error) if error.is_not_found() => {
-                let hint = "list trials with `instep trial list EXPERIMENT`";
-                return Err(Hinted::new(error.to_string(), hint).into());
-            }
-            found => trials.push(Described { trial: found?.trial, goodput: goodput::of_trial(client, *id)? }),
-        }
+        let trial = client.get::<TrialResponse>(&format!("/api/v1/trials/{id}"))?.trial;
+        trials.push(Described { trial, goodput: goodput::of_trial(client, *id)? });
     }
     if common.json {
         return table::json(&trials);

@@ -236,7 +236,17 @@ impl Told<'_> {
     fn served(&self, how: &str) -> String {
         let line = format!("instep is {how} at {}\ndatabase: {}\n", shown(self.presence), self.database.display());
         let tasks = self.presence.tasks.as_ref().map(|tasks| format!("pages of tasks: {tasks}\n"));
-        line + &tasks.unwrap_or_default()
+        line + &tasks.unwrap_or_default() + &self.trusting().unwrap_or_default()
+    }
+
+    /// What a shell needs to trust a master that nobody vouches for.
+    fn trusting(&self) -> Option<String> {
+        let address = self.presence.address.as_deref()?;
+        let certificate = companion::own_certificate(self.database, address)?;
+        Some(format!(
+            "connect with: export INSTEP_MASTER={address} INSTEP_MASTER_CERT_FILE={}\n",
+            certificate.display()
+        ))
     }
 
     /// Says something to people.

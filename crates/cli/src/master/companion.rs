@@ -174,7 +174,7 @@ fn note(address: &str) -> Option<&'static str> {
 }
 
 /// The certificate that a master made for itself, and that nobody else vouches for; unless somebody said what to trust.
-fn own_certificate(database: &Path, address: &str) -> Option<PathBuf> {
+pub(super) fn own_certificate(database: &Path, address: &str) -> Option<PathBuf> {
     let said =
         ["INSTEP_MASTER_CERT_FILE", "DET_MASTER_CERT_FILE"].into_iter().any(|name| std::env::var_os(name).is_some());
     let certificate = std::path::absolute(database.with_extension("cert.pem")).ok()?;

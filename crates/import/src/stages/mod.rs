@@ -137,6 +137,14 @@ fn decline(fates: &Fates, id: i64, tally: &mut Tally) {
     }
 }
 
+/// Counts a row of a trial that is not added now.
+fn decline_below(trials: &Fates, trial: Option<i64>, tally: &mut Tally) {
+    match trial.and_then(|trial| trials.id(trial)) {
+        Some(_) => tally.there_already += 1,
+        None => tally.lose("not of a trial that is taken over"),
+    }
+}
+
 /// Notes what is the same thing by its name, so that it stays the same when one of them is renamed.
 fn note_there(batch: &Batch<'_>, cluster: &str, kind: &str, fates: &Fates) -> Result<()> {
     for (source, fate) in &fates.0 {

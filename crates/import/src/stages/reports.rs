@@ -2,8 +2,8 @@
 
 use instep_database::import::Progress;
 
-use super::Importer;
 use super::work::Trials;
+use super::{Importer, decline_below};
 use crate::error::{Error, Result};
 use crate::mapping::{metrics, work};
 use crate::tables;
@@ -21,17 +21,15 @@ impl Importer<'_> {
             self.stage(
                 table,
                 |row, notes| {
-                    let Some(trial) = plan.trials.new_id(row.integer("trial_id")?) else {
-                        match plan.trials.id(row.integer("trial_id")?) {
-                            Some(_) => notes.tally.there_already += 1,
-                            None => notes.tally.lose("not of a trial that is taken over"),
-                        }
-                        return Ok(None);
-                    };
-                    if row.truth("archived")? {
+                    let source = row.integer("trial_id")?;
+                    if plan.trials.id(source).is_some() && row.truth("archived")? {
                         notes.tally.lose("taken back by a later run of its trial");
                         return Ok(None);
                     }
+                    let Some(trial) = plan.trials.new_id(source) else {
+                        decline_below(&plan.trials, Some(source), &mut notes.tally);
+                        return Ok(None);
+                    };
                     let report = metrics::report(row, trial, group)?;
                     if report.is_none() {
                         notes.tally.lose("it has no values");
@@ -66,8 +64,9 @@ impl Importer<'_> {
             &tables::TASK_LOGS,
             |row, notes| {
                 let task = row.text("task_id")?;
-                if !trials.has_task(&task) {
-                    notes.tally.lose("not of a trial that is taken over now");
+                let trial = trials.of_task(&task);
+                if trial.and_then(|trial| plan.trials.new_id(trial)).is_none() {
+                    decline_below(&plan.trials, trial, &mut notes.tally);
                     return Ok(None);
                 }
                 work::line(row, task, false).map(Some)
@@ -87,7 +86,7 @@ impl Importer<'_> {
                 match trials.first_task(trial).filter(|_| plan.trials.new_id(trial).is_some()) {
                     Some(task) => work::line(row, task.to_owned(), true).map(Some),
                     None => {
-                        notes.tally.lose("not of a trial that is taken over now");
+                        decline_below(&plan.trials, Some(trial), &mut notes.tally);
                         Ok(None)
                     }
                 }

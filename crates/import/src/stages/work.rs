@@ -4,19 +4,19 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::{Importer, decline, note_there, owner};
+use super::{Importer, decline, decline_below, note_there, owner};
 use crate::error::Result;
 use crate::mapping::work::{self, TrialDetails};
 use crate::tables;
 
-/// What is known of the trials that are added, by their ids in Determined.
+/// What is known of trials, by their ids in Determined.
 #[derive(Default)]
 pub(super) struct Trials {
-    /// Their tasks, the first run's first.
+    /// The tasks of those that are added, the first run's first.
     tasks: HashMap<i64, Vec<String>>,
-    /// The trial of a task.
+    /// The trial of a task, of those that are here already too.
     of_task: HashMap<String, i64>,
-    /// The experiment of a trial.
+    /// The experiment of a trial, likewise.
     experiments: HashMap<i64, i64>,
 }
 
@@ -26,9 +26,9 @@ impl Trials {
         self.tasks.get(&trial)?.first().map(String::as_str)
     }
 
-    /// Whether a task is of a trial that is added.
-    pub(super) fn has_task(&self, task: &str) -> bool {
-        self.of_task.contains_key(task)
+    /// The trial of a task, if it is here in the end.
+    pub(super) fn of_task(&self, task: &str) -> Option<i64> {
+        self.of_task.get(task).copied()
     }
 }
 
@@ -78,8 +78,10 @@ impl Importer<'_> {
         let mut trials = Trials::default();
         self.each(&tables::TRIAL_TASKS, |row| {
             let (trial, task) = (row.integer("run_id")?, row.text("task_id")?);
-            if plan.trials.new_id(trial).is_some() {
+            if plan.trials.id(trial).is_some() {
                 trials.of_task.insert(task.clone(), trial);
+            }
+            if plan.trials.new_id(trial).is_some() {
                 trials.tasks.entry(trial).or_default().push(task);
             }
             Ok(())
@@ -102,8 +104,10 @@ impl Importer<'_> {
         })?;
         self.each(&tables::TRIAL_IDS, |row| {
             let (trial, experiment) = (row.integer("id")?, row.integer("experiment_id")?);
-            if plan.trials.new_id(trial).is_some() {
+            if plan.trials.id(trial).is_some() {
                 trials.experiments.insert(trial, experiment);
+            }
+            if plan.trials.new_id(trial).is_some() {
                 let tasks = trials.tasks.entry(trial).or_default();
                 if tasks.is_empty() {
                     // Every trial has a task here. Those of the earliest versions had none.
@@ -160,15 +164,19 @@ impl Importer<'_> {
         self.stage(
             &tables::ALLOCATIONS,
             |row, notes| {
-                let trial = trials.of_task.get(&row.text("task_id")?);
-                let experiment = trial.and_then(|trial| plan.experiments.id(*trials.experiments.get(trial)?));
-                let (Some(trial), Some(experiment)) = (trial.and_then(|id| plan.trials.new_id(*id)), experiment) else {
-                    notes.tally.lose("not of a trial that is taken over now");
+                let source = trials.of_task(&row.text("task_id")?);
+                let experiment = source.and_then(|trial| plan.experiments.id(*trials.experiments.get(&trial)?));
+                let trial = source.and_then(|source| plan.trials.id(source));
+                let (Some(trial), Some(experiment)) = (trial, experiment) else {
+                    decline_below(&plan.trials, source, &mut notes.tally);
                     return Ok(None);
                 };
                 let allocation = work::allocation(row, trial, experiment)?;
                 if allocation.is_none() {
                     notes.tally.lose("it never ran");
+                } else if source.and_then(|source| plan.trials.new_id(source)).is_none() {
+                    decline_below(&plan.trials, source, &mut notes.tally);
+                    return Ok(None);
                 }
                 Ok(allocation)
             },
@@ -208,13 +216,10 @@ impl Importer<'_> {
                 let started = row.optional_integer("id")?.and_then(|id| warm.remove(&id)).unwrap_or_default();
                 let trial = owners.get(&uuid).copied();
                 let Some((source, id)) = trial.and_then(|source| Some((source, plan.trials.new_id(source)?))) else {
-                    match trial.and_then(|source| plan.trials.id(source)) {
-                        Some(_) => notes.tally.there_already += 1,
-                        None => notes.tally.lose("not of a trial that is taken over"),
-                    }
+                    decline_below(&plan.trials, trial, &mut notes.tally);
                     return Ok(Some((None, uuid, started)));
                 };
-                let task = row.optional_text("task_id")?.filter(|task| trials.has_task(task));
+                let task = row.optional_text("task_id")?.filter(|task| trials.of_task(task).is_some());
                 let task = task.or_else(|| trials.first_task(source).map(str::to_owned)).unwrap_or_default();
                 let storage = row.optional_integer("storage_id")?.and_then(|id| storages.get(&id).cloned());
                 Ok(Some((Some(work::checkpoint(row, id, task, storage)?), uuid, started)))

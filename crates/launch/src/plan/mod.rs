@@ -114,14 +114,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
     let mut warnings = conf.warnings();
     let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
     let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts, recovery::step_recovery(&request)?)?;
-    if let RendezvousMode::C10d { host, port, .. } = &rendezvous.mode
-        && request.rdzv_endpoint.is_empty()
-    {
-        warnings.push(format!(
-            "there is no --rdzv-endpoint: the nodes meet at {host}:{port}, which other machines cannot reach; give \
-             --rdzv-endpoint HOST:PORT of the first node, the same on all nodes"
-        ));
-    }
+    warnings.extend(endpoint_nobody_gave(&request, &rendezvous.mode, max_nodes));
     if default_threads.is_some() {
         let name = environment::OMP_NUM_THREADS;
         warnings.push(format!("{name}=1 for each of the {workers} workers; set it to change that"));
@@ -335,6 +328,25 @@ fn launcher_option_of_script(request: &Request) -> Option<String> {
     Some(format!(
         "{option} stands behind the script and is passed to it; options of the launcher stand before the script"
     ))
+}
+
+/// Where nodes would wait for each other in vain, because nobody has said where they meet.
+fn endpoint_nobody_gave(request: &Request, mode: &RendezvousMode, max_nodes: usize) -> Option<String> {
+    let (host, port, option) = match mode {
+        RendezvousMode::C10d { host, port, .. } => (host, port, "--rdzv-endpoint HOST:PORT"),
+        RendezvousMode::Static { host, port } if max_nodes > 1 && request.master_port.is_none() => {
+            (host, port, "--master-addr HOST")
+        }
+        RendezvousMode::Static { .. } | RendezvousMode::Standalone => return None,
+    };
+    let given = !request.rdzv_endpoint.is_empty() || !matches!(host.as_str(), "localhost" | "127.0.0.1");
+    let missing = option.split(' ').next().unwrap_or(option);
+    (!given).then(|| {
+        format!(
+            "there is no {missing}: the nodes meet at {host}:{port}, which other machines cannot reach; give {option} \
+             of the first node, the same on all nodes"
+        )
+    })
 }
 
 fn warn_about_plugins(request: &Request, warnings: &mut Vec<String>) {

@@ -210,8 +210,8 @@ fn resolver_text(error: &io::Error) -> String {
     text.strip_prefix("failed to lookup address information: ").unwrap_or(&text).to_owned()
 }
 
-/// Tries until `deadline`. `pause` waits between two tries, hears why the last one failed where that is news, and may
-/// give up by returning false.
+/// Tries until `deadline`. `pause` waits between two tries, hears why the last one failed when that reason is new, and
+/// may give up by returning false.
 pub fn connect(
     host: &str,
     port: u16,
@@ -219,7 +219,8 @@ pub fn connect(
     mut pause: impl FnMut(Duration, Option<&ConnectError>) -> bool,
 ) -> Result<TcpStream, ConnectError> {
     let mut wait = Duration::from_millis(20);
-    let mut last_error: Option<ConnectError> = None;
+    // An unreachable machine gives two reasons in turn: no answer, and then the system's word that there was none.
+    let mut told: Vec<ConnectError> = Vec::new();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
@@ -227,11 +228,13 @@ pub fn connect(
             Ok(stream) => return Ok(stream),
             Err(connect_error) => connect_error,
         };
-        let is_news = last_error.as_ref() != Some(&connect_error);
+        let is_news = !told.contains(&connect_error);
         if Instant::now() + wait >= deadline || !pause(wait, is_news.then_some(&connect_error)) {
             return Err(connect_error);
         }
-        last_error = Some(connect_error);
+        if is_news {
+            told.push(connect_error);
+        }
         wait = (wait * 2).min(Duration::from_millis(500));
     }
 }

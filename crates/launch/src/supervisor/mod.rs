@@ -489,7 +489,9 @@ impl Supervisor<'_> {
             return None;
         }
         let reason = format!("received {signal}");
-        self.console.note(Note::Progress(format!("{reason}: forwarding it to the workers")));
+        let then =
+            if matches!(self.phase, Phase::Waiting) { "leaving the job" } else { "forwarding it to the workers" };
+        self.console.note(Note::Progress(format!("{reason}: {then}")));
         self.note_stop(&reason);
         self.leadership.send(&if self.plan.terms.elastic() {
             ToCoordinator::Draining { cause: reason.clone() }

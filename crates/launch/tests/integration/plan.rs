@@ -138,6 +138,15 @@ fn nodes_that_were_told_no_endpoint_are_told_where_they_meet() {
         plan.expect("valid").warnings.iter().any(|warning| warning.contains("the nodes meet at localhost:29400"))
     };
     assert!(warned("") && !warned("localhost:29400"));
+    let warned = |port: Option<u16>, host: &str| {
+        let plan = resolve(|request| {
+            request.nnodes = "2".to_owned();
+            request.master_port = port;
+            request.master_addr = host.to_owned();
+        });
+        plan.expect("valid").warnings.iter().any(|warning| warning.contains("the nodes meet at 127.0.0.1:29500"))
+    };
+    assert!(warned(None, "127.0.0.1") && !warned(Some(29500), "127.0.0.1") && !warned(None, "node1"));
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn sentence(end: &End, why: Option<&str>) -> String {
         End::Exited { code } => {
             why.map_or_else(|| format!("it failed with exit code {code}"), |why| format!("{why} (exit code {code})"))
         }
-        End::Killed => "the master stopped it".to_owned(),
+        End::Killed => "it was stopped on request".to_owned(),
         End::NotStarted { why } => format!("it could not be started: {why}"),
         End::Lost { why } => format!("it was lost: {why}"),
         End::Impossible { why } => why.clone(),

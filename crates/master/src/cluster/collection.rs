@@ -65,6 +65,7 @@ pub(crate) async fn given_up_by(
             uuid: checkpoint.uuid.clone(),
             trial: checkpoint.training.trial_id.map_or(0, |trial| trial.0),
             steps: checkpoint.metadata["steps_completed"].as_i64().unwrap_or(0),
+            time: checkpoint.report_time.0,
             metric: checkpoint.training.searcher_metric,
             pinned: registered.contains(&checkpoint.uuid),
         })

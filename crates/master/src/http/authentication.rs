@@ -31,6 +31,8 @@ pub(crate) async fn login(call: Call) -> Result<WithCookie<LoginResponse>, Failu
     let account = call.application.database.account(username.clone()).await?;
     match account.as_ref().and_then(|account| account.password_hash.clone()) {
         None if account.is_some() => check_without_password(&call, &username, &password).await?,
+        // What programs try before anybody has said who they are: no guess, and not counted as one.
+        _ if password.is_empty() => return Err(Failure::unauthenticated()),
         stored => {
             // Somebody who does not exist takes as long as a wrong password.
             let stored = stored.unwrap_or_else(|| call.application.decoy_hash.clone());

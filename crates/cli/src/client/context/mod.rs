@@ -5,6 +5,7 @@
 
 mod rules;
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,11 @@ pub(super) struct Packed {
 
 /// Packs a folder.
 pub(super) fn pack(folder: &Path) -> anyhow::Result<Packed> {
-    let root = folder.canonicalize().with_context(|| format!("cannot open the folder {}", folder.display()))?;
+    let missing = |error: std::io::Error| {
+        let what = format!("cannot open the folder {}: {error}", folder.display());
+        Hinted::new(what, "give the folder that contains the code")
+    };
+    let root = folder.canonicalize().map_err(missing)?;
     if !root.is_dir() {
         let what = format!("{} is not a folder", folder.display());
         return Err(Hinted::new(what, "give the folder that contains the code").into());
@@ -62,8 +67,15 @@ impl Walk {
             names.push(entry.with_context(|| format!("cannot read {}", path.display()))?.file_name());
         }
         names.sort();
+        let databases = databases_of_masters(&names);
+        for database in &databases {
+            let name = inner.join(format!("{database}.db"));
+            self.packed.left_out.push(format!("{} and the files of its master: they are no code", name.display()));
+        }
         for name in names {
-            self.entry(&inner.join(name), depth)?;
+            if !name.to_str().is_some_and(|name| databases.iter().any(|database| is_of_master(name, database))) {
+                self.entry(&inner.join(name), depth)?;
+            }
         }
         Ok(())
     }
@@ -117,6 +129,19 @@ impl Walk {
     }
 }
 
+/// The databases of masters among the names in a folder, without `.db`: each has a lock beside it.
+fn databases_of_masters(names: &[OsString]) -> Vec<String> {
+    let locked = |name: &OsString| name.to_str()?.strip_suffix(".db.lock").map(str::to_owned);
+    names.iter().filter_map(locked).filter(|name| names.contains(&OsString::from(format!("{name}.db")))).collect()
+}
+
+/// Whether a master or its agent has made this file or folder beside its database: passwords' hashes, keys, logs.
+fn is_of_master(name: &str, database: &str) -> bool {
+    const BESIDE: [&str; 5] = ["agent", "agent.log", "cert.pem", "key.pem", "log"];
+    let ending = name.strip_prefix(database).and_then(|rest| rest.strip_prefix('.'));
+    ending.is_some_and(|ending| ending.starts_with("db") || BESIDE.contains(&ending))
+}
+
 fn described(name: &str, kind: i64, metadata: &fs::Metadata, content: Vec<u8>) -> ModelFile {
     ModelFile {
         path: Some(name.to_owned()),
@@ -132,6 +157,17 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn what_belongs_to_a_master_is_no_code() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["m.db", "m.db.lock", "m.db-wal", "m.db.secret-key", "m.key.pem", "m.log", "m.py", "own.db"] {
+            fs::write(folder.path().join(name), "x").unwrap();
+        }
+        let packed = pack(folder.path()).unwrap();
+        assert_eq!(names(&packed), ["m.py", "own.db"]);
+        assert_eq!(packed.left_out, ["m.db and the files of its master: they are no code"]);
+    }
 
     fn names(packed: &Packed) -> Vec<&str> {
         packed.files.iter().map(|file| file.path.as_deref().unwrap()).collect()

@@ -21,6 +21,9 @@ from stages import Check, Stage
 PYTHON_SOURCES = [name for name in ("python", "scripts", "tests", "bench", "examples") if (ROOT / name).is_dir()]
 # One profile for everything that cargo compiles here, the binary and the extension of the end-to-end tests included.
 QUICK = ["--profile", "quick"]
+# One compile for the tests, for clippy and for the links of docs; `make build` does without the lints.
+LINTED = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "scripts" / "linting_rustc.py")}
+LINT_HINT = 'an exception to a lint is `#[expect(lint, reason = "...")]` on the item'
 CARGO = frozenset({"cargo"})  # two at a time would wait for each other's lock
 BUILD = frozenset({"build"})  # so would two of scripts/build.py
 
@@ -31,8 +34,9 @@ def venv(tool: str) -> str:
 
 
 def build(what: str, name: str, *, needs: frozenset[str] = frozenset(), uses: frozenset[str] = BUILD) -> Stage:
-    """Give a step of scripts/build.py."""
-    return Stage(name, [sys.executable, "scripts/build.py", what], "see the lines above", needs=needs, uses=uses)
+    """Give a step of scripts/build.py, which takes what the tests have compiled."""
+    command = [sys.executable, "scripts/build.py", what]
+    return Stage(name, command, "see the lines above", LINTED, needs=needs, uses=uses)
 
 
 def python_stages() -> list[Stage]:
@@ -59,8 +63,7 @@ def python_stages() -> list[Stage]:
 
 
 def rust_stages() -> list[Stage]:
-    """List the checks of Rust sources that run none of it."""
-    everything = ["--workspace", "--all-targets"]
+    """List the checks of Rust sources that compile none of it."""
     return [
         Stage("cargo fmt", ["cargo", "fmt", "--all", "--check"], "`make fmt` formats it", uses=CARGO),
         Stage(
@@ -69,40 +72,28 @@ def rust_stages() -> list[Stage]:
             "deny.toml has the rules",
             uses=CARGO,
         ),
-        Stage(
-            "clippy",
-            ["cargo", "clippy", "--quiet", *QUICK, *everything, "--", "-D", "warnings"],
-            'an exception is `#[expect(lint, reason = "...")]` on the item',
-            uses=CARGO,
-        ),
-        Stage(
-            "cargo doc",
-            ["cargo", "doc", "--quiet", *QUICK, "--workspace", "--no-deps", "--document-private-items"],
-            "links in doc comments must resolve",
-            {"RUSTDOCFLAGS": "-D warnings"},
-            uses=CARGO,
-        ),
     ]
 
 
 def lint_stages() -> list[Stage]:
     """List what runs none of our code; the check of the pages also makes them for the Rust tests to look at."""
-    return [*rust_stages(), *python_stages(), build("check-pages", "pages")]
+    # Cargo waits for the pages, and nothing waits for the environment until the end.
+    return [*rust_stages(), build("check-pages", "pages"), *python_stages()]
+
+
+def lints() -> Stage:
+    """Give the compile that makes nothing, for a look at the lints alone."""
+    command = ["cargo", "check", "--quiet", *QUICK, "--workspace", "--all-targets"]
+    return Stage("clippy, docs", command, LINT_HINT, LINTED, uses=CARGO)
 
 
 def unit_stages(arguments: list[str]) -> list[Stage]:
-    """List the Rust tests."""
-    hint = "run one test again: make unit ARGS='-p CRATE NAME'"
-    tests = Stage(
-        "rust tests",
-        cargo_test(arguments),
-        hint,
-        needs=frozenset({"pages", "clippy"}),
-        uses=CARGO,
-        show_totals=True,
-    )
+    """List the Rust tests, whose compile is the one that clippy and the links of docs are checked in."""
+    hint = f"run one test again: make unit ARGS='-p CRATE NAME'; {LINT_HINT}"
+    needs = frozenset({"pages"})
+    tests = Stage("rust tests", cargo_test(arguments), hint, LINTED, needs=needs, uses=CARGO, show_totals=True)
     examples = ["cargo", "test", *QUICK, "--workspace", "--doc", "--quiet"]
-    return [tests] if arguments else [tests, Stage("doc tests", examples, hint, uses=CARGO)]
+    return [tests] if arguments else [tests, Stage("doc tests", examples, hint, LINTED, needs=needs, uses=CARGO)]
 
 
 def cargo_test(arguments: list[str]) -> list[str]:
@@ -124,7 +115,7 @@ def cargo_test(arguments: list[str]) -> list[str]:
 def simulation_stages(arguments: list[str]) -> list[Stage]:
     """List the simulations: the tests of the decisions, which read SEED from the environment."""
     command = cargo_test(["-p", "instep-policy", *arguments])
-    return [Stage("simulations", command, "replay with SEED=<seed above> make sim", show_totals=True)]
+    return [Stage("simulations", command, "replay with SEED=<seed above> make sim", LINTED, show_totals=True)]
 
 
 def end_to_end_stages(arguments: list[str]) -> list[Stage]:
@@ -153,7 +144,7 @@ def stages_of(command: str, arguments: list[str]) -> list[Stage]:
         case "check":
             return [*lint_stages(), *unit_stages([])]
         case "lint":
-            return lint_stages()
+            return [*lint_stages(), lints()]
         case "unit":
             return unit_stages(arguments)
         case "sim":

@@ -169,10 +169,10 @@ def test_a_download_is_compared_with_what_was_saved(
 
 
 def test_the_example_records_and_goes_on(
-    run: Runner, instep: Path, python: Path, settings: Settings, api: Client, tmp_path: Path
+    run: Runner, instep: Path, forked: Path, settings: Settings, api: Client, tmp_path: Path
 ) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "detached" / "train.py"
-    environment = {**settings, "PYTHON_EXEC": str(python), "OMP_NUM_THREADS": "1"}
+    environment = {**settings, "PYTHON_EXEC": str(forked), "OMP_NUM_THREADS": "1"}
     arguments = ("--storage", tmp_path / "storage", "--steps")
     command = (instep, "run", "--standalone", "--nproc-per-node=2", example, *arguments)
     run(*command, "60", env=environment).expect(0)

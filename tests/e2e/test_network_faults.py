@@ -44,9 +44,9 @@ class Ranks:
 
 @pytest.mark.parametrize(("each", "resting"), [(1, False), (2, False), (2, True)])
 def test_a_cut_cable_is_noticed_on_both_sides(
-    network: Network, python: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path, each: int, resting: bool
+    network: Network, forked: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path, each: int, resting: bool
 ) -> None:
-    ranks = Ranks(network, python, run, tmp_path, each)
+    ranks = Ranks(network, forked, run, tmp_path, each)
     wait_until(lambda: ranks.all_have("ready"), timeout=60)
     if resting:
         ranks.mark("rest")
@@ -67,9 +67,9 @@ def test_a_cut_cable_is_noticed_on_both_sides(
 
 
 def test_a_killed_rank_is_named_on_both_machines(
-    network: Network, python: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path
+    network: Network, forked: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path
 ) -> None:
-    ranks = Ranks(network, python, run, tmp_path, each=2)
+    ranks = Ranks(network, forked, run, tmp_path, each=2)
     wait_until(lambda: ranks.all_have("ready"), timeout=60)
     os.kill(ranks.running[3].pid, signal.SIGKILL)
     wait_until(lambda: all((tmp_path / f"{rank}.error").exists() for rank in range(3)), timeout=NOTICED_S)

@@ -26,11 +26,11 @@ NOTICED_S = 40.0
 
 @pytest.mark.parametrize("fault", ["killed before", "killed while others wait", "cut off"])
 def test_a_wait_for_a_rank_of_another_host_ends_with_its_name(
-    network: Network, python: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path, fault: str
+    network: Network, forked: Path, run: Runner, wait_until: WaitUntil, tmp_path: Path, fault: str
 ) -> None:
     ranks = [
         network.nodes[rank // 2].start(
-            run, python, WAITER, tmp_path, str(rank), "4", network.nodes[0].ipv4, str(PORT), env={}
+            run, forked, WAITER, tmp_path, str(rank), "4", network.nodes[0].ipv4, str(PORT), env={}
         )
         for rank in range(4)
     ]

@@ -14,11 +14,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def fail(
-    backend: str, way: str, ranks: int, instep: Path, python: Path, tmp_path: Path, run: Runner
+    backend: str, way: str, ranks: int, instep: Path, forked: Path, tmp_path: Path, run: Runner
 ) -> tuple[Result, dict[str, Any], dict[str, Any]]:
     """Let rank 1 end this way: what was shown, the summary, and the event that says who failed."""
     summary, events = tmp_path / "summary.json", tmp_path / "events.jsonl"
-    options = ["--standalone", "--python", str(python), "--nproc-per-node", str(ranks), "--log-dir", "/dev/null"]
+    options = ["--standalone", "--python", str(forked), "--nproc-per-node", str(ranks), "--log-dir", "/dev/null"]
     options += ["--summary-json", str(summary), "--events", str(events)]
     environment = {"INSTEP_RUN_DIR": str(tmp_path / "run")}
     script = [str(SCRIPTS / "consequences.py"), str(tmp_path), backend, way]
@@ -32,9 +32,9 @@ def fail(
 
 @pytest.mark.parametrize("backend", ["instep", "gloo"])
 def test_a_rank_that_raises_is_the_cause_although_its_peer_ends_first(
-    backend: str, instep: Path, python: Path, tmp_path: Path, run: Runner
+    backend: str, instep: Path, forked: Path, tmp_path: Path, run: Runner
 ) -> None:
-    shown, summary, event = fail(backend, "raises", 2, instep, python, tmp_path, run)
+    shown, summary, event = fail(backend, "raises", 2, instep, forked, tmp_path, run)
     cause = summary["root_cause"]
     assert (cause["rank"], cause["message"], cause["exit_code"]) == (1, "ValueError: boom", 1), shown
     assert (event["rank"], event["exit"]) == (1, 1) and "ValueError: boom" in event["cause"], event
@@ -48,9 +48,9 @@ def test_a_rank_that_raises_is_the_cause_although_its_peer_ends_first(
 
 @pytest.mark.parametrize("backend", ["instep", "gloo"])
 def test_a_rank_that_leaves_with_0_while_another_waits_is_named_as_that(
-    backend: str, instep: Path, python: Path, tmp_path: Path, run: Runner
+    backend: str, instep: Path, forked: Path, tmp_path: Path, run: Runner
 ) -> None:
-    shown, summary, event = fail(backend, "leaves", 2, instep, python, tmp_path, run)
+    shown, summary, event = fail(backend, "leaves", 2, instep, forked, tmp_path, run)
     place = "in all_reduce" if backend == "instep" else "for it"
     assert f"ended with exit code 0 while rank 0 waited {place}" in summary["cause"], shown
     assert (summary["root_cause"]["rank"], event["rank"], event["exit"]) == (1, 1, 0), shown
@@ -58,9 +58,9 @@ def test_a_rank_that_leaves_with_0_while_another_waits_is_named_as_that(
 
 
 def test_a_rank_that_never_comes_is_the_cause_although_it_is_alive(
-    instep: Path, python: Path, tmp_path: Path, run: Runner
+    instep: Path, forked: Path, tmp_path: Path, run: Runner
 ) -> None:
-    shown, summary, event = fail("instep", "late", 3, instep, python, tmp_path, run)
+    shown, summary, event = fail("instep", "late", 3, instep, forked, tmp_path, run)
     cause = summary["root_cause"]
     assert (cause["rank"], cause["stopped_by_launcher"], event["rank"], event["exit"]) == (1, True, 1, None), shown
     assert "did not arrive" in summary["cause"] and "in all_reduce" in summary["cause"], summary["cause"]

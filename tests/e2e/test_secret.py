@@ -21,9 +21,9 @@ PORT = 29611
 class Job:
     """Two nodes with a rank each."""
 
-    def __init__(self, network: Network, instep: Path, python: Path, run: Runner, folder: Path) -> None:
+    def __init__(self, network: Network, instep: Path, python: Path, forked: Path, run: Runner, folder: Path) -> None:
         self._network = network
-        self._python = python
+        self._python, self._forked = python, forked
         self._run = run
         self._folder = folder
         self._commands = {"instep": (instep, "run"), "torchrun": (python, "-m", "torch.distributed.run")}
@@ -40,7 +40,7 @@ class Job:
             words += [f"--log-dir={self._folder / 'logs'}", "--redirects=3", f"--events={self._folder / 'events'}"]
         environment = {
             "VIRTUAL_ENV": str(self._python.parent.parent),
-            "PYTHON_EXEC": None,
+            "PYTHON_EXEC": str(self._forked) if launcher == "instep" else None,
             "OMP_NUM_THREADS": "1",
             "INSTEP_SECRET": secret,
         }
@@ -53,8 +53,8 @@ class Job:
 
 
 @pytest.fixture
-def job(network: Network, instep: Path, python: Path, run: Runner, tmp_path: Path) -> Job:
-    return Job(network, instep, python, run, tmp_path)
+def job(network: Network, instep: Path, python: Path, forked: Path, run: Runner, tmp_path: Path) -> Job:
+    return Job(network, instep, python, forked, run, tmp_path)
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])

@@ -59,17 +59,17 @@ while not Path(sys.argv[1], "go").exists():
 
 
 def test_a_hot_spare_takes_over_where_the_loop_begins(
-    run: Runner, instep: Path, python: Path, tmp_path: Path, wait_until: WaitUntil
+    run: Runner, instep: Path, python: Path, forked: Path, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    common = (instep, "run", "--nproc-per-node", "2", "--python", python, "--recover", "step")
-    run(*common, "--spares", "0", script, tmp_path, "calm").expect(0)
+    common = (instep, "run", "--nproc-per-node", "2", "--recover", "step")
+    run(*common, "--python", forked, "--spares", "0", script, tmp_path, "calm").expect(0)
     (tmp_path / "0.prologue").unlink()
     (tmp_path / "1.prologue").unlink()
     events, summary = tmp_path / "events", tmp_path / "summary.json"
     told = ("--events", events, "--summary-json", summary)
-    job = run.start(*common, "--spares", "hot", *told, script, tmp_path, "kill")
+    job = run.start(*common, "--python", python, "--spares", "hot", *told, script, tmp_path, "kill")
     wait_until(lambda: READY in job.stderr, READY_WITHIN_S, lambda: f"spares\n{job.stderr}")
     before = [(tmp_path / f"{rank}.prologue").read_text().split() for rank in range(2)]
     (tmp_path / "go").touch()

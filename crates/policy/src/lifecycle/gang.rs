@@ -1,7 +1,8 @@
 //! The shares of one allocation, one on each machine: they live and end together.
 //!
 //! The first share that fails takes the others along. The whole succeeds when all shares that are not daemons ended
-//! with 0; daemons (such as an ssh server that serves another share) are then ended without that being a failure.
+//! with 0; daemons (such as an ssh server that serves another share) are then ended without that being a failure. One that fails
+//! before is a failure like any other: a rank that it started has failed.
 
 use instep_api::link::Exit;
 use serde::{Deserialize, Serialize};
@@ -81,7 +82,7 @@ impl Gang {
         let Some(member) = self.members.get_mut(rank).filter(|member| member.exit.is_none()) else {
             return Vec::new();
         };
-        let failure_of = failure_of(&exit, member.daemon);
+        let failure_of = failure_of(&exit, member.daemon && self.told_to_end);
         member.exit = Some(exit);
         let mut steps = Vec::new();
         if let Some(end) = failure_of {
@@ -121,11 +122,11 @@ impl Gang {
     }
 }
 
-/// What is wrong with an exit, if anything.
-fn failure_of(exit: &Exit, daemon: bool) -> Option<End> {
+/// What is wrong with an exit, if anything; `expected` if it is a daemon's that was ended.
+fn failure_of(exit: &Exit, expected: bool) -> Option<End> {
     match exit {
         Exit::Code { code: 0, .. } => None,
-        Exit::Code { .. } | Exit::Killed if daemon => None,
+        Exit::Code { .. } | Exit::Killed if expected => None,
         Exit::Code { code, .. } => Some(End::Exited { code: *code }),
         Exit::Killed => Some(End::Killed),
         Exit::Failed { why } => Some(End::NotStarted { why: why.clone() }),
@@ -197,6 +198,16 @@ mod tests {
         gang.is_daemon(1);
         assert!(matches!(gang.exited(0, code(0)).as_slice(), [Step::EndOthers { .. }]));
         assert_eq!(over(&gang.exited(1, Exit::Killed)), Some(&End::Exited { code: 0 }));
+    }
+
+    #[test]
+    fn a_daemon_that_fails_while_others_run_fails_the_whole() {
+        let mut gang = Gang::new(3);
+        gang.is_daemon(1);
+        gang.is_daemon(2);
+        assert!(gang.exited(2, code(0)).is_empty(), "its ranks have ended");
+        assert!(matches!(gang.exited(1, code(78)).as_slice(), [Step::EndOthers { .. }]));
+        assert_eq!(over(&gang.exited(0, Exit::Killed)), Some(&End::Exited { code: 78 }));
     }
 
     #[test]

@@ -19,7 +19,8 @@ from project import fail, say
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
 TEST = BUILD | {"ip": "iproute2", "chromium": "chromium", "ssh": "openssh-client", "pg_dump": "postgresql"}
 BENCH = TEST | {"mpirun": "openmpi-bin"}
-SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++"}
+SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++", "pdsh": "pdsh", "sshd": "openssh-server"}
+SOAK |= {"python3-config": "python3-dev"}  # DeepSpeed compiles a part of itself with the Python that all users reach
 PURPOSES = {"build": BUILD, "test": TEST, "bench": BENCH, "soak": SOAK}
 
 # `ip` and friends live in folders that are not on every user's PATH.

@@ -50,8 +50,8 @@ class Cluster:
         api: Client | None = None,
     ) -> None:
         self._run = run
-        self._instep = instep
-        self._interpreter = interpreter
+        self.instep = instep
+        self.interpreter = interpreter
         self.folder = folder
         self.wait_until = wait_until
         self.master = master
@@ -59,15 +59,19 @@ class Cluster:
         self.agents: dict[str, Running] = {}
 
     def agent(
-        self, name: str, slots: int, *options: str, python: Path | None = None, master: str | None = None
+        self, name: str, slots: int, *options: str, python: Path | None = None, master: str | None = None, uid: int = 0
     ) -> Running:
-        """Start an agent, or start it again, and wait until its slots are lent; `master` is another way to it."""
+        """Start an agent, or start it again, and wait until its slots are lent; `master` is another way to it.
+
+        Where root runs the tests, `uid` is another user whose agent it is.
+        """
         words = ["--master", master or self.master.address, "--name", name, "--slots", str(slots)]
-        words += ["--python", str(python or self._interpreter), "--state-folder", str(self.folder / name), *options]
+        words += ["--python", str(python or self.interpreter), "--state-folder", str(self.folder / name), *options]
         # The folders of these tests are root's where root runs them; else all tasks run as the user who does.
-        words += ["--default-user", "root"] if os.geteuid() == 0 else ["--shared-uid"]
+        words += ["--default-user", "root"] if os.geteuid() == 0 and not uid else ["--shared-uid"]
+        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
         environment = {"HOME": str(self.folder), "DET_DEBUG_CONFIG_PATH": str(self.folder / "client")}
-        process = self._run.start(self._instep, "agent", *words, env=environment)
+        process = self._run.start(*become, self.instep, "agent", *words, env=environment)
         self.agents[name] = process
 
         def is_known() -> bool:
@@ -78,6 +82,12 @@ class Cluster:
 
         self.wait_until(is_known, 30, f"agent {name} to be known")
         return process
+
+    def end(self) -> None:
+        """Kill the agents and everything that they started."""
+        for name, agent in self.agents.items():
+            agent.kill_tree()
+            remove_groups(self.folder / name)
 
     def config(self, entrypoint: str | list[str], **more: object) -> Json:
         """Give a configuration with everything that tests do not care about."""
@@ -121,14 +131,16 @@ class Cluster:
     def wait_for(self, number: int, state: str, seconds: float = 90) -> Json:
         """Wait until an experiment has reached a state; fail at once when it ends in another."""
 
+        def logs() -> str:
+            return "\n".join(self.text(trial["id"]) for trial in self.trials(number))
+
         def reached() -> bool:
             found = self.experiment(number)["state"]
             if found != state and found in TERMINAL:
-                logs = "\n".join(self.text(trial["id"]) for trial in self.trials(number))
-                pytest.fail(f"experiment {number} is {found}, not {state}\n{logs}")
+                pytest.fail(f"experiment {number} is {found}, not {state}\n{logs()}")
             return bool(found == state)
 
-        self.wait_until(reached, seconds, f"experiment {number} to be {state}")
+        self.wait_until(reached, seconds, lambda: f"experiment {number} to be {state}\n{logs()}")
         return self.experiment(number)
 
     def wait_for_steps(self, trial: int, steps: int, seconds: float = 60) -> None:
@@ -162,9 +174,7 @@ def cluster(
     """A master without agents; when the test is over, nothing that it started may still run."""
     made = Cluster(run, instep, determined, master, tmp_path, wait_until)
     yield made
-    for name, agent in made.agents.items():
-        agent.kill_tree()
-        remove_groups(tmp_path / name)
+    made.end()
 
 
 @pytest.fixture

@@ -43,15 +43,18 @@ def exact() -> dict[int, dict[str, float]]:
 class Machines:
     """A cluster whose master and agents are on two machines."""
 
-    def __init__(self, network: Network, run: Runner, instep: Path, interpreter: Path, folder: Path) -> None:
+    def __init__(
+        self, network: Network, run: Runner, instep: Path, interpreter: Path, folder: Path, slots: int = 2
+    ) -> None:
         self._network = network
         self._run = run
         self._instep = instep
         self._interpreter = interpreter
         self._folder = folder
+        self._slots = slots
 
-    def start(self, address: str, wait_until: Callable[..., None]) -> Cluster:
-        """Start the master on an address of the first machine, and an agent with two slots on each."""
+    def start(self, address: str, wait_until: Callable[..., None], uid: int = 0) -> Cluster:
+        """Start the master on an address of the first machine, and an agent on each, as a user of the machine."""
         master = Master(self._run.start, self._instep, self._folder / "master.db")
         master.start(wait_until)
         give_passwords(master.client)
@@ -64,7 +67,7 @@ class Machines:
         cluster = Cluster(self._run, self._instep, self._interpreter, master, self._folder, wait_until, api)
         for number, node in enumerate(self._network.nodes):
             with node.entered():
-                cluster.agent(f"agent{number}", 2, "--token", token)
+                cluster.agent(f"agent{number}", self._slots, "--token", token, uid=uid)
         return cluster
 
 

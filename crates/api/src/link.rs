@@ -299,6 +299,9 @@ pub struct Start {
     /// What it serves, if it does: the task says when it is ready.
     #[serde(default)]
     pub service: Option<Service>,
+    /// What lets the shares of an allocation on several machines start programs on each other.
+    #[serde(default)]
+    pub ssh_keys: Option<SshKeys>,
     /// What to say in the task's log before it starts.
     pub notes: Vec<String>,
     /// When the master decided it.
@@ -318,6 +321,15 @@ pub enum Entrypoint {
         /// What follows the program's name.
         instep: Vec<String>,
     },
+}
+
+/// A pair of keys, each as the text of a file of OpenSSH's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SshKeys {
+    /// The secret.
+    pub private: String,
+    /// What opens to it.
+    pub public: String,
 }
 
 /// How one speaks with what a task serves.

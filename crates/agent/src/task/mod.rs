@@ -16,6 +16,7 @@
 //! | [`view`], [`mounts`], [`mount_points`] | a `/run/determined` and a `/tmp` of its own; folders of the machine elsewhere |
 //! | [`preparation`], [`context`], `information`, [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
+//! | [`ssh`] | what Determined's launchers for several machines look for |
 //! | [`output`], [`hiding`], [`spool`] | where its output goes, without secrets |
 //! | [`service`], `notebook` | whether what it serves can be used, and is |
 //! | [`tree`] | the end of everything that was started |
@@ -39,6 +40,7 @@ pub mod privileges;
 pub mod relay;
 pub mod service;
 pub mod spool;
+pub mod ssh;
 pub mod startup;
 pub mod storage;
 mod summary;

@@ -4,11 +4,11 @@
 use std::fs::{self, File};
 use std::io;
 
-use instep_api::link::{Ending, Exit};
+use instep_api::link::{Ending, Exit, RunAs};
 use instep_api::states::LogLevel;
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
-use nix::unistd::{AccessFlags, access, geteuid, getppid};
+use nix::unistd::{AccessFlags, access, getegid, geteuid, getppid};
 
 use super::environment::Variables;
 use super::mounts::Rules;
@@ -18,7 +18,7 @@ use super::privileges::Account;
 use super::relay::Orders;
 use super::supervisor::{self, DELIVERY};
 use super::view::{self, View, ViewError, Wanted};
-use super::{master, preparation, privileges, storage};
+use super::{master, preparation, privileges, ssh, storage};
 use crate::cgroup::task_group::TaskGroup;
 use crate::folder::{ShareFolder, TaskFolder};
 use crate::order::TaskOrder;
@@ -49,7 +49,7 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     // What is known of users is asked before the task has a say in what is seen at /etc.
     let user = privileges::other_user(&order);
     let account = user.as_ref().map(Account::find).transpose()?;
-    let names = user.as_ref().map(Names::lacking).transpose()?.unwrap_or_default();
+    let names = lacking_names(&order, user.as_ref())?;
     let mut inherited: Variables = std::env::vars_os().collect();
     inherited.extend(account.iter().flat_map(Account::variables));
     let task = folder.task();
@@ -59,6 +59,10 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     let view = build_view(&task, &own, &order, &inherited, limited, plain);
     if !plain && view.is_ok() {
         names.show(&task)?;
+        if order.start.ssh_keys.is_some() {
+            // Few trials use it: one that does says what is missing, the others must not fail because of it.
+            let _ = ssh::show(&task, geteuid().is_root() && limited.is_none());
+        }
     }
     if matches!(view, Err(ViewError::NoNamespace(_))) {
         return Ok(Outcome::NeedsPlainView);
@@ -77,6 +81,17 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     match view.and_then(|view| reachable(&view).map(|()| view)) {
         Ok(view) => Ok(Outcome::Ended(supervisor::supervise(orders, order, view, inherited)?)),
         Err(error) => Ok(Outcome::Ended(fail_early(&task, &order, error.to_string()))),
+    }
+}
+
+/// What the machine does not know of the task's user, and programs in the task ask for.
+fn lacking_names(order: &TaskOrder, user: Option<&RunAs>) -> io::Result<Names> {
+    let logs_in = order.start.ssh_keys.is_some();
+    match user {
+        Some(user) => Names::lacking(user, logs_in),
+        // Ours: nothing of it was missing so far.
+        None if logs_in => Names::lacking(&RunAs::unnamed(geteuid().as_raw(), getegid().as_raw()), logs_in),
+        None => Ok(Names::default()),
     }
 }
 
@@ -149,9 +164,6 @@ fn fail_early(folder: &TaskFolder, order: &TaskOrder, why: String) -> Ending {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
-
-    use instep_api::link::RunAs;
-    use nix::unistd::getegid;
 
     use super::*;
     use crate::task::testing::order;

@@ -33,7 +33,7 @@ use super::relay::Orders;
 use super::service::Watch;
 use super::summary::Summary;
 use super::view::View;
-use super::{information, interface, preparation, summary, tree};
+use super::{information, interface, preparation, ssh, summary, tree};
 use crate::cgroup::task_group::TaskGroup;
 use crate::order::{StopOrder, TaskOrder};
 
@@ -154,14 +154,28 @@ impl Supervisor {
         let folder = self.view.run.join("info");
         information::put(&folder, "rendezvous.json", &master::rendezvous_file(&rendezvous))
             .map_err(|error| Ended::Failed(format!("{}: {error}", folder.display())))?;
+        self.write_ssh_files(&rendezvous)?;
         Ok(rendezvous)
+    }
+
+    /// Lets Determined's launchers reach the other machines.
+    fn write_ssh_files(&self, rendezvous: &Rendezvous) -> Result<(), Ended> {
+        let start = &self.order.start;
+        let (Some(keys), Some(folder)) = (&start.ssh_keys, ssh::folder(&self.view)) else { return Ok(()) };
+        let port = start.environment.get("DTRAIN_SSH_PORT").map_or("12350", String::as_str);
+        ssh::write(&folder, &ssh::Part { keys, rendezvous, port })
+            .map_err(|error| Ended::Failed(format!("{}: {error}", folder.display())))
     }
 
     fn run_entrypoint(&mut self, mut all: Variables, place: &Path, rendezvous: &Rendezvous) -> Result<(), Ended> {
         if let (2.., Some(own)) = (rendezvous.addresses.len(), rendezvous.addresses.get(rendezvous.rank))
+            && !ssh::passes_variables_on(&self.order.start.entrypoint)
             && let Some(name) = interface::of_address(own)
         {
             all.entry(interface::VARIABLE.into()).or_insert_with(|| name.into());
+        }
+        if let Some(lacking) = ssh::lacking(&self.order.start.entrypoint, &self.view, rendezvous, &all) {
+            self.output.say(LogLevel::Warning, &lacking);
         }
         let program = program(&self.order.start.entrypoint, &self.view.programs, |path| place.join(path).is_file());
         if program.launcher {

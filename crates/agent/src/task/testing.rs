@@ -30,6 +30,7 @@ pub fn order() -> TaskOrder {
             mounts: Vec::new(),
             paths: Vec::new(),
             service: None,
+            ssh_keys: None,
             notes: Vec::new(),
             decided_at: Timestamp(0),
         },

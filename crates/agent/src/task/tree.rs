@@ -2,7 +2,7 @@
 //!
 //! A task takes in the orphans among its descendants (it is a *subreaper*), so all that it ever started stays below it,
 //! whatever sessions and groups they make. A process whose ancestors were all killed at once is found by the mark in its
-//! environment.
+//! environment, or by what it sees at `/run/determined`: OpenSSH's server, for one, writes over its environment.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,6 +13,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::environment::MARK;
+use super::view;
 
 /// How long the end of killed processes is waited for; one may be stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,7 +34,7 @@ pub fn end_descendants() -> Vec<i32> {
     }
 }
 
-/// Kills every process that carries the mark of a share, and does not wait. Gives how many there were.
+/// Kills every process that carries the mark of a share or sees its folder, and does not wait. Gives how many there were.
 pub fn kill_marked(resources: &str) -> usize {
     let found = marked(resources);
     kill_all(&found);
@@ -76,11 +77,23 @@ fn descendants(root: i32) -> Vec<i32> {
 
 fn marked(resources: &str) -> Vec<i32> {
     let mark = format!("{MARK}={resources}");
+    let sees = |process: i32| {
+        fs::read_to_string(format!("/proc/{process}/mountinfo")).is_ok_and(|table| has_folder_of(&table, resources))
+    };
     let carries = |process: &i32| {
         let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
+        environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()) || sees(*process)
     };
     processes().into_iter().filter(carries).filter(|process| parent(*process).is_some_and(|(_, alive)| alive)).collect()
+}
+
+/// Whether a table of mounts has the folder of a share at the path that is fixed in Determined's package.
+fn has_folder_of(table: &str, resources: &str) -> bool {
+    table.lines().any(|line| {
+        let mut fields = line.split(' ').skip(3);
+        let (Some(source), Some(place)) = (fields.next(), fields.next()) else { return false };
+        place == view::RUN && source.split('/').any(|part| part == resources)
+    })
 }
 
 fn processes() -> Vec<i32> {
@@ -113,10 +126,19 @@ mod tests {
         assert_eq!(read_parent("nonsense"), None);
     }
 
+    #[test]
+    fn a_share_is_known_by_its_folder() {
+        let table = "22 1 0:21 / /data rw shared:1 - ext4 /dev/a rw\n\
+                     23 22 0:22 /state/shares/r-1/task/run /run/determined rw - ext4 /dev/a rw\nnonsense\n";
+        assert!(has_folder_of(table, "r-1"));
+        assert!(!has_folder_of(table, "r-") && !has_folder_of(table, "r-2"));
+        assert!(!has_folder_of(&table.replace("/run/determined", "/mnt"), "r-1"));
+    }
+
     proptest! {
         #[test]
         fn any_text_is_read_or_refused(text in any::<String>()) {
-            let _ = read_parent(&text);
+            let _ = (read_parent(&text), has_folder_of(&text, "r"));
         }
     }
 }

@@ -33,7 +33,7 @@ use super::mounts::{self, Opened, Rules, Source};
 use crate::folder::TaskFolder;
 
 /// Where Determined's package looks.
-const RUN: &str = "/run/determined";
+pub(super) const RUN: &str = "/run/determined";
 const TMP: &str = "/tmp";
 /// Where memory is that processes share.
 const SHARED_MEMORY: &str = "/dev/shm";

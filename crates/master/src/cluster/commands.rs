@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use instep_api::config::{Entrypoint as Configured, TaskConfig, TaskSources};
 use instep_api::identifiers::WorkspaceId;
-use instep_api::link::{Entrypoint, Protocol, Service};
+use instep_api::link::{Entrypoint, Protocol, Service, SshKeys};
 use instep_api::wire::Timestamp;
 use instep_database::CommandRow;
 use instep_policy::lifecycle::command::{AfterRun, Command, CommandEffect, CommandEvent, StoredRun};
@@ -19,7 +19,6 @@ use super::experiments::Owner;
 use super::outbox::Outbox;
 use super::{Refusal, pool_of};
 use crate::clock::now;
-use crate::ssh_keys::SshKeys;
 
 /// Before SIGKILL, for a task that is ended.
 const GRACE_SECONDS: u32 = 5;

@@ -19,8 +19,8 @@ use super::ports::SERVICE_PORT;
 use super::state::ClusterState;
 use crate::clock::now;
 use crate::passwords::token_hash;
-use crate::random;
 use crate::vault::WantedSecrets;
+use crate::{random, ssh_keys};
 
 /// The checkpoint that a trial resumes from, and how many steps it holds.
 pub(super) type Resume = (Option<String>, i64);
@@ -86,6 +86,7 @@ impl ClusterState {
             mounts: Vec::new(),
             paths: Vec::new(),
             service: None,
+            ssh_keys: None,
             notes: Vec::new(),
             decided_at: now(),
         };
@@ -112,6 +113,7 @@ impl ClusterState {
                 let start = Start {
                     entrypoint: entrypoint(&live.config),
                     rendezvous: true,
+                    ssh_keys: (shares.len() > 1).then(ssh_keys::generate),
                     run_as: live.owner.run_as.clone(),
                     run_group: live.owner.run_group.clone(),
                     shared_memory_bytes: live.config.resources.shm_size.and_then(NonZeroU64::new),

@@ -28,7 +28,7 @@ use super::{config_policies, contexts, fitting, pools, secrets};
 use crate::clock::now;
 use crate::cluster::{DEFAULT_POOL, Details, Folder, JobOf, Kind};
 use crate::random;
-use crate::ssh_keys::SshKeys;
+use crate::ssh_keys;
 use crate::storage::{self, Unreachable};
 
 /// Trials that one TensorBoard shows: what Determined shows at most.
@@ -70,7 +70,7 @@ async fn asked(call: &Call, kind: Kind, request: LaunchRequest) -> Result<Launch
     let mut config = request.config.filter(|config| !config.is_null()).unwrap_or_else(|| json!({}));
     let details = match kind {
         Kind::Command | Kind::Generic => Details::default(),
-        Kind::Shell => Details { keys: Some(SshKeys::new()), ..Details::default() },
+        Kind::Shell => Details { keys: Some(ssh_keys::generate()), ..Details::default() },
         Kind::Notebook => Details { secret: Some(random::token()), ..Details::default() },
         Kind::Tensorboard => {
             let experiments = request.experiment_ids.unwrap_or_default();

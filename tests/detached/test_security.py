@@ -75,7 +75,7 @@ def test_other_machines_are_served_only_when_everybody_has_a_password(
     words = (instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", master.database)
     result = run(*words).expect(1)
     assert "refusing to listen on 0.0.0.0:0" in result.stderr
-    assert "admin, determined have no password" in result.stderr
+    assert "without a password are admin, determined" in result.stderr
     assert "hint: " in result.stderr
     master.start(wait_until)
     set_password(master, "admin", "Abcdefg1")

@@ -365,7 +365,7 @@ def test_other_addresses_need_passwords(
     run: Runner, instep: Path, tmp_path: Path, master: Master, wait_until: WaitUntil
 ) -> None:
     refusal = run(instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", tmp_path / "other.db").expect(1)
-    assert "admin, determined have no password" in refusal.stderr
+    assert "without a password are admin, determined" in refusal.stderr
     assert "hint:" in refusal.stderr
     in_use = run(instep, "master", "--port", "0", "--db", master.database).expect(1)
     assert "in use by another master" in in_use.stderr

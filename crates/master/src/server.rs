@@ -110,7 +110,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// Other machines could log in without a password.
-    #[error("refusing to listen on {address}, where other machines can reach it: {users} have no password")]
+    #[error("refusing to listen on {address}, where other machines can reach it: without a password are {users}")]
     Unsafe {
         /// Where it was to serve.
         address: SocketAddr,

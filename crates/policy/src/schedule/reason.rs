@@ -130,6 +130,9 @@ impl fmt::Display for Reason {
             Reason::NoAgents { pool, idle: 0 } => {
                 write!(formatter, "pool {pool} has no agents; hint: start one with `instep agent`")
             }
+            Reason::NoAgents { pool, idle: 1 } => {
+                write!(formatter, "the agent of pool {pool} takes no work (disabled, draining or offline)")
+            }
             Reason::NoAgents { pool, idle } => {
                 write!(formatter, "none of the {idle} agents of pool {pool} takes work (disabled, draining or offline)")
             }

@@ -1,4 +1,4 @@
-"""Shells and ports of tasks with the real `det` and the real `ssh` (about 35 s)."""
+"""Shells and ports of tasks with the real `det` and the real `ssh` (about 35 s, in soak 30 s more)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from detached.conftest import Client, Failed
 from detached.det import Commands
 
 from .conftest import Cluster, det
+from .kinds import KINDS, USERS, StartAgent, start_agent
 
-__all__ = ["det"]
+__all__ = ["det", "start_agent"]
 
 # A server for one port: says what it was asked, and how much it was sent.
 SERVER = """
@@ -85,10 +86,17 @@ class Ssh:
         self._run("scp", *self.options, *words, env=self.environment, timeout=60).expect(0)
 
 
+@KINDS
 def test_a_shell_is_opened_by_its_owner(
-    cluster: Cluster, det: Commands, run: Runner, determined: Path, tmp_path: Path
+    cluster: Cluster,
+    start_agent: StartAgent,
+    det: Commands,
+    run: Runner,
+    determined: Path,
+    tmp_path: Path,
+    kind: str,
 ) -> None:
-    cluster.agent("one", 1)
+    start_agent(cluster, kind)
     context = tmp_path / "code"
     context.mkdir()
     (context / "hello.txt").write_text("from the context\n")
@@ -108,8 +116,9 @@ def test_a_shell_is_opened_by_its_owner(
     ssh = Ssh(run, det, task)
     printed = ssh("cat hello.txt; echo $A $DET_TASK_TYPE $DET_TASK_ID; command -v python3; echo wrong >&2")
     assert printed.splitlines()[:2] == ["from the context", f"7 SHELL {task}"]
-    assert Path(printed.splitlines()[2]).parent == determined.parent
+    assert Path(printed.splitlines()[2]).parent == cluster.interpreter.parent
     assert "not a tty" not in ssh("tty", options=("-tt",))
+    assert ssh("id -u").strip() == str(USERS[kind])
     ssh("exit 7", status=7)
     # A file there and back, by both protocols of scp.
     content = os.urandom(300_000)

@@ -78,6 +78,7 @@ fn start(name: &str, entrypoint: &str, devices: &[u32]) -> Order {
         mounts: Vec::new(),
         paths: Vec::new(),
         service: None,
+        ssh_keys: None,
         notes: Vec::new(),
         decided_at: Timestamp(0),
     }))

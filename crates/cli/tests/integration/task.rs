@@ -64,6 +64,7 @@ impl Case {
                 mounts: Vec::new(),
                 paths: Vec::new(),
                 service: None,
+                ssh_keys: None,
                 notes: vec!["a note of the master".to_owned()],
                 decided_at: Timestamp(0),
             },

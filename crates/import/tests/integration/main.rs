@@ -206,8 +206,9 @@ fn an_import_into_a_database_in_use_changes_nothing_until_it_is_whole() {
     let database = instep_database::Database::open(&target, &opening()).unwrap();
     let (refused, _) = import(folder.path(), &target, usize::MAX);
     assert!(refused.unwrap_err().hint().contains("stop the master first"));
-    // Dropped, it would go on closing for a while.
+    // Only dropped, it would go on closing for a while.
     database.close();
+    drop(database);
     let before = std::fs::read(&target).unwrap();
     let (stopped, _) = import(folder.path(), &target, 40);
     assert!(stopped.is_err());

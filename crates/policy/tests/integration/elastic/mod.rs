@@ -45,7 +45,7 @@ const ONCE_WRONG: [u64; 12] = [
 
 #[test]
 fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
-    let seeds = seeds(9000, 1000, &ONCE_WRONG);
+    let seeds = seeds(1500, 500, &ONCE_WRONG);
     let verbose = seeds.len() == 1;
     for seed in seeds {
         let mut random = Random::new(seed);

@@ -262,6 +262,9 @@ def test_our_own_command_line_opens_shells(cluster: Cluster, run: Runner, instep
     run("sh", "-c", line, env=environment, timeout=60).expect(0)
     assert back.read_bytes() == sent.read_bytes()
     ours("open", task, "--", "exit 5", status=5)
+    # Lines from a pipe are run, and their end is the end.
+    piped = run("sh", "-c", f"echo 'echo piped; exit 6' | {instep} shell open {task}", env=environment, timeout=60)
+    assert piped.expect(6).stdout == "piped\n"
     assert task in ours("list") and "RUNNING" in ours("describe", task).upper()
     assert "PRIVATE KEY" not in ours("describe", task, "--json")
     command = shlex.split(ours("show-ssh-command", task).strip())

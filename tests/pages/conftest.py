@@ -48,29 +48,43 @@ def context(browser: Browser, master: Master) -> Iterator[BrowserContext]:  # no
     context.close()
 
 
+def own_address() -> str:
+    """An address that no other test has: tasks of another test's cluster have the same ports."""
+    number = os.getpid()
+    return f"127.{number >> 8 & 127 | 1}.{number & 255}.7"
+
+
 @pytest.fixture
-def one_agent(
+def make_cluster(
     run: Runner,
     instep: Path,
     master: Master,  # noqa: F811
     tmp_path: Path,
     wait_until: Callable[..., None],
 ) -> Iterator[Callable[[Path], Cluster]]:
-    """Makes a cluster of the master and an agent whose tasks have a certain Python."""
+    """Makes a cluster of the master, without agents; their tasks have a certain Python."""
     clusters: list[Cluster] = []
 
     def make(python: Path) -> Cluster:
         made = Cluster(run, instep, python, master, tmp_path, wait_until)
         clusters.append(made)
-        # An address of its own: tasks of another test's cluster have the same ports.
-        number = os.getpid()
-        made.agent("one", 1, "--address", f"127.{number >> 8 & 127 | 1}.{number & 255}.7")
         return made
 
     yield make
     for cluster in clusters:
-        for agent in cluster.agents.values():
-            agent.kill_tree()
+        cluster.end()
+
+
+@pytest.fixture
+def one_agent(make_cluster: Callable[[Path], Cluster]) -> Callable[[Path], Cluster]:
+    """Makes a cluster of the master and an agent whose tasks have a certain Python."""
+
+    def make(python: Path) -> Cluster:
+        made = make_cluster(python)
+        made.agent("one", 1, "--address", own_address())
+        return made
+
+    return make
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""A notebook in a browser, from its start by `det` to its end because nobody uses it (about 40 s, half of it idle)."""
+"""A notebook in a browser, from its start by `det` to its end because nobody uses it (about 40 s, half of it idle).
+
+On an agent of root in CI, on the other kinds of agents in soak.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from playwright.sync_api import BrowserContext, Page, expect
 from detached.conftest import Client, Failed, determined
 from detached.det import Commands, det
 from managed.conftest import Cluster, settings
+from managed.kinds import KINDS, USERS, StartAgent, start_agent
 
-__all__ = ["det", "determined", "settings"]
+from .conftest import own_address
+
+__all__ = ["det", "determined", "settings", "start_agent"]
 
 
 @pytest.fixture
-def cluster(one_agent: Callable[[Path], Cluster], determined: Path) -> Cluster:
-    """A master with an agent whose Python has JupyterLab."""
-    return one_agent(determined)
+def cluster(make_cluster: Callable[[Path], Cluster], determined: Path) -> Cluster:
+    """A master whose agents have a Python with JupyterLab."""
+    return make_cluster(determined)
 
 
 def state_of(api: Client, task: str) -> str:
@@ -45,10 +51,12 @@ def run_cell(page: Page, text: str, result: str) -> None:
     expect(page.locator(".jp-OutputArea-output", has_text=result).last).to_be_visible(timeout=60_000)
 
 
+@KINDS
 @pytest.mark.timeout(300)
 def test_a_notebook_runs_cells_until_nobody_uses_it(
-    cluster: Cluster, det: Commands, context: BrowserContext, tmp_path: Path
+    cluster: Cluster, start_agent: StartAgent, det: Commands, context: BrowserContext, tmp_path: Path, kind: str
 ) -> None:
+    start_agent(cluster, kind, "--address", own_address())
     folder = tmp_path / "context"
     folder.mkdir()
     (folder / "from_context.py").write_text("ANSWER = 42\n")
@@ -73,6 +81,7 @@ def test_a_notebook_runs_cells_until_nobody_uses_it(
     opened(page, task)
     page.locator(".jp-LauncherCard[data-category='Notebook']").first.click(timeout=120_000)
     run_cell(page, "import from_context; x = from_context.ANSWER; print('it is', x)", "it is 42")
+    run_cell(page, "import os; print('as', os.getuid())", f"as {USERS[kind]}")
     page.keyboard.press("Control+s")
 
     cluster.master.kill()
@@ -89,3 +98,28 @@ def test_a_notebook_runs_cells_until_nobody_uses_it(
     assert "it was idle for 15 s" in "".join(line["message"] for line in api.lines(f"/api/v1/tasks/{task}/logs"))
     with pytest.raises(Failed, match="has ended"):
         api("GET", kernels)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_cell_that_computes_is_not_idle(cluster: Cluster, start_agent: StartAgent, context: BrowserContext) -> None:
+    """Somebody starts a long cell and leaves: the notebook ends after the cell, not during it (about 50 s)."""
+    start_agent(cluster, "root", "--address", own_address())
+    api = cluster.api
+    config = {"idle_timeout": "8s", "notebook_idle_type": "activity", "resources": {"slots": 0}}
+    task = api("POST", "/api/v1/notebooks", {"config": config})["notebook"]["id"]
+    cluster.wait_until(lambda: state_of(api, task) == "STATE_RUNNING", 60, "the notebook")
+    page = context.new_page()
+    opened(page, task)
+    page.locator(".jp-LauncherCard[data-category='Notebook']").first.click(timeout=120_000)
+    run_cell(page, "import time; print('begun'); time.sleep(30)", "begun")
+    page.close()
+
+    def computes() -> bool:
+        return any(kernel["execution_state"] == "busy" for kernel in api("GET", f"/proxy/{task}/api/kernels"))
+
+    assert computes()
+    cluster.wait_until(lambda: not computes(), 60, "the end of the cell")
+    assert state_of(api, task) == "STATE_RUNNING", "its kernel computed, though nobody was connected"
+    cluster.wait_until(lambda: state_of(api, task) == "STATE_TERMINATED", 60, "the notebook to end")
+    assert "it was idle for 8 s" in "".join(line["message"] for line in api.lines(f"/api/v1/tasks/{task}/logs"))

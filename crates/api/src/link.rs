@@ -10,6 +10,7 @@
 //!    others only after a longer time. So nothing ever runs twice.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
@@ -324,12 +325,18 @@ pub enum Entrypoint {
 }
 
 /// A pair of keys, each as the text of a file of OpenSSH's.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SshKeys {
     /// The secret.
     pub private: String,
     /// What opens to it.
     pub public: String,
+}
+
+impl fmt::Debug for SshKeys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("SshKeys").field("public", &self.public).finish_non_exhaustive()
+    }
 }
 
 /// How one speaks with what a task serves.

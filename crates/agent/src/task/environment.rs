@@ -40,6 +40,10 @@ pub fn variables(order: &TaskOrder, view: &View, inherited: Variables) -> Result
         let before = all.get(OsStr::new("PYTHONPATH")).filter(|path| !path.is_empty()).cloned();
         set(&mut all, "PYTHONPATH", joined([Some(shim.clone().into_os_string()), before]));
     }
+    // Programs keep things at home: a user whom the machine does not know, or gives no folder, has the task's own.
+    if !all.get(OsStr::new("HOME")).is_some_and(|home| home != "/" && Path::new(home).is_dir()) {
+        set(&mut all, "HOME", view.run.join("workdir"));
+    }
     for entry in &order.start.user_environment {
         match entry.split_once('=') {
             Some((name, value)) if !name.is_empty() => set(&mut all, name, value),
@@ -172,6 +176,16 @@ mod tests {
         assert_eq!(all["DET_RUN_DIR"], "/run/determined");
         order.start.user_environment = vec!["=1".into()];
         assert!(variables(&order, &view(), Variables::new()).unwrap_err().contains("has no name"));
+    }
+
+    #[test]
+    fn a_user_without_a_home_is_at_home_in_the_working_directory() {
+        for (home, expected) in
+            [("/usr", "/usr"), ("/", "/run/determined/workdir"), ("/nonexistent", "/run/determined/workdir")]
+        {
+            assert_eq!(built(&order(), &[("HOME", home)])["HOME"], expected);
+        }
+        assert_eq!(built(&order(), &[])["HOME"], "/run/determined/workdir");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use instep_api::link::RunAs;
 use nix::unistd::{Gid, Group, Uid, User};
 
 use super::mounts;
+use super::view::RUN;
 use crate::folder::TaskFolder;
 
 const SHADOW: &str = "/etc/shadow";
@@ -37,7 +38,7 @@ impl Names {
                 shadow = Some(format!("{name}:*:::::::\n"));
                 format!("{name}:x:{uid}:{}::{folder}:/bin/sh\n", known.gid)
             }),
-            None => (!user.user.is_empty()).then(|| format!("{}:x:{uid}:{gid}::/:/bin/sh\n", user.user)),
+            None => (!user.user.is_empty()).then(|| format!("{}:x:{uid}:{gid}::{RUN}/workdir:/bin/sh\n", user.user)),
         };
         let names_group = !user.group.is_empty() && Group::from_gid(gid)?.is_none();
         Ok(Names { passwd, group: names_group.then(|| format!("{}:x:{gid}:\n", user.group)), shadow })
@@ -77,7 +78,7 @@ mod tests {
         let named = |uid, gid| RunAs { uid, gid, user: "ann".to_owned(), group: "staff".to_owned() };
         assert_eq!(Names::lacking(&named(0, 0), true).unwrap(), Names::default());
         let unknown = Names::lacking(&named(41_234, 41_235), false).unwrap();
-        assert_eq!(unknown.passwd.as_deref(), Some("ann:x:41234:41235::/:/bin/sh\n"));
+        assert_eq!(unknown.passwd.as_deref(), Some("ann:x:41234:41235::/run/determined/workdir:/bin/sh\n"));
         assert_eq!(unknown.group.as_deref(), Some("staff:x:41235:\n"));
         assert_eq!(Names::lacking(&RunAs::unnamed(41_234, 41_235), true).unwrap(), Names::default());
     }

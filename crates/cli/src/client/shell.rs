@@ -209,13 +209,13 @@ fn key(shell: &Command) -> anyhow::Result<&str> {
     shell.private_key.as_deref().ok_or_else(|| anyhow::anyhow!("the master gave no key for shell {id}"))
 }
 
-/// Logs in, or runs a command line; with a terminal if there is one here, or if nothing is to run.
+/// Logs in, or runs a command line, or the lines that come from a pipe; with a terminal if there is one here.
 fn open(client: &Client, shell: &Command, words: &[String]) -> anyhow::Result<ExitCode> {
     let folder = Folder::new(&shell.id, false)?;
     folder.write(key(shell)?)?;
     let mut ssh = Program::new("ssh");
     ssh.args(options(client, &folder.key)?);
-    if words.is_empty() || nix::unistd::isatty(io::stdin()).unwrap_or(false) {
+    if nix::unistd::isatty(io::stdin()).unwrap_or(false) {
         ssh.arg("-tt");
     }
     ssh.arg(host(shell)).args(words).stdin(Stdio::inherit());

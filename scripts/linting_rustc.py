@@ -2,21 +2,17 @@
 """Compiles one of our crates as cargo asks, with clippy's lints, and checks the links in its docs: one compile for all.
 
 `cargo clippy` and `cargo doc` would each go through all dependencies again, which no test needs. Cargo calls this in
-place of rustc for the crates of the workspace, if the environment says so:
-
-RUSTC_WORKSPACE_WRAPPER=scripts/linting_rustc.py cargo …
+place of rustc for the crates of the workspace, if its environment is that of `environment()`.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-# How clippy's driver takes further arguments, each followed by this mark.
-MARK = "__CLIPPY_HACKERY__"
 # What describes a crate to rustdoc as well; everything else says how to generate code.
 SHARED = (
     "--crate-name",
@@ -31,11 +27,16 @@ SHARED = (
 )
 
 
+def environment() -> dict[str, str]:
+    """Give what cargo must see; the level of lints too, because cargo compiles again when clippy's variable changes."""
+    mark = "__CLIPPY_HACKERY__"  # which clippy's driver wants behind each argument
+    return {"RUSTC_WORKSPACE_WRAPPER": str(Path(__file__).resolve()), "CLIPPY_ARGS": f"-D{mark}warnings{mark}"}
+
+
 def main(arguments: list[str]) -> int:
     """Compile, then look at the docs; give the status of what failed."""
     rustc, *rest = arguments
-    environment = {**os.environ, "CLIPPY_ARGS": f"-D{MARK}warnings{MARK}"}
-    compiled = subprocess.run(["clippy-driver", rustc, *rest], env=environment, close_fds=False, check=False)
+    compiled = subprocess.run(["clippy-driver", rustc, *rest], close_fds=False, check=False)
     if compiled.returncode or not has_docs(rest):
         return compiled.returncode
     with tempfile.TemporaryDirectory() as folder:

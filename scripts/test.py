@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 
+import linting_rustc
 import system
 from project import ROOT, VENV, fail, run
 from stages import Check, Stage
@@ -22,7 +23,7 @@ PYTHON_SOURCES = [name for name in ("python", "scripts", "tests", "bench", "exam
 # One profile for everything that cargo compiles here, the binary and the extension of the end-to-end tests included.
 QUICK = ["--profile", "quick"]
 # One compile for the tests, for clippy and for the links of docs; `make build` does without the lints.
-LINTED = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "scripts" / "linting_rustc.py")}
+LINTED = linting_rustc.environment()
 LINT_HINT = 'an exception to a lint is `#[expect(lint, reason = "...")]` on the item'
 CARGO = frozenset({"cargo"})  # two at a time would wait for each other's lock
 BUILD = frozenset({"build"})  # so would two of scripts/build.py

@@ -30,13 +30,12 @@ pub fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads requests without doing what they ask, for whoever tries any bytes. Gives how many there are, up to the first that
-/// cannot be read.
+/// Reads requests without doing what they ask, for whoever tries any bytes. Gives how many packets there are, understood
+/// or not.
 pub fn count_requests(mut input: &[u8]) -> usize {
     let mut count = 0;
-    while let Ok(Some(packet)) = read_packet(&mut input)
-        && Request::parse(&packet).is_some()
-    {
+    while let Ok(Some(packet)) = read_packet(&mut input) {
+        let _ = Request::parse(&packet);
         count += 1;
     }
     count

@@ -264,6 +264,8 @@ def test_a_backup_of_a_busy_master_can_be_restored(operator: Operator, master: M
     assert f"hint: keep a copy of {key}" in said
     assert copy.stat().st_mode & 0o077 == 0
     failed(operator(*words, "backup", copy), "exists already")
+    nowhere = operator.folder / "none" / "copy.db"
+    failed(operator(*words, "backup", nowhere), "cannot write the backup", "choose a file in an existing")
     report(api, trial, 2, {"loss": 0.5})
     failed(operator(*words, "restore", copy, "--replace"), "in use by another master")
     master.stop()

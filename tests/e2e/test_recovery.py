@@ -147,6 +147,14 @@ def test_a_range_of_nodes_is_refused_before_anything_starts(job: Job) -> None:
     assert not list(job.folder.glob("*.json"))
 
 
+def test_a_job_without_a_session_is_told_that_it_would_not_have_recovered(job: Job) -> None:
+    script = job.folder / "train.py"
+    script.write_text("")
+    words = (job.instep, "run", "--python", job.python)
+    assert "could not have replaced a lost rank" in job.runner(*words, "--recover", "step", script).expect(0).stderr
+    assert "Session" not in job.runner(*words, script).expect(0).stderr
+
+
 def test_without_a_session_all_workers_restart(job: Job) -> None:
     result = job.run(2, "0.0@start:mute", "1.0@start:kill", options=("--max-restarts", "1")).expect(0)
     assert "rank 0 has no instep.elastic.Session, so all workers restart; restart 1 of 1" in result.stderr

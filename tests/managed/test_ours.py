@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from datetime import datetime
 from pathlib import Path
 
@@ -174,6 +175,15 @@ def test_time_in_the_queue_is_not_time_of_running(run: Runner, instep: Path, clu
     assert 0 < trial["wallClockTime"] <= ran.total_seconds()
     described = ours(run, instep, cluster, "e", "describe", "1").stdout
     assert re.search(r"^Waited: +\d+s for slots$", described, re.MULTILINE), described
+
+
+def test_an_agent_that_is_gone_is_offline(run: Runner, instep: Path, cluster: Cluster) -> None:
+    cluster.agent("one", 1).send_signal(signal.SIGKILL)
+    cluster.wait_until(
+        lambda: not cluster.api("GET", "/api/v1/agents")["agents"][0]["connected"], 30, "the master to notice"
+    )
+    for kind in ("agent", "slot"):
+        assert "offline" in ours(run, instep, cluster, kind, "list").stdout
 
 
 def moment(text: str) -> datetime:

@@ -188,6 +188,7 @@ def test_the_cluster_shows_what_every_slot_does(window: Window) -> None:
         "addresses": ["10.0.0.1"],
         "enabled": True,
         "draining": False,
+        "connected": True,
         "version": "0.38.1",
         "instepVersion": "0.1.0",
         "resourcePools": ["default"],

@@ -95,6 +95,7 @@ export interface Agent {
   addresses: string[];
   enabled: boolean;
   draining: boolean;
+  connected: boolean;
   instepVersion: string;
   resourcePools: string[];
 }

@@ -19,6 +19,8 @@ pub struct Agent {
     pub addresses: Vec<String>,
     pub enabled: bool,
     pub draining: bool,
+    /// Whether the master has a connection to it: Determined's has no word for an agent that it waits for.
+    pub connected: bool,
     /// The version of Determined whose agents it stands for; clients compare it with the master's.
     pub version: String,
     /// Its own.

@@ -12,6 +12,7 @@ use instep_agent::cgroup::limits::{Budget, MemoryBudget, ProcessBudget};
 use instep_agent::order::AllowedMount;
 use instep_api::link::{Device, DeviceKind, RunAs};
 use instep_client::Address;
+use instep_launch::host_name;
 use instep_launch::machine::{interpreter, nvidia};
 use nix::unistd::User;
 
@@ -232,11 +233,6 @@ fn options(master: Address, certificates: Option<PathBuf>, arguments: &LendArgum
         budget: Budget { memory: arguments.task_memory, processes: arguments.task_processes },
         name,
     })
-}
-
-fn host_name() -> String {
-    let name = nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned();
-    if name.is_empty() { "agent".to_owned() } else { name }
 }
 
 /// Where things are kept that are not for people to change; for root, where services keep theirs.

@@ -44,5 +44,6 @@ pub use console::{Console, Note, Status};
 pub use output::terminal::console_size;
 pub use plan::{Plan, PlanError, Request};
 pub use rendezvous::RendezvousError;
+pub use rendezvous::endpoint::host_name;
 pub use supervisor::LaunchError;
 pub use supervisor::outcome::Outcome;

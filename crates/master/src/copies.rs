@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use instep_database::Opening;
+use instep_database::{Error, Opening};
 
 use crate::ServeError;
 use crate::clock::now;
@@ -12,7 +12,10 @@ use crate::vault::key_path;
 
 /// Copies the database, in use or not, to a file that must not exist yet.
 pub fn back_up(database: &Path, target: &Path) -> Result<(), ServeError> {
-    Ok(instep_database::back_up(database, target)?)
+    instep_database::back_up(database, target).map_err(|error| match error {
+        Error::File { ref path, .. } if path != database => ServeError::Copy(error),
+        other => other.into(),
+    })
 }
 
 /// What a process that is no master brings to change a database by hand.
@@ -48,7 +51,6 @@ pub fn restore(copy: &Path, database: &Path, replace: bool) -> Result<Option<Pat
         name.push(suffix);
         PathBuf::from(name)
     });
-    use instep_database::Error;
     instep_database::restore(copy, database, suffix.as_deref(), &Presence::starting()).map_err(
         |error| match error {
             Error::File { ref path, .. } | Error::Unusable { ref path, .. } if path == copy => {

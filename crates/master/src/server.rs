@@ -82,6 +82,9 @@ pub enum ServeError {
     /// What is to be restored cannot be.
     #[error("cannot restore this file")]
     Backup(#[source] instep_database::Error),
+    /// The file for a copy cannot be written.
+    #[error("cannot write the backup")]
+    Copy(#[source] instep_database::Error),
     /// The certificate or its key cannot be used.
     #[error(transparent)]
     Encryption(#[from] EncryptionError),
@@ -143,6 +146,7 @@ impl ServeError {
             }
             ServeError::Database(_) => "choose another --db, in a writable folder",
             ServeError::Backup(_) => "give a file that `instep master backup` has written",
+            ServeError::Copy(_) => "choose a file in an existing, writable folder",
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::System(_) => "the system's limits may be too low for this user",
         }

@@ -158,11 +158,7 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
     }
     let mut table = table::Table::new(&["AGENT", "POOL", "SLOTS", "USED", "STATE", "ADDRESSES", "VERSION", "SINCE"]);
     for agent in agents {
-        let state = match (agent.enabled, agent.draining) {
-            (true, _) => "enabled",
-            (false, true) => "draining",
-            (false, false) => "disabled",
-        };
+        let state = shown::availability(agent.connected, agent.enabled, agent.draining);
         table.row(vec![
             agent.id.clone(),
             agent.resource_pools.join(", "),

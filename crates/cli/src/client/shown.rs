@@ -31,6 +31,16 @@ pub(super) fn seconds(seconds: f64) -> String {
     if seconds < 59.95 { format!("{seconds:.1}s") } else { duration(seconds.round() as i64) }
 }
 
+/// Whether an agent or a slot takes work, and if not, why.
+pub(super) fn availability(connected: bool, enabled: bool, draining: bool) -> &'static str {
+    match (connected, enabled, draining) {
+        (false, ..) => "offline",
+        (true, true, _) => "enabled",
+        (true, false, true) => "draining",
+        (true, false, false) => "disabled",
+    }
+}
+
 /// `12 B`, `3.4 kB`, `1.2 GB`.
 pub(super) fn size(bytes: i64) -> String {
     let units = ["kB", "MB", "GB", "TB"];

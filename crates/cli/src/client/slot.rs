@@ -80,12 +80,7 @@ fn list(client: &Client, common: &Common) -> anyhow::Result<()> {
                 slot.id.clone(),
                 shown::word(slot.device.kind.trim_start_matches("TYPE_")),
                 slot.device.brand.clone(),
-                match (slot.enabled, slot.draining) {
-                    (true, _) => "enabled",
-                    (false, true) => "draining",
-                    (false, false) => "disabled",
-                }
-                .to_owned(),
+                shown::availability(agent.connected, slot.enabled, slot.draining).to_owned(),
                 runs.unwrap_or_default(),
             ]);
         }

@@ -21,6 +21,12 @@ pub(super) fn show(outcome: &Outcome) {
     }
 }
 
+/// Whether the job came to its end without a session. One that failed may not have come so far.
+pub(super) fn shows_no_session(outcome: &Outcome) -> bool {
+    let has_steps = outcome.goodput.as_ref().is_some_and(|goodput| goodput.steps.is_some());
+    outcome.success && outcome.replacements == 0 && !has_steps
+}
+
 /// None where ranks kept no ledger.
 fn render(goodput: &Goodput) -> Option<String> {
     let total = goodput.total();

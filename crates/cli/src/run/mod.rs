@@ -76,6 +76,9 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
     };
     drill::show(&outcome, own.drill_json.as_deref())?;
     goodput::show(&outcome);
+    if plan.terms.step_recovery && goodput::shows_no_session(&outcome) {
+        console.warn("no rank made an instep.elastic.Session, so --recover step could not have replaced a lost rank");
+    }
     if !outcome.success {
         report::failure(&plan, &outcome);
         summary::pass_on_error_file(&outcome);

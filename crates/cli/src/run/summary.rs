@@ -7,7 +7,7 @@ use std::{fs, io};
 use anyhow::Context;
 use instep_launch::Outcome;
 use instep_launch::workers::environment;
-use instep_launch::{Plan, failure};
+use instep_launch::{Plan, failure, host_name};
 use serde_json::{Value, json};
 
 use crate::console::TerminalConsole;
@@ -40,7 +40,15 @@ impl Summaries {
     }
 }
 
+/// Whether this is a pipe, a terminal or the like, which is written to where a file is replaced.
+fn is_stream(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
 fn prepare(path: &Path) -> anyhow::Result<()> {
+    if is_stream(path) {
+        return Ok(());
+    }
     fs::OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(|cause| {
         let message = format!("cannot write the summary to {}: {cause}", path.display());
         Hinted::new(message, "choose a file in an existing, writable directory").into()
@@ -60,11 +68,19 @@ pub(super) fn of_reason(plan: &Plan, reason: &str) -> Value {
 }
 
 fn replace(path: &Path, summary: &Value) -> anyhow::Result<()> {
-    let beside = path.with_extension("partial");
     let text = format!("{summary:#}\n");
-    fs::write(&beside, text)
-        .and_then(|()| fs::rename(&beside, path))
-        .with_context(|| format!("write the summary to {}", path.display()))
+    let written = if is_stream(path) {
+        fs::write(path, text)
+    } else {
+        let beside = path.with_extension(unfinished());
+        fs::write(&beside, text).and_then(|()| fs::rename(&beside, path))
+    };
+    written.with_context(|| format!("write the summary to {}", path.display()))
+}
+
+/// The extension of an unfinished summary: nodes that were given one path on a shared disk have one each.
+fn unfinished() -> String {
+    format!("{}-{}.partial", host_name(), std::process::id())
 }
 
 pub(super) fn of_outcome(plan: &Plan, outcome: &Outcome) -> Value {
@@ -144,4 +160,34 @@ pub(super) fn own_error(message: &str) -> io::Result<()> {
 
 fn wanted_error_file() -> Option<PathBuf> {
     std::env::var_os(environment::ERROR_FILE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_written_to_and_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let reader = thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe).unwrap()
+        });
+        replace(&pipe, &json!({"rounds": 1})).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&reader.join().unwrap()).unwrap(), json!({"rounds": 1}));
+        assert!(!fs::metadata(&pipe).unwrap().is_file());
+    }
+
+    #[test]
+    fn nothing_unfinished_is_left_beside_the_summary() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("summary.json");
+        replace(&path, &json!({})).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(unfinished().contains(&host_name()), "two hosts may have processes of one number");
+    }
 }

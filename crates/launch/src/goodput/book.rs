@@ -22,10 +22,21 @@ impl Book {
         Book { began: now, ended: Vec::new(), running: BTreeMap::new() }
     }
 
-    /// A process of a rank was started; the one before has ended, whether that was noticed or not.
+    /// The first process of a rank in a round was started; the one before has ended, whether that was noticed or not.
     pub(crate) fn started(&mut self, local_rank: usize, rank: usize, round: u64, now: u64) {
+        self.begin(local_rank, rank, round, false, now);
+    }
+
+    /// A process took the place of another of its rank; if none of that rank has been here, of one on a lost node.
+    pub(crate) fn replaced(&mut self, local_rank: usize, rank: usize, round: u64, now: u64) {
+        let was_here =
+            self.running.contains_key(&local_rank) || self.ended.iter().any(|span| span.local_rank == local_rank);
+        self.begin(local_rank, rank, round, !was_here, now);
+    }
+
+    fn begin(&mut self, local_rank: usize, rank: usize, round: u64, moved: bool, now: u64) {
         self.end(local_rank, true, now, None);
-        let span = Span { local_rank, rank, round, started: now, ended: now, failed: false, account: None };
+        let span = Span { local_rank, rank, round, moved, started: now, ended: now, failed: false, account: None };
         self.running.insert(local_rank, span);
     }
 

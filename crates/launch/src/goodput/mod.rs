@@ -1,7 +1,8 @@
 //! Goodput: what became of the time of this node's ranks, from the launcher's start to its end.
 //!
 //! A rank's time is a line of processes, its spans, with gaps between them. Inside a span the process's own [`Account`] says
-//! what it did; the gaps are the launcher's. So the classes of a rank add up to the wall time by construction.
+//! what it did; the gaps are the launcher's. So the classes of a rank add up to the wall time by construction; those of a
+//! rank that moved here from a lost node, to the time since then.
 //!
 //! ```text
 //!  launcher starts                     a rank is lost                          the job ends
@@ -130,6 +131,8 @@ pub(crate) struct Span {
     pub(crate) rank: usize,
     /// The round it belongs to.
     pub(crate) round: u64,
+    /// It took over a rank of a lost node: what that rank did before is not this node's.
+    pub(crate) moved: bool,
     pub(crate) started: u64,
     pub(crate) ended: u64,
     /// It ended otherwise than with 0.
@@ -185,7 +188,7 @@ pub struct RankGoodput {
     pub rank: usize,
     /// Its number on this node.
     pub local_rank: usize,
-    /// They add up to the wall time.
+    /// They add up to the wall time; for a rank that moved here, to the time since then.
     pub times: Times,
 }
 
@@ -233,11 +236,12 @@ pub(crate) fn tally(began: u64, ended: u64, spans: &[Span]) -> Goodput {
     let mut ranks = Vec::new();
     for (local_rank, line) in &lines {
         let mut times = Times::default();
-        let mut cursor = began;
+        let moved = line.first().filter(|first| first.moved);
+        let mut cursor = moved.map_or(began, |first| first.started);
         let mut attempts = None;
         let keeps_ledger = line.iter().any(|span| span.believed().is_some());
         for (index, span) in line.iter().enumerate() {
-            let opening = if index == 0 { Class::Start } else { Class::Restart };
+            let opening = if index == 0 && moved.is_none() { Class::Start } else { Class::Restart };
             let in_vain = span.failed && is_redone(span, line.get(index + 1).copied());
             times.add(opening, span.started.saturating_sub(cursor));
             // Where others of the rank have a ledger, one without had not come so far.

@@ -19,7 +19,7 @@ fn training(started: u64, first: u64, steps: u64) -> Account {
 }
 
 fn span(local_rank: usize, round: u64, (started, ended): (u64, u64), account: Option<Account>) -> Span {
-    Span { local_rank, rank: local_rank, round, started, ended, failed: false, account }
+    Span { local_rank, rank: local_rank, round, moved: false, started, ended, failed: false, account }
 }
 
 fn times(goodput: &Goodput, local_rank: usize) -> Vec<(&'static str, u64)> {
@@ -59,6 +59,21 @@ fn a_rank_that_dies_in_a_step_loses_that_step_and_its_successor_restarts() {
         [("start", 20), ("compute", 18 + 28), ("communication", 12 + 12), ("restart", 3 + 20), ("lost", 7)]
     );
     assert_eq!(goodput.steps, Some(StepCount { first: 0, done: 6, redone: 1, taken_back: 0 }));
+}
+
+#[test]
+fn a_rank_that_moved_here_counts_from_then_on() {
+    let moved = Span { moved: true, ..span(1, 0, (60, 120), Some(training(60, 3, 3))) };
+    let goodput = tally(0, 120, &[span(0, 0, (0, 120), Some(training(0, 0, 6))), moved]);
+    assert_eq!(times(&goodput, 1), [("compute", 28), ("communication", 12), ("restart", 20)]);
+    let mut book = Book::new(0);
+    book.started(0, 0, 0, 10);
+    book.replaced(0, 0, 0, 40);
+    book.replaced(1, 3, 0, 60);
+    book.replaced(1, 3, 0, 80);
+    (0..2).for_each(|local_rank| book.end(local_rank, false, 100, None));
+    let sums = book.goodput(100).unwrap().ranks.iter().map(|rank| rank.times.sum()).collect::<Vec<_>>();
+    assert_eq!(sums, [100, 40]);
 }
 
 #[test]

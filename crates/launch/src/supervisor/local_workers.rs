@@ -122,7 +122,7 @@ impl<'a> LocalWorkers<'a> {
             (None, None) => return None,
         };
         if let (Ok(worker), Some(local_rank)) = (&replaced, group.local_rank(rank)) {
-            self.book.started(local_rank, rank, group.start.round, now);
+            self.book.replaced(local_rank, rank, group.start.round, now);
             self.hang.forget(rank, worker.pid);
             self.hang.started(self.plan, group.processes(), &reports.notes, &reports.events);
         }

@@ -369,6 +369,7 @@ fn shown_agent(agent: &Agent, running: Option<&Vec<(&Allocation, &Share)>>) -> S
         addresses: agent.addresses.clone(),
         enabled,
         draining,
+        connected: here,
         version: COMPATIBLE_VERSION.to_owned(),
         instep_version: agent.version.clone(),
         resource_pools: vec![agent.pool.clone()],

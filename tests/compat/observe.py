@@ -19,13 +19,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
+import tty
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +87,8 @@ class Node:
 
     directory: Path
     process: subprocess.Popen[bytes]
+    # Copies what a terminal shows, until nobody has the terminal open.
+    copier: threading.Thread | None = None
 
 
 def observe(case: Case, launcher: Launcher) -> Observation:
@@ -97,6 +102,9 @@ def observe(case: Case, launcher: Launcher) -> Observation:
             nodes.append(start(case, launcher, places, index, options))
         statuses = wait_for(case, nodes, out)
         leftovers = kill_workers(out)
+        for node in nodes:
+            if node.copier is not None:
+                node.copier.join(TIMEOUT_S)
         return collect(case, places, nodes, statuses, leftovers)
     finally:
         for node in nodes:
@@ -132,7 +140,12 @@ def start(case: Case, launcher: Launcher, places: Places, index: int, options: t
     base |= {"PROBE_OUT": str(places.directory / "out"), "PROBE_BASE": str(base_file), "PROBE_NODE": str(index)}
     base_file.write_text(json.dumps(base))
     command = [*(launcher.launch if case.command == "launch" else launcher.run), *map(fill, options + case.script)]
-    stdin, stdout, stderr = open_streams(directory, case.terminal)
+    copier = None
+    if case.terminal:
+        terminal, copier = open_terminal(directory / "stdout")
+        stdin = stdout = stderr = terminal
+    else:
+        stdin, stdout, stderr = open_files(directory)
     try:
         process = subprocess.Popen(
             command,
@@ -147,7 +160,7 @@ def start(case: Case, launcher: Launcher, places: Places, index: int, options: t
     finally:
         for descriptor in {stdin, stdout, stderr}:
             os.close(descriptor)
-    return Node(directory, process)
+    return Node(directory, process, copier)
 
 
 def base_environment(launcher: Launcher, directory: Path) -> dict[str, str]:
@@ -162,30 +175,30 @@ def base_environment(launcher: Launcher, directory: Path) -> dict[str, str]:
     }
 
 
-def open_streams(directory: Path, terminal: bool) -> tuple[int, int, int]:
+def open_files(directory: Path) -> tuple[int, int, int]:
     """Files rather than pipes: nobody has to read them, and a worker that outlives its launcher holds nothing up."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    if terminal:
-        import pty
-        import threading
-        import tty
-
-        controller, worker = pty.openpty()
-        tty.setraw(worker)
-
-        def copy() -> None:
-            with (directory / "stdout").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while data := os.read(controller, 65536):
-                    file.write(data)
-            os.close(controller)
-
-        threading.Thread(target=copy, daemon=True).start()
-        return worker, worker, worker
     return (
         os.open(os.devnull, os.O_RDONLY),
         os.open(directory / "stdout", append),
         os.open(directory / "stderr", append),
     )
+
+
+def open_terminal(shown: Path) -> tuple[int, threading.Thread]:
+    """A terminal, and the thread that copies to a file what it shows."""
+    controller, worker = pty.openpty()
+    tty.setraw(worker)
+
+    def copy() -> None:
+        with shown.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while data := os.read(controller, 65536):
+                file.write(data)
+        os.close(controller)
+
+    copier = threading.Thread(target=copy, daemon=True)
+    copier.start()
+    return worker, copier
 
 
 def settle() -> None:

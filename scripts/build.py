@@ -65,6 +65,9 @@ PATH_FILE = ("instep-smddp.pth", "instep/_smddp\n")
 LOCK = REQUIREMENTS / "lock.txt"
 FRAMEWORKS_LOCK = REQUIREMENTS / "frameworks-lock.txt"
 LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "build")]
+# What many processes of the tests import at the same time.
+TORCH_MODULES = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "torch.utils.data")
+DETERMINED_MODULES = ("determined.cli.cli", "determined.core", "determined.launch.torch_distributed", "jupyterlab.labapp")
 WHEEL_INPUTS = [
     ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")
 ]
@@ -275,18 +278,24 @@ def uv_environment() -> dict[str, str]:
 def install_locked(bin_folder: Path) -> None:
     """Make `.venv` with torch and the test tools, as requirements/lock.txt has them."""
     stamp = VENV / "requirements.stamp"
-    wanted = digest([], LOCK.read_text(), sys.version, "compiled")
+    wanted = digest([], LOCK.read_text(), sys.version, *TORCH_MODULES)
     if stamped(stamp, wanted):
         return
     step("environment", "installing torch and the test tools into .venv (the first time on a machine: some 3 GB)")
     environment = uv_environment()
     say_lines([bin_folder / "uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV], environment)
     say_lines([bin_folder / "uv", "pip", "install", "--python", VENV_PYTHON, "--requirement", LOCK], environment)
-    # Once here instead of by every process that imports torch, which is seconds each. Some packages carry files that
-    # are no valid Python on purpose: what cannot be compiled stays source.
-    step("environment", "compiling what was installed")
-    subprocess.run([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", VENV / "lib"], check=False)
+    import_once(VENV_PYTHON, TORCH_MODULES)
     stamp.write_text(wanted)
+
+
+def import_once(python: Path, modules: tuple[str, ...]) -> None:
+    """Import modules, so that their bytecode is there before many processes want it at once.
+
+    All that is installed would be ten times as many, most of which no process ever imports.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    run([python, "-c", f"import {', '.join(modules)}"], what=f"import {modules[0]}", env=environment)
 
 
 def install_determined(bin_folder: Path) -> None:
@@ -294,7 +303,7 @@ def install_determined(bin_folder: Path) -> None:
     folder = BUILD / "determined"
     stamp = folder / "requirements.stamp"
     sources = [REQUIREMENTS / "determined.txt", REQUIREMENTS / "torch.txt"]
-    wanted = digest(sources, sys.version)
+    wanted = digest(sources, sys.version, *DETERMINED_MODULES)
     if stamped(stamp, wanted):
         return
     step("determined", "installing determined's client into build/determined")
@@ -304,7 +313,7 @@ def install_determined(bin_folder: Path) -> None:
         [bin_folder / "uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder], environment
     )
     say_lines([bin_folder / "uv", "pip", "install", "--python", python, "--requirement", sources[0]], environment)
-    subprocess.run([python, "-m", "compileall", "-qq", "-j", "0", folder / "lib"], check=False)
+    import_once(python, (*TORCH_MODULES, *DETERMINED_MODULES))
     stamp.write_text(wanted)
 
 

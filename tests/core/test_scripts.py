@@ -88,7 +88,7 @@ def free_port() -> str:
 def test_torch_distributed_with_sharded_checkpoints(
     run: Runner,
     instep: Path,
-    python: Path,
+    forked: Path,
     ours: Callable[[str], Path],
     settings: Settings,
     api: Client,
@@ -96,8 +96,8 @@ def test_torch_distributed_with_sharded_checkpoints(
     ranks: int,
 ) -> None:
     options = ("--nnodes=1", f"--nproc_per_node={ranks}", "--master_addr", "127.0.0.1", "--master_port", free_port())
-    program = (instep, "run") if launcher == "instep" else (python, "-m", "torch.distributed.run")
-    environment = {**settings, "PYTHON_EXEC": str(python), "OMP_NUM_THREADS": "1"}
+    program = (instep, "run") if launcher == "instep" else (forked, "-m", "torch.distributed.run")
+    environment = {**settings, "PYTHON_EXEC": str(forked), "OMP_NUM_THREADS": "1"}
     run(*program, *options, "--max_restarts", "0", ours("distributed.py"), env=environment).expect(0)
     checkpoint = recorded_by_ranks(api, ranks)
     folder = Path(str(settings["XDG_DATA_HOME"])) / "instep" / "checkpoints" / checkpoint["uuid"]

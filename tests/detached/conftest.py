@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from zygote import forking
+
 from . import document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,6 +174,13 @@ def determined() -> Path:
     if not path.exists():
         pytest.fail(f"there is no {path}\nhint: python3 scripts/build.py determined", pytrace=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def forked_determined(determined: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same with torch imported already."""
+    with forking(determined, tmp_path_factory.mktemp("forked"), ["torch.distributed.launcher.api"]) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture

@@ -114,16 +114,22 @@ def port(wanted: int) -> str:
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("launcher", ["instep", "torch"])
 def test_torch_distributed_with_sharded_checkpoints(
-    run: Runner, instep: Path, determined: Path, settings: dict[str, str], api: Client, launcher: str, ranks: int
+    run: Runner,
+    instep: Path,
+    forked_determined: Path,
+    settings: dict[str, str],
+    api: Client,
+    launcher: str,
+    ranks: int,
 ) -> None:
     # The command line of Determined's tutorial, word by word; `instep run` stands in for `torch.distributed.run`.
-    program = (instep, "run") if launcher == "instep" else (determined, "-m", "torch.distributed.run")
+    program = (instep, "run") if launcher == "instep" else (forked_determined, "-m", "torch.distributed.run")
     options = (
         f"--nnodes=1 --nproc_per_node={ranks} --master_addr 127.0.0.1 --master_port {port(29400)} --max_restarts 0"
     )
     environment = {
         **settings,
-        "PYTHON_EXEC": str(determined),
+        "PYTHON_EXEC": str(forked_determined),
         "OMP_NUM_THREADS": "1",
         "INTER_TRAIN_PROCESS_COMM_PORT_1": port(0),
         "INTER_TRAIN_PROCESS_COMM_PORT_2": port(0),

@@ -21,19 +21,18 @@ pytestmark = pytest.mark.timeout(240)
 class Mixed:
     """Starts nodes of one job under either launcher."""
 
-    def __init__(self, instep: Path, python: Path, forked: Path, folder: Path, run: Runner) -> None:
+    def __init__(self, instep: Path, forked: Path, folder: Path, run: Runner) -> None:
         self.folder = folder
         self.port = free_port()
         self._commands = {
             "instep": (str(instep), "run"),
-            "torchrun": (str(python), "-m", "torch.distributed.run"),
+            "torchrun": (str(forked), "-m", "torch.distributed.run"),
         }
         self._run = run
-        # Only ours starts ranks with another interpreter than its own.
-        self._python = {"instep": str(forked), "torchrun": None}
+        self._python = str(forked)
 
     def start(self, launcher: str, options: str, *program: str | Path) -> Running:
-        environment = {"PYTHON_EXEC": self._python[launcher], "OMP_NUM_THREADS": "1"}
+        environment = {"PYTHON_EXEC": self._python, "OMP_NUM_THREADS": "1"}
         return self._run.start(*self._commands[launcher], *shlex.split(options), *program, env=environment)
 
     def static(self, launcher: str, node_rank: int, *arguments: str, workers: int = 2) -> Running:
@@ -60,8 +59,8 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def mixed(instep: Path, python: Path, forked: Path, tmp_path: Path, run: Runner) -> Mixed:
-    return Mixed(instep, python, forked, tmp_path, run)
+def mixed(instep: Path, forked: Path, tmp_path: Path, run: Runner) -> Mixed:
+    return Mixed(instep, forked, tmp_path, run)
 
 
 def both_end(jobs: list[Running]) -> tuple[Result, Result]:

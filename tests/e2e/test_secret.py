@@ -26,7 +26,7 @@ class Job:
         self._python, self._forked = python, forked
         self._run = run
         self._folder = folder
-        self._commands = {"instep": (instep, "run"), "torchrun": (python, "-m", "torch.distributed.run")}
+        self._commands = {"instep": (instep, "run"), "torchrun": (forked, "-m", "torch.distributed.run")}
 
     def start(self, node: int, rendezvous: str, *, launcher: str = "instep", secret: str | None = None) -> Running:
         """Start one of the nodes; `secret` is the user's own."""
@@ -40,7 +40,7 @@ class Job:
             words += [f"--log-dir={self._folder / 'logs'}", "--redirects=3", f"--events={self._folder / 'events'}"]
         environment = {
             "VIRTUAL_ENV": str(self._python.parent.parent),
-            "PYTHON_EXEC": str(self._forked) if launcher == "instep" else None,
+            "PYTHON_EXEC": str(self._forked),
             "OMP_NUM_THREADS": "1",
             "INSTEP_SECRET": secret,
         }

@@ -17,6 +17,7 @@ PRELOADED = (
     "torch._dynamo",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
     "torch.nn.parallel",
     "torch.utils.data",
     "instep.backend",

@@ -337,17 +337,15 @@ pub(crate) fn insert(
 ) -> Result<ExperimentId> {
     let project = find_project(connection, new)?;
     must_be_open(connection, project)?;
+    if let Some(id) = update_known(connection, new)? {
+        return Ok(id);
+    }
     let id = connection
         .prepare_cached(
             "INSERT INTO experiments (external_id, name, description, labels, notes, config, \
              original_config, archived, job_id, project_id, user_id, searcher_name, searcher_metric, \
              smaller_is_better, state, unmanaged, started_at) \
-             VALUES (?, ?, ?, ?, '', ?, ?, FALSE, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
-             ON CONFLICT (external_id) DO UPDATE SET name = excluded.name, \
-             description = excluded.description, labels = excluded.labels, config = excluded.config, \
-             original_config = excluded.original_config, searcher_name = excluded.searcher_name, \
-             searcher_metric = excluded.searcher_metric, smaller_is_better = excluded.smaller_is_better \
-             RETURNING id",
+             VALUES (?, ?, ?, ?, '', ?, ?, FALSE, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
         )?
         .query_row(
             params![
@@ -370,6 +368,33 @@ pub(crate) fn insert(
             |row| row.get(0),
         )?;
     Ok(ExperimentId(id))
+}
+
+/// Brings the experiment with this external id up to date, if there is one. Not an insert that gives way: that would use
+/// up a number.
+fn update_known(connection: &Connection, new: &NewExperiment) -> Result<Option<ExperimentId>> {
+    let Some(external_id) = &new.external_id else { return Ok(None) };
+    let id = connection
+        .prepare_cached(
+            "UPDATE experiments SET name = ?, description = ?, labels = ?, config = ?, original_config = ?, \
+             searcher_name = ?, searcher_metric = ?, smaller_is_better = ? WHERE external_id = ? RETURNING id",
+        )?
+        .query_row(
+            params![
+                new.name,
+                new.description,
+                text_of(&new.labels)?,
+                text_of(&new.config)?,
+                new.original_config,
+                new.searcher_name,
+                new.searcher_metric,
+                new.smaller_is_better,
+                external_id
+            ],
+            |row| row.get(0),
+        )
+        .optional()?;
+    Ok(id.map(ExperimentId))
 }
 
 impl Database {

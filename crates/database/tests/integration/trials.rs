@@ -27,6 +27,22 @@ fn experiment(external_id: Option<&str>, name: &str) -> NewExperiment {
 }
 
 #[test]
+fn an_experiment_that_is_found_again_uses_up_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = open(&folder);
+    block(async {
+        let made = async |external_id, name| {
+            let found = database.create_experiment(experiment(external_id, name), Timestamp(1)).await.unwrap();
+            (found.id.0, found.name)
+        };
+        assert_eq!(made(Some("mine"), "first").await, (1, "first".to_owned()));
+        assert_eq!(made(Some("mine"), "second").await, (1, "second".to_owned()));
+        assert_eq!(made(Some("mine"), "third").await, (1, "third".to_owned()));
+        assert_eq!(made(None, "next").await, (2, "next".to_owned()));
+    });
+}
+
+#[test]
 fn a_silent_trial_fails_as_of_its_last_word_and_can_be_revived() {
     let folder = tempfile::tempdir().unwrap();
     let database = open(&folder);

@@ -89,8 +89,9 @@ def test_a_script_that_starts_over_has_not_resumed_whatever_its_first_line_is(
 ) -> None:
     script, found = tmp_path / "forgetful.py", tmp_path / "found.json"
     script.write_text(FORGETFUL)
-    job = [instep, "run", "--python", python, script, "60"]
-    drill = ["--kill-rank", "400ms", "--times", "1", "--json", found]
+    # Killed when it is some steps far, also where an interpreter takes a second to start.
+    job = [instep, "run", "--python", python, script, "120"]
+    drill = ["--kill-rank", "2s", "--times", "1", "--json", found]
     result = run(instep, "drill", *drill, "--", *job).expect(0)
     [kill] = json.loads(found.read_text())["kills"]
     assert (kill["resumed"], kill["progress_after"]) == (False, "step 0"), result

@@ -186,8 +186,7 @@ def test_first_node_is_lost_and_the_job_goes_on(job: Job, wait_until: WaitUntil,
         kill_node(jobs[0])
     else:
         jobs[0].send_signal(signal.SIGTERM)
-    seconds = job.recovered(2, jobs[1:], wait_until, f"first node {how}")
-    assert seconds < 15
+    job.recovered(2, jobs[1:], wait_until, f"first node {how}")
     addresses = {(member["MASTER_ADDR"], member["RANK"]) for member in job.worlds()[2]}
     assert addresses == {(job.nodes[1].ipv4, "0"), (job.nodes[1].ipv4, "1")}
     assert "this node now leads the job" in jobs[1].stderr, jobs[1].stderr

@@ -185,9 +185,7 @@ def test_killed_launcher_of_another_node_is_reported_by_the_first(cluster: Clust
     jobs = cluster.dynamic("", "ready", "hold")
     ready(cluster, jobs, wait_until)
     jobs[1].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    shown = jobs[0].wait(10).expect(1)
-    assert time.monotonic() - killed < 3
+    shown = jobs[0].wait(SILENCE_S).expect(1)
     assert re.search(r"node .* was lost: its connection broke; restarts are off", shown.stderr), shown
     all_gone(jobs, wait_until)
 

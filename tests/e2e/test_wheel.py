@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT, Runner
-
-# Importing the package may cost this much more than starting Python.
-IMPORT_BUDGET_S = 0.050
 
 
 @pytest.fixture(scope="module")
@@ -103,21 +99,16 @@ def test_missing_binary_is_explained(installed: Path, run: Runner, tmp_path: Pat
     assert "hint: reinstall with" in shown.stderr
 
 
-def test_import_is_quick_and_loads_neither_torch_nor_the_extension(installed: Path, run: Runner) -> None:
+def test_import_loads_next_to_nothing(installed: Path, run: Runner) -> None:
     code = (
         "import sys, instep, instep.run; print([m for m in ('torch', 'numpy', 'instep._native') if m in sys.modules])"
     )
     assert run(installed / "python", "-c", code, env=clean()).expect(0).stdout == "[]\n"
 
-    # The best of several, taken in turns: what else the machine does only ever adds time.
-    best = {"pass": 60.0, "import instep": 60.0}
-    for _ in range(8):
-        for code, seconds in best.items():
-            started = time.perf_counter()
-            subprocess.run([installed / "python", "-c", code], check=True, timeout=60)
-            best[code] = min(seconds, time.perf_counter() - started)
-    extra = best["import instep"] - best["pass"]
-    assert extra <= IMPORT_BUDGET_S, f"`import instep` adds {extra * 1000:.0f} ms to starting Python"
+    # Every interpreter with our file of paths pays for what this imports.
+    code = "import sys; before = set(sys.modules); import instep; print(*sorted(set(sys.modules) - before))"
+    imported = run(installed / "python", "-c", code, env=clean()).expect(0).stdout.split()
+    assert imported == ["__future__", "instep", "instep._registration"]
 
 
 def test_native_extension_loads(installed: Path, run: Runner) -> None:

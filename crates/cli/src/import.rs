@@ -11,7 +11,7 @@ use instep_launch::{Console, Note};
 
 use crate::console::{self, TerminalConsole};
 use crate::master::SettingsArguments;
-use crate::report::{Hinted, chain};
+use crate::report::{Hinted, chain, without_controls};
 
 /// How often the status line changes.
 const STATUS_INTERVAL: Duration = Duration::from_millis(200);
@@ -187,6 +187,13 @@ fn described(summary: &Summary, dry_run: bool, took: Duration) -> String {
             }
         }
     }
+    if summary.unix_users_left > 0 {
+        line(format_args!(
+            "\ntasks of {} users and workspaces ran as root in containers, which would be root of the machine here: they \
+             run as the agents' default user now\nhint: link a Unix user with `instep user link-with-agent-user`",
+            grouped(summary.unix_users_left)
+        ));
+    }
     for (kind, ids) in &summary.renumbered {
         let some: Vec<String> =
             ids.iter().take(RENUMBERED_SHOWN).map(|(before, after)| format!("{before} is {after}")).collect();
@@ -197,7 +204,7 @@ fn described(summary: &Summary, dry_run: bool, took: Duration) -> String {
     if let Some(kept) = &summary.kept {
         line(format_args!("\nThe database as it was before is {}; delete it when all is well.", kept.display()));
     }
-    text
+    without_controls(&text)
 }
 
 #[cfg(test)]

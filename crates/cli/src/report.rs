@@ -68,9 +68,15 @@ pub(crate) fn error(error: &anyhow::Error) {
     complain(&chain(error.as_ref()));
 }
 
+/// Names in a text may be anybody's: they must not move the cursor.
+pub(crate) fn without_controls(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() && letter != '\n' { ' ' } else { letter }).collect()
+}
+
 /// Prints `what`, with its `hint:` line if it has one.
 pub(crate) fn complain(text: &str) {
-    let (what, hint) = text.split_once("\nhint: ").map_or((text, None), |(what, hint)| (what, Some(hint)));
+    let text = without_controls(text);
+    let (what, hint) = text.split_once("\nhint: ").map_or((&*text, None), |(what, hint)| (what, Some(hint)));
     let mut lines = format!("{} {what}\n", paint("31;1", "error:"));
     if let Some(hint) = hint {
         lines.push_str(&format!("{} {hint}\n", paint("36", "hint:")));

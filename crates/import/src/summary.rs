@@ -56,6 +56,8 @@ pub struct Summary {
     pub below: BTreeMap<String, u64>,
     /// Users who keep their passwords.
     pub passwords: u64,
+    /// Users and workspaces whose tasks ran as root in containers, or as a Unix user that no machine can have.
+    pub unix_users_left: u64,
 }
 
 impl Summary {

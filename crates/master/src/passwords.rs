@@ -21,6 +21,11 @@ const HASH: usize = Params::DEFAULT_OUTPUT_LEN;
 /// Bytes that bcrypt looks at, and that Determined gives it.
 const BCRYPT_LIMIT: usize = 72;
 
+/// What a stored hash may cost: one of a database that was taken over may say anything.
+const HIGHEST_BCRYPT_COST: u32 = 15;
+const HIGHEST_ARGON2_KIBIBYTES: u32 = 256 << 10;
+const HIGHEST_ARGON2_PASSES: u32 = 16;
+
 /// The memory of hashings that have ended, for the next: as much as was in use at once. The allocator would keep it
 /// too, but once for every few logins, in pieces that fit nothing else.
 static MEMORY: Mutex<Vec<Vec<Block>>> = Mutex::new(Vec::new());
@@ -48,6 +53,10 @@ pub(crate) fn to_store(password: &str, is_hashed: bool) -> Option<String> {
 pub(crate) fn matches(password: &str, is_hashed: bool, stored: &str) -> bool {
     let sent = if is_hashed { password.to_owned() } else { salted(password) };
     if is_of_determined(stored) {
+        let cost = stored.get(4..6).and_then(|cost| cost.parse::<u32>().ok());
+        if cost.is_none_or(|cost| cost > HIGHEST_BCRYPT_COST) {
+            return false;
+        }
         let sent = sent.as_bytes();
         return bcrypt::verify(&sent[..sent.len().min(BCRYPT_LIMIT)], stored).unwrap_or(false);
     }
@@ -55,7 +64,10 @@ pub(crate) fn matches(password: &str, is_hashed: bool, stored: &str) -> bool {
         let stored = PasswordHash::new(stored).ok()?;
         let algorithm = Algorithm::try_from(stored.algorithm.as_str()).ok()?;
         let version = stored.version.map_or(Ok(Version::default()), Version::try_from).ok()?;
-        let argon2 = Argon2::new(algorithm, version, Params::try_from(&stored).ok()?);
+        let params = Params::try_from(&stored)
+            .ok()
+            .filter(|params| params.m_cost() <= HIGHEST_ARGON2_KIBIBYTES && params.t_cost() <= HIGHEST_ARGON2_PASSES)?;
+        let argon2 = Argon2::new(algorithm, version, params);
         // Two outputs are compared in a time that does not depend on where they differ.
         Some(hashed(&argon2, &sent, &stored.salt?)? == stored.hash?)
     };
@@ -108,6 +120,20 @@ mod tests {
         assert!(!matches("", true, &stored));
         assert_eq!(to_store("", true), None);
         assert!(!matches("x", true, "not a hash"));
+    }
+
+    #[test]
+    fn a_hash_that_costs_too_much_is_nobodys() {
+        let stored = to_store("Abcdefg1", false).unwrap();
+        let (m, t) = (Params::DEFAULT_M_COST, Params::DEFAULT_T_COST);
+        for dear in [
+            stored.replace(&format!("m={m}"), "m=4000000"),
+            stored.replace(&format!("t={t}"), "t=1000"),
+            bcrypt::hash("x", 4).unwrap().replacen("$04$", "$31$", 1),
+        ] {
+            assert_ne!(dear, stored);
+            assert!(!matches("Abcdefg1", false, &dear));
+        }
     }
 
     #[test]

@@ -218,7 +218,7 @@ fn open(client: &Client, shell: &Command, words: &[String]) -> anyhow::Result<Ex
     if nix::unistd::isatty(io::stdin()).unwrap_or(false) {
         ssh.arg("-tt");
     }
-    ssh.arg(host(shell)).args(words).stdin(Stdio::inherit());
+    ssh.arg(host(shell)?).args(words).stdin(Stdio::inherit());
     let status = ssh.status().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             let hint = "install OpenSSH's client: apt-get install openssh-client";
@@ -236,15 +236,24 @@ fn show(client: &Client, task: &str) -> anyhow::Result<()> {
     let folder = Folder::new(task, true)?;
     folder.write(key(&shell)?)?;
     let words: Vec<String> = options(client, &folder.key)?.iter().map(|word| quoted(word)).collect();
-    console::print(format!("ssh {} {}\n", words.join(" "), quoted(&host(&shell))).as_bytes());
+    console::print(format!("ssh {} {}\n", words.join(" "), quoted(&host(&shell)?)).as_bytes());
     Ok(())
 }
 
-/// As whom and where: the name is for people, the key decides.
-fn host(shell: &Command) -> String {
+/// As whom and where: the name is for people, the key decides. `ssh` must not take what a master says for its options.
+fn host(shell: &Command) -> anyhow::Result<String> {
     let group = shell.agent_user_group.as_ref();
     let user = group.and_then(|group| group["user"].as_str()).filter(|user| !user.is_empty()).unwrap_or("root");
-    format!("{user}@{}", shell.id)
+    let is_plain = |word: &str| {
+        let letter = |letter: char| letter.is_alphanumeric() || "._-".contains(letter);
+        !word.starts_with('-') && word.chars().all(letter)
+    };
+    anyhow::ensure!(
+        is_plain(user) && is_plain(&shell.id),
+        "the master names a shell {user:?}@{:?}, which is no name",
+        shell.id
+    );
+    Ok(format!("{user}@{}", shell.id))
 }
 
 fn options(client: &Client, key: &Path) -> anyhow::Result<Vec<String>> {

@@ -1,5 +1,6 @@
 //! `--summary-json`: what happened, for the program that started us; and the error file for a launcher above us.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
@@ -73,7 +74,10 @@ fn replace(path: &Path, summary: &Value) -> anyhow::Result<()> {
         fs::write(path, text)
     } else {
         let beside = path.with_extension(unfinished());
-        fs::write(&beside, text).and_then(|()| fs::rename(&beside, path))
+        // Not through a link that somebody has left there.
+        let new = || fs::OpenOptions::new().write(true).create_new(true).open(&beside);
+        let _ = fs::remove_file(&beside);
+        new().and_then(|mut file| file.write_all(text.as_bytes())).and_then(|()| fs::rename(&beside, path))
     };
     written.with_context(|| format!("write the summary to {}", path.display()))
 }

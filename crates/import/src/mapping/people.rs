@@ -23,18 +23,40 @@ pub fn user(row: &Row<'_>, id: i64, agent_user_group: Option<Value>, now: Timest
     })
 }
 
-/// As whom tasks run, from columns that tables of users and of workspaces have; `None` if it is not said.
-pub fn agent_user_group(row: &Row<'_>) -> Result<Option<Value>> {
+/// As whom tasks run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UnixUser {
+    /// It is not said.
+    Unsaid,
+    /// As the master keeps it.
+    Known(Value),
+    /// Root in a container, which would be root of the machine here, or what no machine can have.
+    Refused,
+}
+
+/// From columns that tables of users and of workspaces have.
+pub fn unix_user(row: &Row<'_>) -> Result<UnixUser> {
     let (uid, gid) = (row.optional_integer("uid")?, row.optional_integer("gid")?);
     let (user, group) = (row.optional_text("user_")?, row.optional_text("group_")?);
     if uid.is_none() && gid.is_none() && user.is_none() && group.is_none() {
-        return Ok(None);
+        return Ok(UnixUser::Unsaid);
     }
-    Ok(Some(json!({"agentUid": uid, "agentGid": gid, "agentUser": user, "agentGroup": group})))
+    let numbers = [uid, gid].into_iter().flatten().all(|number| (1..=i64::from(i32::MAX)).contains(&number));
+    let names = [&user, &group].into_iter().flatten().all(|name| is_unix_name(name));
+    Ok(match numbers && names {
+        true => UnixUser::Known(json!({"agentUid": uid, "agentGid": gid, "agentUser": user, "agentGroup": group})),
+        false => UnixUser::Refused,
+    })
+}
+
+/// Whether `/etc/passwd` can hold it; nobody is called root but root.
+fn is_unix_name(name: &str) -> bool {
+    let plain = |letter: char| !letter.is_whitespace() && !letter.is_control() && !":/\\".contains(letter);
+    !name.is_empty() && name != "root" && name.chars().all(plain)
 }
 
 /// A workspace, which is `id` here.
-pub fn workspace(row: &Row<'_>, id: i64, owner: i64) -> Result<ImportedWorkspace> {
+pub fn workspace(row: &Row<'_>, id: i64, owner: i64, agent_user_group: Option<Value>) -> Result<ImportedWorkspace> {
     Ok(ImportedWorkspace {
         id,
         name: row.text("name")?,
@@ -43,7 +65,7 @@ pub fn workspace(row: &Row<'_>, id: i64, owner: i64) -> Result<ImportedWorkspace
         owner,
         created_at: row.time("created_at")?,
         checkpoint_storage: row.optional_json("checkpoint_storage_config")?.filter(Value::is_object),
-        agent_user_group: agent_user_group(row)?,
+        agent_user_group,
     })
 }
 

@@ -31,6 +31,8 @@ struct Notes {
     tally: Tally,
     rows: u64,
     passwords: u64,
+    #[serde(default)]
+    unix_users_left: u64,
 }
 
 struct Importer<'a> {
@@ -117,6 +119,7 @@ impl Importer<'_> {
             flush(&mut records, &mut notes, last, true)?;
         }
         self.summary.passwords += notes.passwords;
+        self.summary.unix_users_left += notes.unix_users_left;
         self.summary.tables.insert(stage.to_owned(), notes.tally);
         Ok(())
     }

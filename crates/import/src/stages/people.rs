@@ -1,13 +1,13 @@
 //! Users, groups, workspaces, projects and roles.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use instep_database::import::{ImportedGroup, ImportedRole};
 use serde_json::Value;
 
 use super::{Importer, decline, note_there, owner};
 use crate::error::Result;
-use crate::mapping::people;
+use crate::mapping::people::{self, UnixUser};
 use crate::plan::Fate;
 use crate::tables;
 
@@ -19,9 +19,16 @@ const WORKSPACE_ADMIN: i64 = 2;
 impl Importer<'_> {
     pub(super) fn users(&mut self) -> Result<()> {
         let mut agent_users: HashMap<i64, Value> = HashMap::new();
+        let mut refused: HashSet<i64> = HashSet::new();
         self.each(&tables::AGENT_USER_GROUPS, |row| {
-            if let Some(group) = people::agent_user_group(row)? {
-                agent_users.insert(row.integer("user_id")?, group);
+            match people::unix_user(row)? {
+                UnixUser::Unsaid => {}
+                UnixUser::Known(group) => {
+                    agent_users.insert(row.integer("user_id")?, group);
+                }
+                UnixUser::Refused => {
+                    refused.insert(row.integer("user_id")?);
+                }
             }
             Ok(())
         })?;
@@ -36,6 +43,7 @@ impl Importer<'_> {
                 };
                 let user = people::user(row, *id, agent_users.get(&source).cloned(), now)?;
                 notes.passwords += u64::from(user.password_hash.is_some());
+                notes.unix_users_left += u64::from(refused.contains(&source));
                 Ok(Some((source, user)))
             },
             |batch, users, tally| {
@@ -109,7 +117,15 @@ impl Importer<'_> {
                     decline(&plan.workspaces, source, &mut notes.tally);
                     return Ok(None);
                 };
-                Ok(Some((source, people::workspace(row, id, owner(plan, row, "user_id")?)?)))
+                let agent_user_group = match people::unix_user(row)? {
+                    UnixUser::Unsaid => None,
+                    UnixUser::Known(group) => Some(group),
+                    UnixUser::Refused => {
+                        notes.unix_users_left += 1;
+                        None
+                    }
+                };
+                Ok(Some((source, people::workspace(row, id, owner(plan, row, "user_id")?, agent_user_group)?)))
             },
             |batch, workspaces, tally| {
                 for (source, workspace) in workspaces {

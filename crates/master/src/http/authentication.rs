@@ -1,5 +1,6 @@
 //! Logging in and out.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::header;
@@ -41,16 +42,21 @@ pub(crate) async fn login(call: Call) -> Result<WithCookie<LoginResponse>, Failu
                 return Err(too_many(&username, wait));
             }
             let before = stored.clone();
+            let (application, guessed) = (Arc::clone(&call.application), username.clone());
+            // Asked and counted again where only as many are at once as there are processors: those that came together
+            // have waited for each other by then.
             let check = move || {
-                let right = matches(&password, is_hashed, &stored);
-                (right, if right && is_of_determined(&stored) { to_store(&password, is_hashed) } else { None })
+                if let Some(wait) = application.attempts.wait(&guessed, address, Instant::now()) {
+                    return Err(too_many(&guessed, wait));
+                }
+                if !matches(&password, is_hashed, &stored) {
+                    application.attempts.failed(&guessed, address, Instant::now());
+                    return Err(Failure::unauthenticated());
+                }
+                application.attempts.succeeded(&guessed, address);
+                Ok(if is_of_determined(&stored) { to_store(&password, is_hashed) } else { None })
             };
-            let (right, renewed) = work(check).await?;
-            if !right {
-                call.application.attempts.failed(&username, address, Instant::now());
-                return Err(Failure::unauthenticated());
-            }
-            call.application.attempts.succeeded(&username, address);
+            let renewed = work(check).await??;
             if let (Some(renewed), Some(account)) = (renewed, &account) {
                 call.application.database.renew_password_hash(account.user.id, before, renewed).await?;
             }

@@ -131,7 +131,8 @@ async fn answered(
         application.audit.record(noted.record(route.action.name(), address, recorded_id, status.as_u16())).await;
     }
     match &outcome {
-        Err(failure) if status.is_server_error() => {
+        // What a task's program does not answer is said to whoever asked; anybody could fill the log with it.
+        Err(failure) if failure.code == Code::Internal => {
             tracing::error!(request = id, method, route = path, status = status.as_u16(), why = failure.message);
         }
         _ => tracing::debug!(request = id, method, route = path, status = status.as_u16(), ?took, peer = %peer.remote),

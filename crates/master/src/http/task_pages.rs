@@ -224,7 +224,8 @@ async fn check_opens(application: &Application, session: &str, target: &Target, 
     let own = found.owners.contains(&user.id);
     let typed = kind.is_some_and(Kind::runs_what_is_typed);
     if !typed && !tcp {
-        return Ok(if own { Page::Own } else { Page::Foreign });
+        // Nobody knows whose program listens on a port that a task names.
+        return Ok(if own && target.port.is_none() { Page::Own } else { Page::Foreign });
     }
     // The token of a task stands for what that task does, and not for all that its user has.
     if (own || user.admin) && of_task.as_ref().is_none_or(|of_task| of_task.task == *task) {
@@ -256,8 +257,10 @@ fn check_mixing(application: &Application, session: &str, page: Page) -> Result<
         return Ok(());
     }
     let what = match page {
-        Page::Notebook => "this session has opened pages of other users' tasks, which could use your notebook",
-        Page::Own | Page::Foreign => "this session has opened a notebook, which the pages of other users could use",
+        Page::Notebook => {
+            "this session has opened pages of other users' tasks, or of ports that tasks name, which could use your notebook"
+        }
+        Page::Own | Page::Foreign => "this session has opened a notebook, which this page could use",
     };
     let hint = "use another browser or a private window, or close those pages and sign in again";
     Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: {hint}")))

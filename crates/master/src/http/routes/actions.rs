@@ -35,6 +35,7 @@ const ACTIONS: &[(Method, &str, Action)] = &[
     (Post, "/users", Recorded("user.create")),
     (Patch, "/users/{id}", Recorded("user.change")),
     (Get, "/agents/link", Recorded("agent.connect")),
+    (Get, "/shells/{id}", Recorded("shell.key")),
     (Post, "/agents/tokens", Recorded("agent_token.create")),
     (Delete, "/agents/tokens/{name}", Recorded("agent_token.delete")),
     (Post, "/agents/{agent}/enable", Recorded("agent.enable")),

@@ -49,6 +49,7 @@ pub struct Load {
 pub(crate) struct Engine {
     writes: Mutex<Option<mpsc::Sender<WriteJob>>>,
     reads: Mutex<Option<mpsc::Sender<ReadJob>>>,
+    /// The writer, then the readers.
     threads: Mutex<Vec<JoinHandle<()>>>,
     points: AtomicU64,
     last_failure: Arc<Mutex<Option<String>>>,
@@ -145,14 +146,16 @@ impl Engine {
         lock(&self.last_failure).clone()
     }
 
-    /// Lets the threads finish what is queued, and joins them.
+    /// Lets the threads finish what is queued, and joins them; the writer at last. The last connection empties the journal
+    /// into the file, which none does when several close at the same time.
     pub(crate) fn close(&self) {
-        drop(lock(&self.writes).take());
+        let mut threads = std::mem::take(&mut *lock(&self.threads)).into_iter();
+        let writer = threads.next();
         drop(lock(&self.reads).take());
-        for thread in lock(&self.threads).drain(..) {
-            // A panic of the thread was its own message; there is nothing left to do about it here.
-            let _ = thread.join();
-        }
+        // A panic of a thread was its own message; there is nothing left to do about it here.
+        threads.for_each(|reader| drop(reader.join()));
+        drop(lock(&self.writes).take());
+        drop(writer.map(JoinHandle::join));
     }
 }
 

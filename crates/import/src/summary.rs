@@ -98,7 +98,6 @@ impl Summary {
         add("experiments", &plan.experiments);
         add("runs", &plan.trials);
         add("models", &plan.models);
-        add("model_versions", &plan.model_versions);
         let templates = self.tables.entry("templates".to_owned()).or_default();
         templates.taken_over = plan.templates.len() as u64;
         templates.there_already = (survey.templates.len() - plan.templates.len()) as u64;
@@ -106,7 +105,15 @@ impl Summary {
             let rows =
                 |table: &&str| Some(((*table).to_owned(), counts.get(*table).copied().filter(|rows| *rows > 0)?));
             let reports = tables::REPORTS.iter().map(|(table, _)| table.name);
-            let below = ["allocations", "checkpoints_v2", "role_assignments", "task_logs", "trial_logs"];
+            let below = [
+                "allocations",
+                "checkpoints_v2",
+                "model_versions",
+                "role_assignments",
+                "task_logs",
+                "trial_logs",
+                "user_group_membership",
+            ];
             self.below = below.into_iter().chain(reports).filter_map(|table| rows(&table)).collect();
         }
         self.add_left(counts);

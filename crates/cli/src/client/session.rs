@@ -63,7 +63,7 @@ pub(super) fn master(common: &Common) -> anyhow::Result<(Address, Option<PathBuf
 
 /// The token of an administrator's session.
 pub(super) fn administrator_token(common: &Common) -> anyhow::Result<String> {
-    let hint = "`instep login USER` as an administrator, or --token";
+    let hint = "`instep login USER` as an administrator, with the same --master, or --token";
     let client = administrator(common, "agents need a token or", hint)?;
     client.token().ok_or_else(|| anyhow::anyhow!("the master gave no token"))
 }

@@ -69,7 +69,7 @@ fn table(report: &Report, success: bool) -> String {
 fn replayed(steps: u64, success: bool) -> String {
     let (why, hint) = match (steps, success) {
         (0, true) => ("no step was done twice", "only steps of an instep.elastic.Session can be"),
-        (0, false) => return ": the job failed before a step was done twice\n".to_owned(),
+        (0, false) => return ": the job failed before a step was done twice with the same bits\n".to_owned(),
         (_, true) => return format!(": {steps} steps done twice, all with the same bits\n"),
         (_, false) => return format!(": {steps} steps done twice with the same bits, then the job failed\n"),
     };

@@ -159,6 +159,22 @@ def test_ids_that_are_taken_become_others(
         assert api("GET", "/api/v1/trials/21")["trial"]["experimentId"] == 13
 
 
+@pytest.mark.parametrize(
+    "unix", [{"uid": 0}, {"gid": 0}, {"user_": "root"}, {"uid": -1}, {"gid": 1 << 32}, {"group_": "a:b"}]
+)
+def test_root_of_a_container_does_not_become_root_of_the_machine(
+    take_over: Import, tmp_path: Path, unix: dict[str, Any]
+) -> None:
+    tables = dump.cluster()
+    tables["agent_user_groups"][0] |= unix
+    tables["workspaces"][1] |= {"uid": 1003, "user_": "ann", "gid": 50, "group_": "lab"} | unix
+    told = take_over(tables).expect(0).stdout
+    assert "tasks of 2 users and workspaces ran as root in containers" in told
+    with sqlite3.connect(tmp_path / "master.db") as database:
+        for table in ("users", "workspaces"):
+            assert database.execute(f"SELECT count(agent_user_group) FROM {table}").fetchone() == (0,), table
+
+
 def test_a_dry_run_changes_nothing(take_over: Import, tmp_path: Path) -> None:
     told = take_over(dump.cluster(), "--dry-run").expect(0).stdout
     assert "nothing was changed" in told

@@ -46,6 +46,23 @@ def set_password(master: Master, username: str, password: str) -> None:
     admin("PATCH", f"/api/v1/users/{ids[username]}", {"password": password, "isHashed": False})
 
 
+def test_guesses_that_are_sent_together_wait_for_each_other(master: Master) -> None:
+    set_password(master, "admin", "Abcdefg1")
+
+    def guess(number: int) -> int:
+        try:
+            master.client.login("admin", f"wrong{number}")
+        except Failed as refused:
+            return refused.status
+        return 200
+
+    with ThreadPoolExecutor(60) as pool:
+        answers = list(pool.map(guess, range(60)))
+    assert set(answers) == {401, 429}, answers
+    # Four are free, and each processor may be at one when the fifth turns out to be wrong.
+    assert answers.count(401) < 5 + 2 * (os.cpu_count() or 1) + 10, answers
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_users_without_password_must_be_the_one_who_runs_the_master(master: Master) -> None:
     def as_nobody(password: str) -> tuple[str, str]:

@@ -20,12 +20,12 @@ def own(folder: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(400)
 def test_survivors_are_told_the_truth_and_go_on(run: Runner, python: Path, tmp_path: Path) -> None:
-    run(python, FAULTS, "--count", "40", "--seed", "1", env=own(tmp_path), timeout=350).expect(0)
+    run(python, FAULTS, "--count", "20", "--seed", "1", env=own(tmp_path), timeout=350).expect(0)
 
 
 @pytest.mark.timeout(300)
 def test_survivors_on_several_hosts_are_told_the_truth_and_go_on(run: Runner, python: Path, tmp_path: Path) -> None:
-    run(python, FAULTS, "--hosts", "--count", "12", "--seed", "1", env=own(tmp_path), timeout=250).expect(0)
+    run(python, FAULTS, "--hosts", "--count", "6", "--seed", "1", env=own(tmp_path), timeout=250).expect(0)
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ LEAST = {2: 99, 4: 102, 8: 123}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.soak), 4, pytest.param(8, marks=pytest.mark.soak)])
 def test_torchs_own_tests(run: Runner, python: Path, world: int) -> None:
     result = run(python, SUITE, "--world", str(world), "--least", str(LEAST[world]), timeout=550)
     print(result.stdout)

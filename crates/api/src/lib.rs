@@ -11,6 +11,8 @@
 //! [`config`] is the configuration of an experiment. It is read from YAML here and not in the master, because whoever
 //! speaks to a master (a command line that checks a file before it sends it) must understand it the same way.
 //!
+//! [`sockets`] reads the kernel's tables of connections, by which master and agents know whose program they talk to.
+//!
 //! This crate does no I/O and reads no clock.
 
 pub mod agents;
@@ -36,6 +38,7 @@ pub mod preferences;
 pub mod roles;
 pub mod runs;
 pub mod secrets;
+pub mod sockets;
 pub mod states;
 pub mod tasks;
 pub mod templates;

@@ -18,7 +18,7 @@
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
 //! | [`ssh`] | what Determined's launchers for several machines look for |
 //! | [`output`], [`hiding`], [`spool`] | where its output goes, without secrets |
-//! | [`service`], `notebook` | whether what it serves can be used, and is |
+//! | [`service`], `notebook`, [`listener`] | whether what it serves can be used, and is; whose program listens there |
 //! | [`tree`] | the end of everything that was started |
 //! | [`privileges`], [`names`] | as whom it runs, and what that is called |
 
@@ -29,6 +29,7 @@ pub mod guardian;
 pub mod hiding;
 mod information;
 pub mod interface;
+pub mod listener;
 pub mod master;
 pub mod mount_points;
 pub mod mounts;

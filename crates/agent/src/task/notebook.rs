@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use instep_api::link::Service;
 use serde::Deserialize;
+
+use super::listener::{self, Unusable};
 
 /// How long one question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -59,16 +61,17 @@ impl Rule {
     }
 
     /// Whether it is used; `latest` is the last thing that had happened in it at the look before.
-    pub fn is_used(&self, service: &Service, latest: &mut Option<String>) -> io::Result<bool> {
+    pub fn is_used(&self, service: &Service, latest: &mut Option<String>) -> Result<bool, Unusable> {
         let kernels = self.running(service, "api/kernels")?;
         let terminals = self.running(service, "api/terminals").unwrap_or_default();
         Ok(is_used(self.counts, &kernels, &terminals, latest))
     }
 
-    fn running(&self, service: &Service, what: &str) -> io::Result<Vec<Running>> {
+    fn running(&self, service: &Service, what: &str) -> Result<Vec<Running>, Unusable> {
         let path = format!("{}{what}", service.path);
         let answer = ask(service, &path, Some(&self.token))?;
-        Ok(serde_json::from_slice(body(&answer).ok_or(io::ErrorKind::InvalidData)?)?)
+        let body = body(&answer).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(serde_json::from_slice(body).map_err(io::Error::from)?)
     }
 }
 
@@ -85,18 +88,20 @@ fn is_used(counts: Counts, kernels: &[Running], terminals: &[Running], latest: &
         }
 }
 
-/// Connects to a task.
-pub fn connect(service: &Service) -> io::Result<TcpStream> {
-    let mut addresses = (service.address.as_str(), service.port).to_socket_addrs()?;
-    let address = addresses.next().ok_or_else(|| io::Error::other("the address does not resolve"))?;
+/// Connects to a task, if it is the task's own program that listens.
+pub fn connect(service: &Service) -> Result<TcpStream, Unusable> {
+    let address = listener::address(service)?;
+    listener::check(address)?;
     let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    // Nobody has taken the place of the program that was seen.
+    listener::check(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(stream)
 }
 
 /// Asks a task for a page. The answer ends with the connection.
-pub fn ask(service: &Service, path: &str, token: Option<&str>) -> io::Result<Vec<u8>> {
+pub fn ask(service: &Service, path: &str, token: Option<&str>) -> Result<Vec<u8>, Unusable> {
     let mut stream = connect(service)?;
     let address = stream.peer_addr()?;
     let shown = token.map(|token| format!("Authorization: token {token}\r\n")).unwrap_or_default();
@@ -106,7 +111,7 @@ pub fn ask(service: &Service, path: &str, token: Option<&str>) -> io::Result<Vec
     let mut answer = Vec::new();
     match stream.take(LONGEST_ANSWER).read_to_end(&mut answer) {
         // Whoever keeps the connection open has said enough.
-        Err(error) if answer.is_empty() => Err(error),
+        Err(error) if answer.is_empty() => Err(error.into()),
         _ => Ok(answer),
     }
 }

@@ -75,6 +75,8 @@ struct Supervisor {
     stop: Option<StopOrder>,
     /// Where the launcher writes its summary; none before the entrypoint starts.
     summary: Option<PathBuf>,
+    /// Of what the entrypoint serves, while it runs.
+    watch: Option<Watch>,
     /// Children that have ended, by process id.
     ended: BTreeMap<i32, i32>,
 }
@@ -86,7 +88,8 @@ impl Supervisor {
         let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let client = master::connect(&order).map_err(io::Error::other)?;
         let output = Output::start(&order, &view.run.join("train/logs"), &view.own().join("spool"), client)?;
-        Ok(Supervisor { orders, order, view, output, signals, stop: None, summary: None, ended: BTreeMap::new() })
+        let (stop, summary, watch, ended) = (None, None, None, BTreeMap::new());
+        Ok(Supervisor { orders, order, view, output, signals, stop, summary, watch, ended })
     }
 
     /// From the context to the end of the entrypoint.
@@ -208,10 +211,16 @@ impl Supervisor {
         self.summary = Some(summary.clone());
         let mut command = Command::new(path);
         command.arg0(first).args(rest);
-        let watch =
+        self.watch =
             Watch::start(&self.order).map_err(|error| Ended::Failed(format!("cannot start a thread: {error}")))?;
-        let code = self.run_program(command, &all, place)?;
-        drop(watch);
+        let ran = self.run_program(command, &all, place);
+        let code = match (ran, self.watch.take()) {
+            (Ok(0), _) => 0,
+            (ran, watch) => match watch.and_then(|watch| watch.failure_at_the_end()) {
+                Some(why) => return Err(Ended::Failed(why)),
+                None => ran?,
+            },
+        };
         self.explain(code);
         let starved = self.order.cgroup.as_ref().and_then(TaskGroup::out_of_memory);
         if let Some(starved) = &starved {
@@ -322,6 +331,9 @@ impl Supervisor {
         self.reap();
         if let Some(stop) = self.orders.take() {
             self.stop = Some(stop);
+        }
+        if let Some(why) = self.watch.as_ref().and_then(Watch::failure).filter(|_| self.stop.is_none()) {
+            self.stop = Some(StopOrder { grace_seconds: GRACE_SECONDS, why: why.to_owned(), lost: false });
         }
     }
 

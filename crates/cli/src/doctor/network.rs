@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
+use instep_api::sockets::{Socket, State, TABLES, sockets};
+
 use super::check::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
 
 /// Ports that c10d and static rendezvous use where the user names none.
@@ -65,8 +67,9 @@ pub(super) fn judge_default_ports(busy: &[(u16, Option<String>)]) -> Check {
 
 /// The process that listens on a port, as far as this user may see.
 fn holder(port: u16) -> Option<String> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| read_text(table).unwrap_or_default());
-    let socket = format!("socket:[{}]", tables.iter().find_map(|table| listening_inode(table, port))?);
+    let tables = TABLES.map(|table| read_text(table).unwrap_or_default()).join("\n");
+    let listens = |socket: &Socket| socket.state == State::Listening && socket.local.port() == port;
+    let socket = format!("socket:[{}]", sockets(&tables).find(listens)?.inode);
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         // Not `self` and its like: the number is wanted.
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -74,16 +77,6 @@ fn holder(port: u16) -> Option<String> {
         files.find(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket.as_str()))?;
         let name = read_text(entry.path().join("comm")).unwrap_or_default();
         Some(format!("{name} (pid {pid})"))
-    })
-}
-
-/// Finds a listening socket in the kernel's table: `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode`.
-fn listening_inode(table: &str, port: u16) -> Option<&str> {
-    let ending = format!(":{port:04X}");
-    table.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        (fields.get(1)?.ends_with(&ending) && *fields.get(3)? == "0A").then_some(())?;
-        fields.get(9).copied()
     })
 }
 
@@ -121,9 +114,5 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(holder(port).unwrap().ends_with(&format!("(pid {})", std::process::id())));
-        drop(listener);
-        let table = "  sl  local_address rem_address   st\n 0: 0100007F:72D8 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1";
-        assert_eq!(listening_inode(table, 29400), Some("4711"));
-        assert_eq!(listening_inode(table, 29500), None);
     }
 }

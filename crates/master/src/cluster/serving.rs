@@ -1,4 +1,4 @@
-//! Where tasks serve: what their kind makes them serve, and the ports that their configurations name.
+//! Where tasks serve: what their kind makes them serve, once it is ready, and the ports that their configurations name.
 
 use instep_api::config::ProxyPort;
 use instep_api::link::{Protocol, Service};
@@ -85,6 +85,10 @@ impl ClusterState {
         if let (None, Some(live)) = (target.port, live)
             && let Some(service) = live.service(&target.task, address, placed.ports.get(SERVICE_PORT).copied())
         {
+            // Only then the agent has seen that it is the task's own program that listens: no other gets the secret.
+            if !allocation.ready {
+                return None;
+            }
             // The server of a shell asks for its key.
             let unauthenticated = service.protocol == Protocol::Tcp;
             return Some(Serving { service, secret: live.details.secret.clone(), unauthenticated });

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,47 @@ def test_a_mount_leads_into_no_folder_that_its_user_may_not_enter(walls: Walls) 
     assert "hint: " in log
     assert not (inner / "mine").exists()
     assert "swordfish" in walls.log("bob", "cat /run/determined/config/notes", mounts=(mount,)), "it is bob's own"
+
+
+def planting(shares: Path, planted: Path, victim: Path, over: threading.Event) -> None:
+    """Put links to a file in a copy of the folders of shares, as soon as there are any."""
+    while not over.wait(0.001):
+        for share in shares.glob("[!.]*"):
+            task = planted / share.name / "task"
+            if task.exists():
+                continue
+            task.mkdir(parents=True)
+            for name in ("passwd", "group", "shadow", "ssh_config"):
+                (task / name).symlink_to(victim)
+
+
+def test_no_mount_lets_root_write_through_links_of_a_user(walls: Walls) -> None:
+    # Root writes files for the task into its state folder: a copy of it, mounted over it, could lead elsewhere.
+    mine, victim, state = walls.folder / "mine", walls.folder / "victim", walls.state
+    (mine / "shares").mkdir(parents=True)
+    (mine / "within").mkdir()
+    victim.write_text("untouched")
+    victim.chmod(0o600)
+    (walls.folder / "link").symlink_to(state)
+    walls.start("--allow-mount", f"{walls.folder}:rw")
+    over = threading.Event()
+    plant = threading.Thread(target=planting, args=(state / "shares", mine / "shares", victim, over))
+    plant.start()
+    try:
+        places = [state, state / "shares", walls.folder / "link", state / "shares" / "new" / "task", walls.folder]
+        for place in [*places, Path("/run/determined/info")]:
+            mount = {"host_path": str(mine if place != state / "shares" else mine / "shares")}
+            log = walls.refused("alice", "echo started", mounts=({**mount, "container_path": str(place)},))
+            assert victim.read_text() == "untouched", place
+            assert f"nothing may be mounted at {place}: it would hide what tasks" in log, log
+            assert "hint: choose a container_path" in log
+            assert "started\n" not in log, log
+    finally:
+        over.set()
+        plant.join()
+    # What stays where it is hides nothing.
+    mount = {"host_path": str(walls.folder), "container_path": str(walls.folder)}
+    assert "within" in walls.log("alice", f"ls {mine}", mounts=(mount,))
 
 
 @pytest.mark.parametrize("uid", [0, ALICE], ids=["root", "without root"])

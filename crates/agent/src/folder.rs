@@ -28,9 +28,10 @@ use std::time::Duration;
 
 use instep_api::link::Ending;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg, OFlag, openat};
+use nix::sys::stat::Mode;
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::geteuid;
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -132,6 +133,35 @@ impl TaskFolder {
     /// A file or folder in it.
     pub fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+}
+
+/// A task's folder itself, opened before the task has a say in what is seen at its path: whatever is mounted there later,
+/// what is written here lies in it.
+#[derive(Debug)]
+pub struct OpenedTaskFolder(File);
+
+impl OpenedTaskFolder {
+    /// Opens it; the path must still lead to it. What is put there can be mounted only in the mount namespace of this moment.
+    pub fn open(folder: &TaskFolder) -> io::Result<OpenedTaskFolder> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder.path())?;
+        Ok(OpenedTaskFolder(opened))
+    }
+
+    /// Makes a file in it that everybody may read, and gives it opened. What was there under its name is removed, and no
+    /// link is followed.
+    pub fn put(&self, name: &str, content: &[u8]) -> io::Result<File> {
+        match unlinkat(&self.0, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut file = File::from(openat(&self.0, name, flags, Mode::from_bits_truncate(0o600))?);
+        file.write_all(content)?;
+        // Not by the mode of its creation, from which the umask takes away.
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
+        Ok(file)
     }
 }
 
@@ -410,6 +440,30 @@ mod tests {
         share.write_stop(&StopOrder { grace_seconds: 0, why: String::new(), lost: false }).unwrap();
         assert_eq!(share.exit(), Some(Exit::Killed.into()));
         assert_eq!(fs::read_to_string(&victim).unwrap(), "7");
+    }
+
+    #[test]
+    fn what_is_put_into_an_opened_folder_lies_there_whatever_its_path_leads_to() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, moved, victim) =
+            (place.path().join("task"), place.path().join("moved"), place.path().join("victim"));
+        fs::create_dir(&path).unwrap();
+        fs::write(&victim, "untouched").unwrap();
+        std::os::unix::fs::symlink(&victim, path.join("passwd")).unwrap();
+        let opened = OpenedTaskFolder::open(&TaskFolder::at(&path)).unwrap();
+        // As a mount over the path does.
+        fs::rename(&path, &moved).unwrap();
+        fs::create_dir(&path).unwrap();
+        std::os::unix::fs::symlink(&victim, path.join("passwd")).unwrap();
+        for _ in 0..2 {
+            opened.put("passwd", b"ann:x:1:1").unwrap();
+        }
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+        assert_eq!(fs::read_to_string(moved.join("passwd")).unwrap(), "ann:x:1:1");
+        assert_eq!(fs::metadata(moved.join("passwd")).unwrap().permissions().mode() & 0o777, 0o644);
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(&moved, &link).unwrap();
+        assert!(OpenedTaskFolder::open(&TaskFolder::at(&link)).is_err(), "a link is no folder");
     }
 
     #[test]

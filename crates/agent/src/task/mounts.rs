@@ -1,8 +1,9 @@
 //! `bind_mounts`: folders of the machine that a task sees elsewhere, and which of them it may.
 //!
 //! An agent of root mounts with root's rights what a user names. So for a task of another user the administrator lists what
-//! may be mounted, nothing is mounted over the system's folders, and no step follows a path that the user could have
-//! changed after it was looked at: source and target are opened first, looked at by what was opened, and mounted by that.
+//! may be mounted, nothing is mounted over the system's folders or where agent and task keep what they decide by, and no
+//! step follows a path that the user could have changed after it was looked at: source and target are opened first, looked
+//! at by what was opened, and mounted by that.
 //! Everything else has no more rights than its own user, who may mount what that user can reach.
 
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +19,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::mount_points;
 use super::privileges::Account;
-use super::view::ViewError;
+use super::view::{RUN, ViewError};
 use crate::order::AllowedMount;
 
 /// What a task of another user sees as it is.
@@ -26,6 +27,8 @@ const SYSTEM: [&str; 14] = [
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/root", "/run", "/sbin", "/sys",
     "/usr",
 ];
+/// What the task's supervisor has made for itself, or for every task.
+const OWN: [&str; 4] = ["info", "instep", "programs", "train"];
 /// In place of the part of a line of `mountinfo` that is the place of a mount.
 const MOUNT_POINT: usize = 4;
 
@@ -36,6 +39,23 @@ pub struct Rules<'a> {
     pub account: Option<&'a Account>,
     /// What such a user may have mounted.
     pub allowed: &'a [AllowedMount],
+    /// The folder of the agent's state, without links.
+    pub state: Option<&'a Path>,
+}
+
+impl Rules<'_> {
+    /// Refuses a place of a task of another user that is, holds or lies in a folder of ours.
+    pub fn check_place(&self, wanted: &Mount, place: &Path) -> Result<(), ViewError> {
+        let own = OWN.iter().map(|name| Path::new(RUN).join(name));
+        let mut ours = own.chain(self.state.map(Path::to_owned));
+        match ours.find(|ours| place.starts_with(ours) || ours.starts_with(place)) {
+            Some(ours) if self.account.is_some() => {
+                let why = format!("it would hide what tasks of this agent are run by, in {}", ours.display());
+                Err(not_there(wanted, &format!(": {why}")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Something to be mounted, looked up before a task's own `/tmp` hides the machine's.
@@ -90,7 +110,8 @@ impl<'a> Source<'a> {
 
     /// Mounts it at a path. `own` are the folders of the task if the path is in one of them: there it is made if it is
     /// missing, and must not lead out of them.
-    pub fn mount(&self, to: &Path, own: Option<&[&str]>, account: Option<&Account>) -> Result<(), ViewError> {
+    pub fn mount(&self, to: &Path, own: Option<&[&str]>, rules: Rules<'_>) -> Result<(), ViewError> {
+        let account = rules.account;
         let failed = |error: io::Error| failed(self.wanted, &error);
         if own.is_some() && !to.exists() {
             let is_folder = self.opened.metadata().map_err(failed)?.is_dir();
@@ -101,10 +122,12 @@ impl<'a> Source<'a> {
             Some(folders) => !folders.iter().any(|folder| target.real.starts_with(folder)),
             None => is_system(&target.real),
         };
-        if account.is_some() && forbidden && target.real != source.real {
-            let hint = "choose a container_path that is relative, below /tmp, or a folder of the machine made for this";
-            let what = format!("bind_mounts: nothing may be mounted at {}", self.wanted.task_path);
-            return Err(ViewError::Impossible(format!("{what}\nhint: {hint}")));
+        // A folder at its own place hides nothing.
+        if target.real != source.real {
+            rules.check_place(self.wanted, &target.real)?;
+            if account.is_some() && forbidden {
+                return Err(not_there(self.wanted, ""));
+            }
         }
         bind(&source.path(), &target.path())
             .and_then(|()| restrict(&target.real, &source.real, self.read_only))
@@ -128,6 +151,11 @@ fn failed(wanted: &Mount, error: &io::Error) -> ViewError {
         _ => "",
     };
     ViewError::Impossible(format!("bind_mounts: host_path {}: {error}{hint}", wanted.host_path))
+}
+
+fn not_there(wanted: &Mount, why: &str) -> ViewError {
+    let hint = "choose a container_path that is relative, below /tmp, or a folder of the machine made for this";
+    ViewError::Impossible(format!("bind_mounts: nothing may be mounted at {}{why}\nhint: {hint}", wanted.task_path))
 }
 
 fn not_allowed(host_path: &str) -> ViewError {
@@ -170,7 +198,8 @@ impl Opened {
     }
 }
 
-fn by_number(file: &File) -> PathBuf {
+/// A path that leads to an open file, for as long as it is open.
+pub fn by_number(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
@@ -234,6 +263,8 @@ pub fn stays_inside(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use instep_api::link::RunAs;
+
     use super::*;
 
     #[test]
@@ -251,6 +282,39 @@ mod tests {
         }
         for path in ["/data", "/home/alice", "/etcetera", "/mnt/etc", "/var/tmp/x"] {
             assert!(!is_system(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn nothing_of_another_user_is_mounted_where_agent_and_task_keep_theirs() {
+        let account = Account::find(&RunAs::unnamed(41_001, 41_001)).unwrap();
+        let mount = Mount { host_path: "/data".into(), task_path: "/x".into(), read_only: false };
+        let state = Some(Path::new("/var/lib/instep/agent"));
+        let others = Rules { account: Some(&account), allowed: &[], state };
+        let refused = [
+            "/",
+            "/var",
+            "/var/lib/instep",
+            "/var/lib/instep/agent",
+            "/var/lib/instep/agent/shares/a/task",
+            RUN,
+            "/run/determined/info",
+            "/run/determined/train/logs",
+            "/run/determined/programs",
+            "/run/determined/instep",
+        ];
+        for place in refused {
+            let error = others.check_place(&mount, Path::new(place)).unwrap_err().to_string();
+            assert!(
+                error.starts_with("bind_mounts: nothing may be mounted at /x: ") && error.contains("\nhint: "),
+                "{error}"
+            );
+            assert!(Rules { account: None, ..others }.check_place(&mount, Path::new(place)).is_ok(), "{place}");
+        }
+        for place in
+            ["/var/lib/instep/agent-2", "/data", "/tmp/a", "/run/determined/workdir/d", "/run/determined/config"]
+        {
+            assert!(others.check_place(&mount, Path::new(place)).is_ok(), "{place}");
         }
     }
 

@@ -12,7 +12,7 @@ use nix::unistd::{Gid, Group, Uid, User};
 
 use super::mounts;
 use super::view::RUN;
-use crate::folder::TaskFolder;
+use crate::folder::OpenedTaskFolder;
 
 const SHADOW: &str = "/etc/shadow";
 
@@ -45,9 +45,13 @@ impl Names {
     }
 
     /// Lets the task see them. The process must be in the task's mount namespace.
-    pub fn show(&self, share: &TaskFolder) -> io::Result<()> {
-        let files = [(&self.passwd, "/etc/passwd"), (&self.group, "/etc/group"), (&self.shadow, SHADOW)];
-        for (line, file) in files {
+    pub fn show(&self, share: &OpenedTaskFolder) -> io::Result<()> {
+        let files = [
+            (&self.passwd, "passwd", "/etc/passwd"),
+            (&self.group, "group", "/etc/group"),
+            (&self.shadow, "shadow", SHADOW),
+        ];
+        for (line, name, file) in files {
             let (Some(line), file) = (line, Path::new(file)) else { continue };
             // A file of passwords need not be there, and none of it is for tasks.
             let text = match file == Path::new(SHADOW) {
@@ -55,10 +59,9 @@ impl Names {
                 true => String::new(),
                 false => fs::read_to_string(file)?,
             };
-            let own = share.path().join(file.file_name().unwrap_or_default());
             // The first line of a name counts.
-            fs::write(&own, format!("{line}{text}"))?;
-            mounts::bind(&own, file)?;
+            let own = share.put(name, format!("{line}{text}").as_bytes())?;
+            mounts::bind(&mounts::by_number(&own), file)?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ use super::environment::{Variables, find_program};
 use super::master::Rendezvous;
 use super::view::View;
 use super::{interface, mounts};
-use crate::folder::TaskFolder;
+use crate::folder::OpenedTaskFolder;
 
 /// What Determined's launchers start; the path is fixed there.
 const SERVER: &str = "/usr/sbin/sshd";
@@ -40,15 +40,14 @@ const FOLDER: &str = "/run/determined/ssh";
 
 /// Lets the task's `ssh` find its configuration, and its server start as root. With the rights of the agent, in the task's
 /// mount namespace.
-pub fn show(share: &TaskFolder, as_root: bool) -> io::Result<()> {
+pub fn show(share: &OpenedTaskFolder, as_root: bool) -> io::Result<()> {
     if as_root && Path::new(SERVER).exists() && !Path::new(EMPTY).exists() {
         fs::DirBuilder::new().mode(0o755).create(EMPTY)?;
     }
     let clients = Path::new(CLIENTS);
     let Ok(own) = fs::read_to_string(clients) else { return Ok(()) };
-    let file = share.join("ssh_config");
-    fs::write(&file, format!("Include {FOLDER}/config\n{own}"))?;
-    mounts::bind(&file, clients)
+    let file = share.put("ssh_config", format!("Include {FOLDER}/config\n{own}").as_bytes())?;
+    mounts::bind(&mounts::by_number(&file), clients)
 }
 
 /// The part of a trial that files are written for.

@@ -20,7 +20,7 @@ use super::supervisor::{self, DELIVERY};
 use super::view::{self, View, ViewError, Wanted};
 use super::{master, preparation, privileges, ssh, storage};
 use crate::cgroup::task_group::TaskGroup;
-use crate::folder::{ShareFolder, TaskFolder};
+use crate::folder::{OpenedTaskFolder, ShareFolder, StateFolder, TaskFolder};
 use crate::order::TaskOrder;
 
 /// Ends with this code where no mount namespace can be had, before anything was done.
@@ -56,14 +56,15 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
     // Opened before something is mounted that could hide it.
     let own = File::open(task.path())?;
     let limited = account.as_ref().filter(|account| !account.is_root());
-    let view = build_view(&task, &own, &order, &inherited, limited, plain);
-    if !plain && view.is_ok() {
-        names.show(&task)?;
+    let built = build_view(folder, &own, &order, &inherited, limited, plain);
+    if let Ok((_, Some(opened))) = &built {
+        names.show(opened)?;
         if order.start.ssh_keys.is_some() {
             // Few trials use it: one that does says what is missing, the others must not fail because of it.
-            let _ = ssh::show(&task, geteuid().is_root() && limited.is_none());
+            let _ = ssh::show(opened, geteuid().is_root() && limited.is_none());
         }
     }
+    let view = built.map(|(view, _)| view);
     if matches!(view, Err(ViewError::NoNamespace(_))) {
         return Ok(Outcome::NeedsPlainView);
     }
@@ -96,17 +97,23 @@ fn lacking_names(order: &TaskOrder, user: Option<&RunAs>) -> io::Result<Names> {
 }
 
 /// Makes what the task sees. Its folder, `own`, stays closed to the task's user for as long as something is done there with
-/// the agent's rights.
+/// the agent's rights. With a mount namespace, the folder comes as it was opened there before the task's mounts.
 fn build_view(
-    folder: &TaskFolder,
+    share: &ShareFolder,
     own: &File,
     order: &TaskOrder,
     inherited: &Variables,
     account: Option<&Account>,
     plain: bool,
-) -> Result<View, ViewError> {
+) -> Result<(View, Option<OpenedTaskFolder>), ViewError> {
+    let folder = &share.task();
+    let failed = |error: io::Error| {
+        ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
+    };
+    // Without links, as mounted places are known, and before one of them could hide it.
+    let state = StateFolder::of_share(share).map(|state| fs::canonicalize(state.path())).transpose().map_err(failed)?;
     let needed = preparation::needed_paths(folder, order, inherited, account);
-    let rules = Rules { account, allowed: &order.machine.allowed_mounts };
+    let rules = Rules { account, allowed: &order.machine.allowed_mounts, state: state.as_deref() };
     let storage = storage::mount_of(order);
     let wanted = Wanted {
         needed: &needed,
@@ -115,18 +122,16 @@ fn build_view(
         shared_memory_bytes: order.start.shared_memory_bytes,
         rules,
     };
-    let failed = |error: io::Error| {
-        ViewError::Impossible(format!("cannot prepare the task's folder {}: {error}", folder.path().display()))
-    };
     fill(folder, order, account).map_err(failed)?;
-    match account {
-        _ if !plain => view::isolated(folder, &wanted),
+    let view = match account {
+        _ if !plain => return view::isolated(folder, &wanted).map(|(view, opened)| (view, Some(opened))),
         Some(account) => {
             account.give(own).map_err(failed)?;
             account.acting(|| view::plain(folder, &wanted)).map_err(failed)?
         }
         None => view::plain(folder, &wanted),
-    }
+    };
+    Ok((view?, None))
 }
 
 /// Makes what is in a task's folder, for the task's user.

@@ -30,7 +30,7 @@ use nix::unistd::{Gid, Uid, getegid, geteuid};
 
 use super::mount_points;
 use super::mounts::{self, Opened, Rules, Source};
-use crate::folder::TaskFolder;
+use crate::folder::{OpenedTaskFolder, TaskFolder};
 
 /// Where Determined's package looks.
 pub(super) const RUN: &str = "/run/determined";
@@ -90,8 +90,8 @@ pub struct Wanted<'a> {
 }
 
 /// Makes the view by a mount namespace. The process must have no other thread; after a failure it must end, for it may
-/// see half of each.
-pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewError> {
+/// see half of each. The share's folder comes with it, opened before the task's mounts, one of which may hide it.
+pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<(View, OpenedTaskFolder), ViewError> {
     let other_user = wanted.rules.account.is_some();
     let has_sharing_service = Path::new(MPS).exists();
     let own_shared_memory = other_user && !has_sharing_service;
@@ -111,6 +111,7 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
         if source.holds(&[RUN, TMP]) { source.kept_at(&share.join(&format!("source-{number}"))) } else { Ok(source) }
     });
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
+    let opened = OpenedTaskFolder::open(share).map_err(unavailable)?;
     bind(&share.join("run"), Path::new(RUN)).map_err(unavailable)?;
     bind(&share.join("tmp"), Path::new(TMP)).map_err(unavailable)?;
     let sized = wanted.shared_memory_bytes.filter(|_| !has_sharing_service);
@@ -120,9 +121,10 @@ pub fn isolated(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<View, ViewErr
     for source in &sources {
         let path = task_path(source.wanted());
         let own = in_share(share, &path).is_some();
-        source.mount(&path, own.then_some(&[RUN, TMP]), wanted.rules.account)?;
+        source.mount(&path, own.then_some(&[RUN, TMP]), wanted.rules)?;
     }
-    Ok(View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None })
+    let view = View { run: RUN.into(), tmp: TMP.into(), programs: Path::new(RUN).join("programs"), shim: None };
+    Ok((view, opened))
 }
 
 /// Gives the task a `/dev/shm` of its own, of half the machine's memory unless a size is named, as the kernel has it.
@@ -139,6 +141,9 @@ fn provide_places(share: &TaskFolder, wanted: &Wanted<'_>) -> Result<(), ViewErr
         let path = task_path(mount);
         if in_share(share, &path).is_some() {
             continue;
+        }
+        if !path.exists() {
+            wanted.rules.check_place(mount, &path)?;
         }
         let is_folder = !Path::new(&mount.host_path).is_file();
         let scratch = share.join(&format!("place-{number}"));

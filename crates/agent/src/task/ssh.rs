@@ -109,6 +109,7 @@ fn server(part: &Part<'_>) -> String {
          DisableForwarding yes\n\
          PrintMotd no\n\
          MaxStartups 1000\n\
+         LoginGraceTime 30\n\
          ClientAliveInterval 30\n\
          {command}"
     )

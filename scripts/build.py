@@ -67,7 +67,12 @@ FRAMEWORKS_LOCK = REQUIREMENTS / "frameworks-lock.txt"
 LOCK_SOURCES = [REQUIREMENTS / f"{name}.txt" for name in ("torch", "test", "build")]
 # What many processes of the tests import at the same time.
 TORCH_MODULES = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "torch.utils.data")
-DETERMINED_MODULES = ("determined.cli.cli", "determined.core", "determined.launch.torch_distributed", "jupyterlab.labapp")
+DETERMINED_MODULES = (
+    "determined.cli.cli",
+    "determined.core",
+    "determined.launch.torch_distributed",
+    "jupyterlab.labapp",
+)
 WHEEL_INPUTS = [
     ROOT / name for name in ("Cargo.toml", "Cargo.lock", "crates", "python/instep", "pyproject.toml", "LICENSE")
 ]

@@ -228,6 +228,7 @@ class CollectiveGroup:
         tcp: bool = False,
         interface: str | None = None,
         secret: str | None = None,
+        encrypt: bool = False,
         canonical: bool = False,
         recorder: FlightRecorder | None = None,
         name: str = "",

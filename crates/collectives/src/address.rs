@@ -7,6 +7,7 @@
 //! tag 5  which network it is in         tag 6  an endpoint in that network (any number of them)
 //! tag 7  empty: sums are to be in the order of ranks everywhere
 //! tag 8  the port for messages at those endpoints (2, little endian)
+//! tag 9  empty: what goes over the network is encrypted
 //! ```
 //! Fields with other tags are skipped, so that later versions can add ways to connect.
 
@@ -24,6 +25,7 @@ const NETWORK: u8 = 5;
 const ENDPOINT: u8 = 6;
 const CANONICAL: u8 = 7;
 const P2P_PORT: u8 = 8;
+const ENCRYPTED: u8 = 9;
 
 /// The most endpoints that an address may have: a rank calls them one after the other.
 const MAX_ENDPOINTS: usize = 64;
@@ -44,6 +46,8 @@ pub struct Address {
     pub(crate) p2p_port: u16,
     /// It wants sums in the order of ranks, whatever the hosts.
     pub(crate) canonical: bool,
+    /// It encrypts what it sends over the network, and takes nothing else.
+    pub(crate) encrypted: bool,
 }
 
 impl Address {
@@ -61,6 +65,9 @@ impl Address {
         fields.extend(endpoints.iter().take(MAX_ENDPOINTS).map(|endpoint| (ENDPOINT, endpoint.as_bytes())));
         if self.canonical {
             fields.push((CANONICAL, &[]));
+        }
+        if self.encrypted {
+            fields.push((ENCRYPTED, &[]));
         }
         if self.p2p_port != 0 {
             fields.push((P2P_PORT, &p2p_port));
@@ -81,6 +88,7 @@ impl Address {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(wrong("it does not start as one of this version"))?;
         let (mut host, mut memory, mut socket, mut token, mut network) = (None, None, None, None, None);
         let (mut endpoints, mut canonical, mut p2p_port) = (Vec::new(), false, 0);
+        let mut encrypted = false;
         while let [tag, low, high, after @ ..] = rest {
             let length = usize::from(u16::from_le_bytes([*low, *high]));
             let (value, after) = after.split_at_checked(length).ok_or(wrong("it is cut off"))?;
@@ -93,6 +101,7 @@ impl Address {
                 TOKEN => token = Some(value.try_into().map_err(|_| wrong("its token has the wrong length"))?),
                 NETWORK => network = Some(text()?),
                 CANONICAL => canonical = true,
+                ENCRYPTED => encrypted = true,
                 P2P_PORT => {
                     let port = value.try_into().map_err(|_| wrong("its port for messages has the wrong length"))?;
                     p2p_port = u16::from_le_bytes(port);
@@ -111,7 +120,7 @@ impl Address {
         }
         match (host, memory, socket, token, network) {
             (Some(host), Some(memory), Some(socket), Some(token), Some(network)) => {
-                Ok(Address { host, memory, socket, token, network, endpoints, canonical, p2p_port })
+                Ok(Address { host, memory, socket, token, network, endpoints, canonical, p2p_port, encrypted })
             }
             _ => Err(wrong("a field is missing")),
         }
@@ -148,6 +157,7 @@ mod tests {
             token: [7; 16],
             network: "n".into(),
             canonical: false,
+            encrypted: false,
             p2p_port: 80,
             endpoints: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()],
         }
@@ -170,9 +180,9 @@ mod tests {
         }
 
         #[test]
-        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), ip: [u8; 16], port: u16, p2p_port: u16, canonical: bool) {
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), ip: [u8; 16], port: u16, p2p_port: u16, (canonical, encrypted) in any::<(bool, bool)>()) {
             let endpoints = vec![(ip, port).into(), ([1, 2, 3, 4], port).into()];
-            let address = Address { host, token, endpoints, canonical, p2p_port, ..sample() };
+            let address = Address { host, token, endpoints, canonical, encrypted, p2p_port, ..sample() };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
         }
     }

@@ -47,6 +47,7 @@ impl Group {
                 format!("{}/{}", local_address.memory, String::from_utf8_lossy(&local_address.socket));
         }
         local_address.canonical = options.canonical;
+        local_address.encrypted = options.encrypt;
         if let Some(island) = &options.island {
             local_address.memory = format!("{}/{island}", local_address.memory);
         }

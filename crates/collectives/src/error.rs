@@ -107,16 +107,19 @@ pub enum Noticed {
     NoAnswer,
     /// It sent bytes that this version does not understand.
     Garbled,
+    /// What came over its encrypted connection is not what it sent.
+    Altered,
 }
 
 impl Noticed {
-    const ALL: [Noticed; 6] = [
+    const ALL: [Noticed; 7] = [
         Noticed::ProcessEnded,
         Noticed::LeftGroup,
         Noticed::ConnectionClosed,
         Noticed::ConnectionReset,
         Noticed::NoAnswer,
         Noticed::Garbled,
+        Noticed::Altered,
     ];
 
     pub(crate) fn from_code(code: u64) -> Option<Noticed> {
@@ -132,6 +135,7 @@ impl Noticed {
             io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
                 Noticed::NoAnswer
             }
+            io::ErrorKind::InvalidData => Noticed::Altered,
             _ => Noticed::ConnectionReset,
         }
     }
@@ -146,6 +150,7 @@ impl fmt::Display for Noticed {
             Noticed::ConnectionReset => "its connection was reset",
             Noticed::NoAnswer => "its host does not answer",
             Noticed::Garbled => "it sent invalid data",
+            Noticed::Altered => "what arrived on its encrypted connection is not what it sent",
         })
     }
 }

@@ -51,7 +51,7 @@
 //! # Ok::<(), instep_collectives::Error>(())
 //! ```
 //!
-//! Not here: ranks with different GPUs; encryption, so the network must be trusted. Linux 5.3 or newer.
+//! Not here: ranks with different GPUs. The network must be trusted, unless [`Options::encrypt`] is set. Linux 5.3 or newer.
 
 mod abort;
 mod address;

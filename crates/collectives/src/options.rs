@@ -34,6 +34,8 @@ pub struct Options {
     pub recorder: Option<Arc<GroupRecorder>>,
     /// What ranks of other hosts must know to be let in; all ranks have the same, or none has one.
     pub secret: Option<Secret>,
+    /// Encrypts what goes to ranks that share no memory, under keys of the secret. All ranks do, or none.
+    pub encrypt: bool,
     /// Sums in the order of ranks whatever the hosts: the same bits on every topology, for more bytes between hosts. If one
     /// rank says so, all do.
     pub canonical: bool,
@@ -67,6 +69,7 @@ impl Default for Options {
             interface: None,
             recorder: None,
             secret: None,
+            encrypt: false,
             canonical: false,
             newest: NewestGeneration::default(),
             island: None,

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+/// How long nobody is let in after somebody could not be.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// How long what is written may take to reach the other hosts before a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// A kernel that answers at all does so within this.

@@ -17,9 +17,20 @@ fn padded<const LENGTH: usize>(bytes: &[u8]) -> [u8; LENGTH] {
 pub fn hello(bytes: &[u8]) {
     let found = padded(bytes);
     if let Some(hello) = tcp::Hello::from_bytes(&found) {
-        assert_eq!(hello.to_bytes()[..44], found[..44]);
+        assert_eq!(hello.to_bytes(), found);
     }
-    let _ = tcp::answer_length(&padded(bytes), padded(bytes));
+    let found = padded(bytes);
+    if let Some(answer) = tcp::Answer::from_bytes(&found) {
+        assert_eq!(answer.to_bytes(), found);
+    }
+    let found = padded(bytes);
+    if let Some(proof) = tcp::confirmed_by(&found) {
+        assert_eq!(tcp::confirmation(proof), found);
+    }
+    let found = padded(bytes);
+    if let Some(hello) = p2p::Hello::from_bytes(&found) {
+        assert_eq!(hello.to_bytes(), found);
+    }
 }
 
 /// What stands before the bytes of messages and of parts of collectives.

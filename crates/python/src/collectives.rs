@@ -350,7 +350,7 @@ impl CollectiveGroup {
     /// written down, as those of the group `name` with these ranks of the job, none for all.
     #[new]
     #[pyo3(signature = (*, timeout, label="", single_copy=true, channels=None, local_world=None, tcp=false, interface=None, secret=None,
-        canonical=false, recorder=None, name="", ranks=Vec::new()))]
+        encrypt=false, canonical=false, recorder=None, name="", ranks=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -362,6 +362,7 @@ impl CollectiveGroup {
         tcp: bool,
         interface: Option<String>,
         secret: Option<&str>,
+        encrypt: bool,
         canonical: bool,
         recorder: Option<PyRef<'_, FlightRecorder>>,
         name: &str,
@@ -376,6 +377,7 @@ impl CollectiveGroup {
             local_world,
             interface,
             secret,
+            encrypt,
             canonical,
             recorder,
             ..Options::default()

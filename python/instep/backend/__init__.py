@@ -19,6 +19,7 @@ Environment, read whenever a group is made:
     INSTEP_TRANSPORT=tcp     TCP also between ranks of one host; otherwise only if they do not all share memory
     INSTEP_SOCKET_IFNAME=eth0  the network interfaces to be reached at, with commas between; all unless given
     INSTEP_SECRET=…          what ranks of other hosts must know to be let in; set by `instep run` where you do not
+    INSTEP_ENCRYPT=1         what goes to ranks of other hosts is encrypted; on all nodes, or on none
     INSTEP_ORDER=canonical   sums in the order of ranks whatever the hosts: the same bits, more bytes between hosts
 """
 

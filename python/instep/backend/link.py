@@ -98,6 +98,7 @@ class Link:
             tcp=_transport() == "tcp",
             interface=os.environ.get("INSTEP_SOCKET_IFNAME") or self._interface or None,
             secret=os.environ.get("INSTEP_SECRET") or None,
+            encrypt=_encrypts(),
             canonical=_order() == "canonical",
             recorder=recorder.of_this_process(of_job) if self._recorded else None,
             name=self.name if ranks else "default",
@@ -238,6 +239,14 @@ def _order() -> str:
     if order not in ("hosts", "canonical"):
         raise InvalidCall(f"INSTEP_ORDER is {order!r}\nhint: use hosts (fast) or canonical (same bits on any hosts)")
     return order
+
+
+def _encrypts() -> bool:
+    """Whether the user wants what goes to other hosts to be encrypted."""
+    given = os.environ.get("INSTEP_ENCRYPT", "")
+    if given not in ("", "0", "1"):
+        raise InvalidCall(f"INSTEP_ENCRYPT is {given!r}\nhint: use 1 to encrypt what ranks send to other hosts, or 0")
+    return given == "1"
 
 
 def exchange(store: Store, prefix: str, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:

@@ -20,7 +20,7 @@ mod gather_scatter;
 mod stages;
 
 use std::cell::Cell;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ use crate::tcp::bootstrap::TcpBootstrap;
 use crate::tcp::handshake::Membership;
 use crate::tcp::heartbeat::Heartbeat;
 use crate::tcp::setup::WantedConnection;
+use crate::tcp::stream::Stream;
 use crate::tcp::wire::Purpose;
 use crate::tcp::{TcpMembership, TcpTransport};
 use crate::ticket::Output;
@@ -50,12 +51,13 @@ pub(crate) struct NetworkContext {
     pub(crate) addresses: Vec<Address>,
     pub(crate) generation: u64,
     pub(crate) secret: Option<Secret>,
+    pub(crate) encrypt: bool,
 }
 
 impl NetworkContext {
     pub(crate) fn membership(&self, rank: Rank) -> Membership<'_> {
-        let NetworkContext { addresses, generation, secret, .. } = self;
-        Membership { rank, addresses, generation: *generation, secret: secret.as_ref() }
+        let &NetworkContext { ref addresses, generation, ref secret, encrypt, .. } = self;
+        Membership { rank, addresses, generation, secret: secret.as_ref(), encrypt }
     }
 
     /// By rank.
@@ -129,7 +131,7 @@ impl HierarchicalTransport {
         rank: Rank,
         topology: Topology,
         local: ShmTransport,
-        mut connections: Vec<Option<TcpStream>>,
+        mut connections: Vec<Option<Stream>>,
         network: NetworkContext,
         timeout: Duration,
     ) -> Result<HierarchicalTransport, Error> {
@@ -167,7 +169,7 @@ impl HierarchicalTransport {
     }
 
     /// From now on notices when another host is silent.
-    pub(crate) fn start_heartbeat(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
+    pub(crate) fn start_heartbeat(&mut self, connections: Vec<Option<Stream>>) -> Result<(), Error> {
         let members = self.topology.hosts[self.topology.host(self.rank)].clone();
         self.heartbeat = Some(Heartbeat::start(self.rank, members, connections, self.abort(), &self.abort_flag)?);
         Ok(())

@@ -12,7 +12,7 @@ pub(crate) enum P2pListener {
     /// On an abstract Unix socket of the generation: all ranks are on this host.
     Host(UnixListener),
     /// On the TCP port for messages. The secret is what all ranks of the job know.
-    Network { listener: TcpListener, secret: Option<Secret> },
+    Network { listener: TcpListener, secret: Option<Secret>, encrypt: bool },
 }
 
 /// One rank's side of the messages of one generation.

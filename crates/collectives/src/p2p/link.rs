@@ -6,13 +6,12 @@
 #![expect(unsafe_code, reason = "reads and writes memory that callers vouch for")]
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::matching::Destination;
 use super::wire::{ABORT_BYTES, FRAME_BYTES, Frame, HELLO_BYTES, Hello};
 use crate::Rank;
-use crate::socket::{receive, send, send_rest};
+use crate::tcp::stream::Stream;
 
 /// What came in.
 pub(super) enum Received {
@@ -58,16 +57,11 @@ impl Writing {
         let length = frame.payload();
         Writing { frame, header: frame.to_bytes(), payload, length, done: 0 }
     }
-
-    /// Whether some but not all of it is out.
-    pub(super) fn is_begun(&self) -> bool {
-        self.done > 0
-    }
 }
 
 /// One connection.
 pub(super) struct Link {
-    socket: OwnedFd,
+    stream: Stream,
     /// Who is at the other end, once that is known.
     pub(super) peer: Option<Rank>,
     /// The process at the other end, where the kernel says so.
@@ -80,18 +74,23 @@ pub(super) struct Link {
 
 impl Link {
     /// Somebody called, and must say hello first.
-    pub(super) fn accepted(socket: OwnedFd, process: i32, now: Instant) -> Link {
+    pub(super) fn accepted(stream: Stream, process: i32, now: Instant) -> Link {
         let reading = Reading::Hello { bytes: [0; HELLO_BYTES], done: 0 };
-        Link { socket, peer: None, process, opened: now, reading, hello: Vec::new() }
+        Link { stream, peer: None, process, opened: now, reading, hello: Vec::new() }
     }
 
     /// This rank called, and says hello first.
-    pub(super) fn dialed(socket: OwnedFd, peer: Rank, process: i32, hello: Vec<u8>, now: Instant) -> Link {
-        Link { socket, peer: Some(peer), process, opened: now, reading: Reading::HEADER, hello }
+    pub(super) fn dialed(stream: Stream, peer: Rank, process: i32, hello: Vec<u8>, now: Instant) -> Link {
+        Link { stream, peer: Some(peer), process, opened: now, reading: Reading::HEADER, hello }
     }
 
-    pub(super) fn socket(&self) -> &OwnedFd {
-        &self.socket
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Whether some but not all of a frame is out, or on its way.
+    pub(super) fn has_begun(&self, writing: &Writing) -> bool {
+        writing.done > 0 || self.stream.is_sending()
     }
 
     pub(super) fn has_unsent_hello(&self) -> bool {
@@ -116,7 +115,7 @@ impl Link {
             };
             while *done < length {
                 // SAFETY: the rest of the buffer, ours or, by the promise at `expect`, that of an operation under way.
-                match unsafe { receive(&self.socket, pointer.wrapping_add(*done), length - *done) } {
+                match unsafe { self.stream.receive(pointer.wrapping_add(*done), length - *done) } {
                     Ok(0) => return Received::Closed(io::ErrorKind::UnexpectedEof.into()),
                     Ok(read) => *done += read,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
@@ -147,7 +146,7 @@ impl Link {
         }
         while writing.done < FRAME_BYTES + writing.length {
             // SAFETY: the payload is valid by the promise at `Writing::new`.
-            match unsafe { send(&self.socket, &writing.header, writing.payload, writing.length, writing.done) } {
+            match unsafe { self.stream.send(&writing.header, writing.payload, writing.length, writing.done) } {
                 Ok(sent) => writing.done += sent,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
@@ -159,14 +158,19 @@ impl Link {
     /// Writes the rest of a frame that was begun, waiting for room until then; whether it went.
     pub(super) fn write_rest(&mut self, writing: &Writing, until: Instant) -> bool {
         // SAFETY: as in `write`.
-        unsafe { send_rest(&self.socket, &writing.header, writing.payload, writing.length, writing.done, until) }
+        unsafe { self.stream.send_rest(&writing.header, writing.payload, writing.length, writing.done, until) }
+    }
+
+    /// Writes what is the last, waiting for room until then.
+    pub(super) fn write_last(&mut self, bytes: &[u8], until: Instant) {
+        self.stream.send_all(bytes, until);
     }
 
     /// Writes what is left of the hello; whether all is out.
     pub(super) fn write_hello(&mut self) -> io::Result<bool> {
         while !self.hello.is_empty() {
             // SAFETY: our own bytes.
-            match unsafe { send(&self.socket, &[], self.hello.as_ptr(), self.hello.len(), 0) } {
+            match unsafe { self.stream.send(&[], self.hello.as_ptr(), self.hello.len(), 0) } {
                 Ok(sent) => drop(self.hello.drain(..sent)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use crate::abort::AbortGroup;
 use crate::operation::{Source, Target};
 use crate::sync::{ForkGuard, join, lock, until};
+use crate::tcp::secret::Nonces;
 use crate::ticket::Ticket;
 use crate::{Error, Rank};
 use config::{P2pConfig, P2pListener};
@@ -90,7 +91,13 @@ impl P2p {
         if let Some(failure) = &inbox.failure {
             return Err(failure.clone());
         }
-        self.start()?;
+        if let Err(error) = self.start() {
+            if lock(&self.config).is_none() {
+                // Without a thread nothing would notice that a request is late.
+                inbox.failure = Some(error.clone());
+            }
+            return Err(error);
+        }
         let ticket = Ticket::new();
         inbox.pending += 1;
         inbox.requests.push_back(QueuedRequest { kind, tag, timeout, deadline, ticket: ticket.clone() });
@@ -102,11 +109,16 @@ impl P2p {
     }
 
     fn start(&self) -> Result<(), Error> {
-        let Some((config, abort_group)) = lock(&self.config).take() else { return Ok(()) };
+        let mut config = lock(&self.config);
+        if config.is_none() {
+            return Ok(());
+        }
+        let nonces = Nonces::of_system().map_err(|error| Error::system("read /dev/urandom", error))?;
+        let Some((config, abort_group)) = config.take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
         let builder = std::thread::Builder::new().name("instep-p2p".to_owned());
         let thread = builder
-            .spawn(move || ProgressThread::new(config, abort_group, shared).run())
+            .spawn(move || ProgressThread::new(config, abort_group, shared, nonces).run())
             .map_err(|error| Error::system("start a thread", error))?;
         *lock(&self.thread) = Some(thread);
         Ok(())

@@ -12,14 +12,51 @@
 //! 7 goodbye                                        the rank leaves the group; nothing follows
 //! 8 abort     length, then the reason              the group is aborted, and why
 //! ```
-//! An id is the sender's number of the message. Before anything else comes the hello that also opens connections between
-//! hosts, see [`crate::tcp::wire`].
+//! An id is the sender's number of the message. Before anything else, ranks of different hosts have the handshake of
+//! [`crate::tcp::wire`]; those of the same host, whose kernel says that they are the same user, a hello:
+//!
+//! ```text
+//! caller → called   magic(8) token of the called(16) generation(8) world(4) rank(4)
+//! ```
 
 pub(crate) use crate::abort::ABORT_BYTES;
-pub(crate) use crate::tcp::wire::{HELLO_BYTES, Hello, Purpose};
 
 const FRAME_MAGIC: [u8; 3] = *b"iM1";
 pub(crate) const FRAME_BYTES: usize = 40;
+const HELLO_MAGIC: [u8; 8] = *b"instepM1";
+pub(crate) const HELLO_BYTES: usize = 40;
+
+/// Who of the same host opens a connection, and to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Of the rank that is called.
+    pub(crate) token: [u8; 16],
+    pub(crate) generation: u64,
+    pub(crate) world: u32,
+    /// Of the caller.
+    pub(crate) rank: u32,
+}
+
+impl Hello {
+    pub(crate) fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&HELLO_MAGIC);
+        bytes[8..24].copy_from_slice(&self.token);
+        bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.world.to_le_bytes());
+        bytes[36..].copy_from_slice(&self.rank.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Hello> {
+        (bytes[..8] == HELLO_MAGIC).then(|| Hello {
+            token: std::array::from_fn(|index| bytes[8 + index]),
+            generation: word(bytes, 24),
+            world: word(bytes, 32) as u32,
+            rank: (word(bytes, 32) >> 32) as u32,
+        })
+    }
+}
 
 /// One thing that a rank says; see the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,9 +166,14 @@ mod tests {
             if let Some(frame) = Frame::from_bytes(&bytes) {
                 prop_assert_eq!(frame.to_bytes(), bytes);
             }
-            let mut first = [0; HELLO_BYTES];
-            first[..FRAME_BYTES].copy_from_slice(&bytes);
-            prop_assert_eq!(Hello::from_bytes(&first), None);
+            prop_assert_eq!(Hello::from_bytes(&bytes), None);
+        }
+
+        #[test]
+        fn hellos_survive_the_connection(token: [u8; 16], generation: u64, world: u32, rank: u32) {
+            let hello = Hello { token, generation, world, rank };
+            prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
+            prop_assert_eq!(Frame::from_bytes(&hello.to_bytes()), None);
         }
     }
 }

@@ -88,10 +88,8 @@ pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
         .and_then(|address| UnixListener::bind_addr(&address))
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| Error::system("listen on a Unix socket", error))?;
-    Ok((
-        listener,
-        Address { host, memory, socket, token, network, endpoints: Vec::new(), p2p_port: 0, canonical: false },
-    ))
+    let (endpoints, p2p_port, canonical, encrypted) = (Vec::new(), 0, false, false);
+    Ok((listener, Address { host, memory, socket, token, network, endpoints, p2p_port, canonical, encrypted }))
 }
 
 /// Whether these ranks can share an arena.

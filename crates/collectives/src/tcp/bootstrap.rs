@@ -1,6 +1,7 @@
 //! How ranks of several hosts are connected: the sockets around [`super::setup`].
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -8,12 +9,14 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::connect::{configure, dial, has_connected, read_some};
-use super::handshake::Membership;
+use super::handshake::{MAX_ACCEPTED_AT_ONCE, Membership};
+use super::secret::Nonces;
 use super::setup::{ConnectionId, Setup, SetupAction, SetupOutcome, WantedConnection};
+use super::stream::Stream;
 use super::wire::Purpose;
 use crate::Error;
 use crate::deadline::Deadline;
-use crate::socket::{poll_timeout, send_all};
+use crate::socket::{ACCEPT_PAUSE, poll_timeout, send_all};
 use crate::sync::until;
 
 /// How one rank gets its connections.
@@ -27,14 +30,14 @@ pub(crate) struct TcpBootstrap<'a> {
 }
 
 /// The connections that were wanted.
-pub(crate) struct Connections(Vec<(WantedConnection, Option<TcpStream>)>);
+pub(crate) struct Connections(Vec<(WantedConnection, Option<Stream>)>);
 
 impl Connections {
     /// Those for a purpose, in the order of ranks; none where none was wanted.
-    pub(crate) fn take(&mut self, purpose: Purpose, world: usize) -> Vec<Option<TcpStream>> {
-        let mut taken: Vec<Option<TcpStream>> = (0..world).map(|_| None).collect();
-        for (wanted, socket) in self.0.iter_mut().filter(|(wanted, _)| wanted.purpose == purpose) {
-            taken[wanted.peer.0] = socket.take();
+    pub(crate) fn take(&mut self, purpose: Purpose, world: usize) -> Vec<Option<Stream>> {
+        let mut taken: Vec<Option<Stream>> = (0..world).map(|_| None).collect();
+        for (wanted, stream) in self.0.iter_mut().filter(|(wanted, _)| wanted.purpose == purpose) {
+            taken[wanted.peer.0] = stream.take();
         }
         taken
     }
@@ -49,13 +52,15 @@ struct Connection {
 impl TcpBootstrap<'_> {
     /// Connects with the other ranks, or says which are missing.
     pub(crate) fn run(&self) -> Result<Connections, Error> {
-        let mut setup = Setup::new(self.membership, self.wanted, Instant::now(), self.deadline.at)?;
+        let nonces = Nonces::of_system().map_err(|error| Error::system("read /dev/urandom", error))?;
+        let mut setup = Setup::new(self.membership, self.wanted, nonces, Instant::now(), self.deadline.at)?;
         let mut sockets: BTreeMap<ConnectionId, Connection> = BTreeMap::new();
+        let mut accepts_at = Instant::now();
         loop {
             match setup.outcome(Instant::now()) {
                 SetupOutcome::Waiting => {}
                 SetupOutcome::Failed(what) => return Err(Error::Connect { timeout: self.timeout, what }),
-                SetupOutcome::Connected(ids) => return self.handed_over(&ids, sockets),
+                SetupOutcome::Connected(ids) => return self.handed_over(&mut setup, &ids, sockets),
             }
             if self.deadline.is_superseded() {
                 let what = "another rank was lost meanwhile".to_owned();
@@ -63,11 +68,9 @@ impl TcpBootstrap<'_> {
             }
             setup.tick(Instant::now());
             perform(&mut setup, &mut sockets);
-            self.sleep(&setup, &sockets);
-            while let Ok((socket, _)) = self.listener.accept() {
-                if let Some(id) = setup.accepted(Instant::now()) {
-                    sockets.insert(id, Connection { socket, connected: true });
-                }
+            self.sleep(&setup, &sockets, accepts_at);
+            if !self.accept(&mut setup, &mut sockets) {
+                accepts_at = Instant::now() + ACCEPT_PAUSE;
             }
             let ids: Vec<ConnectionId> = sockets.keys().copied().collect();
             for id in ids {
@@ -78,19 +81,43 @@ impl TcpBootstrap<'_> {
 
     fn handed_over(
         &self,
+        setup: &mut Setup<'_>,
         ids: &[ConnectionId],
         mut sockets: BTreeMap<ConnectionId, Connection>,
     ) -> Result<Connections, Error> {
-        let found = ids.iter().map(|id| sockets.remove(id).map(|connection| connection.socket));
-        let connections = Connections(self.wanted.iter().copied().zip(found).collect());
-        for socket in connections.0.iter().filter_map(|(_, socket)| socket.as_ref()) {
-            configure(socket).map_err(|error| Error::system("tune a connection", error))?;
+        let mut connections = Vec::with_capacity(ids.len());
+        for (wanted, id) in self.wanted.iter().zip(ids) {
+            let socket = sockets.remove(id).map(|connection| connection.socket);
+            if let Some(socket) = &socket {
+                configure(socket).map_err(|error| Error::system("tune a connection", error))?;
+            }
+            let session = setup.take_session(*id);
+            connections.push((*wanted, socket.map(|socket| Stream::new(socket, session))));
         }
-        Ok(connections)
+        Ok(Connections(connections))
     }
 
-    fn sleep(&self, setup: &Setup<'_>, sockets: &BTreeMap<ConnectionId, Connection>) {
-        let mut handles = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+    /// Accepts who has called; false if that does not go well, mostly for lack of descriptors.
+    fn accept(&self, setup: &mut Setup<'_>, sockets: &mut BTreeMap<ConnectionId, Connection>) -> bool {
+        for _ in 0..MAX_ACCEPTED_AT_ONCE {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    sockets.insert(setup.accepted(Instant::now()), Connection { socket, connected: true });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                // Gone before it was let in.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits for something to do; for callers not before `accepts_at`.
+    fn sleep(&self, setup: &Setup<'_>, sockets: &BTreeMap<ConnectionId, Connection>, accepts_at: Instant) {
+        let pause = accepts_at.saturating_duration_since(Instant::now());
+        let listener = pause.is_zero().then(|| PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
+        let mut handles: Vec<PollFd<'_>> = listener.into_iter().collect();
         for (id, Connection { socket, connected }) in sockets {
             if !connected {
                 handles.push(PollFd::new(socket.as_fd(), PollFlags::POLLOUT));
@@ -99,7 +126,11 @@ impl TcpBootstrap<'_> {
             }
         }
         // An error of poll is a signal, or no memory: look again.
-        let _ = poll(&mut handles, poll_timeout(until(setup.wakeup()).min(self.deadline.nap())));
+        let mut longest = until(setup.wakeup()).min(self.deadline.nap());
+        if !pause.is_zero() {
+            longest = longest.min(pause);
+        }
+        let _ = poll(&mut handles, poll_timeout(longest));
     }
 }
 

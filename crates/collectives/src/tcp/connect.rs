@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::handshake::{CalledHandshake, CallerHandshake, HandshakeStatus, Membership};
-use super::wire::{CONFIRMATION, Purpose};
+use super::handshake::{CalledHandshake, CallerHandshake, HandshakeStatus, Membership, WelcomedHellos};
+use super::secret::Nonces;
+use super::stream::Stream;
+use super::wire::Purpose;
 use crate::Rank;
 use crate::socket::{receive, send_all};
 
@@ -76,18 +78,30 @@ impl OutgoingHandshake {
         PollFd::new(self.socket.as_fd(), events)
     }
 
-    pub(crate) fn advance(&mut self, membership: Membership<'_>, peer: Rank, purpose: Purpose) -> HandshakeStatus {
-        if self.handshake.is_none() {
-            match has_connected(&self.socket) {
-                Ok(true) => {}
-                Ok(false) => return HandshakeStatus::Waiting,
-                Err(error) => return HandshakeStatus::Unreachable(error.kind()),
+    pub(crate) fn advance(
+        &mut self,
+        membership: Membership<'_>,
+        peer: Rank,
+        purpose: Purpose,
+        nonces: &mut Nonces,
+    ) -> HandshakeStatus {
+        let handshake = match &mut self.handshake {
+            Some(handshake) => handshake,
+            none => {
+                match has_connected(&self.socket) {
+                    Ok(true) => {}
+                    Ok(false) => return HandshakeStatus::Waiting,
+                    Err(error) => return HandshakeStatus::Unreachable(error.kind()),
+                }
+                let Ok(handshake) = CallerHandshake::new(membership, peer, purpose, nonces.draw()) else {
+                    return HandshakeStatus::Closed;
+                };
+                if !send_all(&self.socket, handshake.hello(), Instant::now()) {
+                    return HandshakeStatus::Closed;
+                }
+                none.insert(handshake)
             }
-            if !send_all(&self.socket, &membership.hello(peer, purpose).to_bytes(), Instant::now()) {
-                return HandshakeStatus::Closed;
-            }
-        }
-        let handshake = self.handshake.get_or_insert_with(|| CallerHandshake::new(membership, peer));
+        };
         loop {
             match read_some(&self.socket, handshake.wanted()) {
                 Ok(Some(bytes)) => match handshake.feed(&bytes) {
@@ -101,9 +115,13 @@ impl OutgoingHandshake {
     }
 
     /// Takes this connection, which was answered; nothing if it is gone.
-    pub(crate) fn confirm(&self) -> Option<TcpStream> {
-        let sent = send_all(&self.socket, &CONFIRMATION, Instant::now());
-        self.socket.try_clone().ok().filter(|_| sent)
+    pub(crate) fn confirm(&mut self) -> Option<Stream> {
+        let handshake = self.handshake.as_mut()?;
+        let sent = send_all(&self.socket, handshake.confirmation(), Instant::now());
+        // Its own failure says nothing: the connection works without.
+        let _ = configure(&self.socket);
+        let socket = self.socket.try_clone().ok().filter(|_| sent)?;
+        Some(Stream::new(socket, handshake.take_session()))
     }
 }
 
@@ -114,16 +132,17 @@ pub(crate) struct IncomingHandshake {
 }
 
 impl IncomingHandshake {
-    pub(crate) fn new(socket: TcpStream) -> IncomingHandshake {
-        IncomingHandshake { socket, handshake: CalledHandshake::new(Instant::now()) }
+    pub(crate) fn new(socket: TcpStream, nonces: &mut Nonces) -> IncomingHandshake {
+        IncomingHandshake { socket, handshake: CalledHandshake::new(Instant::now(), nonces.draw()) }
     }
 
-    pub(crate) fn identified(&self) -> Option<(Rank, Purpose)> {
-        self.handshake.identified()
+    /// See [`CalledHandshake::claimed`].
+    pub(crate) fn claimed(&self) -> Option<(Rank, Purpose)> {
+        self.handshake.claimed()
     }
 
-    pub(crate) fn hello_deadline(&self) -> Option<Instant> {
-        self.handshake.hello_deadline()
+    pub(crate) fn deadline(&self) -> Instant {
+        self.handshake.deadline()
     }
 
     /// What to wait for.
@@ -132,8 +151,10 @@ impl IncomingHandshake {
     }
 
     /// The connection, once the caller takes it.
-    pub(crate) fn socket(&self) -> io::Result<TcpStream> {
-        self.socket.try_clone()
+    pub(crate) fn stream(&mut self) -> io::Result<Stream> {
+        // As above.
+        let _ = configure(&self.socket);
+        Ok(Stream::new(self.socket.try_clone()?, self.handshake.take_session()))
     }
 
     /// See [`CalledHandshake::feed`].
@@ -142,17 +163,16 @@ impl IncomingHandshake {
         membership: Membership<'_>,
         expects: impl Fn(Rank, Purpose) -> bool,
         closing: Option<&str>,
+        welcomed: &mut WelcomedHellos,
     ) -> HandshakeStatus {
         loop {
             let bytes = match read_some(&self.socket, self.handshake.wanted()) {
                 Ok(Some(bytes)) => bytes,
-                Ok(None) if self.hello_deadline().is_some_and(|until| Instant::now() >= until) => {
-                    return HandshakeStatus::Closed;
-                }
+                Ok(None) if Instant::now() >= self.deadline() => return HandshakeStatus::Closed,
                 Ok(None) => return HandshakeStatus::Waiting,
                 Err(_) => return HandshakeStatus::Closed,
             };
-            let (status, reply) = self.handshake.feed(&bytes, membership, &expects, closing);
+            let (status, reply) = self.handshake.feed(&bytes, membership, &expects, closing, welcomed);
             // A new connection has room for so little.
             let sent = reply.is_empty() || send_all(&self.socket, &reply, Instant::now());
             match status {

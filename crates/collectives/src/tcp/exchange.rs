@@ -16,7 +16,7 @@ use crate::abort::{ABORT_BYTES, AbortReason};
 use crate::call::Call;
 use crate::operation::{Operation, hold_apart};
 use crate::schedule::{Buffer, Cursor, Primitive, Schedule, Thresholds, schedule};
-use crate::socket::{peek, poll_timeout, receive, send};
+use crate::socket::poll_timeout;
 
 /// The other side has closed its end; not among the flags that nix names.
 const HUNG_UP: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
@@ -132,7 +132,7 @@ impl TcpTransport {
             };
             while let Some(unsent) = &mut link.unsent {
                 // SAFETY: the payload is of the schedule under way.
-                match unsafe { send(&link.socket, &unsent.header, unsent.payload, unsent.length, unsent.done) } {
+                match unsafe { link.stream.send(&unsent.header, unsent.payload, unsent.length, unsent.done) } {
                     Ok(sent) => {
                         unsent.done += sent;
                         moved = true;
@@ -196,7 +196,7 @@ impl TcpTransport {
                 (incoming.header[incoming.done..].as_mut_ptr(), HEADER_BYTES - incoming.done)
             };
             // SAFETY: the rest of our header, or of memory of the schedule under way.
-            match unsafe { receive(&link.socket, to, length) } {
+            match unsafe { link.stream.receive(to, length) } {
                 Ok(0) => return Err(ExchangeError::Lost(peer, Noticed::ConnectionClosed)),
                 Ok(read) => incoming.done += read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -238,11 +238,8 @@ impl TcpTransport {
         let theirs = Call::from_words(header.call).ok_or_else(garbled)?;
         let (sequence, element) = (context.user_sequence, context.call.dtype.size() as u64);
         let mismatch = |rank: usize, call: Call, other_rank: usize, other: Call| {
-            // It may have found out, or given up, and said so behind these bytes.
-            let skipped = usize::try_from(header.length).unwrap_or(usize::MAX);
             let (rank, other_rank) = (self.members[rank], self.members[other_rank]);
-            let own = ExchangeError::Abort(AbortReason::Mismatch { rank, call, other_rank, other, sequence });
-            Err(self.final_message(peer, skipped).unwrap_or(own))
+            Some(ExchangeError::Abort(AbortReason::Mismatch { rank, call, other_rank, other, sequence }))
         };
         // What one rank sends to another is compared by both.
         let pair = |from: usize, to: usize, sent: u64, expected: u64| {
@@ -250,14 +247,19 @@ impl TcpTransport {
             let sending = context.call.sending(sent / element, receiver);
             mismatch(from, sending, to, context.call.expecting(expected / element, sender))
         };
-        if theirs != context.call {
-            return mismatch(peer, theirs, self.index, context.call);
-        }
-        if header.sends != expects {
-            return pair(peer, self.index, header.sends, expects);
-        }
-        if step == 0 && header.expects != sends {
-            return pair(self.index, peer, sends, header.expects);
+        let differs = if theirs != context.call {
+            mismatch(peer, theirs, self.index, context.call)
+        } else if header.sends != expects {
+            pair(peer, self.index, header.sends, expects)
+        } else if step == 0 && header.expects != sends {
+            pair(self.index, peer, sends, header.expects)
+        } else {
+            None
+        };
+        if let Some(own) = differs {
+            // It may have found out, or given up, and said so behind these bytes.
+            let skipped = usize::try_from(header.length).unwrap_or(usize::MAX);
+            return Err(self.final_message(peer, skipped).unwrap_or(own));
         }
         if header.step != step || header.length != incoming.span.bytes as u64 {
             return Err(garbled());
@@ -266,14 +268,14 @@ impl TcpTransport {
     }
 
     /// The reason that follows the header of an abort; its sender has it ready.
-    fn receive_abort(&self, peer: usize, context: &ExchangeContext) -> ExchangeError {
+    fn receive_abort(&mut self, peer: usize, context: &ExchangeContext) -> ExchangeError {
         let lost = ExchangeError::Lost(peer, Noticed::ConnectionClosed);
-        let Some(link) = &self.peers[peer] else { return lost };
+        let Some(link) = &mut self.peers[peer] else { return lost };
         let mut bytes = [0; ABORT_BYTES];
         let mut done = 0;
         while done < bytes.len() {
             // SAFETY: the rest of our own bytes.
-            match unsafe { receive(&link.socket, bytes[done..].as_mut_ptr(), bytes.len() - done) } {
+            match unsafe { link.stream.receive(bytes[done..].as_mut_ptr(), bytes.len() - done) } {
                 Ok(0) => return lost,
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -281,7 +283,7 @@ impl TcpTransport {
                     if left.is_zero() {
                         return lost;
                     }
-                    let _ = poll(&mut [PollFd::new(link.socket.as_fd(), PollFlags::POLLIN)], poll_timeout(left));
+                    let _ = poll(&mut [PollFd::new(link.stream.as_fd(), PollFlags::POLLIN)], poll_timeout(left));
                 }
                 Err(_) => return lost,
             }
@@ -290,7 +292,7 @@ impl TcpTransport {
     }
 
     /// The abort of a peer that sent all its parts of an operation that went well here, and then gave it up itself.
-    pub(super) fn check_for_late_abort(&self, context: &ExchangeContext) -> ExchangeResult {
+    pub(super) fn check_for_late_abort(&mut self, context: &ExchangeContext) -> ExchangeResult {
         for peer in self.peers() {
             let Some((header, found)) = self.peek_message(peer) else { continue };
             if header.kind == MessageKind::Abort
@@ -304,12 +306,12 @@ impl TcpTransport {
     }
 
     /// The abort or goodbye of a peer that goes, if that is what follows the next `skipped` bytes.
-    fn final_message(&self, peer: usize, mut skipped: usize) -> Option<ExchangeError> {
-        let link = self.peers[peer].as_ref()?;
+    fn final_message(&mut self, peer: usize, mut skipped: usize) -> Option<ExchangeError> {
+        let link = self.peers[peer].as_mut()?;
         let mut rest = [0; 4096];
         while skipped > 0 {
             // SAFETY: our own bytes.
-            match unsafe { receive(&link.socket, rest.as_mut_ptr(), skipped.min(rest.len())) } {
+            match unsafe { link.stream.receive(rest.as_mut_ptr(), skipped.min(rest.len())) } {
                 Ok(read) if read > 0 => skipped -= read,
                 _ => return None,
             }
@@ -323,10 +325,10 @@ impl TcpTransport {
     }
 
     /// The next message of a peer, and the reason if it is an abort, without taking it.
-    fn peek_message(&self, peer: usize) -> Option<(MessageHeader, Option<AbortReason>)> {
-        let link = self.peers[peer].as_ref()?;
+    fn peek_message(&mut self, peer: usize) -> Option<(MessageHeader, Option<AbortReason>)> {
+        let link = self.peers[peer].as_mut()?;
         let mut bytes = [0; HEADER_BYTES + ABORT_BYTES];
-        let found = peek(&link.socket, &mut bytes);
+        let found = link.stream.peek(&mut bytes);
         let (header, body) = bytes.split_at(HEADER_BYTES);
         let header = MessageHeader::from_bytes(header.try_into().ok()?).filter(|_| found >= HEADER_BYTES)?;
         let whole = header.kind == MessageKind::Abort && found == bytes.len();
@@ -358,7 +360,7 @@ impl TcpTransport {
             if is_settled && link.closed {
                 continue;
             }
-            handles.push(PollFd::new(link.socket.as_fd(), if is_settled { HUNG_UP } else { events }));
+            handles.push(PollFd::new(link.stream.as_fd(), if is_settled { HUNG_UP } else { events }));
             settled.push(is_settled.then_some(peer));
         }
         // Other ranks of this host abort the group in their shared memory, which wakes nobody here.

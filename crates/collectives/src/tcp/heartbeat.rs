@@ -14,7 +14,6 @@
 #![expect(unsafe_code, reason = "reads sockets")]
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,9 +25,10 @@ use nix::sys::eventfd::EventFd;
 use socket2::SockRef;
 
 use super::messages::{ABORT_BYTE, BEAT_BYTE, Decoder, GOODBYE_BYTE, HeartbeatMessage, LateReport};
+use super::stream::Stream;
 use crate::abort::{Abort, AbortFlag, AbortReason, Position};
 use crate::rank::LocalRank;
-use crate::socket::{linger, poll_timeout, receive, send, send_all};
+use crate::socket::{linger, poll_timeout};
 use crate::sync::{ForkGuard, event_fd, join, until};
 use crate::{Error, Noticed, Rank};
 
@@ -56,17 +56,17 @@ impl Heartbeat {
     pub(crate) fn start(
         rank: Rank,
         members: Vec<Rank>,
-        connections: Vec<Option<TcpStream>>,
+        connections: Vec<Option<Stream>>,
         abort: Abort,
         abort_flag: &Arc<AbortFlag>,
     ) -> Result<Heartbeat, Error> {
         let wake = Arc::new(event_fd()?);
         let closing = Arc::new(AtomicBool::new(false));
         let numbered = connections.into_iter().enumerate();
-        let hosts = numbered.filter_map(|(rank, socket)| {
+        let hosts = numbered.filter_map(|(rank, stream)| {
             Some(HostConnection {
                 rank: Rank(rank),
-                socket: socket?,
+                stream: stream?,
                 decoder: Decoder::default(),
                 late: None,
                 unsent: Vec::new(),
@@ -74,7 +74,7 @@ impl Heartbeat {
         });
         let hosts: Vec<HostConnection> = hosts.collect();
         for host in &hosts {
-            SockRef::from(&host.socket)
+            SockRef::from(&host.stream)
                 .set_tcp_user_timeout(Some(UNACKNOWLEDGED))
                 .map_err(|error| Error::system("tune a connection", error))?;
         }
@@ -117,7 +117,7 @@ impl Drop for Heartbeat {
 struct HostConnection {
     /// Of the group.
     rank: Rank,
-    socket: TcpStream,
+    stream: Stream,
     decoder: Decoder,
     /// What it said last about its ranks.
     late: Option<LateReport>,
@@ -133,8 +133,9 @@ impl HostConnection {
         }
         while !self.unsent.is_empty() {
             // SAFETY: our own bytes.
-            match unsafe { send(&self.socket, &[], self.unsent.as_ptr(), self.unsent.len(), 0) } {
-                Ok(sent) => drop(self.unsent.drain(..sent)),
+            match unsafe { self.stream.send(&[], self.unsent.as_ptr(), self.unsent.len(), 0) } {
+                // An encrypted stream may have finished something longer that was begun before.
+                Ok(sent) => drop(self.unsent.drain(..sent.min(self.unsent.len()))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
@@ -143,8 +144,9 @@ impl HostConnection {
     }
 
     /// Sends something last, and waits a little for that.
-    fn send_last(&self, bytes: &[u8], deadline: Instant) {
-        send_all(&self.socket, &[&self.unsent[..], bytes].concat(), deadline);
+    fn send_last(&mut self, bytes: &[u8], deadline: Instant) {
+        let last = [&std::mem::take(&mut self.unsent)[..], bytes].concat();
+        self.stream.send_all(&last, deadline);
     }
 }
 
@@ -192,7 +194,7 @@ impl Monitor {
         if !self.abort_sent {
             handles.push(PollFd::new(self.abort_flag.handle(), PollFlags::POLLIN));
         }
-        handles.extend(self.hosts.iter().map(|host| PollFd::new(host.socket.as_fd(), PollFlags::POLLIN)));
+        handles.extend(self.hosts.iter().map(|host| PollFd::new(host.stream.as_fd(), PollFlags::POLLIN)));
         let left = until(next);
         let most = if self.shared_memory && !self.abort_sent { ABORT_POLL_INTERVAL } else { BEAT };
         // An error of poll is a signal, or no memory: look again.
@@ -218,7 +220,7 @@ impl Monitor {
             loop {
                 let mut bytes = [0; 1024];
                 // SAFETY: bytes on this stack.
-                let read = match unsafe { receive(&host.socket, bytes.as_mut_ptr(), bytes.len()) } {
+                let read = match unsafe { host.stream.receive(bytes.as_mut_ptr(), bytes.len()) } {
                     Ok(0) => {
                         lost.push((host.rank, Noticed::ConnectionClosed));
                         break;
@@ -298,7 +300,8 @@ impl Monitor {
     /// Aborts the group because of the first host that is silent. A connection that ends otherwise is noticed at once by
     /// whoever needs that rank, who knows what for. There are no more heartbeats with any of them.
     fn handle_lost(&mut self, lost: &[(Rank, Noticed)]) {
-        let silent = lost.iter().find(|(_, noticed)| matches!(noticed, Noticed::NoAnswer | Noticed::Garbled));
+        let silent =
+            lost.iter().find(|(_, noticed)| matches!(noticed, Noticed::NoAnswer | Noticed::Garbled | Noticed::Altered));
         if let Some(&(rank, noticed)) = silent {
             let (call, sequence) = self.abort_flag.under_way();
             self.abort.abort(&AbortReason::Lost { rank, call, sequence, noticed, by: self.rank });
@@ -316,17 +319,17 @@ impl Monitor {
         self.abort_flag.abort(&reason);
         let bytes = [&[ABORT_BYTE][..], &reason.to_bytes()].concat();
         let deadline = Instant::now() + GRACE;
-        for host in &self.hosts {
+        for host in &mut self.hosts {
             host.send_last(&bytes, deadline);
         }
     }
 
     fn leave(&mut self) {
         let deadline = Instant::now() + GRACE;
-        for host in self.hosts.iter().filter(|_| !self.abort_sent) {
+        for host in self.hosts.iter_mut().filter(|_| !self.abort_sent) {
             host.send_last(&[GOODBYE_BYTE], deadline);
-            let _ = host.socket.shutdown(Shutdown::Write);
+            host.stream.shut_down_writing();
         }
-        linger(self.hosts.iter().map(|host| &host.socket));
+        linger(self.hosts.iter().map(|host| &host.stream));
     }
 }

@@ -8,6 +8,7 @@
 //! | `setup` | which connections are opened, when, and who is late: pure |
 //! | `connect` | sockets for handshakes |
 //! | `bootstrap` | sockets for a set-up: pairs of ranks get their connections |
+//! | `stream` | a connection: as it is, or encrypted |
 //! | `wire` | handshakes and messages, as bytes |
 //! | `buffers` | the memory of an operation, and its [schedule](crate::schedule) |
 //! | `exchange` | executes a schedule |
@@ -34,9 +35,9 @@ pub(crate) mod network;
 mod peer;
 pub(crate) mod secret;
 pub(crate) mod setup;
+pub(crate) mod stream;
 pub(crate) mod wire;
 
-use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,7 @@ use crate::call::CALL_WORDS;
 use crate::operation::{Operation, Source, Target, Whole};
 use crate::rank::ring;
 use crate::shm::arena::Arena;
-use crate::socket::{is_silent, linger, send_all, send_rest};
+use crate::socket::{is_silent, linger};
 use crate::sync::{ForkGuard, MAX_TIMEOUT};
 use crate::ticket::Output;
 use crate::transport::Transport;
@@ -53,6 +54,7 @@ use crate::{DataType, Error, Rank};
 use context::{ExchangeContext, ExchangeError};
 use heartbeat::Heartbeat;
 use peer::TcpPeer;
+use stream::Stream;
 use wire::{MessageHeader, MessageKind};
 
 /// Operations of the transport itself before the caller's first.
@@ -104,7 +106,7 @@ pub(crate) struct TcpTransport {
 impl TcpTransport {
     /// Exchanges with the others how many operations of the generation before they completed.
     pub(crate) fn new(
-        connections: Vec<Option<TcpStream>>,
+        connections: Vec<Option<Stream>>,
         membership: TcpMembership,
         history: Option<u64>,
         timeout: Duration,
@@ -140,7 +142,7 @@ impl TcpTransport {
     }
 
     /// From now on notices when another host is silent.
-    pub(crate) fn start_heartbeat(&mut self, connections: Vec<Option<TcpStream>>) -> Result<(), Error> {
+    pub(crate) fn start_heartbeat(&mut self, connections: Vec<Option<Stream>>) -> Result<(), Error> {
         let heartbeat = Heartbeat::start(self.rank(), Vec::new(), connections, self.abort(), &self.abort_flag)?;
         self.heartbeat = Some(heartbeat);
         Ok(())
@@ -246,15 +248,16 @@ impl Transport for TcpTransport {
         // One limit for all: peers that do not read cost this much once, and those whose hosts do not answer nothing.
         let (at_once, later) = (Instant::now(), Instant::now() + GRACE);
         for peer in self.peers.iter_mut().flatten() {
-            let until = if is_silent(&peer.socket) { at_once } else { later };
+            let until = if is_silent(&peer.stream) { at_once } else { later };
+            let stream = &mut peer.stream;
             let whole = peer.unsent.take().is_none_or(|rest| {
                 // SAFETY: called from inside the operation that gave the payload; between operations nothing is unsent.
-                unsafe { send_rest(&peer.socket, &rest.header, rest.payload, rest.length, rest.done, until) }
+                unsafe { stream.send_rest(&rest.header, rest.payload, rest.length, rest.done, until) }
             });
             if whole {
-                send_all(&peer.socket, &bytes, until);
+                stream.send_all(&bytes, until);
             }
-            let _ = peer.socket.shutdown(Shutdown::Write);
+            stream.shut_down_writing();
         }
     }
 
@@ -280,11 +283,11 @@ impl Drop for TcpTransport {
         self.broadcast_abort();
         if !self.abort_sent {
             let goodbye = self.header(MessageKind::Goodbye, 0).to_bytes();
-            for peer in self.peers.iter().flatten() {
-                send_all(&peer.socket, &goodbye, Instant::now());
-                let _ = peer.socket.shutdown(Shutdown::Write);
+            for peer in self.peers.iter_mut().flatten() {
+                peer.stream.send_all(&goodbye, Instant::now());
+                peer.stream.shut_down_writing();
             }
         }
-        linger(self.peers.iter().flatten().map(|peer| &peer.socket));
+        linger(self.peers.iter().flatten().map(|peer| &peer.stream));
     }
 }

@@ -1,14 +1,13 @@
 //! The connection to one rank, and how far the messages on it are.
 #![expect(unsafe_code, reason = "holds memory that callers vouch for")]
 
-use std::net::TcpStream;
-
+use super::stream::Stream;
 use super::wire::HEADER_BYTES;
 use crate::schedule::Span;
 
 /// The connection to one rank.
 pub(super) struct TcpPeer {
-    pub(super) socket: TcpStream,
+    pub(super) stream: Stream,
     /// A message that is not all out: its header, where the rest is, and how much is done.
     pub(super) unsent: Option<Unsent>,
     /// Which line of the schedule that is.
@@ -48,9 +47,9 @@ pub(super) struct IncomingMessage {
 }
 
 impl TcpPeer {
-    pub(super) fn new(socket: TcpStream) -> TcpPeer {
+    pub(super) fn new(stream: Stream) -> TcpPeer {
         TcpPeer {
-            socket,
+            stream,
             unsent: None,
             sending: None,
             incoming: None,

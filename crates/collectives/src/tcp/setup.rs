@@ -1,8 +1,9 @@
 //! Connection set-up between hosts as a state machine: no sockets, no clock. [`super::bootstrap`] is the shell around it.
 //!
 //! The higher rank of a pair calls the lower one, at all its endpoints in turn, [`STAGGER`] apart, and keeps calling.
-//! Whoever answers must know the caller's token; the first that does is taken, and gets a confirmation. A call that nobody
-//! says hello on is closed after `HELLO_DEADLINE`. When the deadline passes, the ranks without a connection are the late ones.
+//! Each side proves that it is the one that the other believes it to be, with nonces of both ([`super::handshake`]); the first
+//! connection on which both have is taken. Callers that say nothing are closed after a while, and the oldest of them give way
+//! where there are many. When the deadline passes, the ranks without a connection are the late ones.
 //!
 //! The shell calls [`Setup::tick`] when [`Setup::wakeup`] has come, tells what happened to connections, reads no more of one than
 //! [`Setup::wanted_bytes`], and performs the [`SetupAction`]s in order. [`Setup::outcome`] says when it is over.
@@ -11,8 +12,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::handshake::{CalledHandshake, CallerHandshake, HandshakeStatus, MAX_UNIDENTIFIED, Membership, STAGGER};
-use super::wire::{CONFIRMATION, Purpose};
+use instep_noise::Session;
+
+use super::handshake::{
+    CalledHandshake, CallerHandshake, HandshakeStatus, MAX_UNIDENTIFIED, Membership, STAGGER, WelcomedHellos, gives_way,
+};
+use super::secret::Nonces;
+use super::wire::Purpose;
 use crate::rank::join_ranks;
 use crate::{Error, Rank};
 
@@ -84,10 +90,14 @@ pub(super) struct Setup<'a> {
     deadline: Instant,
     /// In the order of `wanted`.
     found: Vec<Option<ConnectionId>>,
+    /// Of connections that are encrypted.
+    sessions: BTreeMap<ConnectionId, Session>,
     dials: Vec<EndpointDial>,
     calls: BTreeMap<ConnectionId, OutgoingCall>,
     callers: BTreeMap<ConnectionId, CalledHandshake>,
     next_id: ConnectionId,
+    nonces: Nonces,
+    welcomed: WelcomedHellos,
     actions: VecDeque<SetupAction>,
     /// Somebody hung up who was called as a member, or called without being one.
     unauthenticated: bool,
@@ -98,6 +108,7 @@ impl<'a> Setup<'a> {
     pub(super) fn new(
         membership: Membership<'a>,
         wanted: &'a [WantedConnection],
+        nonces: Nonces,
         now: Instant,
         deadline: Instant,
     ) -> Result<Setup<'a>, Error> {
@@ -112,10 +123,13 @@ impl<'a> Setup<'a> {
             wanted,
             deadline,
             found: vec![None; wanted.len()],
+            sessions: BTreeMap::new(),
             dials,
             calls: BTreeMap::new(),
             callers: BTreeMap::new(),
             next_id: 0,
+            nonces,
+            welcomed: WelcomedHellos::default(),
             actions: VecDeque::new(),
             unauthenticated: false,
             refusal: None,
@@ -154,7 +168,7 @@ impl<'a> Setup<'a> {
     /// When to [tick](Setup::tick) at the latest.
     pub(super) fn wakeup(&self) -> Instant {
         let dials = self.dials.iter().filter(|dial| self.is_open(dial.wanted)).map(|dial| dial.next_at);
-        let callers = self.callers.values().filter_map(CalledHandshake::hello_deadline);
+        let callers = self.callers.values().map(CalledHandshake::deadline);
         dials.chain(callers).fold(self.deadline, Instant::min)
     }
 
@@ -174,28 +188,34 @@ impl<'a> Setup<'a> {
                 self.actions.push_back(SetupAction::Dial { id, endpoint });
             }
         }
-        let silent = |caller: &CalledHandshake| caller.hello_deadline().is_some_and(|until| now >= until);
+        let silent = |caller: &CalledHandshake| now >= caller.deadline();
         let expired: Vec<_> = self.callers.iter().filter(|(_, caller)| silent(caller)).map(|(id, _)| *id).collect();
         expired.into_iter().for_each(|id| self.drop_caller(id));
     }
 
-    /// Somebody called; `None` if there are too many callers, and this one is to be let go.
-    pub(super) fn accepted(&mut self, now: Instant) -> Option<ConnectionId> {
-        if self.callers.len() >= 2 * self.wanted.len() + MAX_UNIDENTIFIED {
-            return None;
+    /// Somebody called. Of too many callers another one is closed for it: see [`gives_way`].
+    pub(super) fn accepted(&mut self, now: Instant) -> ConnectionId {
+        if self.callers.len() >= 2 * self.wanted.len() + MAX_UNIDENTIFIED
+            && let Some(other) = gives_way(self.callers.iter().map(|(id, caller)| (*id, caller.claimed())))
+        {
+            self.drop_caller(other);
         }
         let id = self.new_id();
-        self.callers.insert(id, CalledHandshake::new(now));
-        Some(id)
+        self.callers.insert(id, CalledHandshake::new(now, self.nonces.draw()));
+        id
     }
 
     /// A call has reached somebody.
     pub(super) fn connected(&mut self, id: ConnectionId) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         let WantedConnection { peer, purpose } = call.wanted;
-        call.handshake = Some(CallerHandshake::new(self.membership, peer));
-        let bytes = self.membership.hello(peer, purpose).to_bytes().to_vec();
-        self.actions.push_back(SetupAction::Send { id, bytes });
+        match CallerHandshake::new(self.membership, peer, purpose, self.nonces.draw()) {
+            Ok(handshake) => {
+                self.actions.push_back(SetupAction::Send { id, bytes: handshake.hello().to_vec() });
+                call.handshake = Some(handshake);
+            }
+            Err(error) => self.refusal = Some(error.to_string()),
+        }
     }
 
     /// How much of a connection is to be read now; what follows belongs to whoever gets the connection.
@@ -211,9 +231,11 @@ impl<'a> Setup<'a> {
             match handshake.feed(bytes) {
                 HandshakeStatus::Waiting => {}
                 HandshakeStatus::Done => {
+                    let (bytes, session) = (handshake.confirmation().to_vec(), handshake.take_session());
                     self.calls.remove(&id);
                     if self.is_open(wanted) {
-                        self.actions.push_back(SetupAction::Send { id, bytes: CONFIRMATION.to_vec() });
+                        self.sessions.extend(session.map(|session| (id, session)));
+                        self.actions.push_back(SetupAction::Send { id, bytes });
                         self.take(wanted, id);
                     } else {
                         self.actions.push_back(SetupAction::Close { id });
@@ -230,16 +252,17 @@ impl<'a> Setup<'a> {
             let expects = |peer: Rank, purpose: Purpose| {
                 peer > membership.rank && wanted.contains(&WantedConnection { peer, purpose })
             };
-            let (status, reply) = caller.feed(bytes, membership, expects, None);
+            let (status, reply) = caller.feed(bytes, membership, expects, None, &mut self.welcomed);
             if !reply.is_empty() {
                 self.actions.push_back(SetupAction::Send { id, bytes: reply });
             }
             match status {
                 HandshakeStatus::Waiting => {}
                 HandshakeStatus::Done => {
-                    let identified = caller.identified();
+                    let (claimed, session) = (caller.claimed(), caller.take_session());
                     self.callers.remove(&id);
-                    if let Some((peer, purpose)) = identified {
+                    if let Some((peer, purpose)) = claimed {
+                        self.sessions.extend(session.map(|session| (id, session)));
                         self.take(WantedConnection { peer, purpose }, id);
                     }
                 }
@@ -262,6 +285,11 @@ impl<'a> Setup<'a> {
         }
         // It could not be confirmed: it is sought again.
         self.found.iter_mut().filter(|found| **found == Some(id)).for_each(|found| *found = None);
+    }
+
+    /// How a connection that was found is encrypted, if it is.
+    pub(super) fn take_session(&mut self, id: ConnectionId) -> Option<Session> {
+        self.sessions.remove(&id)
     }
 
     fn new_id(&mut self) -> ConnectionId {

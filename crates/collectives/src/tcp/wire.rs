@@ -1,24 +1,37 @@
 //! What ranks say to each other over the network, as bytes; all numbers are little endian.
 //!
 //! ```text
-//! caller → called   magic(8) token of the called(16) generation(8) world(4) rank(4) purpose(4) 0(4)
-//! called → caller   magic(8) token of the caller(16) 0(4)                 welcome
-//!                   magic(8) token of the called(16) length(4) text       why not
-//! caller → called   magic(8)                                              this connection is the one
+//! caller → called   magic(8) generation(8) world(4) rank(4) purpose(4) encrypted(4) nonce(16) share(48) proof(16)
+//! called → caller   magic(8) nonce(16) share(48) proof(16) 0(4)                 welcome
+//!                   magic(8) 0(16) 0(48) proof(16) length(4) text               why not
+//! caller → called   magic(8) proof(16)                                          this connection is the one
 //!
 //! message           magic(4) kind(4) generation(8) sequence(8) step(8) call(24) sends(8) expects(8) length(8), then the bytes
 //! ```
-//! The tokens are in the addresses, which only members have: a stranger is not let in, and a caller notices when somebody
-//! else answers at an address that the other rank believes to be its own. Nothing is encrypted.
+//! A proof is a hash under a key that only members can make, see [`super::secret`]: of the hello; of the hello with the text
+//! of a refusal; of the hello with the nonce of the called and the token of the caller, once from each side. So neither side
+//! believes what was recorded earlier: a hello alone shows only that somebody knew the key once, and gets a nonce for it; the
+//! last proof shows that the caller is there now. The tokens are in the addresses, which only members have: a caller notices when
+//! somebody else answers at an address that the other rank believes to be its own.
+//!
+//! Where ranks encrypt what they send each other, the shares are the two messages of a handshake of [`instep_noise`], and
+//! everything after the confirmation comes in its frames; elsewhere they are zeros.
 
+use instep_noise::{ANSWER_BYTES as ANSWER_SHARE_BYTES, HELLO_BYTES as SHARE_BYTES};
+
+use super::secret::{NONCE_BYTES, Nonce, PROOF_BYTES, Proof};
 use crate::call::CALL_WORDS;
 
-const HELLO_MAGIC: [u8; 8] = *b"instepS1";
-const ANSWER_MAGIC: [u8; 8] = *b"instepW1";
-pub(crate) const CONFIRMATION: [u8; 8] = *b"instepC1";
+const HELLO_MAGIC: [u8; 8] = *b"instepS3";
+const ANSWER_MAGIC: [u8; 8] = *b"instepW3";
+const CONFIRMATION_MAGIC: [u8; 8] = *b"instepC3";
 const MESSAGE_MAGIC: u32 = u32::from_le_bytes(*b"iS01");
-pub(crate) const HELLO_BYTES: usize = 48;
-pub(crate) const ANSWER_BYTES: usize = 28;
+pub(crate) const CLAIM_BYTES: usize = 48;
+/// What of a hello its proof is of.
+pub(crate) const PROVED_BYTES: usize = CLAIM_BYTES + SHARE_BYTES;
+pub(crate) const HELLO_BYTES: usize = PROVED_BYTES + PROOF_BYTES;
+pub(crate) const ANSWER_BYTES: usize = 8 + NONCE_BYTES + ANSWER_SHARE_BYTES + PROOF_BYTES + 4;
+pub(crate) const CONFIRMATION_BYTES: usize = 8 + PROOF_BYTES;
 pub(crate) const HEADER_BYTES: usize = 80;
 /// The longest text of a refusal.
 pub(crate) const LONGEST_TEXT: usize = 1024;
@@ -40,53 +53,110 @@ impl Purpose {
     pub(crate) const ALL: [Purpose; 4] = [Purpose::Collectives, Purpose::P2p, Purpose::Rail, Purpose::Heartbeat];
 }
 
-/// Who opens a connection, to whom, and what for.
+/// Who says that it opens a connection, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
-    /// Of the rank that is called.
-    pub(crate) token: [u8; 16],
+pub(crate) struct Claim {
     pub(crate) generation: u64,
     pub(crate) world: u32,
     /// Of the caller.
     pub(crate) rank: u32,
     pub(crate) purpose: Purpose,
+    /// What follows the handshake is.
+    pub(crate) encrypted: bool,
+    /// Of the caller.
+    pub(crate) nonce: Nonce,
+}
+
+impl Claim {
+    pub(crate) fn to_bytes(self) -> [u8; CLAIM_BYTES] {
+        let mut bytes = [0; CLAIM_BYTES];
+        bytes[..8].copy_from_slice(&HELLO_MAGIC);
+        bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.world.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[24..28].copy_from_slice(&(self.purpose as u32).to_le_bytes());
+        bytes[28..32].copy_from_slice(&u32::from(self.encrypted).to_le_bytes());
+        bytes[32..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; CLAIM_BYTES]) -> Option<Claim> {
+        let (purpose, encrypted) = (word(bytes, 24) as u32, word(bytes, 24) >> 32);
+        let claim = Claim {
+            generation: word(bytes, 8),
+            world: word(bytes, 16) as u32,
+            rank: (word(bytes, 16) >> 32) as u32,
+            purpose: Purpose::ALL.into_iter().find(|known| *known as u32 == purpose)?,
+            encrypted: encrypted == 1,
+            nonce: part(bytes, 32),
+        };
+        (bytes[..8] == HELLO_MAGIC && encrypted <= 1).then_some(claim)
+    }
+}
+
+/// What a caller says first.
+pub(crate) struct Hello {
+    pub(crate) claim: Claim,
+    /// Of the caller in the key.
+    pub(crate) share: [u8; SHARE_BYTES],
+    pub(crate) proof: Proof,
 }
 
 impl Hello {
-    pub(crate) fn to_bytes(self) -> [u8; HELLO_BYTES] {
+    pub(crate) fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&HELLO_MAGIC);
-        bytes[8..24].copy_from_slice(&self.token);
-        bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.world.to_le_bytes());
-        bytes[36..40].copy_from_slice(&self.rank.to_le_bytes());
-        bytes[40..44].copy_from_slice(&(self.purpose as u32).to_le_bytes());
+        bytes[..CLAIM_BYTES].copy_from_slice(&self.claim.to_bytes());
+        bytes[CLAIM_BYTES..PROVED_BYTES].copy_from_slice(&self.share);
+        bytes[PROVED_BYTES..].copy_from_slice(&self.proof);
         bytes
     }
 
     pub(crate) fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Hello> {
-        let purpose = word(bytes, 40);
-        let hello = Hello {
-            token: std::array::from_fn(|index| bytes[8 + index]),
-            generation: word(bytes, 24),
-            world: word(bytes, 32) as u32,
-            rank: (word(bytes, 32) >> 32) as u32,
-            purpose: Purpose::ALL.into_iter().find(|known| *known as u64 == purpose)?,
-        };
-        (bytes[..8] == HELLO_MAGIC).then_some(hello)
+        let (share, proof) = (part(bytes, CLAIM_BYTES), part(bytes, PROVED_BYTES));
+        Some(Hello { claim: Claim::from_bytes(&part(bytes, 0))?, share, proof })
     }
 }
 
-/// An answer: welcome with the caller's token, or a refusal with that of the called.
-pub(crate) fn answer(token: [u8; 16], text: &str) -> Vec<u8> {
-    let text = &text.as_bytes()[..text.len().min(LONGEST_TEXT)];
-    [&ANSWER_MAGIC[..], &token, &(text.len() as u32).to_le_bytes(), text].concat()
+/// What the called says: welcome, if no text follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// Of the called, in a welcome.
+    pub(crate) nonce: Nonce,
+    pub(crate) share: [u8; ANSWER_SHARE_BYTES],
+    pub(crate) proof: Proof,
+    /// Of the text that follows.
+    pub(crate) length: usize,
 }
 
-/// How long the text of an answer with this token is; `None` if it is none.
-pub(crate) fn answer_length(bytes: &[u8; ANSWER_BYTES], token: [u8; 16]) -> Option<usize> {
-    let length = u32::from_le_bytes(std::array::from_fn(|index| bytes[24 + index])) as usize;
-    (bytes[..8] == ANSWER_MAGIC && bytes[8..24] == token && length <= LONGEST_TEXT).then_some(length)
+impl Answer {
+    pub(crate) fn to_bytes(self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[..8].copy_from_slice(&ANSWER_MAGIC);
+        bytes[8..24].copy_from_slice(&self.nonce);
+        bytes[24..72].copy_from_slice(&self.share);
+        bytes[72..88].copy_from_slice(&self.proof);
+        bytes[88..].copy_from_slice(&(self.length as u32).to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Option<Answer> {
+        let length = u32::from_le_bytes(part(bytes, 88)) as usize;
+        let answer = Answer { nonce: part(bytes, 8), share: part(bytes, 24), proof: part(bytes, 72), length };
+        (bytes[..8] == ANSWER_MAGIC && length <= LONGEST_TEXT).then_some(answer)
+    }
+}
+
+/// The caller's last word of the handshake.
+pub(crate) fn confirmation(proof: Proof) -> [u8; CONFIRMATION_BYTES] {
+    let mut bytes = [0; CONFIRMATION_BYTES];
+    bytes[..8].copy_from_slice(&CONFIRMATION_MAGIC);
+    bytes[8..].copy_from_slice(&proof);
+    bytes
+}
+
+/// The proof in a confirmation; `None` if it is none.
+pub(crate) fn confirmed_by(bytes: &[u8; CONFIRMATION_BYTES]) -> Option<Proof> {
+    (bytes[..8] == CONFIRMATION_MAGIC).then(|| part(bytes, 8))
 }
 
 /// What a message is.
@@ -153,8 +223,12 @@ impl MessageHeader {
     }
 }
 
+fn part<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
 fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
+    u64::from_le_bytes(part(bytes, at))
 }
 
 #[cfg(test)]
@@ -176,13 +250,21 @@ mod tests {
         }
 
         #[test]
-        fn hellos_and_answers_survive_the_network(token: [u8; 16], generation: u64, world: u32, rank: u32, purpose in 0usize..4) {
-            let hello = Hello { token, generation, world, rank, purpose: Purpose::ALL[purpose] };
-            prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
-            let bytes = answer(token, "no");
-            let start = bytes[..ANSWER_BYTES].try_into().unwrap();
-            prop_assert_eq!(answer_length(start, token), Some(2));
-            prop_assert_eq!(answer_length(start, [token[0].wrapping_add(1); 16]), None);
+        fn handshakes_survive_the_network(
+            (nonce, proof) in any::<(Nonce, Proof)>(),
+            (generation, world, rank) in any::<(u64, u32, u32)>(),
+            purpose in 0usize..4,
+            encrypted: bool,
+            share in proptest::collection::vec(any::<u8>(), SHARE_BYTES),
+            length in 0usize..2 * LONGEST_TEXT,
+        ) {
+            let (purpose, share) = (Purpose::ALL[purpose], part(&share, 0));
+            let claim = Claim { generation, world, rank, purpose, encrypted, nonce };
+            let hello = Hello::from_bytes(&Hello { claim, share, proof }.to_bytes()).unwrap();
+            prop_assert_eq!((hello.claim, hello.share, hello.proof), (claim, share, proof));
+            let answer = Answer { nonce, share, proof, length };
+            prop_assert_eq!(Answer::from_bytes(&answer.to_bytes()), (length <= LONGEST_TEXT).then_some(answer));
+            prop_assert_eq!(confirmed_by(&confirmation(proof)), Some(proof));
         }
 
         #[test]
@@ -193,13 +275,16 @@ mod tests {
             }
             let mut header = [0; HEADER_BYTES];
             header[..32].copy_from_slice(&bytes);
+            let mut answer = [0; ANSWER_BYTES];
+            answer[..32].copy_from_slice(&bytes);
             if let Some(found) = MessageHeader::from_bytes(&header) {
                 prop_assert_eq!(found.to_bytes(), header);
             }
             let mut hello = [0; HELLO_BYTES];
             hello[..32].copy_from_slice(&bytes);
-            prop_assert_eq!(Hello::from_bytes(&hello), None);
-            prop_assert_eq!(answer_length(&header[..ANSWER_BYTES].try_into().unwrap(), [1; 16]), None);
+            prop_assert!(Hello::from_bytes(&hello).is_none());
+            prop_assert_eq!(Answer::from_bytes(&answer), None);
+            prop_assert_eq!(confirmed_by(&part(&header, 0)), None);
         }
     }
 }

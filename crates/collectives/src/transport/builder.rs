@@ -21,6 +21,7 @@ use crate::shm::bootstrap::{self, ShmBootstrap};
 use crate::shm::transport::{ShmMembership, ShmPreferences, ShmTransport};
 use crate::sync::until;
 use crate::tcp::bootstrap::TcpBootstrap;
+use crate::tcp::handshake::disagreement;
 use crate::tcp::network::Network;
 use crate::tcp::setup::WantedConnection;
 use crate::tcp::wire::Purpose;
@@ -89,14 +90,32 @@ impl TransportBuilder<'_> {
         let duplicate =
             |listener: &TcpListener| listener.try_clone().map_err(|error| Error::system("duplicate a socket", error));
         let secret = self.options.secret.clone();
-        let p2p_listener = P2pListener::Network { listener: duplicate(&network.p2p)?, secret: secret.clone() };
+        let encrypt = self.options.encrypt;
+        self.check_encryption()?;
+        let p2p_listener = P2pListener::Network { listener: duplicate(&network.p2p)?, secret: secret.clone(), encrypt };
         let context = NetworkContext {
             listener: duplicate(&network.listener)?,
             addresses: self.addresses.to_vec(),
             generation: self.generation,
             secret,
+            encrypt,
         };
         Ok((self.connect_network(context)?, p2p_listener))
+    }
+
+    /// All ranks encrypt what they send over the network, or none does: every rank comes to the same conclusion.
+    fn check_encryption(&self) -> Result<(), Error> {
+        let find = |encrypted: bool| self.addresses.iter().position(|address| address.encrypted == encrypted);
+        if let (Some(encrypts), Some(not)) = (find(true), find(false)) {
+            return Err(Error::invalid(disagreement(Rank(encrypts), Rank(not))));
+        }
+        if self.options.encrypt && self.options.secret.is_none() {
+            return Err(Error::invalid(
+                "what ranks send to other hosts cannot be encrypted without a secret\nhint: set INSTEP_SECRET to the same \
+                 long random text on all nodes; `instep run` does so itself, unless nodes of torchrun take part",
+            ));
+        }
+        Ok(())
     }
 
     fn network_is_closed(&self) -> Error {

@@ -2,13 +2,15 @@
 #![expect(unsafe_code, clippy::unwrap_used, reason = "a part of tests, which are given raw memory")]
 #![allow(dead_code, reason = "every test file uses its part")]
 
+pub mod middle;
+
 use std::sync::Barrier;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use instep_collectives::{
-    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Source, Target, TransportChoice,
+    Address, Bound, DataType, Group, Operation, Options, Rank, Reduction, Secret, Source, Target, TransportChoice,
 };
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,9 +42,14 @@ pub fn channels() -> Options {
     Options { channels: Some(3), channel_bytes: 4 << 10, ..options(true) }
 }
 
+/// Over TCP, encrypted.
+pub fn encrypted() -> Options {
+    Options { encrypt: true, secret: Some(Secret::new("of the job")), ..tcp() }
+}
+
 /// Everything that bytes can travel through.
-pub fn every_path() -> [Options; 4] {
-    [options(false), options(true), tcp(), channels()]
+pub fn every_path() -> [Options; 5] {
+    [options(false), options(true), tcp(), channels(), encrypted()]
 }
 
 /// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.

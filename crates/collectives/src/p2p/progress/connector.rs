@@ -5,21 +5,26 @@
 //! rank has left it, who is ahead calls again.
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::dial::{DialOutcome, PeerDial};
-use super::{ACCEPT_PAUSE, Disconnect, ProgressEnd, ProgressThread};
+use super::{Disconnect, ProgressEnd, ProgressThread};
 use crate::p2p::config::{P2pConfig, P2pListener};
 use crate::p2p::link::Link;
-use crate::p2p::wire::Purpose;
-use crate::socket::{linger, poll_timeout, send_all};
+use crate::socket::{ACCEPT_PAUSE, linger, poll_timeout};
 use crate::sync::lock;
-use crate::tcp::connect::{IncomingHandshake, OutgoingHandshake, configure};
-use crate::tcp::handshake::{HandshakeStatus, MAX_UNIDENTIFIED, Membership, STAGGER};
+use crate::tcp::connect::{IncomingHandshake, OutgoingHandshake};
+use crate::tcp::handshake::{
+    HELLO_DEADLINE, HandshakeStatus, MAX_ACCEPTED_AT_ONCE, MAX_UNIDENTIFIED, Membership, STAGGER, WelcomedHellos,
+    gives_way,
+};
+use crate::tcp::secret::Nonces;
+use crate::tcp::stream::Stream;
+use crate::tcp::wire::Purpose;
 use crate::{Noticed, Rank};
 
 /// A rank that goes may have told others why, and they this one: so long that is waited for.
@@ -28,9 +33,9 @@ const REASON: Duration = Duration::from_millis(300);
 impl P2pConfig {
     /// The listener of this rank, and who may call it, where messages go over the network.
     fn network(&self) -> Option<(&TcpListener, Membership<'_>)> {
-        let P2pListener::Network { listener, secret } = &self.listener else { return None };
-        let P2pConfig { rank, addresses, generation, .. } = self;
-        Some((listener, Membership { rank: *rank, addresses, generation: *generation, secret: secret.as_ref() }))
+        let &P2pListener::Network { ref listener, ref secret, encrypt } = &self.listener else { return None };
+        let &P2pConfig { rank, ref addresses, generation, .. } = self;
+        Some((listener, Membership { rank, addresses, generation, secret: secret.as_ref(), encrypt }))
     }
 }
 
@@ -56,9 +61,9 @@ impl ProgressThread {
     fn advance_dial(&mut self, peer: Rank) {
         let Some((_, membership)) = self.config.network() else { return };
         let Some(dialing) = &mut self.peers[peer.0].dialing else { return };
-        let disconnect = match dialing.advance(membership, peer, Instant::now()) {
+        let disconnect = match dialing.advance(membership, peer, &mut self.nonces, Instant::now()) {
             DialOutcome::Waiting => return,
-            DialOutcome::Connected(socket) => return self.connected(socket, peer),
+            DialOutcome::Connected(stream) => return self.connected(*stream, peer),
             DialOutcome::Gone => Noticed::ConnectionClosed,
             DialOutcome::Left => Noticed::LeftGroup,
         };
@@ -67,10 +72,8 @@ impl ProgressThread {
     }
 
     /// There is a connection to a peer, whoever called.
-    fn connected(&mut self, socket: TcpStream, peer: Rank) {
-        // Its own failure says nothing: the connection works without.
-        let _ = configure(&socket);
-        let key = self.add(Link::dialed(socket.into(), peer, 0, Vec::new(), Instant::now()));
+    fn connected(&mut self, stream: Stream, peer: Rank) {
+        let key = self.add(Link::dialed(stream, peer, 0, Vec::new(), Instant::now()));
         self.peers[peer.0].out.get_or_insert(key);
         self.peers[peer.0].dialing = None;
     }
@@ -79,7 +82,7 @@ impl ProgressThread {
     pub(super) fn accept_remote(&mut self) {
         let Some((listener, membership)) = self.config.network() else { return };
         let most = 2 * self.peers.len() + MAX_UNIDENTIFIED;
-        if !accept(listener, &mut self.callers, most) {
+        if !accept(listener, &mut self.callers, &mut self.nonces, (most, MAX_ACCEPTED_AT_ONCE)) {
             self.accept_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
         }
         let mut identified = Vec::new();
@@ -87,21 +90,23 @@ impl ProgressThread {
             let links = self.links.values().filter(|link| link.peer == Some(peer)).count();
             purpose == Purpose::P2p && peer != membership.rank && links < 2
         };
-        advance_callers(&mut self.callers, membership, expects, None, |socket, peer| identified.push((socket, peer)));
-        for (socket, peer) in identified {
-            self.connected(socket, peer);
+        let welcomed = &mut self.welcomed;
+        let let_in = |stream, peer| identified.push((stream, peer));
+        advance_callers(&mut self.callers, membership, expects, None, welcomed, let_in);
+        for (stream, peer) in identified {
+            self.connected(stream, peer);
         }
     }
 
     /// Whether a peer has called, and may have sent something that was not read.
     pub(super) fn has_caller(&self, peer: Rank) -> bool {
-        self.callers.iter().any(|caller| caller.identified().is_some_and(|(identified, _)| identified == peer))
+        self.callers.iter().any(|caller| caller.claimed().is_some_and(|(claimed, _)| claimed == peer))
     }
 
     /// When somebody is to be called, or given up, if nothing happens before.
     pub(super) fn next_dial(&self) -> Option<Instant> {
         let calls = self.peers.iter().filter_map(|state| state.dialing.as_ref().map(|dialing| dialing.next_at));
-        calls.chain(self.callers.iter().filter_map(IncomingHandshake::hello_deadline)).min()
+        calls.chain(self.callers.iter().map(IncomingHandshake::deadline)).min()
     }
 
     /// What to poll for: callers, their hellos, and answers to this rank's calls.
@@ -120,25 +125,28 @@ impl ProgressThread {
     /// The rank leaves in good order: who has called and waits is told.
     pub(super) fn refuse_callers(&mut self) {
         let Some((listener, membership)) = self.config.network() else { return };
-        accept(listener, &mut self.callers, MAX_UNIDENTIFIED + 2 * membership.addresses.len());
+        let most = MAX_UNIDENTIFIED + 2 * membership.addresses.len();
+        accept(listener, &mut self.callers, &mut self.nonces, (most, most));
         let text = format!("rank {} has left the group", membership.rank);
         let expects = |_: Rank, purpose: Purpose| purpose == Purpose::P2p;
-        advance_callers(&mut self.callers, membership, expects, Some(&text), |_, _| {});
+        advance_callers(&mut self.callers, membership, expects, Some(&text), &mut self.welcomed, |_, _| {});
         self.callers.clear();
     }
 
     /// The group is aborted, and nothing is under way: who calls is told why, until the messages of this generation are dropped.
     pub(super) fn refuse_until_closed(&mut self, final_message: &[u8]) {
-        let mut refused: Vec<TcpStream> = Vec::new();
+        let mut refused: Vec<Stream> = Vec::new();
         while let Some((listener, membership)) = self.config.network()
             && !lock(&self.shared.inbox).closing
         {
-            let open = accept(listener, &mut self.callers, MAX_UNIDENTIFIED + 2 * membership.addresses.len());
+            let most = MAX_UNIDENTIFIED + 2 * membership.addresses.len();
+            let open = accept(listener, &mut self.callers, &mut self.nonces, (most, MAX_ACCEPTED_AT_ONCE));
             let rank = membership.rank;
             let expects = |peer: Rank, purpose: Purpose| purpose == Purpose::P2p && peer != rank;
-            advance_callers(&mut self.callers, membership, expects, None, |socket, _| {
-                send_all(&socket, final_message, Instant::now());
-                refused.push(socket);
+            let welcomed = &mut self.welcomed;
+            advance_callers(&mut self.callers, membership, expects, None, welcomed, |mut stream, _| {
+                stream.send_all(final_message, Instant::now());
+                refused.push(stream);
             });
             let mut handles = vec![PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN)];
             if open {
@@ -147,7 +155,7 @@ impl ProgressThread {
             handles.extend(self.callers.iter().map(IncomingHandshake::handle));
             // Without room for callers, accepting is tried again now and then.
             let again = (!open).then(|| Instant::now() + STAGGER);
-            let until = self.callers.iter().filter_map(IncomingHandshake::hello_deadline).chain(again).min();
+            let until = self.callers.iter().map(IncomingHandshake::deadline).chain(again).min();
             let wait = until.map(|until| until.saturating_duration_since(Instant::now()));
             // An error of poll is a signal, or no memory: look again.
             let _ = poll(&mut handles, wait.map_or(nix::poll::PollTimeout::NONE, poll_timeout));
@@ -162,7 +170,8 @@ impl ProgressThread {
         self.accept_remote();
         for peer in Rank::all(self.peers.len()) {
             let Some(Disconnect { noticed, since }) = self.peers[peer.0].disconnect else { continue };
-            if self.has_caller(peer) {
+            // What a caller claims may be an old hello of the peer: it does not hold this up for long.
+            if self.has_caller(peer) && since.elapsed() < HELLO_DEADLINE {
                 continue;
             }
             let linked = self.links.values().any(|link| link.peer == Some(peer));
@@ -178,12 +187,24 @@ impl ProgressThread {
     }
 }
 
-/// Accepts everybody who has called; whether that went well.
-fn accept(listener: &TcpListener, callers: &mut Vec<IncomingHandshake>, most: usize) -> bool {
-    loop {
+/// Accepts who has called, of too many in place of others ([`gives_way`]); whether that went well.
+fn accept(
+    listener: &TcpListener,
+    callers: &mut Vec<IncomingHandshake>,
+    nonces: &mut Nonces,
+    (most, at_once): (usize, usize),
+) -> bool {
+    for _ in 0..at_once {
         match listener.accept() {
-            Ok((socket, _)) if callers.len() < most => callers.push(IncomingHandshake::new(socket)),
-            Ok(_) => {}
+            Ok((socket, _)) => {
+                let numbered = callers.iter().map(IncomingHandshake::claimed).enumerate();
+                if callers.len() >= most
+                    && let Some(other) = gives_way(numbered)
+                {
+                    callers.remove(other);
+                }
+                callers.push(IncomingHandshake::new(socket, nonces));
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
             // Gone before it was let in.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -191,6 +212,7 @@ fn accept(listener: &TcpListener, callers: &mut Vec<IncomingHandshake>, most: us
             Err(_) => return false,
         }
     }
+    true
 }
 
 /// Goes on with the handshakes of all callers, and gives away the connections of those that are let in.
@@ -199,13 +221,14 @@ fn advance_callers(
     membership: Membership<'_>,
     expects: impl Fn(Rank, Purpose) -> bool,
     closing: Option<&str>,
-    mut let_in: impl FnMut(TcpStream, Rank),
+    welcomed: &mut WelcomedHellos,
+    mut let_in: impl FnMut(Stream, Rank),
 ) {
-    callers.retain_mut(|caller| match caller.advance(membership, &expects, closing) {
+    callers.retain_mut(|caller| match caller.advance(membership, &expects, closing, welcomed) {
         HandshakeStatus::Waiting => true,
         HandshakeStatus::Done => {
-            if let (Some((peer, _)), Ok(socket)) = (caller.identified(), caller.socket()) {
-                let_in(socket, peer);
+            if let (Some((peer, _)), Ok(stream)) = (caller.claimed(), caller.stream()) {
+                let_in(stream, peer);
             }
             false
         }

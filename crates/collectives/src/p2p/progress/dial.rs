@@ -1,13 +1,15 @@
 //! Dialling one rank of another host, at all its endpoints in turn, until one answers or none can.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::Rank;
-use crate::p2p::wire::Purpose;
 use crate::tcp::connect::OutgoingHandshake;
 use crate::tcp::handshake::{HandshakeStatus, Membership, STAGGER};
+use crate::tcp::secret::Nonces;
+use crate::tcp::stream::Stream;
+use crate::tcp::wire::Purpose;
 
 /// Between two calls of a rank that hung up: it is there, and does not know of this generation yet.
 const EARLY_RETRY: Duration = Duration::from_millis(20);
@@ -17,7 +19,7 @@ const REFUSED_FOR: Duration = Duration::from_secs(3);
 /// What became of calling a rank.
 pub(super) enum DialOutcome {
     Waiting,
-    Connected(TcpStream),
+    Connected(Box<Stream>),
     /// Its port is closed.
     Gone,
     /// It is not of this generation any more.
@@ -40,7 +42,13 @@ impl PeerDial {
         PeerDial { endpoints, next: 0, next_at: now, calls: Vec::new(), refused: Vec::new(), refused_since: None }
     }
 
-    pub(super) fn advance(&mut self, membership: Membership<'_>, peer: Rank, now: Instant) -> DialOutcome {
+    pub(super) fn advance(
+        &mut self,
+        membership: Membership<'_>,
+        peer: Rank,
+        nonces: &mut Nonces,
+        now: Instant,
+    ) -> DialOutcome {
         if self.next_at <= now {
             self.next_at = now + STAGGER;
             let endpoint = self.endpoints[self.next % self.endpoints.len()];
@@ -53,7 +61,7 @@ impl PeerDial {
             }
         }
         let (mut outcome, mut unreachable, mut early) = (DialOutcome::Waiting, Vec::new(), None);
-        self.calls.retain_mut(|call| match call.advance(membership, peer, Purpose::P2p) {
+        self.calls.retain_mut(|call| match call.advance(membership, peer, Purpose::P2p, nonces) {
             HandshakeStatus::Waiting => true,
             HandshakeStatus::Closed => {
                 early = Some(call.endpoint);
@@ -69,9 +77,9 @@ impl PeerDial {
             }
             HandshakeStatus::Done => {
                 if !matches!(outcome, DialOutcome::Connected(_))
-                    && let Some(socket) = call.confirm()
+                    && let Some(stream) = call.confirm()
                 {
-                    outcome = DialOutcome::Connected(socket);
+                    outcome = DialOutcome::Connected(Box::new(stream));
                 }
                 false
             }

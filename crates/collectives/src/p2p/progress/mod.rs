@@ -26,6 +26,8 @@ use crate::p2p::wire::Frame;
 use crate::socket::poll_timeout;
 use crate::sync::lock;
 use crate::tcp::connect::IncomingHandshake;
+use crate::tcp::handshake::WelcomedHellos;
+use crate::tcp::secret::Nonces;
 use crate::ticket::{Output, Ticket};
 use crate::{Error, Noticed, Rank};
 use dial::PeerDial;
@@ -35,8 +37,6 @@ const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A caller who connects and says nothing is given up after this.
 const HELLO_DEADLINE: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
-/// How long nobody is let in after somebody could not be.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Things read from one link before the others get their turn.
 const TURN: usize = 32;
 
@@ -95,6 +95,9 @@ pub(in crate::p2p) struct ProgressThread {
     peers: Vec<PeerState>,
     /// Who called from other hosts, as long as it is not known who that is.
     callers: Vec<IncomingHandshake>,
+    /// For handshakes with other hosts.
+    nonces: Nonces,
+    welcomed: WelcomedHellos,
     requests: HashMap<Id, Request>,
     deadlines: BTreeSet<(Instant, Id)>,
     next_id: Id,
@@ -104,7 +107,12 @@ pub(in crate::p2p) struct ProgressThread {
 }
 
 impl ProgressThread {
-    pub(in crate::p2p) fn new(config: P2pConfig, abort_group: AbortGroup, shared: Arc<P2pShared>) -> ProgressThread {
+    pub(in crate::p2p) fn new(
+        config: P2pConfig,
+        abort_group: AbortGroup,
+        shared: Arc<P2pShared>,
+        nonces: Nonces,
+    ) -> ProgressThread {
         let world = config.addresses.len();
         ProgressThread {
             matching: Matching::new(config.rank, world, config.single_copy, Limits::USUAL),
@@ -112,6 +120,8 @@ impl ProgressThread {
             next_link: 0,
             peers: (0..world).map(|_| PeerState::default()).collect(),
             callers: Vec::new(),
+            nonces,
+            welcomed: WelcomedHellos::default(),
             requests: HashMap::new(),
             deadlines: BTreeSet::new(),
             next_id: 0,
@@ -282,12 +292,16 @@ impl ProgressThread {
             let state = link.peer.map(|peer| &self.peers[peer.0]).filter(|state| state.out == Some(*key));
             let writes = link.has_unsent_hello() || state.is_some_and(|state| state.writing.is_some());
             let events = if writes { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
-            handles.push(PollFd::new(link.socket().as_fd(), events));
+            handles.push(PollFd::new(link.stream().as_fd(), events));
             keys.push(*key);
         }
+        // What was decrypted, and is not read yet, polling does not show.
+        let held: Vec<bool> = self.links.values().map(|link| link.stream().holds_input()).collect();
+        let wait = if held.contains(&true) { PollTimeout::ZERO } else { self.hello_deadline() };
         // An error of poll is a signal, or no memory: look again.
-        let _ = poll(&mut handles, self.hello_deadline());
-        let ready = handles[fixed..].iter().zip(&keys).filter(|(handle, _)| handle.any() == Some(true));
+        let _ = poll(&mut handles, wait);
+        let readable = handles[fixed..].iter().map(|handle| handle.any() == Some(true)).zip(held);
+        let ready = readable.zip(&keys).filter(|((readable, held), _)| *readable || *held);
         let ready = ready.map(|(_, key)| *key).collect();
         let _ = self.shared.wake.read();
         ready
@@ -416,7 +430,13 @@ impl ProgressThread {
             }
             (Received::Closed(error), Some(peer)) => {
                 self.links.remove(&key);
-                self.peers[peer.0].disconnect = Disconnect::now(Noticed::from_connection(&error));
+                let noticed = Noticed::from_connection(&error);
+                if noticed == Noticed::Altered {
+                    // What it said there is lost, also where there is another connection.
+                    self.links.retain(|_, link| link.peer != Some(peer));
+                    return self.peer_lost(peer, noticed);
+                }
+                self.peers[peer.0].disconnect = Disconnect::now(noticed);
                 Ok(())
             }
             (Received::Abort(bytes), Some(peer)) => match AbortReason::from_bytes(&bytes) {

@@ -8,10 +8,12 @@ use std::time::Instant;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 
-use super::{ACCEPT_PAUSE, Disconnect, ProgressEnd, ProgressThread};
+use super::{Disconnect, ProgressEnd, ProgressThread};
 use crate::p2p::config::{P2pListener, socket_name};
 use crate::p2p::link::Link;
-use crate::p2p::wire::{Hello, Purpose};
+use crate::p2p::wire::Hello;
+use crate::socket::ACCEPT_PAUSE;
+use crate::tcp::stream::Stream;
 use crate::{Noticed, Rank};
 
 /// Callers who have not said hello yet.
@@ -54,7 +56,7 @@ impl ProgressThread {
         connect(handle.as_raw_fd(), &name)?;
         let process = getsockopt(&handle, PeerCredentials).map_or(0, |credentials| credentials.pid());
         let hello = Hello { token: address.token, ..self.hello() };
-        Ok(Link::dialed(handle, peer, process, hello.to_bytes().to_vec(), Instant::now()))
+        Ok(Link::dialed(Stream::new(handle, None), peer, process, hello.to_bytes().to_vec(), Instant::now()))
     }
 
     fn hello(&self) -> Hello {
@@ -63,7 +65,6 @@ impl ProgressThread {
             generation: self.config.generation,
             world: self.config.addresses.len() as u32,
             rank: self.config.rank.0 as u32,
-            purpose: Purpose::P2p,
         }
     }
 
@@ -88,7 +89,7 @@ impl ProgressThread {
             };
             let strangers = self.links.values().filter(|link| link.peer.is_none()).count();
             if strangers < MAX_UNIDENTIFIED {
-                self.add(Link::accepted(handle, process, Instant::now()));
+                self.add(Link::accepted(Stream::new(handle, None), process, Instant::now()));
             }
         }
     }

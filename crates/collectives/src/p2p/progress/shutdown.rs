@@ -10,7 +10,7 @@ use super::peers::accept_from;
 use crate::Rank;
 use crate::abort::AbortReason;
 use crate::p2p::config::{P2pConfig, P2pListener};
-use crate::p2p::link::{Link, Writing};
+use crate::p2p::link::Link;
 use crate::p2p::wire::Frame;
 use crate::socket::{linger, poll_timeout, send_all};
 
@@ -30,13 +30,13 @@ impl ProgressThread {
             let until = Instant::now() + ABORT_GRACE;
             for state in &mut self.peers {
                 let Some(link) = state.out.and_then(|key| self.links.get_mut(&key)) else { continue };
-                let begun = state.writing.take().filter(Writing::is_begun);
+                let begun = state.writing.take().filter(|writing| link.has_begun(writing));
                 if begun.is_none_or(|writing| link.write_rest(&writing, until)) {
-                    send_all(link.socket(), &bytes, until);
+                    link.write_last(&bytes, until);
                 }
             }
         }
-        linger(self.links.values().map(Link::socket));
+        linger(self.links.values().map(Link::stream));
         bytes
     }
 
@@ -60,7 +60,7 @@ impl ProgressThread {
                 if let Some(link) = state.out.and_then(|key| self.links.get(&key))
                     && (state.writing.is_some() || !state.queue.is_empty())
                 {
-                    handles.push(PollFd::new(link.socket().as_fd(), PollFlags::POLLOUT));
+                    handles.push(PollFd::new(link.stream().as_fd(), PollFlags::POLLOUT));
                 }
             }
             if handles.is_empty() {

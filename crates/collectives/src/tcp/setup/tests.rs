@@ -8,9 +8,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Address;
-use crate::tcp::handshake::HELLO_DEADLINE;
+use crate::tcp::handshake::{CONFIRMATION_DEADLINE, HELLO_DEADLINE};
 use crate::tcp::secret::Secret;
-use crate::tcp::wire::HELLO_BYTES;
+use crate::tcp::wire::{ANSWER_BYTES, CONFIRMATION_BYTES, HELLO_BYTES};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -28,6 +28,7 @@ fn addresses(world: usize) -> Vec<Address> {
         endpoints: vec![endpoint(rank, 0), endpoint(rank, 1)],
         p2p_port: 1,
         canonical: false,
+        encrypted: false,
     };
     (0..world).map(address).collect()
 }
@@ -47,12 +48,14 @@ struct Network<'a> {
     now: Instant,
     /// The most bytes that arrive at once.
     piece: usize,
+    /// Everything that was ever sent to an end.
+    overheard: BTreeMap<End, Vec<u8>>,
 }
 
 impl<'a> Network<'a> {
     fn new(ranks: Vec<Option<Setup<'a>>>, start: Instant, piece: usize) -> Network<'a> {
-        let (peers, wires, dead) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Network { ranks, peers, wires, dead, start, now: start, piece }
+        let (peers, wires, dead, overheard) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        Network { ranks, peers, wires, dead, start, now: start, piece, overheard }
     }
 
     fn perform(&mut self, rank: usize) {
@@ -60,7 +63,10 @@ impl<'a> Network<'a> {
             match action {
                 SetupAction::Dial { id, endpoint } => self.dial((rank, id), endpoint),
                 SetupAction::Send { id, bytes } => match self.peers.get(&(rank, id)) {
-                    Some(other) => self.wires.entry(*other).or_default().extend(bytes),
+                    Some(other) => {
+                        self.overheard.entry(*other).or_default().extend(&bytes);
+                        self.wires.entry(*other).or_default().extend(bytes);
+                    }
                     None => self.closed((rank, id)),
                 },
                 SetupAction::Close { id } => {
@@ -78,7 +84,7 @@ impl<'a> Network<'a> {
     fn dial(&mut self, end: End, endpoint: SocketAddr) {
         let called = (0..self.ranks.len()).find(|rank| self.has(*rank, endpoint));
         let accepted = called.filter(|_| !self.dead.contains(&endpoint)).and_then(|called| {
-            let id = self.ranks[called].as_mut()?.accepted(self.now)?;
+            let id = self.ranks[called].as_mut()?.accepted(self.now);
             Some((called, id))
         });
         match accepted {
@@ -158,7 +164,11 @@ fn wanted(world: usize) -> Vec<Vec<WantedConnection>> {
 }
 
 fn membership<'a>(rank: usize, addresses: &'a [Address], secret: Option<&'a Secret>) -> Membership<'a> {
-    Membership { rank: Rank(rank), addresses, generation: 3, secret }
+    Membership { rank: Rank(rank), addresses, generation: 3, secret, encrypt: false }
+}
+
+fn nonces(seed: u8) -> Nonces {
+    Nonces::new([seed; 32])
 }
 
 fn failure(outcome: &Option<SetupOutcome>) -> &str {
@@ -172,7 +182,7 @@ proptest! {
     #[test]
     fn every_pair_is_connected_once_however_bytes_arrive(world in 2usize..6, piece in 1usize..100, dead in any::<u8>()) {
         let (addresses, wanted, start) = (addresses(world), wanted(world), Instant::now());
-        let setup = |rank: usize| Setup::new(membership(rank, &addresses, None), &wanted[rank], start, start + TIMEOUT).ok();
+        let setup = |rank: usize| Setup::new(membership(rank, &addresses, None), &wanted[rank], nonces(rank as u8), start, start + TIMEOUT).ok();
         let mut network = Network::new((0..world).map(setup).collect(), start, piece);
         // One of the two endpoints of some ranks answers nobody.
         network.dead = (0..world).filter(|rank| dead >> rank & 1 == 1).map(|rank| endpoint(rank, 0)).collect();
@@ -194,8 +204,10 @@ proptest! {
 fn a_late_rank_is_named_in_the_failure() {
     let (addresses, wanted, start) = (addresses(4), wanted(4), Instant::now());
     let setup = |rank: usize| {
-        (rank != 2)
-            .then(|| Setup::new(membership(rank, &addresses, None), &wanted[rank], start, start + TIMEOUT).unwrap())
+        (rank != 2).then(|| {
+            Setup::new(membership(rank, &addresses, None), &wanted[rank], nonces(rank as u8), start, start + TIMEOUT)
+                .unwrap()
+        })
     };
     let mut network = Network::new((0..4).map(setup).collect(), start, 7);
     let outcomes = network.run();
@@ -210,7 +222,14 @@ fn ranks_with_different_secrets_get_a_hint() {
     let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
     let secrets = ["one", "other"].map(Secret::new);
     let setup = |rank: usize| {
-        Setup::new(membership(rank, &addresses, Some(&secrets[rank])), &wanted[rank], start, start + TIMEOUT).ok()
+        Setup::new(
+            membership(rank, &addresses, Some(&secrets[rank])),
+            &wanted[rank],
+            nonces(rank as u8),
+            start,
+            start + TIMEOUT,
+        )
+        .ok()
     };
     let outcomes = Network::new((0..2).map(setup).collect(), start, 48).run();
     for outcome in &outcomes {
@@ -223,7 +242,7 @@ fn a_rank_of_an_earlier_generation_is_refused_with_the_reason() {
     let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
     let setup = |rank: usize| {
         let membership = Membership { generation: if rank == 0 { 3 } else { 2 }, ..membership(rank, &addresses, None) };
-        Setup::new(membership, &wanted[rank], start, start + TIMEOUT).ok()
+        Setup::new(membership, &wanted[rank], nonces(rank as u8), start, start + TIMEOUT).ok()
     };
     let outcomes = Network::new((0..2).map(setup).collect(), start, 5).run();
     assert_eq!(failure(&outcomes[1]), "rank 0 is at generation 3, rank 1 at 2");
@@ -233,8 +252,8 @@ fn a_rank_of_an_earlier_generation_is_refused_with_the_reason() {
 #[test]
 fn a_caller_that_says_nothing_is_closed_and_noise_is_too() {
     let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
-    let mut setup = Setup::new(membership(0, &addresses, None), &wanted[0], start, start + TIMEOUT).unwrap();
-    let [silent, noisy] = [(); 2].map(|()| setup.accepted(start).unwrap());
+    let mut setup = Setup::new(membership(0, &addresses, None), &wanted[0], nonces(0), start, start + TIMEOUT).unwrap();
+    let [silent, noisy] = [(); 2].map(|()| setup.accepted(start));
     assert_eq!(setup.wakeup(), start + HELLO_DEADLINE);
     setup.received(noisy, &[0x55; HELLO_BYTES]);
     assert_eq!(setup.next_action(), Some(SetupAction::Close { id: noisy }));
@@ -248,11 +267,8 @@ fn a_caller_that_says_nothing_is_closed_and_noise_is_too() {
 #[test]
 fn a_connection_that_cannot_be_confirmed_is_sought_again() {
     let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
-    let mut setup = Setup::new(membership(1, &addresses, None), &wanted[1], start, start + TIMEOUT).unwrap();
-    setup.tick(start);
-    let Some(SetupAction::Dial { id, .. }) = setup.next_action() else { panic!("the higher rank calls") };
-    setup.connected(id);
-    setup.received(id, &crate::tcp::wire::answer(addresses[1].token, ""));
+    let [mut called, mut setup] = [0, 1].map(|rank| pair_member(rank, &addresses, &wanted, start, None));
+    let id = welcomed(&mut setup, &mut called, start);
     assert_eq!(setup.outcome(start), SetupOutcome::Connected(vec![id]));
     setup.closed(id);
     assert_eq!(setup.outcome(start), SetupOutcome::Waiting);
@@ -263,4 +279,144 @@ fn a_connection_that_cannot_be_confirmed_is_sought_again() {
         }
     }
     panic!("it is not dialled again");
+}
+
+fn pair_member<'a>(
+    rank: usize,
+    addresses: &'a [Address],
+    wanted: &'a [Vec<WantedConnection>],
+    start: Instant,
+    secret: Option<&'a Secret>,
+) -> Setup<'a> {
+    // Other nonces than in `Network`, as in another set-up of the same generation.
+    let nonces = nonces(100 + rank as u8);
+    Setup::new(membership(rank, addresses, secret), &wanted[rank], nonces, start, start + TIMEOUT).unwrap()
+}
+
+/// What a set-up sends next, on this connection; others may be closed before.
+fn sent(setup: &mut Setup<'_>, id: ConnectionId) -> Vec<u8> {
+    loop {
+        match setup.next_action() {
+            Some(SetupAction::Send { id: other, bytes }) if other == id => return bytes,
+            Some(SetupAction::Close { id: other }) if other != id => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Has the called welcome the caller, who has not sent its confirmation yet.
+fn welcomed(caller: &mut Setup<'_>, called: &mut Setup<'_>, now: Instant) -> ConnectionId {
+    caller.tick(now);
+    let Some(SetupAction::Dial { id, .. }) = caller.next_action() else { panic!("the higher rank calls") };
+    caller.connected(id);
+    let accepted = called.accepted(now);
+    called.received(accepted, &sent(caller, id));
+    caller.received(id, &sent(called, accepted));
+    id
+}
+
+/// What rank 1 said to rank 0 on their connection, and what it was told.
+fn conversation(addresses: &[Address], secret: Option<&Secret>) -> (Vec<u8>, Vec<u8>) {
+    let (wanted, start) = (wanted(2), Instant::now());
+    let setup = |rank: usize| {
+        Setup::new(membership(rank, addresses, secret), &wanted[rank], nonces(rank as u8), start, start + TIMEOUT).ok()
+    };
+    let mut network = Network::new((0..2).map(setup).collect(), start, 100);
+    assert!(network.run().iter().flatten().all(|outcome| matches!(outcome, SetupOutcome::Connected(_))));
+    let of = |rank: usize| network.overheard.iter().find(|((other, _), _)| *other == rank).unwrap().1.clone();
+    (of(0), of(1))
+}
+
+#[test]
+fn a_conversation_that_was_recorded_opens_nothing_on_either_side() {
+    let secret = Secret::new("of the job");
+    for secret in [None, Some(&secret)] {
+        let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
+        let (said, answered) = conversation(&addresses, secret);
+        assert_eq!((said.len(), answered.len()), (HELLO_BYTES + CONFIRMATION_BYTES, ANSWER_BYTES));
+
+        // Somebody says to rank 0 what rank 1 said: there is an answer, and the old last word does not fit it.
+        let mut setup = pair_member(0, &addresses, &wanted, start, secret);
+        let id = setup.accepted(start);
+        setup.received(id, &said[..HELLO_BYTES]);
+        assert_ne!(sent(&mut setup, id), answered);
+        setup.received(id, &said[HELLO_BYTES..]);
+        assert_eq!(setup.next_action(), Some(SetupAction::Close { id }));
+        assert_eq!(setup.outcome(start), SetupOutcome::Waiting);
+
+        // Somebody answers rank 1 as rank 0 did: nothing more is said.
+        let mut setup = pair_member(1, &addresses, &wanted, start, secret);
+        setup.tick(start);
+        let Some(SetupAction::Dial { id, .. }) = setup.next_action() else { panic!("the higher rank calls") };
+        setup.connected(id);
+        assert_ne!(sent(&mut setup, id), said[..HELLO_BYTES]);
+        setup.received(id, &answered);
+        assert_eq!(setup.next_action(), Some(SetupAction::Close { id }));
+        assert_eq!(setup.outcome(start), SetupOutcome::Waiting);
+    }
+}
+
+#[test]
+fn a_refusal_that_was_recorded_ends_nothing() {
+    let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
+    let mut ahead = pair_member(0, &addresses, &wanted, start, None);
+    ahead.membership.generation += 1;
+    let mut callers = [(); 2].map(|()| pair_member(1, &addresses, &wanted, start, None));
+    // The second draws other nonces than the first.
+    callers[1].nonces = nonces(200);
+    let [(refusal, first), (_, second)] = callers.each_mut().map(|caller| {
+        caller.tick(start);
+        let Some(SetupAction::Dial { id, .. }) = caller.next_action() else { panic!("the higher rank calls") };
+        caller.connected(id);
+        let accepted = ahead.accepted(start);
+        ahead.received(accepted, &sent(caller, id));
+        let refusal = sent(&mut ahead, accepted);
+        assert_eq!(ahead.next_action(), Some(SetupAction::Close { id: accepted }));
+        (refusal, id)
+    });
+    for (caller, id) in callers.iter_mut().zip([first, second]) {
+        caller.received(id, &refusal[..ANSWER_BYTES]);
+        caller.received(id, &refusal[ANSWER_BYTES..]);
+    }
+    assert!(matches!(callers[0].outcome(start), SetupOutcome::Failed(text) if text.contains("at generation 4")));
+    assert_eq!(callers[1].outcome(start), SetupOutcome::Waiting);
+}
+
+#[test]
+fn callers_that_do_not_go_on_are_bounded_in_number_and_time() {
+    let (addresses, wanted, start) = (addresses(2), wanted(2), Instant::now());
+    let (said, _) = conversation(&addresses, None);
+    let most = 2 * wanted[0].len() + MAX_UNIDENTIFIED;
+    let mut setup = pair_member(0, &addresses, &wanted, start, None);
+    // A hello that was recorded, and then many who say a part of one or nothing.
+    let replayed = setup.accepted(start);
+    setup.received(replayed, &said[..HELLO_BYTES]);
+    sent(&mut setup, replayed);
+    for number in 0..1000 {
+        let id = setup.accepted(start);
+        setup.received(id, &said[..number % HELLO_BYTES]);
+        assert!(setup.callers.len() <= most);
+    }
+    assert!(setup.callers.contains_key(&replayed), "those that have shown nothing give way first");
+    // The same again is a stranger's, as many times as it is said.
+    let again = setup.accepted(start);
+    setup.actions.clear();
+    setup.received(again, &said[..HELLO_BYTES]);
+    assert_eq!(setup.next_action(), Some(SetupAction::Close { id: again }));
+    // In the middle of that rank 1 calls, and is let in although more strangers come before it confirms.
+    let mut caller = pair_member(1, &addresses, &wanted, start, None);
+    caller.nonces = nonces(200);
+    setup.actions.clear();
+    let id = welcomed(&mut caller, &mut setup, start);
+    for _ in 0..1000 {
+        setup.accepted(start);
+    }
+    let of_caller = *setup.callers.iter().rfind(|(_, caller)| caller.claimed().is_some()).unwrap().0;
+    setup.received(of_caller, &sent(&mut caller, id));
+    assert_eq!(setup.outcome(start), SetupOutcome::Connected(vec![of_caller]));
+    // The strangers are closed in time.
+    setup.tick(start + HELLO_DEADLINE);
+    assert_eq!(setup.callers.keys().copied().collect::<Vec<_>>(), [replayed]);
+    setup.tick(start + CONFIRMATION_DEADLINE);
+    assert!(setup.callers.is_empty());
 }

@@ -94,7 +94,14 @@ def unit_stages(arguments: list[str]) -> list[Stage]:
     needs = frozenset({"pages"})
     tests = Stage("rust tests", cargo_test(arguments), hint, LINTED, needs=needs, uses=CARGO, show_totals=True)
     examples = ["cargo", "test", *QUICK, "--workspace", "--doc", "--quiet"]
-    return [tests] if arguments else [tests, Stage("doc tests", examples, hint, LINTED, needs=needs, uses=CARGO)]
+    # The same tests of the database as before, on the other engine.
+    second = [sys.executable, "scripts/on_postgres.py", *cargo_test(["-p", "instep-database"])]
+    after = frozenset({"rust tests"})
+    further = [
+        Stage("doc tests", examples, hint, LINTED, needs=needs, uses=CARGO),
+        Stage("on PostgreSQL", second, hint, LINTED, needs=after, uses=CARGO, show_totals=True),
+    ]
+    return [tests] if arguments else [tests, *further]
 
 
 def cargo_test(arguments: list[str]) -> list[str]:
@@ -131,8 +138,8 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
     if arguments:
         return [made[0], Stage("pytest", [*pytest, *arguments], hint, alone=True, show_totals=True)]
     # Most of a test's time is waiting: for processes to start, for time-outs, for a network that is cut.
-    workers = str((os.cpu_count() or 1) + 1)
-    suites = ["-n", workers, "--dist", "loadfile"]
+    workers = str((os.cpu_count() or 1) + 2)
+    suites = ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
     needs = frozenset(stage.name for stage in made)
     return [*made, Stage("pytest", [*pytest, *suites], hint, needs=needs, alone=True, show_totals=True)]
 

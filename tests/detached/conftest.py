@@ -6,8 +6,10 @@ The unmodified `determined` package lives in an environment of its own (`build/d
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -98,20 +100,27 @@ class Client:
 
 
 class Master:
-    """`instep master` on a database of its own."""
+    """`instep master` on a database of its own: a file, or a schema of the server that INSTEP_TEST_DATABASE names."""
 
-    def __init__(self, start: Callable[..., Any], instep: Path, database: Path) -> None:
+    def __init__(self, start: Callable[..., Any], instep: Path, database: Path, server: str | None = None) -> None:
         self._start = start
         self._instep = instep
         self.database = database
+        self.server = server or os.environ.get("INSTEP_TEST_DATABASE")
         self.port = 0
         self.process: Any = None
         self.address = ""
 
     def start(self, wait_until: Callable[..., None], *options: str) -> None:
         """Start it, after the first time on the same port."""
-        words = ("master", "--port", str(self.port), "--db", str(self.database), *options)
-        self.process = self._start(self._instep, *words)
+        place = str(self.database)
+        # What belongs to a database in PostgreSQL lies in the user's data folder.
+        environment = {}
+        if self.server:
+            place = f"{self.server}?schema=test_{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+            environment = {"XDG_DATA_HOME": str(self.database.parent)}
+        words = ("master", "--port", str(self.port), "--db", place, *options)
+        self.process = self._start(self._instep, *words, env=environment)
         pattern = re.compile(r"listening on (http://\S+:(\d+)) ")
         wait_until(
             lambda: pattern.search(self.process.stdout) or self.process.poll() is not None, 30, "the master to listen"
@@ -179,7 +188,7 @@ def determined() -> Path:
 @pytest.fixture(scope="session")
 def forked_determined(determined: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same with torch imported already."""
-    with forking(determined, tmp_path_factory.mktemp("forked"), ["torch.distributed.launcher.api"]) as interpreter:
+    with forking(determined, "determined", tmp_path_factory, ["torch.distributed.launcher.api"]) as interpreter:
         yield interpreter
 
 

@@ -7,13 +7,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 # Who needs a password and who does not. PostgreSQL takes the first line that fits.
-ACCESS = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+ACCESS = "local all all trust\nhost all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
 
 
 @dataclass
@@ -21,6 +21,8 @@ class Postgres:
     """A running server, with a database `determined`."""
 
     port: int
+    sockets: str
+    control: Callable[[str], None]
 
     @property
     def address(self) -> str:
@@ -33,6 +35,10 @@ class Postgres:
         done = subprocess.run(command, input=script, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
+
+    def restart(self) -> None:
+        """Stop the server in order, which ends all sessions, and start it again."""
+        self.control("restart")
 
     def dump(self, path: Path) -> None:
         """Write the database down."""
@@ -65,16 +71,19 @@ def running() -> Iterator[Postgres]:
         data = Path(folder) / "data"
         where = ("-D", str(data))
         make = as_server(program("initdb"), *where, "-U", "determined", "--auth=trust", "-E", "UTF8", "--no-sync")
-        subprocess.run(make, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        subprocess.run(make, check=True, timeout=60, stdout=subprocess.DEVNULL, cwd=folder)
         (data / "pg_hba.conf").write_text(ACCESS)
-        options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories= -c fsync=off"
-        control = program("pg_ctl")
-        begin = as_server(control, *where, "-o", options, "-l", f"{folder}/log", "-w", "start")
-        subprocess.run(begin, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories={folder} -c fsync=off"
+
+        def control(what: str, *further: str) -> None:
+            words = (program("pg_ctl"), *where, "-o", options, "-l", f"{folder}/log", "-w", *further, what)
+            # Its user may not look into the folder that we are in.
+            subprocess.run(as_server(*words), check=True, timeout=60, stdout=subprocess.DEVNULL, cwd=folder)
+
+        control("start")
         try:
-            server = Postgres(port)
+            server = Postgres(port, folder, control)
             server.psql("CREATE DATABASE determined", database="postgres")
             yield server
         finally:
-            stop = as_server(control, *where, "-m", "immediate", "-w", "stop")
-            subprocess.run(stop, check=True, timeout=60, stdout=subprocess.DEVNULL)
+            control("stop", "-m", "immediate")

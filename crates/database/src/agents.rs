@@ -2,12 +2,12 @@
 
 use instep_api::identifiers::UserId;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, json, text_of, time};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 /// An agent, as it was when it was last heard of.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +49,7 @@ pub struct AgentTokenRow {
     pub pool: Option<String>,
 }
 
-fn token_of(row: &Row<'_>) -> rusqlite::Result<AgentTokenRow> {
+fn token_of(row: &Row<'_>) -> sql::Result<AgentTokenRow> {
     Ok(AgentTokenRow {
         name: column(row, "name")?,
         user: UserId(column(row, "user_id")?),
@@ -59,7 +59,7 @@ fn token_of(row: &Row<'_>) -> rusqlite::Result<AgentTokenRow> {
     })
 }
 
-fn agent_of(row: &Row<'_>) -> rusqlite::Result<AgentRow> {
+fn agent_of(row: &Row<'_>) -> sql::Result<AgentRow> {
     Ok(AgentRow {
         name: column(row, "name")?,
         pool: column(row, "pool")?,
@@ -106,7 +106,7 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM agents ORDER BY name")?;
                 let found = statement.query_map([], agent_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -133,7 +133,7 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM agent_tokens ORDER BY name")?;
                 let found = statement.query_map([], token_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

@@ -3,12 +3,12 @@
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::states::AllocationState;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, json, optional_json, optional_time, text_of, time, word};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 use crate::usage;
 
 /// One attempt to run a task, from the moment it waits for slots.
@@ -48,7 +48,7 @@ pub struct AllocationRow {
     pub ended_at: Option<Timestamp>,
 }
 
-pub(crate) fn allocation_of(row: &Row<'_>) -> rusqlite::Result<AllocationRow> {
+pub(crate) fn allocation_of(row: &Row<'_>) -> sql::Result<AllocationRow> {
     Ok(AllocationRow {
         id: column(row, "id")?,
         task_id: column(row, "task_id")?,
@@ -118,7 +118,7 @@ impl Database {
                 let sql = "SELECT * FROM allocations WHERE ended_at IS NULL ORDER BY queued_at, id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], allocation_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -141,7 +141,7 @@ impl Database {
                 let sql = "SELECT * FROM allocations WHERE task_id = ? ORDER BY run DESC";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([&task], allocation_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -153,7 +153,7 @@ impl Database {
                 let sql = "SELECT * FROM allocations WHERE trial_id = ? AND started_at IS NOT NULL ORDER BY started_at";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([trial.0], allocation_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -166,7 +166,7 @@ impl Database {
                            JOIN tasks ON tasks.id = task_id WHERE tasks.ended_at IS NULL";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

@@ -3,12 +3,11 @@
 use instep_api::audit::{AuditRecord, TokenKind};
 use instep_api::identifiers::UserId;
 use instep_api::wire::Timestamp;
-use rusqlite::types::Value as SqlValue;
-use rusqlite::{Row, params, params_from_iter};
 
 use crate::Database;
 use crate::error::Result;
 use crate::rows::{column, time};
+use crate::sql::{self, Row, Value as SqlValue, params, params_from_iter};
 
 /// Which records are wanted; what is not given wants all.
 #[derive(Debug, Clone, Default)]
@@ -84,7 +83,7 @@ impl Database {
                 let sql = format!("SELECT * FROM audit WHERE {conditions} ORDER BY id {order} LIMIT ?");
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map(params_from_iter(values), record_of)?;
-                let mut found = found.collect::<rusqlite::Result<Vec<_>>>()?;
+                let mut found = found.collect::<sql::Result<Vec<_>>>()?;
                 if filter.after.is_none() {
                     found.reverse();
                 }
@@ -107,7 +106,7 @@ impl Database {
     }
 }
 
-fn record_of(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
+fn record_of(row: &Row<'_>) -> sql::Result<AuditRecord> {
     let word: String = column(row, "token")?;
     Ok(AuditRecord {
         id: column(row, "id")?,

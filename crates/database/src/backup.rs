@@ -7,11 +7,10 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rusqlite::{Connection, OpenFlags};
-
 use crate::error::{Error, Result};
 use crate::lock::Lock;
 use crate::migrations;
+use crate::sql::{Connection, sqlite};
 
 /// Copies a database to a file that must not exist yet. The database may be in use.
 pub fn back_up(database: &Path, target: &Path) -> Result<()> {
@@ -98,8 +97,7 @@ pub(crate) fn open_existing(path: &Path) -> Result<Connection> {
     if let Err(source) = std::fs::metadata(path) {
         return Err(Error::File { path: path.to_owned(), source });
     }
-    // For writing, because a reader of a journalled database must be able to make its index.
-    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let connection = sqlite::open_existing(path)?;
     connection
         .execute_batch("PRAGMA busy_timeout = 5000")
         .map_err(|error| Error::Unusable { path: path.to_owned(), why: error.to_string() })?;

@@ -9,13 +9,13 @@ use instep_api::states::CheckpointState;
 use instep_api::trials::CheckpointWorkload;
 use instep_api::values::finite_number;
 use instep_api::wire::{Long, Timestamp};
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::metrics::read;
 use crate::rows::{column, json, object, optional_json, text_of, time, word};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 /// A checkpoint that was saved.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ struct Found {
     searcher_metric: Option<String>,
 }
 
-fn found_of(row: &Row<'_>) -> rusqlite::Result<Found> {
+fn found_of(row: &Row<'_>) -> sql::Result<Found> {
     let checkpoint = Checkpoint {
         uuid: column(row, "uuid")?,
         task_id: column(row, "task_id")?,
@@ -98,7 +98,7 @@ pub(crate) fn newest_checkpoint(connection: &Connection, trial: TrialId) -> Resu
     Ok(statement.query_row([trial.0], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
 }
 
-fn workload_of(row: &Row<'_>) -> rusqlite::Result<CheckpointWorkload> {
+fn workload_of(row: &Row<'_>) -> sql::Result<CheckpointWorkload> {
     Ok(CheckpointWorkload {
         uuid: column(row, "uuid")?,
         state: word(row, "state")?,
@@ -127,7 +127,7 @@ pub(crate) fn workloads(connection: &Connection, trial: TrialId) -> Result<Vec<C
     let sql = "SELECT * FROM checkpoints WHERE trial_id = ? ORDER BY steps_completed, reported_at";
     let mut statement = connection.prepare_cached(sql)?;
     let found = statement.query_map([trial.0], workload_of)?;
-    Ok(found.collect::<rusqlite::Result<_>>()?)
+    Ok(found.collect::<sql::Result<_>>()?)
 }
 
 fn size_of(resources: &BTreeMap<String, Long>) -> i64 {
@@ -269,7 +269,7 @@ fn checkpoints_where(
 ) -> Result<Vec<Checkpoint>> {
     let sql = format!("{COLUMNS} WHERE {column} = ? ORDER BY checkpoints.reported_at, checkpoints.uuid");
     let mut statement = connection.prepare_cached(&sql)?;
-    let found: Vec<Found> = statement.query_map([id], found_of)?.collect::<rusqlite::Result<_>>()?;
+    let found: Vec<Found> = statement.query_map([id], found_of)?.collect::<sql::Result<_>>()?;
     found
         .into_iter()
         .filter(|found| states.is_empty() || states.contains(&found.checkpoint.state))

@@ -2,11 +2,11 @@
 
 use instep_api::identifiers::ExperimentId;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, params};
 
 use crate::Database;
 use crate::error::Result;
 use crate::rows::time;
+use crate::sql::{self, Connection, params};
 
 const KIND: &str = "TASK_TYPE_CHECKPOINT_GC";
 /// How long a collection is shown after its end, in microseconds.
@@ -71,7 +71,7 @@ impl Database {
                         started_at: time(row, "started_at")?,
                     })
                 })?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

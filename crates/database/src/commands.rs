@@ -2,7 +2,6 @@
 
 use instep_api::identifiers::{ExperimentId, TrialId, UserId, WorkspaceId};
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
@@ -10,6 +9,7 @@ use crate::allocations::{AllocationRow, allocation_of};
 use crate::error::{Error, Result};
 use crate::ownership::shown_by;
 use crate::rows::{column, json, optional_json, optional_time, text_of, time};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 use crate::workspaces::unix_user_of;
 
 /// A task to be made.
@@ -152,7 +152,7 @@ impl Database {
             .read(|connection| {
                 let sql = format!("{SELECT} WHERE tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id");
                 let mut statement = connection.prepare_cached(&sql)?;
-                let found = statement.query_map([], command)?.collect::<rusqlite::Result<Vec<_>>>()?;
+                let found = statement.query_map([], command)?.collect::<sql::Result<Vec<_>>>()?;
                 found.into_iter().map(|row| with_allocation(connection, row)).collect()
             })
             .await
@@ -166,7 +166,7 @@ impl Database {
                            WHERE workspace_id = ? AND tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([workspace.0], |row| row.get(0))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -179,7 +179,7 @@ impl Database {
                     "{SELECT} WHERE commands.kind = ? AND workspaces.id IS NOT NULL ORDER BY tasks.started_at, tasks.id"
                 );
                 let mut statement = connection.prepare_cached(&sql)?;
-                let found = statement.query_map([&filter.kind], command)?.collect::<rusqlite::Result<Vec<_>>>()?;
+                let found = statement.query_map([&filter.kind], command)?.collect::<sql::Result<Vec<_>>>()?;
                 let named =
                     |row: &CommandRow| filter.users.contains(&row.username) || filter.user_ids.contains(&row.owner.0);
                 let anybody = filter.users.is_empty() && filter.user_ids.is_empty();
@@ -242,7 +242,7 @@ impl Database {
                                JOIN experiments ON experiments.id = experiment_id WHERE experiment_id = ? ORDER BY trials.id";
                     let mut statement = connection.prepare_cached(sql)?;
                     let rows = statement.query_map([id.0], shown_trial)?;
-                    found.extend(rows.take(most).collect::<rusqlite::Result<Vec<_>>>()?);
+                    found.extend(rows.take(most).collect::<sql::Result<Vec<_>>>()?);
                 }
                 for id in trials {
                     let sql = "SELECT trials.id, experiment_id, config FROM trials \
@@ -259,7 +259,7 @@ impl Database {
     }
 }
 
-fn shown_trial(row: &Row<'_>) -> rusqlite::Result<ShownTrial> {
+fn shown_trial(row: &Row<'_>) -> sql::Result<ShownTrial> {
     let mut config: Value = json(row, "config")?;
     Ok(ShownTrial {
         experiment: ExperimentId(row.get("experiment_id")?),
@@ -282,7 +282,7 @@ fn with_allocation(connection: &Connection, row: CommandRow) -> Result<CommandRo
     Ok(CommandRow { allocation, shown, ..row })
 }
 
-fn command(row: &Row<'_>) -> rusqlite::Result<CommandRow> {
+fn command(row: &Row<'_>) -> sql::Result<CommandRow> {
     Ok(CommandRow {
         task: column(row, "task_id")?,
         kind: column(row, "kind")?,

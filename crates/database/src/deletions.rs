@@ -7,7 +7,6 @@ use instep_api::checkpoints::Checkpoint;
 use instep_api::identifiers::{ExperimentId, StorageId, TrialId, UserId};
 use instep_api::states::CheckpointState;
 use instep_api::wire::Long;
-use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
 
 use crate::Database;
@@ -15,6 +14,7 @@ use crate::checkpoints::{checkpoint_by_uuid, shrink};
 use crate::error::{Error, Result};
 use crate::models::must_not_be_registered;
 use crate::rows::{json, optional_json, text_of};
+use crate::sql::{self, Connection, OptionalExtension, params};
 
 /// Files of one checkpoint that are to be deleted, or those that an experiment wrote for TensorBoard: then the UUID is the
 /// experiment's number.
@@ -74,7 +74,7 @@ fn note(connection: &Connection, checkpoint: &Checkpoint, paths: Option<&[String
 /// Notes the files of all checkpoints of an experiment as to be deleted.
 pub(crate) fn give_up_all(connection: &Connection, id: ExperimentId) -> Result<()> {
     let mut statement = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ? ORDER BY id")?;
-    let trials: Vec<i64> = statement.query_map([id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    let trials: Vec<i64> = statement.query_map([id.0], |row| row.get(0))?.collect::<sql::Result<_>>()?;
     for trial in trials {
         give_up_of_trial(connection, TrialId(trial))?;
     }
@@ -85,7 +85,7 @@ pub(crate) fn give_up_all(connection: &Connection, id: ExperimentId) -> Result<(
 pub(crate) fn give_up_of_trial(connection: &Connection, id: TrialId) -> Result<Vec<String>> {
     let sql = "SELECT uuid FROM checkpoints WHERE trial_id = ? AND state <> 'STATE_DELETED' ORDER BY uuid";
     let mut statement = connection.prepare_cached(sql)?;
-    let uuids: Vec<String> = statement.query_map([id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    let uuids: Vec<String> = statement.query_map([id.0], |row| row.get(0))?.collect::<sql::Result<_>>()?;
     for uuid in &uuids {
         must_not_be_registered(connection, uuid)?;
         note(connection, &checkpoint_by_uuid(connection, uuid)?, None)?;
@@ -190,7 +190,7 @@ impl Database {
                         experiment: row.get::<_, Option<i64>>("experiment_id")?.map(ExperimentId),
                     })
                 })?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

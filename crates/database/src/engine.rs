@@ -1,38 +1,60 @@
-//! One writer and a few readers on one SQLite file.
+//! One writer and a few readers on one database.
 //!
 //! Writes are closures that queue for one thread, which runs as many as are waiting inside one transaction and commits
-//! them together: with `synchronous = FULL` the cost of a commit is the disk's, and it is shared. Each closure runs in a
-//! savepoint, so that one that fails takes nothing of the others back. A write is answered after the commit, never
+//! them together: with `synchronous = FULL` the cost of a commit is the disk's, and it is shared. Each closure can be
+//! taken back alone, so that one that fails takes nothing of the others back. A write is answered after the commit, never
 //! before. Reads run on threads of their own, each in a snapshot, and never wait for the writer.
+//!
+//! Two things end the writer for good: another master that has taken over, and a server that went away during a commit,
+//! of which nobody knows whether it took place. Then the process has to begin anew, with what the database says.
 //!
 //! Queues are bounded: a caller waits for a place. Closing ends the queues, lets the threads finish what is queued, and
 //! joins them.
 
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::{Error, Result};
-use crate::sync::lock;
+use crate::sql::{self, Connection, Place};
+use crate::sync::{join_until, lock};
 
 /// Jobs that may wait for the writer, or for a reader, before callers have to wait for a place.
 const QUEUE: usize = 1024;
-/// Jobs of one transaction at most, so that the first does not wait for ever.
-const JOBS_PER_COMMIT: usize = 256;
 const READERS: usize = 3;
-/// Prepared statements that each connection keeps.
-const STATEMENTS: usize = 128;
 
 /// Runs inside the transaction, or without one if none could be begun; what it returns runs after the commit, and is
 /// told why that failed, if it did.
 type WriteJob = Box<dyn FnOnce(Option<&Connection>) -> Completion + Send>;
-type Completion = Box<dyn FnOnce(Option<&str>) + Send>;
+type Completion = Box<dyn FnOnce(Option<&Failure>) + Send>;
 type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
+
+/// Why what was asked for is not stored.
+enum Failure {
+    /// The next attempt may succeed.
+    NotDurable(String),
+    /// The same, once the server is back.
+    Lost { place: String, why: String },
+    /// None will.
+    Ended(String),
+}
+
+impl Failure {
+    fn why(&self) -> String {
+        match self {
+            Failure::NotDurable(why) | Failure::Ended(why) => why.clone(),
+            Failure::Lost { place, why } => lost(place, why).to_string(),
+        }
+    }
+}
+
+fn lost(place: &str, why: &str) -> sql::Error {
+    sql::Error::Lost { place: place.to_owned(), why: why.to_owned() }
+}
 
 /// How much a database has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,20 +74,30 @@ pub(crate) struct Engine {
     /// The writer, then the readers.
     threads: Mutex<Vec<JoinHandle<()>>>,
     points: AtomicU64,
-    last_failure: Arc<Mutex<Option<String>>>,
+    health: Arc<Health>,
+    /// How long the threads are waited for at the end, unless for ever.
+    patience: Option<Duration>,
+}
+
+/// How the writer is.
+struct Health {
+    last_failure: Mutex<Option<String>>,
+    /// Why nothing is written any more, once that is so.
+    ended: watch::Sender<Option<String>>,
 }
 
 impl Engine {
     /// Starts the threads on an open, migrated database whose lease is `epoch`.
-    pub(crate) fn start(path: &Path, writer: Connection, epoch: i64) -> Result<Engine> {
+    pub(crate) fn start(place: &Place, writer: Connection, epoch: i64) -> Result<Engine> {
         let (writes, write_jobs) = mpsc::channel(QUEUE);
         let (reads, read_jobs) = mpsc::channel::<ReadJob>(QUEUE);
         let read_jobs = Arc::new(Mutex::new(read_jobs));
-        let last_failure = Arc::new(Mutex::new(None));
-        let noted = Arc::clone(&last_failure);
+        let health = Arc::new(Health { last_failure: Mutex::default(), ended: watch::Sender::new(None) });
+        let noted = Arc::clone(&health);
+        let path = &place.shown();
         let mut threads = vec![spawn("instep-db-write", path, move || write_loop(&writer, write_jobs, epoch, &noted))?];
         for _ in 0..READERS {
-            let mut reader = open_reader(path)?;
+            let mut reader = place.open_reader()?;
             let jobs = Arc::clone(&read_jobs);
             let work = move || {
                 // The lock is held while waiting: the others wait for the lock instead, which is the same.
@@ -80,7 +112,8 @@ impl Engine {
             reads: Mutex::new(Some(reads)),
             threads: Mutex::new(threads),
             points: AtomicU64::new(0),
-            last_failure,
+            health,
+            patience: place.closing_patience(),
         })
     }
 
@@ -143,19 +176,38 @@ impl Engine {
 
     /// Why the last transaction could not be stored, if it could not.
     pub(crate) fn last_failure(&self) -> Option<String> {
-        lock(&self.last_failure).clone()
+        lock(&self.health.last_failure).clone()
+    }
+
+    /// Waits until nothing can be written any more, and says why.
+    pub(crate) async fn ended(&self) -> String {
+        let mut ended = self.health.ended.subscribe();
+        // The sender lives as long as this.
+        ended.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()).unwrap_or_default()
+    }
+
+    /// Writes nothing any more, and says why to whoever waits for that.
+    pub(crate) fn end(&self, why: &str) {
+        self.health.ended.send_if_modified(|ended| {
+            let first = ended.is_none();
+            ended.get_or_insert_with(|| why.to_owned());
+            first
+        });
     }
 
     /// Lets the threads finish what is queued, and joins them; the writer at last. The last connection empties the journal
-    /// into the file, which none does when several close at the same time.
+    /// into the file, which none does when several close at the same time. Threads that a server keeps waiting are left
+    /// behind.
     pub(crate) fn close(&self) {
+        let deadline = self.patience.map(|patience| Instant::now() + patience);
         let mut threads = std::mem::take(&mut *lock(&self.threads)).into_iter();
         let writer = threads.next();
         drop(lock(&self.reads).take());
-        // A panic of a thread was its own message; there is nothing left to do about it here.
-        threads.for_each(|reader| drop(reader.join()));
+        threads.for_each(|reader| join_until(reader, deadline));
         drop(lock(&self.writes).take());
-        drop(writer.map(JoinHandle::join));
+        if let Some(writer) = writer {
+            join_until(writer, deadline);
+        }
     }
 }
 
@@ -165,35 +217,15 @@ impl Drop for Engine {
     }
 }
 
-/// Opens a connection for reading.
-pub(crate) fn open_reader(path: &Path) -> Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA query_only = ON; PRAGMA cache_size = -8192;")?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    Ok(connection)
-}
-
-/// Opens the connection for writing, and makes the file if there is none.
-pub(crate) fn open_writer(path: &Path) -> rusqlite::Result<Connection> {
-    // Made here so that only its owner can read the hashes in it; the journal takes its mode. If it cannot be made, the
-    // next line says why.
-    let _ = std::fs::File::options().create(true).append(true).mode(0o600).open(path);
-    let connection = Connection::open(path)?;
-    connection.execute_batch(
-        "PRAGMA busy_timeout = 5000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
-         PRAGMA journal_size_limit = 67108864;",
-    )?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    Ok(connection)
-}
-
 /// Runs `work` on a connection that shows one state of the database throughout.
 pub(crate) fn in_snapshot<T>(connection: &mut Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-    let transaction = connection.transaction()?;
+    let transaction = connection.snapshot()?;
     let result = contained(|| work(&transaction));
-    transaction.finish()?;
-    result
+    // What was read is right, however the transaction ends; what could not be is the better reason.
+    let ended = transaction.roll_back();
+    let found = result?;
+    ended?;
+    Ok(found)
 }
 
 /// Runs `work` so that a broken invariant in it fails its own caller, and not everybody whose work comes later. What it
@@ -227,11 +259,13 @@ where
 {
     let (reply, answer) = oneshot::channel();
     let job: WriteJob = Box::new(move |connection| {
-        let outcome = connection.map_or(Err(Error::Closed), |connection| in_savepoint(connection, work));
+        let outcome = connection.map_or(Err(Error::Closed), |connection| as_job(connection, work));
         Box::new(move |failure| {
             let outcome = match failure {
                 None => outcome,
-                Some(why) => Err(Error::NotDurable(why.to_owned())),
+                Some(Failure::NotDurable(why)) => Err(Error::NotDurable(why.clone())),
+                Some(Failure::Lost { place, why }) => Err(Error::Engine(lost(place, why))),
+                Some(Failure::Ended(why)) => Err(Error::SteppedDown(why.clone())),
             };
             // Nobody listens any more when the request was given up; what was written stays.
             let _ = reply.send(outcome);
@@ -240,37 +274,39 @@ where
     (job, answer)
 }
 
-fn in_savepoint<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-    connection.prepare_cached("SAVEPOINT job")?.execute([])?;
+fn as_job<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    connection.begin_job()?;
     let outcome = contained(|| work(connection));
-    // A full disk can end the whole transaction; then there is no savepoint left, and the loop below notices.
+    // A full disk can end the whole transaction; then there is nothing to take back, and the loop below notices.
     if !connection.is_autocommit() {
-        if outcome.is_err() {
-            connection.prepare_cached("ROLLBACK TO job")?.execute([])?;
-        }
-        connection.prepare_cached("RELEASE job")?.execute([])?;
+        if outcome.is_err() { connection.undo_job()? } else { connection.keep_job()? }
     }
     outcome
 }
 
 /// The writer's life: gather, run, commit, answer.
-fn write_loop(
-    connection: &Connection,
-    mut jobs: mpsc::Receiver<WriteJob>,
-    epoch: i64,
-    last_failure: &Mutex<Option<String>>,
-) {
+fn write_loop(connection: &Connection, mut jobs: mpsc::Receiver<WriteJob>, epoch: i64, health: &Health) {
     while let Some(first) = jobs.blocking_recv() {
         let mut completions = Vec::new();
-        let outcome = write_together(connection, first, &mut jobs, epoch, &mut completions);
-        if outcome.is_err() && !connection.is_autocommit() {
-            // Without this the next transaction could not begin; if it fails too, the next one says so.
-            let _ = connection.execute_batch("ROLLBACK");
+        let ended = health.ended.borrow().clone();
+        let failure = if let Some(why) = ended {
+            completions.push(first(None));
+            Some(Failure::Ended(why))
+        } else {
+            let outcome = write_together(connection, first, &mut jobs, epoch, &mut completions);
+            if outcome.is_err() && !connection.is_autocommit() {
+                // Without this the next transaction could not begin; if it fails too, the next one says so.
+                let _ = connection.roll_back();
+            }
+            outcome.err().map(|error| failure_of(&error))
+        };
+        let why = failure.as_ref().map(Failure::why);
+        if let Some(Failure::Ended(why)) = &failure {
+            health.ended.send_replace(Some(why.clone()));
         }
-        let failure = outcome.err().map(|error| describe(&error));
-        lock(last_failure).clone_from(&failure);
+        *lock(&health.last_failure) = why;
         for completion in completions {
-            completion(failure.as_deref());
+            completion(failure.as_ref());
         }
     }
 }
@@ -282,12 +318,8 @@ fn write_together(
     epoch: i64,
     completions: &mut Vec<Completion>,
 ) -> Result<()> {
-    let begun = connection.execute_batch("BEGIN IMMEDIATE").map_err(Error::from).and_then(|()| {
-        let current: i64 = connection
-            .prepare_cached("SELECT epoch FROM lease WHERE name = 'master'")?
-            .query_row([], |row| row.get(0))?;
-        if current == epoch { Ok(()) } else { Err(Error::Superseded) }
-    });
+    let begun = connection.begin_deciding().map_err(Error::from);
+    let begun = begun.and_then(|current| if current == epoch { Ok(()) } else { Err(Error::Superseded) });
     if let Err(error) = begun {
         completions.push(first(None));
         return Err(error);
@@ -296,32 +328,38 @@ fn write_together(
     while let Some(job) = next {
         completions.push(job(Some(connection)));
         if connection.is_autocommit() {
-            return Err(Error::NotDurable("the transaction was rolled back; is the disk full?".to_owned()));
+            return Err(connection.rolled_back());
         }
-        next = if completions.len() < JOBS_PER_COMMIT { jobs.try_recv().ok() } else { None };
+        next = if completions.len() < connection.most_jobs() { jobs.try_recv().ok() } else { None };
     }
-    connection.execute_batch("COMMIT")?;
+    connection.commit()?;
     Ok(())
 }
 
-fn describe(error: &Error) -> String {
+fn failure_of(error: &Error) -> Failure {
     match error {
-        Error::Engine(cause) => cause.to_string(),
-        other => other.to_string(),
+        Error::Superseded => Failure::Ended(error.to_string()),
+        Error::InUseElsewhere { .. } => Failure::Ended(Error::Superseded.to_string()),
+        Error::Engine(cause @ sql::Error::UnknownOutcome { .. }) => Failure::Ended(cause.to_string()),
+        Error::Engine(sql::Error::Lost { place, why }) => Failure::Lost { place: place.clone(), why: why.clone() },
+        Error::Engine(cause) => Failure::NotDurable(cause.to_string()),
+        Error::NotDurable(why) => Failure::NotDurable(why.clone()),
+        other => Failure::NotDurable(other.to_string()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sql::sqlite;
 
     fn engine(folder: &tempfile::TempDir) -> Engine {
         let path = folder.path().join("a.db");
-        let writer = open_writer(&path).unwrap();
+        let writer = sqlite::open_writer(&path).unwrap();
         let schema = "CREATE TABLE lease (name TEXT, epoch BIGINT); INSERT INTO lease VALUES ('master', 1); \
                       CREATE TABLE things (name TEXT NOT NULL UNIQUE);";
         writer.execute_batch(schema).unwrap();
-        Engine::start(&path, writer, 1).unwrap()
+        Engine::start(&Place::Sqlite(path), writer, 1).unwrap()
     }
 
     fn add(engine: &Engine, name: &'static str) -> Result<()> {
@@ -344,7 +382,7 @@ mod tests {
         let names = engine.write_blocking(|connection| {
             let mut statement = connection.prepare("SELECT name FROM things ORDER BY name")?;
             let names = statement.query_map([], |row| row.get::<_, String>(0))?;
-            Ok(names.collect::<rusqlite::Result<Vec<_>>>()?)
+            Ok(names.collect::<sql::Result<Vec<_>>>()?)
         });
         assert_eq!(names.unwrap(), ["one", "two"]);
     }
@@ -356,13 +394,46 @@ mod tests {
         add(&engine, "one").unwrap();
         assert!(add(&engine, "one").is_err());
         assert_eq!(engine.last_failure(), None, "a mistake of the caller's is not the database's");
-        let other = Connection::open(folder.path().join("a.db")).unwrap();
-        other.execute("UPDATE lease SET epoch = 2", []).unwrap();
+        let other = sqlite::open_existing(&folder.path().join("a.db")).unwrap();
+        other.execute("ALTER TABLE lease RENAME TO elsewhere", []).unwrap();
         assert!(add(&engine, "two").is_err());
-        assert!(engine.last_failure().unwrap().contains("another master"));
-        other.execute("UPDATE lease SET epoch = 1", []).unwrap();
+        assert!(engine.last_failure().unwrap().contains("lease"));
+        other.execute("ALTER TABLE elsewhere RENAME TO lease", []).unwrap();
         add(&engine, "two").unwrap();
         assert_eq!(engine.last_failure(), None);
+    }
+
+    #[test]
+    fn one_that_was_replaced_writes_nothing_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        let other = sqlite::open_existing(&folder.path().join("a.db")).unwrap();
+        other.execute("UPDATE lease SET epoch = 2", []).unwrap();
+        assert!(matches!(add(&engine, "one"), Err(Error::SteppedDown(_))));
+        other.execute("UPDATE lease SET epoch = 1", []).unwrap();
+        assert!(matches!(add(&engine, "one"), Err(Error::SteppedDown(_))), "what it knows is out of date");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(runtime.block_on(engine.ended()).contains("another master"));
+    }
+
+    #[test]
+    fn one_that_was_told_to_end_writes_nothing_any_more_and_keeps_the_first_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&folder);
+        engine.end("first");
+        engine.end("second");
+        assert!(matches!(add(&engine, "one"), Err(Error::SteppedDown(why)) if why == "first"));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(runtime.block_on(engine.ended()), "first");
+    }
+
+    #[test]
+    fn a_lost_connection_is_told_as_one() {
+        let failure = failure_of(&Error::Engine(lost("db", "gone")));
+        assert!(failure.why().contains("connection to the database db was lost: gone"), "{}", failure.why());
+        let (job, answer) = write_job(|_| Ok(()));
+        job(None)(Some(&failure));
+        assert!(answer.blocking_recv().unwrap().unwrap_err().is_lost());
     }
 
     #[test]

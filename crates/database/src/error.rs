@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::sql::{self, Place};
+
 /// Why the database did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -38,18 +40,39 @@ pub enum Error {
     /// Another master has taken over; this one must not decide anything any more.
     #[error("another master has taken over this database")]
     Superseded,
+    /// This master may not write any more: it has to begin anew, with what the database says.
+    #[error("this master has stepped down: {0}")]
+    SteppedDown(String),
     /// Nothing of the request was stored.
     #[error("the change could not be stored: {0}")]
     NotDurable(String),
     /// The database is being closed.
     #[error("the database is closed")]
     Closed,
-    /// Another process uses the file.
+    /// The PostgreSQL server takes no connections, or not ours, or does not let us use the database.
+    #[error("{place}: {why}")]
+    Refused {
+        /// As the address shows itself.
+        place: String,
+        /// What the server says.
+        why: String,
+        /// What to do next.
+        hint: &'static str,
+    },
+    /// Another process uses the database.
     #[error("{} is in use by another master ({holder})", path.display())]
     InUse {
         /// The database file.
         path: PathBuf,
         /// What that one says of itself.
+        holder: String,
+    },
+    /// Another process uses the schema in PostgreSQL, on this machine or on another one.
+    #[error("{place} is in use by another master ({holder})")]
+    InUseElsewhere {
+        /// As the address shows itself.
+        place: String,
+        /// What the server knows of that one.
         holder: String,
     },
     /// Written by a later version.
@@ -67,7 +90,7 @@ pub enum Error {
     Unusable {
         /// The database file.
         path: PathBuf,
-        /// What SQLite says.
+        /// What the engine says.
         why: String,
     },
     /// Stored content that cannot be read back.
@@ -79,18 +102,52 @@ pub enum Error {
     /// The folder or the lock file cannot be used.
     #[error("cannot use {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
-    /// Anything else that SQLite says.
+    /// Anything else that the engine says.
     #[error("the database failed")]
-    Engine(#[from] rusqlite::Error),
+    Engine(#[source] sql::Error),
+}
+
+impl From<sql::Error> for Error {
+    fn from(error: sql::Error) -> Error {
+        match error {
+            sql::Error::Refused { place, why, hint } => Error::Refused { place, why, hint },
+            sql::Error::Locked { place, holder } => Error::InUseElsewhere { place, holder },
+            sql::Error::Text(_) => Error::Invalid(error.to_string()),
+            other => Error::Engine(other),
+        }
+    }
 }
 
 impl Error {
     /// Whether there is no room left for what is to be written.
     pub fn is_full_disk(&self) -> bool {
         match self {
-            Error::Engine(error) => error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),
+            Error::Engine(error) => error.is_full_disk(),
             Error::File { source, .. } => source.kind() == std::io::ErrorKind::StorageFull,
             _ => false,
+        }
+    }
+
+    /// Whether the server is away, and the same may succeed later.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Engine(sql::Error::Lost { .. }))
+    }
+
+    /// Whether it is about a PostgreSQL server.
+    pub fn is_of_server(&self) -> bool {
+        use sql::Error::{Lost, Server, UnknownOutcome};
+        matches!(self, Error::Engine(Server { .. } | Lost { .. } | UnknownOutcome { .. }))
+    }
+
+    /// What a failure means to somebody who opens a database: that a server does not let us, and what to do about it.
+    pub(crate) fn on_opening(self, place: &Place) -> Error {
+        let Error::Engine(error) = self else { return self };
+        let hint = error.hint();
+        match error {
+            sql::Error::Server { why, .. } | sql::Error::Lost { why, .. } => {
+                Error::Refused { place: place.shown().display().to_string(), why, hint }
+            }
+            other => Error::Engine(other),
         }
     }
 

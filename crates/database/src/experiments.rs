@@ -5,13 +5,12 @@ use instep_api::identifiers::{ExperimentId, ProjectId, TrialId, UserId, Workspac
 use instep_api::pages::{Order, Pagination, Slice};
 use instep_api::states::State;
 use instep_api::wire::{Long, Timestamp};
-use rusqlite::types::Value as SqlValue;
-use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, json, object, optional_time, text_of, time, word};
+use crate::sql::{self, Connection, OptionalExtension, Row, Value as SqlValue, params, params_from_iter};
 use crate::workspaces::{must_be_open, project_by_names};
 
 /// An experiment to be made.
@@ -97,7 +96,8 @@ macro_rules! checkpoint_count {
 }
 macro_rules! checkpoint_size {
     () => {
-        "(SELECT COALESCE(SUM(checkpoints.size), 0) FROM checkpoints JOIN trials ON trials.id = checkpoints.trial_id \
+        "(SELECT CAST(COALESCE(SUM(checkpoints.size), 0) AS BIGINT) FROM checkpoints \
+         JOIN trials ON trials.id = checkpoints.trial_id \
          WHERE trials.experiment_id = experiments.id AND checkpoints.state <> 'STATE_DELETED')"
     };
 }
@@ -164,7 +164,7 @@ const COLUMNS: &str = concat!(
 const JOINS: &str = " FROM experiments JOIN users ON users.id = experiments.user_id \
     JOIN projects ON projects.id = experiments.project_id JOIN workspaces ON workspaces.id = projects.workspace_id";
 
-fn experiment_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Experiment> {
+fn experiment_of(row: &Row<'_>, now: Timestamp) -> sql::Result<Experiment> {
     let config: Value = json(row, "config")?;
     let start_time = time(row, "started_at")?;
     let end_time = optional_time(row, "ended_at")?;
@@ -220,7 +220,7 @@ pub(crate) fn experiment_by_id(connection: &Connection, id: ExperimentId, now: T
         .optional()?
         .ok_or_else(|| Error::not_found("experiment", id))?;
     let mut trials = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ? ORDER BY id")?;
-    experiment.trial_ids = trials.query_map([id.0], |row| row.get(0).map(TrialId))?.collect::<rusqlite::Result<_>>()?;
+    experiment.trial_ids = trials.query_map([id.0], |row| row.get(0).map(TrialId))?.collect::<sql::Result<_>>()?;
     experiment.best_trial_id = best_trial(connection, id)?.map(|(trial, _)| trial);
     Ok(experiment)
 }
@@ -245,7 +245,7 @@ pub(crate) fn stored_state(connection: &Connection, id: ExperimentId) -> Result<
 pub(crate) fn follow_trials(connection: &Connection, id: ExperimentId, now: Timestamp) -> Result<()> {
     let mut statement = connection.prepare_cached("SELECT state, ended_at FROM trials WHERE experiment_id = ?")?;
     let trials: Vec<(State, Option<i64>)> =
-        statement.query_map([id.0], |row| Ok((word(row, "state")?, row.get(1)?)))?.collect::<rusqlite::Result<_>>()?;
+        statement.query_map([id.0], |row| Ok((word(row, "state")?, row.get(1)?)))?.collect::<sql::Result<_>>()?;
     let state = State::of_detached_experiment(trials.iter().map(|(state, _)| *state));
     let before = stored_state(connection, id)?;
     let ended_at = if state.is_terminal() { trials.iter().filter_map(|(_, ended)| *ended).max() } else { None };
@@ -301,8 +301,8 @@ fn conditions(filter: &ExperimentFilter) -> (String, Vec<SqlValue>) {
     }
     for label in &filter.labels {
         // Labels are stored as a JSON list of strings, so a label is there exactly if its JSON is.
-        clauses.push("experiments.labels LIKE ? ESCAPE '\\'".into());
-        values.push(format!("%{}%", escaped(&Value::from(label.as_str()).to_string())).into());
+        clauses.push("REPLACE(experiments.labels, ?, '') <> experiments.labels".into());
+        values.push(Value::from(label.as_str()).to_string().into());
     }
     (clauses.join(" AND "), values)
 }
@@ -432,9 +432,10 @@ impl Database {
                 let (range, page) = slice.of(total as usize);
                 let direction = if order == Order::Descending { "DESC" } else { "ASC" };
                 let by = sort.expression();
-                // Those that have none come last in either order.
-                let missing = if sort == ExperimentSort::BestMetric { " NULLS LAST" } else { "" };
-                let by = format!("ORDER BY {by} {direction}{missing}, experiments.id {direction}");
+                // Those that have no metric come last in either order; what else may be missing counts as the smallest.
+                let last = sort == ExperimentSort::BestMetric || order == Order::Descending;
+                let missing = if last { "NULLS LAST" } else { "NULLS FIRST" };
+                let by = format!("ORDER BY {by} {direction} {missing}, experiments.id {direction}");
                 // What is shown is worked out for the part that is wanted, and for the others only what they are
                 // sorted by.
                 let sql = format!(
@@ -445,7 +446,7 @@ impl Database {
                 values.push((range.start as i64).into());
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map(params_from_iter(&values), |row| experiment_of(row, now))?;
-                Ok((found.collect::<rusqlite::Result<_>>()?, page))
+                Ok((found.collect::<sql::Result<_>>()?, page))
             })
             .await
     }

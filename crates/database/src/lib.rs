@@ -1,13 +1,15 @@
-//! Remembers experiments, trials, metrics, logs, checkpoints and users in one SQLite file.
+//! Remembers experiments, trials, metrics, logs, checkpoints and users: in one SQLite file, or in PostgreSQL.
 //!
-//! [`Database`] is the whole contract; only this crate contains SQL, and the driver is private to it. The SQL keeps to
-//! what PostgreSQL understands too.
+//! [`Database`] is the whole contract; only this crate contains SQL, and the drivers are private to it. The SQL keeps to
+//! what both engines understand; what they spell differently is in `sql`.
 //!
 //! Invariants, cited by the tests:
 //!
-//! 1. A write is answered when it is on disk: WAL, `synchronous = FULL`, and the answer after the commit (`engine`).
-//! 2. One process decides: a lock on a file beside the database keeps a second one out, and the lease row's epoch,
-//!    checked in every writing transaction, refuses one that was replaced without noticing.
+//! 1. A write is answered when it is on disk: WAL, `synchronous = FULL` or `synchronous_commit = on`, and the answer after
+//!    the commit (`engine`).
+//! 2. One process decides: a lock keeps a second one out (on a file beside a SQLite database, on the writer's session with
+//!    PostgreSQL), and the lease row's epoch, checked in every writing transaction, refuses one that was replaced without
+//!    noticing.
 //! 3. A point of a metric is stored once: in the tail or in one chunk, moved between them in one transaction.
 //! 4. Time and randomness are arguments.
 //!
@@ -45,6 +47,7 @@ mod runs;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod sql;
 mod sync;
 mod templates;
 mod tokens;
@@ -88,6 +91,8 @@ pub use runs::Run;
 pub use secrets::SecretScope;
 pub use sessions::{Session, SessionTask};
 pub use snapshots::{Snapshot, StoredState};
+use sql::Place;
+pub use sql::{Address as PostgresAddress, AddressError};
 pub use tokens::{NewAccessToken, TokenFilter};
 pub use trial_sources::{SourceOf, TrialSource};
 pub use trials::NewTrial;
@@ -118,6 +123,8 @@ pub struct Database {
     engine: Arc<Engine>,
     cluster_id: Arc<str>,
     path: Arc<Path>,
+    /// Whether the path is the database itself, and its disk the database's.
+    is_file: bool,
     lock: Arc<Lock>,
     log_quota: Arc<LogQuota>,
 }
@@ -126,19 +133,45 @@ impl Database {
     /// Opens the file, makes it if there is none, and brings its schema up to date.
     pub fn open(path: &Path, opening: &Opening) -> Result<Database> {
         let lock = Lock::take(path, &opening.holder)?;
-        let unusable = |error: rusqlite::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
-        let mut writer = engine::open_writer(path).map_err(unusable)?;
+        let place = Place::from(path);
+        let unusable = |error: sql::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
+        let mut writer = place.open_writer().map_err(unusable)?;
         migrations::migrate(&mut writer, path, opening)?;
+        Database::start(path, &place, writer, lock, opening)
+    }
+
+    /// Opens a database in PostgreSQL, makes its schema if there is none, and brings it up to date. What belongs to it on
+    /// this machine, such as the lock that other processes here look at, lies beside `path`, which is no file itself.
+    ///
+    /// Must not be called on a thread of an asynchronous runtime.
+    pub fn open_postgres(path: &Path, address: PostgresAddress, opening: &Opening) -> Result<Database> {
+        let lock = Lock::take(path, &opening.holder)?;
+        let place = Place::Postgres(Arc::new(address));
+        let opened = place.open_writer().map_err(Error::from).and_then(|mut writer| {
+            migrations::upgrade(&mut writer, &place.shown(), opening)?;
+            Database::start(path, &place, writer, lock, opening)
+        });
+        opened.map_err(|error| error.on_opening(&place))
+    }
+
+    fn start(
+        path: &Path,
+        place: &Place,
+        mut writer: sql::Connection,
+        lock: Lock,
+        opening: &Opening,
+    ) -> Result<Database> {
         let epoch = migrations::take_lease(&mut writer, opening)?;
         let cluster_id: String =
             writer.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0))?;
-        let engine = Arc::new(Engine::start(path, writer, epoch)?);
-        let merger = Arc::new(Merger::start(path, Arc::clone(&engine))?);
+        let engine = Arc::new(Engine::start(place, writer, epoch)?);
+        let merger = Arc::new(Merger::start(place, Arc::clone(&engine))?);
         Ok(Database {
             merger,
             engine,
             cluster_id: cluster_id.into(),
             path: path.into(),
+            is_file: matches!(place, Place::Sqlite(_)),
             lock: Arc::new(lock),
             log_quota: Arc::default(),
         })
@@ -148,6 +181,16 @@ impl Database {
     pub fn close(&self) {
         self.merger.close();
         self.engine.close();
+    }
+
+    /// Lets this process write nothing any more, because it must not go on with what it knows; for [`Database::ended`].
+    pub fn end(&self, why: &str) {
+        self.engine.end(why);
+    }
+
+    /// Waits until this process may not write any more, and says why. It has to begin anew, with what the database says.
+    pub async fn ended(&self) -> String {
+        self.engine.ended().await
     }
 
     /// How much there is to do.
@@ -161,7 +204,7 @@ impl Database {
         self.lock.announce(words).map_err(|source| Error::File { path, source })
     }
 
-    /// The file.
+    /// The file; with PostgreSQL, where the files lie that belong to the database on this machine.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 
 use instep_api::logs::LogLine;
 use instep_api::states::LogLevel;
-use rusqlite::Connection;
 
 use crate::error::Result;
+use crate::sql::Connection;
 
 /// What a line takes besides its text: so that empty lines count too.
 const OVERHEAD: u64 = 100;

@@ -2,13 +2,13 @@
 
 use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::experiments::experiment_by_id;
 use crate::rows::{optional_json, text_of};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 const DAY: i64 = 24 * 3600 * 1_000_000;
 /// Lines that are deleted at a time, so that nobody who writes waits for long.
@@ -27,7 +27,7 @@ const KEPT: &str = "SELECT tasks.id, COALESCE(tasks.ended_at, trials.ended_at), 
     experiments.config FROM tasks LEFT JOIN trials ON trials.id = tasks.trial_id \
     LEFT JOIN experiments ON experiments.id = trials.experiment_id";
 
-fn kept_of(row: &Row<'_>) -> rusqlite::Result<Kept> {
+fn kept_of(row: &Row<'_>) -> sql::Result<Kept> {
     let own: Option<i64> = row.get(2)?;
     let config: Option<Value> = optional_json(row, "config")?;
     let said = config.and_then(|config| config["retention_policy"]["log_retention_days"].as_i64());
@@ -90,7 +90,7 @@ impl Database {
             .read(move |connection| {
                 let sql = format!("{KEPT} WHERE COALESCE(tasks.ended_at, trials.ended_at) IS NOT NULL");
                 let mut statement = connection.prepare_cached(&sql)?;
-                let kept = statement.query_map([], kept_of)?.collect::<rusqlite::Result<Vec<Kept>>>()?;
+                let kept = statement.query_map([], kept_of)?.collect::<sql::Result<Vec<Kept>>>()?;
                 let is_over = |kept: &Kept| days_left(kept, by_default, now).is_some_and(|days| days <= 0);
                 Ok(kept.into_iter().filter(is_over).map(|kept| kept.task).collect())
             })

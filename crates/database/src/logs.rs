@@ -7,12 +7,11 @@ use instep_api::logs::{LogFields, LogFilter, LogLine};
 use instep_api::pages::Order;
 use instep_api::states::LogLevel;
 use instep_api::wire::Timestamp;
-use rusqlite::types::{FromSql, Value as SqlValue};
-use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, time, word};
+use crate::sql::{self, Connection, FromSql, OptionalExtension, Row, Value as SqlValue, params, params_from_iter};
 
 /// Lines that one look at the database brings at most, so that memory stays bounded however long a log is.
 const LINES_PER_READ: usize = 2000;
@@ -31,7 +30,7 @@ pub struct LogQuery {
     pub limit: usize,
 }
 
-fn line_of(row: &Row<'_>) -> rusqlite::Result<LogLine> {
+fn line_of(row: &Row<'_>) -> sql::Result<LogLine> {
     let bytes: Vec<u8> = column(row, "line")?;
     Ok(LogLine {
         id: column(row, "id")?,
@@ -92,7 +91,7 @@ fn distinct<T: FromSql>(connection: &Connection, tasks: &[String], name: &str) -
     let sql = format!("SELECT DISTINCT {name} FROM task_logs WHERE {whose} AND {name} IS NOT NULL ORDER BY 1");
     let mut statement = connection.prepare_cached(&sql)?;
     let found = statement.query_map(params_from_iter(tasks), |row| row.get(0))?;
-    Ok(found.collect::<rusqlite::Result<_>>()?)
+    Ok(found.collect::<sql::Result<_>>()?)
 }
 
 /// Keeps lines, all of tasks that exist.
@@ -148,7 +147,7 @@ impl Database {
                 let sql = format!("SELECT * FROM task_logs WHERE {clauses} ORDER BY id {direction} LIMIT ?");
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map(params_from_iter(&values), line_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -179,7 +178,7 @@ impl Database {
                 let sql = "SELECT id FROM tasks WHERE trial_id = ? AND id <> ? ORDER BY started_at DESC";
                 let mut statement = connection.prepare_cached(sql)?;
                 let earlier = statement.query_map(params![id.0, present], |row| row.get(0))?;
-                let earlier = earlier.collect::<rusqlite::Result<Vec<String>>>()?;
+                let earlier = earlier.collect::<sql::Result<Vec<String>>>()?;
                 Ok([vec![present], earlier].concat())
             })
             .await

@@ -7,7 +7,6 @@ use instep_api::identifiers::{ExperimentId, TrialId, UserId};
 use instep_api::logs::LogLine;
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
 
 use crate::Database;
@@ -19,6 +18,7 @@ use crate::experiments::{NewExperiment, experiment_by_id, insert};
 use crate::metrics::read;
 use crate::rows::{json, optional_json, text_of, word};
 use crate::snapshots::{self, Snapshot, StoredState};
+use crate::sql::{self, Connection, OptionalExtension, params};
 use crate::workspaces::unix_user_of;
 
 /// What one step decides. An empty part changes nothing.
@@ -206,7 +206,7 @@ impl Database {
             .read(move |connection| {
                 let sql = "SELECT id FROM experiments WHERE NOT unmanaged AND ended_at IS NULL ORDER BY id";
                 let mut statement = connection.prepare(sql)?;
-                let ids: Vec<i64> = statement.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+                let ids: Vec<i64> = statement.query_map([], |row| row.get(0))?.collect::<sql::Result<_>>()?;
                 ids.into_iter().map(|id| live_experiment(connection, ExperimentId(id), now)).collect()
             })
             .await
@@ -270,7 +270,7 @@ impl Database {
                            SELECT warm_start_checkpoint FROM trials WHERE warm_start_checkpoint IS NOT NULL";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], |row| row.get(0))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -282,7 +282,7 @@ impl Database {
                 let sql = "SELECT id FROM experiments WHERE collecting AND ended_at IS NOT NULL ORDER BY id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], |row| row.get(0).map(ExperimentId))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -349,7 +349,7 @@ fn live_experiment(connection: &Connection, id: ExperimentId, now: Timestamp) ->
             warm_start_checkpoint: row.get("warm_start_checkpoint")?,
         })
     })?;
-    let trials = trials.collect::<rusqlite::Result<_>>()?;
+    let trials = trials.collect::<sql::Result<_>>()?;
     Ok(LiveExperiment { experiment, state, stored, warm_start, agent_user_group, trials })
 }
 

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Opening;
 use crate::backup::{self, with_suffix};
 use crate::error::{Error, Result};
+use crate::sql::{self, Connection, OptionalExtension, params};
 
 /// Step n of the schema is entry n - 1.
 const STEPS: &[&str] = &[
@@ -33,16 +33,13 @@ const STEPS: &[&str] = &[
     include_str!("schema/0020.sql"),
 ];
 
-/// How SQLite spells what engines spell differently.
-const SPELLINGS: &[(&str, &str)] = &[("{identity}", "INTEGER PRIMARY KEY AUTOINCREMENT"), ("{bytes}", "BLOB")];
-
 /// Brings the schema up to date. A database with content is copied first, to a file beside it that says in its name
 /// which schema it has.
 pub(crate) fn migrate(connection: &mut Connection, path: &Path, opening: &Opening) -> Result<()> {
     migrate_through(STEPS, connection, path, opening)
 }
 
-/// Brings the schema of something that is itself a copy up to date.
+/// Brings the schema up to date, without a copy: of something that is itself one, or of what only its server copies.
 pub(crate) fn upgrade(connection: &mut Connection, path: &Path, opening: &Opening) -> Result<()> {
     take_steps(STEPS, connection, path, opening, false)
 }
@@ -58,12 +55,16 @@ fn take_steps(
     opening: &Opening,
     keep_copy: bool,
 ) -> Result<()> {
-    let unusable = |error: rusqlite::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
-    connection
-        .execute_batch(
-            "CREATE TABLE IF NOT EXISTS schema_steps (number BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)",
-        )
-        .map_err(unusable)?;
+    let unusable = |error: sql::Error| match error {
+        // A server has its reasons, which are not in the database.
+        error @ (sql::Error::Server { .. } | sql::Error::Lost { .. }) => Error::Engine(error),
+        error => Error::Unusable { path: path.to_owned(), why: error.to_string() },
+    };
+    // PostgreSQL says a word about a table that is there, so it is looked for first.
+    if version(connection).is_err() {
+        let steps = "CREATE TABLE IF NOT EXISTS schema_steps (number BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)";
+        connection.execute_batch(steps).map_err(unusable)?;
+    }
     let known = steps.len() as i64;
     let found = version(connection)?;
     if found > known {
@@ -78,8 +79,8 @@ fn take_steps(
         }
     }
     for number in found + 1..=known {
-        let transaction = connection.transaction()?;
-        transaction.execute_batch(&spelled(steps[number as usize - 1]))?;
+        let transaction = connection.migration()?;
+        transaction.execute_batch(&transaction.spelled(steps[number as usize - 1]))?;
         if number == 1 {
             first_content(&transaction, opening)?;
         }
@@ -89,7 +90,7 @@ fn take_steps(
     Ok(())
 }
 
-fn version(connection: &Connection) -> rusqlite::Result<i64> {
+fn version(connection: &Connection) -> sql::Result<i64> {
     connection.query_row("SELECT COALESCE(MAX(number), 0) FROM schema_steps", [], |row| row.get(0))
 }
 
@@ -98,10 +99,6 @@ pub(crate) fn check_version(connection: &Connection, path: &Path) -> Result<i64>
     let foreign = |_| Error::Unusable { path: path.to_owned(), why: "it is not a master's database".to_owned() };
     let (found, known) = (version(connection).map_err(foreign)?, STEPS.len() as i64);
     if found > known { Err(Error::TooNew { path: path.to_owned(), found, known }) } else { Ok(found) }
-}
-
-fn spelled(step: &str) -> String {
-    SPELLINGS.iter().fold(step.to_owned(), |text, (name, spelling)| text.replace(name, spelling))
 }
 
 /// What Determined has from the start: two users without passwords, and the workspace and project for everything else.
@@ -146,7 +143,7 @@ pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::open_writer;
+    use crate::sql::sqlite::{open_existing, open_writer};
 
     #[test]
     fn a_database_is_copied_before_its_schema_changes() {
@@ -166,7 +163,7 @@ mod tests {
         migrate_through(&steps, &mut connection, &path, &opening).unwrap();
         assert_eq!(version(&connection).unwrap(), 2);
 
-        let copied = Connection::open(&copy).unwrap();
+        let copied = open_existing(&copy).unwrap();
         assert_eq!(version(&copied).unwrap(), 1);
         let kept: String = copied.query_row("SELECT value FROM settings", [], |row| row.get(0)).unwrap();
         assert_eq!(kept, "kept");
@@ -188,7 +185,7 @@ mod tests {
         migrate_through(STEPS, &mut connection, &path, &opening).unwrap();
         let mut statement = connection.prepare("SELECT role, user_id, workspace_id FROM role_assignments").unwrap();
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
-        let held: Vec<(i64, i64, i64)> = rows.collect::<rusqlite::Result<_>>().unwrap();
+        let held: Vec<(i64, i64, i64)> = rows.collect::<sql::Result<_>>().unwrap();
         assert_eq!(held, [(crate::roles::WORKSPACE_ADMIN, 2, 2)], "the first workspace belongs to nobody");
     }
 }

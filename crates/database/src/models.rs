@@ -4,12 +4,12 @@ use instep_api::identifiers::{ModelId, ModelVersionId, UserId, WorkspaceId};
 use instep_api::models::{Model, ModelRequest, ModelVersion, ModelVersionRequest};
 use instep_api::states::CheckpointState;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::Database;
 use crate::checkpoints::checkpoint_by_uuid;
 use crate::error::{Error, Result};
 use crate::rows::{column, json, text_of, time};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 const MODELS: &str = "SELECT models.*, users.username AS username, \
     (SELECT COUNT(*) FROM model_versions WHERE model_versions.model_id = models.id) AS version_count \
@@ -21,7 +21,7 @@ const VERSIONS: &str = "SELECT model_versions.*, users.username AS username \
 /// The workspace of models that name none.
 const DEFAULT_WORKSPACE: WorkspaceId = WorkspaceId(1);
 
-fn model_of(row: &Row<'_>) -> rusqlite::Result<Model> {
+fn model_of(row: &Row<'_>) -> sql::Result<Model> {
     Ok(Model {
         id: ModelId(column(row, "id")?),
         name: column(row, "name")?,
@@ -60,7 +60,7 @@ struct Found {
     user: (UserId, String),
 }
 
-fn found_of(row: &Row<'_>) -> rusqlite::Result<Found> {
+fn found_of(row: &Row<'_>) -> sql::Result<Found> {
     Ok(Found {
         id: ModelVersionId(column(row, "id")?),
         version: column(row, "version")?,
@@ -149,7 +149,7 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached(&format!("{MODELS} ORDER BY models.id"))?;
                 let found = statement.query_map([], model_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -252,8 +252,7 @@ impl Database {
                 let model = model_by(connection, &name_or_id)?;
                 let sql = format!("{VERSIONS} WHERE model_id = ? ORDER BY version");
                 let mut statement = connection.prepare_cached(&sql)?;
-                let found: Vec<Found> =
-                    statement.query_map([model.id.0], found_of)?.collect::<rusqlite::Result<_>>()?;
+                let found: Vec<Found> = statement.query_map([model.id.0], found_of)?.collect::<sql::Result<_>>()?;
                 let versions = found.into_iter().map(|found| completed(connection, &model, found));
                 let versions = versions.collect::<Result<_>>()?;
                 Ok((model, versions))

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 
 use instep_api::identifiers::{ExperimentId, ProjectId, TrialId, UserId, WorkspaceId};
-use rusqlite::{Connection, OptionalExtension, Row};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
+use crate::sql::{self, Connection, OptionalExtension, Row};
 use crate::workspaces::project_by_names;
 
 /// A thing that belongs to somebody, as requests name it.
@@ -106,7 +106,7 @@ pub struct Ownership {
 }
 
 /// A row of owner, experiment, trial, task and workspace.
-fn ownership_of(row: &Row<'_>) -> rusqlite::Result<Ownership> {
+fn ownership_of(row: &Row<'_>) -> sql::Result<Ownership> {
     let owner: Option<i64> = row.get(0)?;
     Ok(Ownership {
         owners: owner.map(UserId).into_iter().collect(),
@@ -118,7 +118,7 @@ fn ownership_of(row: &Row<'_>) -> rusqlite::Result<Ownership> {
     })
 }
 
-fn one(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Result<Option<Ownership>> {
+fn one(connection: &Connection, sql: &str, key: impl sql::ToSql) -> Result<Option<Ownership>> {
     Ok(connection.prepare_cached(sql)?.query_row([key], ownership_of).optional()?)
 }
 
@@ -195,10 +195,8 @@ fn find(connection: &Connection, subject: &Subject) -> Result<Option<Ownership>>
                 "SELECT model_versions.user_id FROM model_versions JOIN models ON models.id = model_versions.model_id \
                  WHERE {column} AND model_versions.version = ?"
             );
-            let owner: Option<i64> = connection
-                .prepare_cached(&sql)?
-                .query_row(rusqlite::params![name, number], |row| row.get(0))
-                .optional()?;
+            let owner: Option<i64> =
+                connection.prepare_cached(&sql)?.query_row(sql::params![name, number], |row| row.get(0)).optional()?;
             found.owners.extend(owner.map(UserId));
             Ok(owner.map(|_| found))
         }

@@ -1,12 +1,12 @@
 //! Which workspaces a resource pool is for, and what configurations must be.
 
 use instep_api::identifiers::WorkspaceId;
-use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::text_of;
+use crate::sql::{self, Connection, OptionalExtension, params};
 
 /// Where policies are kept that hold in all workspaces.
 const EVERYWHERE: i64 = 0;
@@ -31,7 +31,7 @@ impl Database {
                 let sql = "SELECT pool, workspace_id FROM pool_workspaces ORDER BY pool, workspace_id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], |row| Ok((row.get(0)?, WorkspaceId(row.get(1)?))))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

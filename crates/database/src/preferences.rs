@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use instep_api::identifiers::{ProjectId, UserId, WorkspaceId};
 use instep_api::preferences::{ClusterMessage, UserSetting};
 use instep_api::wire::Timestamp;
-use rusqlite::{OptionalExtension, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::text_of;
+use crate::sql::{self, OptionalExtension, params};
 
 /// Settings that one user may have.
 const MOST_SETTINGS: i64 = 10_000;
@@ -30,7 +30,7 @@ impl Database {
                 let found = statement.query_map([user.0], |row| {
                     Ok(UserSetting { key: row.get(0)?, value: row.get(1)?, storage_path: row.get(2)? })
                 })?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -85,7 +85,7 @@ impl Database {
                 let mut statement = connection.prepare_cached(sql)?;
                 let found =
                     statement.query_map([user.0], |row| Ok((WorkspaceId(row.get(0)?), Timestamp(row.get(1)?))))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -139,7 +139,7 @@ impl Database {
                     "SELECT project_id FROM project_visits WHERE user_id = ? ORDER BY visited_at DESC, project_id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([user.0], |row| row.get(0).map(ProjectId))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

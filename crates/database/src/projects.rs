@@ -2,11 +2,11 @@
 
 use instep_api::identifiers::{ProjectId, WorkspaceId};
 use instep_api::preferences::Note;
-use rusqlite::params;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::text_of;
+use crate::sql::params;
 use crate::workspaces::{project_by_id, workspace_by_id};
 
 /// Bytes of all notes of a project.

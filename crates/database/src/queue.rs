@@ -6,13 +6,13 @@ use instep_api::experiments::Experiment;
 use instep_api::identifiers::ExperimentId;
 use instep_api::jobs::{Task, TaskAllocation};
 use instep_api::wire::Timestamp;
-use rusqlite::{OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::experiments::experiment_by_id;
 use crate::rows::{optional_json, optional_time, text_of, time};
+use crate::sql::{self, OptionalExtension, Row, params};
 
 impl Database {
     /// Lays values over sections of an experiment's configuration: name of the section, key, value.
@@ -84,7 +84,7 @@ impl Database {
                 let sql = "SELECT * FROM allocations WHERE task_id = ? ORDER BY run DESC";
                 let mut statement = connection.prepare_cached(sql)?;
                 let allocations = statement.query_map([&id], allocation)?;
-                task.allocations = allocations.collect::<rusqlite::Result<_>>()?;
+                task.allocations = allocations.collect::<sql::Result<_>>()?;
                 Ok(task)
             })
             .await
@@ -112,13 +112,13 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT job_id, position FROM job_positions")?;
                 let found = statement.query_map([], |row| Ok((row.get(0)?, row.get::<_, f64>(1)? as i64)))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
 }
 
-fn allocation(row: &Row<'_>) -> rusqlite::Result<TaskAllocation> {
+fn allocation(row: &Row<'_>) -> sql::Result<TaskAllocation> {
     let moment = |name: &str| optional_time(row, name).map(|time| time.map(|time| time.to_string()));
     let ended = optional_time(row, "ended_at")?.is_some();
     // How it ended, as the policy writes it down; only what ended by itself has a code.

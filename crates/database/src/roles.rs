@@ -5,10 +5,10 @@
 use instep_api::identifiers::{GroupId, UserId, WorkspaceId};
 use instep_api::users::User;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 use crate::users::user_of;
 
 /// The role that whoever makes a workspace gets there: Determined's number of WorkspaceAdmin.
@@ -53,7 +53,7 @@ pub struct GroupChange {
     pub remove: Vec<UserId>,
 }
 
-fn held(row: &Row<'_>) -> rusqlite::Result<HeldRole> {
+fn held(row: &Row<'_>) -> sql::Result<HeldRole> {
     let (user, group): (Option<i64>, Option<i64>) = (row.get("user_id")?, row.get("group_id")?);
     let holder = match (user, group) {
         (Some(user), _) => Holder::User(UserId(user)),
@@ -112,7 +112,7 @@ fn group_by_id(connection: &Connection, id: GroupId) -> Result<Group> {
     let sql = "SELECT users.* FROM users JOIN group_members ON group_members.user_id = users.id \
                WHERE group_members.group_id = ? ORDER BY users.id";
     let mut statement = connection.prepare_cached(sql)?;
-    let members = statement.query_map([id.0], user_of)?.collect::<rusqlite::Result<_>>()?;
+    let members = statement.query_map([id.0], user_of)?.collect::<sql::Result<_>>()?;
     Ok(Group { id, name, members })
 }
 
@@ -164,7 +164,7 @@ impl Database {
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement
                     .query_map([user.0], |row| Ok((row.get(0)?, row.get::<_, Option<i64>>(1)?.map(WorkspaceId))))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -174,10 +174,10 @@ impl Database {
         self.engine
             .read(|connection| {
                 let sql = "SELECT role, user_id, group_id, workspace_id FROM role_assignments \
-                           ORDER BY role, workspace_id, group_id, user_id";
+                           ORDER BY role, workspace_id NULLS FIRST, group_id NULLS FIRST, user_id NULLS FIRST";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], held)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -222,7 +222,7 @@ impl Database {
                            WHERE group_members.user_id = users.id) ORDER BY id";
                 let mut statement = connection.prepare(sql)?;
                 let names = statement.query_map([], |row| row.get(0))?;
-                Ok(names.collect::<rusqlite::Result<_>>()?)
+                Ok(names.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -232,7 +232,7 @@ impl Database {
         self.engine
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT id FROM user_groups ORDER BY name")?;
-                let ids = statement.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()?;
+                let ids = statement.query_map([], |row| row.get(0))?.collect::<sql::Result<Vec<i64>>>()?;
                 ids.into_iter().map(|id| group_by_id(connection, GroupId(id))).collect()
             })
             .await

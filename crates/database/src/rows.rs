@@ -3,49 +3,47 @@
 use std::str::FromStr;
 
 use instep_api::wire::Timestamp;
-use rusqlite::Row;
-use rusqlite::types::FromSql;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::sql::{self, FromSql, Row};
 
 /// Reads a column by its name; several types follow from the place that it is read into.
-pub(crate) fn column<T: FromSql>(row: &Row<'_>, name: &str) -> rusqlite::Result<T> {
+pub(crate) fn column<T: FromSql>(row: &Row<'_>, name: &str) -> sql::Result<T> {
     row.get(name)
 }
 
 /// Reads a time.
-pub(crate) fn time(row: &Row<'_>, name: &str) -> rusqlite::Result<Timestamp> {
+pub(crate) fn time(row: &Row<'_>, name: &str) -> sql::Result<Timestamp> {
     row.get(name).map(Timestamp)
 }
 
 /// Reads a time that may be missing.
-pub(crate) fn optional_time(row: &Row<'_>, name: &str) -> rusqlite::Result<Option<Timestamp>> {
+pub(crate) fn optional_time(row: &Row<'_>, name: &str) -> sql::Result<Option<Timestamp>> {
     row.get::<_, Option<i64>>(name).map(|time| time.map(Timestamp))
 }
 
 /// Reads a word that we wrote ourselves, such as a state.
-pub(crate) fn word<T: FromStr<Err = String>>(row: &Row<'_>, name: &str) -> rusqlite::Result<T> {
+pub(crate) fn word<T: FromStr<Err = String>>(row: &Row<'_>, name: &str) -> sql::Result<T> {
     let text: String = row.get(name)?;
     text.parse().map_err(|why: String| damaged(name, &why))
 }
 
 /// Reads JSON that we wrote ourselves.
-pub(crate) fn json<T: DeserializeOwned>(row: &Row<'_>, name: &str) -> rusqlite::Result<T> {
+pub(crate) fn json<T: DeserializeOwned>(row: &Row<'_>, name: &str) -> sql::Result<T> {
     let text: String = row.get(name)?;
     serde_json::from_str(&text).map_err(|error| damaged(name, &error.to_string()))
 }
 
 /// Reads JSON that may be missing.
-pub(crate) fn optional_json<T: DeserializeOwned>(row: &Row<'_>, name: &str) -> rusqlite::Result<Option<T>> {
+pub(crate) fn optional_json<T: DeserializeOwned>(row: &Row<'_>, name: &str) -> sql::Result<Option<T>> {
     let text: Option<String> = row.get(name)?;
     text.map(|text| serde_json::from_str(&text).map_err(|error| damaged(name, &error.to_string()))).transpose()
 }
 
-fn damaged(name: &str, why: &str) -> rusqlite::Error {
-    let what = format!("column {name}: {why}");
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, what.into())
+fn damaged(name: &str, why: &str) -> sql::Error {
+    sql::Error::Column { column: name.to_owned(), why: why.to_owned() }
 }
 
 /// The text of a value, for a column of JSON.

@@ -7,11 +7,11 @@ use instep_api::experiments::Experiment;
 use instep_api::identifiers::{ExperimentId, ProjectId, TrialId};
 use instep_api::trials::Trial;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::experiments::best_trial;
+use crate::sql::{Connection, OptionalExtension, params};
 use crate::trials::{complete, forget, trial_by_id, trials_of};
 
 /// A trial, and what it belongs to.

@@ -3,11 +3,11 @@
 use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_api::secrets::Secret;
 use instep_api::wire::Timestamp;
-use rusqlite::{OptionalExtension, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, time};
+use crate::sql::{self, OptionalExtension, params};
 
 /// Secrets of one owner at most.
 const MOST: i64 = 100;
@@ -92,7 +92,7 @@ impl Database {
                         changed_by: column(row, "changed_by")?,
                     })
                 })?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

@@ -3,11 +3,11 @@
 use instep_api::identifiers::{ExperimentId, TrialId, UserId};
 use instep_api::users::User;
 use instep_api::wire::Timestamp;
-use rusqlite::{OptionalExtension, Row, params};
 
 use crate::Database;
 use crate::error::Result;
 use crate::rows::{column, time};
+use crate::sql::{self, OptionalExtension, Row, params};
 use crate::users::user_of;
 
 /// What a token stands for.
@@ -36,7 +36,7 @@ pub struct SessionTask {
     pub experiment: Option<ExperimentId>,
 }
 
-fn session_of(row: &Row<'_>) -> rusqlite::Result<Session> {
+fn session_of(row: &Row<'_>) -> sql::Result<Session> {
     let allocation: Option<String> = column(row, "of_allocation")?;
     let task = match allocation {
         None => None,

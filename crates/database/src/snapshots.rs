@@ -1,9 +1,9 @@
 //! The state machines of experiments: a snapshot now and then, and the events since.
 
 use instep_api::identifiers::ExperimentId;
-use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::error::Result;
+use crate::sql::{self, Connection, OptionalExtension, params};
 
 /// What is stored of a state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,5 +55,5 @@ pub(crate) fn get(connection: &Connection, id: ExperimentId) -> Result<StoredSta
     let sql = "SELECT number, content FROM experiment_events WHERE experiment_id = ? ORDER BY number";
     let mut statement = connection.prepare_cached(sql)?;
     let events = statement.query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    Ok(StoredState { snapshot, events: events.collect::<rusqlite::Result<_>>()? })
+    Ok(StoredState { snapshot, events: events.collect::<sql::Result<_>>()? })
 }

@@ -3,12 +3,12 @@
 use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_api::templates::Template;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{json, text_of};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 impl Database {
     /// All templates, by name.
@@ -17,7 +17,7 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM templates ORDER BY name")?;
                 let found = statement.query_map([], template)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -81,7 +81,7 @@ impl Database {
     }
 }
 
-fn template(row: &Row<'_>) -> rusqlite::Result<Template> {
+fn template(row: &Row<'_>) -> sql::Result<Template> {
     Ok(Template {
         name: row.get("name")?,
         config: json::<Value>(row, "config")?.into(),

@@ -3,11 +3,11 @@
 use instep_api::identifiers::UserId;
 use instep_api::tokens::TokenInfo;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, optional_time, time};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 /// Later than any token is asked about.
 const NEVER: i64 = i64::MAX;
@@ -34,7 +34,7 @@ pub struct TokenFilter {
     pub inactive: bool,
 }
 
-fn token_of(row: &Row<'_>) -> rusqlite::Result<TokenInfo> {
+fn token_of(row: &Row<'_>) -> sql::Result<TokenInfo> {
     Ok(TokenInfo {
         id: column(row, "id")?,
         user_id: UserId(column(row, "user_id")?),
@@ -78,7 +78,7 @@ impl Database {
         self.engine
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM access_tokens ORDER BY id")?;
-                let found = statement.query_map([], token_of)?.collect::<rusqlite::Result<Vec<TokenInfo>>>()?;
+                let found = statement.query_map([], token_of)?.collect::<sql::Result<Vec<TokenInfo>>>()?;
                 let is_wanted = |token: &TokenInfo| {
                     let is_active = !token.revoked && token.expiry.is_none_or(|expiry| expiry > now);
                     (filter.ids.is_empty() || filter.ids.contains(&token.id))

@@ -2,10 +2,10 @@
 
 use instep_api::identifiers::{ModelId, TrialId};
 use instep_api::states::SourceKind;
-use rusqlite::params;
 
 use crate::Database;
 use crate::error::Result;
+use crate::sql::{self, params};
 
 /// A trial that works with a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,18 +51,21 @@ impl Database {
         self.engine
             .read(move |connection| {
                 let (place, id, version) = match of {
-                    SourceOf::Checkpoint(uuid) => ("checkpoint_uuid = ? AND ? IS NULL", uuid.into(), None),
+                    SourceOf::Checkpoint(uuid) => {
+                        ("checkpoint_uuid = ? AND CAST(? AS BIGINT) IS NULL", uuid.into(), None)
+                    }
                     SourceOf::Version(model, version) => {
-                        ("model_id = ? AND model_version = ?", rusqlite::types::Value::from(model.0), Some(version))
+                        ("model_id = ? AND model_version = ?", sql::Value::from(model.0), Some(version))
                     }
                 };
                 let sql = format!(
-                    "SELECT trial_id FROM trial_sources WHERE {place} AND (?3 IS NULL OR kind = ?3) ORDER BY trial_id"
+                    "SELECT trial_id FROM trial_sources WHERE {place} AND (CAST(?3 AS TEXT) IS NULL OR kind = ?3) \
+                     ORDER BY trial_id"
                 );
                 let kind = kind.map(SourceKind::as_str);
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map(params![id, version, kind], |row| row.get(0).map(TrialId))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

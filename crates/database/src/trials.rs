@@ -5,7 +5,6 @@ use instep_api::pages::{Order, Pagination, Slice};
 use instep_api::states::State;
 use instep_api::trials::{StartTrialResponse, Trial};
 use instep_api::wire::{Long, Timestamp};
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
@@ -14,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::experiments::follow_trials;
 use crate::metrics::{read, summary, validation};
 use crate::rows::{column, json, optional_json, optional_time, text_of, time, word};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 /// A trial to be made.
 #[derive(Debug, Clone)]
@@ -28,18 +28,19 @@ pub struct NewTrial {
 
 const COLUMNS: &str = "SELECT trials.*, \
     (SELECT COUNT(*) FROM checkpoints WHERE trial_id = trials.id AND state <> 'STATE_DELETED') AS checkpoint_count, \
-    (SELECT COALESCE(SUM(size), 0) FROM checkpoints WHERE trial_id = trials.id AND state <> 'STATE_DELETED') \
-        AS checkpoint_size, \
+    (SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) FROM checkpoints \
+        WHERE trial_id = trials.id AND state <> 'STATE_DELETED') AS checkpoint_size, \
     (SELECT unmanaged FROM experiments WHERE experiments.id = trials.experiment_id) AS unmanaged, \
     (SELECT MIN(started_at) FROM allocations WHERE trial_id = trials.id) AS first_run_at, \
-    (SELECT COALESCE(SUM(ended_at - started_at), 0) FROM allocations WHERE trial_id = trials.id) AS run_micros, \
+    (SELECT CAST(COALESCE(SUM(ended_at - started_at), 0) AS BIGINT) FROM allocations WHERE trial_id = trials.id) \
+        AS run_micros, \
     (SELECT MAX(started_at) FROM allocations WHERE trial_id = trials.id AND ended_at IS NULL) AS running_since, \
     (CASE WHEN trials.state = 'STATE_ACTIVE' THEN COALESCE((SELECT CASE state WHEN 'STATE_TERMINATING' \
         THEN 'STATE_RUNNING' WHEN 'STATE_WAITING' THEN 'STATE_QUEUED' ELSE state END FROM allocations \
         WHERE trial_id = trials.id AND ended_at IS NULL ORDER BY run DESC LIMIT 1), 'STATE_QUEUED') \
         ELSE trials.state END) AS shown_state FROM trials";
 
-fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
+fn trial_of(row: &Row<'_>, now: Timestamp) -> sql::Result<Trial> {
     let start_time = time(row, "started_at")?;
     let end_time = optional_time(row, "ended_at")?;
     let first_run_time = if column(row, "unmanaged")? { Some(start_time) } else { optional_time(row, "first_run_at")? };
@@ -83,7 +84,7 @@ fn trial_of(row: &Row<'_>, now: Timestamp) -> rusqlite::Result<Trial> {
 pub(crate) fn complete(connection: &Connection, mut trial: Trial) -> Result<Trial> {
     // One for each time it was continued; the first has the first name.
     let mut tasks = connection.prepare_cached("SELECT id FROM tasks WHERE trial_id = ? ORDER BY started_at, id")?;
-    trial.task_ids = tasks.query_map([trial.id.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    trial.task_ids = tasks.query_map([trial.id.0], |row| row.get(0))?.collect::<sql::Result<_>>()?;
     trial.summary_metrics = summary::of_trial(connection, trial.id)?;
     trial.best_checkpoint = best_checkpoint(connection, trial.id)?;
     Ok(trial)
@@ -103,7 +104,7 @@ pub(crate) fn trials_of(connection: &Connection, experiment: ExperimentId, now: 
     let sql = format!("{COLUMNS} WHERE experiment_id = ? ORDER BY id");
     let mut statement = connection.prepare_cached(&sql)?;
     let found = statement.query_map([experiment.0], |row| trial_of(row, now))?;
-    Ok(found.collect::<rusqlite::Result<_>>()?)
+    Ok(found.collect::<sql::Result<_>>()?)
 }
 
 /// Fails unless there is such a trial.
@@ -299,7 +300,7 @@ impl Database {
                            WHERE trials.state = 'STATE_RUNNING' AND experiments.unmanaged";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([], |row| Ok((TrialId(row.get(0)?), Timestamp(row.get(1)?))))?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

@@ -2,11 +2,11 @@
 
 use instep_api::identifiers::{ExperimentId, UserId, WorkspaceId};
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, Row};
 
 use crate::Database;
 use crate::error::Result;
 use crate::rows::{column, json, optional_time, time};
+use crate::sql::{self, Connection, Row};
 
 /// Slots that a task had.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub struct Usage {
     pub ended_at: Option<Timestamp>,
 }
 
-fn usage_of(row: &Row<'_>) -> rusqlite::Result<Usage> {
+fn usage_of(row: &Row<'_>) -> sql::Result<Usage> {
     Ok(Usage {
         allocation: column(row, "allocation_id")?,
         task_kind: column(row, "task_kind")?,
@@ -77,7 +77,7 @@ impl Database {
                            ORDER BY usages.started_at, usages.allocation_id";
                 let mut statement = connection.prepare_cached(sql)?;
                 let found = statement.query_map([to.0, from.0], usage_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }

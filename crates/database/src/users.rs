@@ -3,12 +3,12 @@
 use instep_api::identifiers::UserId;
 use instep_api::users::User;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::{column, optional_json, optional_time, text_of};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 /// A user together with what proves that it is them.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ pub struct UserChange {
     pub agent_user_group: Option<Value>,
 }
 
-pub(crate) fn user_of(row: &Row<'_>) -> rusqlite::Result<User> {
+pub(crate) fn user_of(row: &Row<'_>) -> sql::Result<User> {
     Ok(User {
         id: UserId(column(row, "id")?),
         username: column(row, "username")?,
@@ -60,7 +60,7 @@ pub(crate) fn user_of(row: &Row<'_>) -> rusqlite::Result<User> {
     })
 }
 
-fn account_of(row: &Row<'_>) -> rusqlite::Result<Account> {
+fn account_of(row: &Row<'_>) -> sql::Result<Account> {
     Ok(Account { user: user_of(row)?, password_hash: column(row, "password_hash")? })
 }
 
@@ -100,7 +100,7 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM users ORDER BY id")?;
                 let users = statement.query_map([], user_of)?;
-                Ok(users.collect::<rusqlite::Result<_>>()?)
+                Ok(users.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -123,7 +123,7 @@ impl Database {
                 let sql = "SELECT username FROM users WHERE active AND password_hash IS NULL ORDER BY id";
                 let mut statement = connection.prepare(sql)?;
                 let names = statement.query_map([], |row| row.get(0))?;
-                Ok(names.collect::<rusqlite::Result<_>>()?)
+                Ok(names.collect::<sql::Result<_>>()?)
             })
             .await
     }

@@ -8,13 +8,13 @@ use instep_api::identifiers::{ExperimentId, WorkspaceId};
 use instep_api::states::State;
 use instep_api::webhooks::{Trigger, Webhook};
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Value, json};
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::experiments::experiment_by_id;
 use crate::rows::{column, json as json_column, text_of};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 /// Webhooks that there may be.
 const MOST: usize = 1000;
@@ -57,7 +57,7 @@ pub struct WebhookEvent {
     pub attempts: i64,
 }
 
-fn webhook_of(row: &Row<'_>) -> rusqlite::Result<Webhook> {
+fn webhook_of(row: &Row<'_>) -> sql::Result<Webhook> {
     Ok(Webhook {
         id: column(row, "id")?,
         name: column(row, "name")?,
@@ -71,7 +71,7 @@ fn webhook_of(row: &Row<'_>) -> rusqlite::Result<Webhook> {
 
 fn all(connection: &Connection) -> Result<Vec<Webhook>> {
     let mut statement = connection.prepare_cached("SELECT * FROM webhooks ORDER BY id")?;
-    Ok(statement.query_map([], webhook_of)?.collect::<rusqlite::Result<_>>()?)
+    Ok(statement.query_map([], webhook_of)?.collect::<sql::Result<_>>()?)
 }
 
 fn by_id(connection: &Connection, id: i64) -> Result<Webhook> {
@@ -302,7 +302,7 @@ impl Database {
                 let due = statement.query_map(params![now.0, each as i64], |row| {
                     Ok(DueEvent { id: row.get(0)?, webhook: row.get(1)? })
                 })?;
-                Ok(due.collect::<rusqlite::Result<_>>()?)
+                Ok(due.collect::<sql::Result<_>>()?)
             })
             .await
     }

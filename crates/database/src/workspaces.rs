@@ -4,13 +4,13 @@ use instep_api::identifiers::{ExperimentId, ProjectId, UserId, WorkspaceId};
 use instep_api::states::State;
 use instep_api::wire::Timestamp;
 use instep_api::workspaces::{Project, RESTING, Workspace};
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::roles::{self, HeldRole, Holder};
 use crate::rows::{column, json, optional_json, optional_time, text_of, word};
+use crate::sql::{self, Connection, OptionalExtension, Row, params};
 
 const WORKSPACES: &str = "SELECT workspaces.*, users.username AS username, \
     (SELECT COUNT(*) FROM projects WHERE projects.workspace_id = workspaces.id) AS project_count, \
@@ -28,7 +28,7 @@ const PROJECTS: &str = "SELECT projects.*, users.username AS username, workspace
     (SELECT MAX(started_at) FROM experiments WHERE experiments.project_id = projects.id) AS last_started_at \
     FROM projects JOIN users ON users.id = projects.user_id JOIN workspaces ON workspaces.id = projects.workspace_id";
 
-fn workspace_of(row: &Row<'_>) -> rusqlite::Result<Workspace> {
+fn workspace_of(row: &Row<'_>) -> sql::Result<Workspace> {
     Ok(Workspace {
         id: WorkspaceId(column(row, "id")?),
         name: column(row, "name")?,
@@ -49,7 +49,7 @@ fn workspace_of(row: &Row<'_>) -> rusqlite::Result<Workspace> {
     })
 }
 
-fn project_of(row: &Row<'_>) -> rusqlite::Result<Project> {
+fn project_of(row: &Row<'_>) -> sql::Result<Project> {
     Ok(Project {
         id: ProjectId(column(row, "id")?),
         name: column(row, "name")?,
@@ -88,7 +88,7 @@ pub(crate) fn project_by_id(connection: &Connection, id: ProjectId) -> Result<Pr
 }
 
 /// Whether a query finds a row.
-fn exists(connection: &Connection, query: &str, parameters: impl rusqlite::Params) -> Result<bool> {
+fn exists(connection: &Connection, query: &str, parameters: impl sql::Params) -> Result<bool> {
     let sql = format!("SELECT EXISTS ({query})");
     Ok(connection.prepare_cached(&sql)?.query_row(parameters, |row| row.get(0))?)
 }
@@ -216,7 +216,7 @@ impl Database {
             .read(|connection| {
                 let mut statement = connection.prepare_cached(&format!("{WORKSPACES} ORDER BY workspaces.id"))?;
                 let found = statement.query_map([], workspace_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -308,7 +308,7 @@ impl Database {
                 let sql = format!("{PROJECTS} WHERE projects.workspace_id = ? ORDER BY projects.id");
                 let mut statement = connection.prepare_cached(&sql)?;
                 let found = statement.query_map([workspace.0], project_of)?;
-                Ok(found.collect::<rusqlite::Result<_>>()?)
+                Ok(found.collect::<sql::Result<_>>()?)
             })
             .await
     }
@@ -323,7 +323,7 @@ impl Database {
                 for project in projects {
                     let rows = statement
                         .query_map([project.0], |row| Ok((ExperimentId(row.get("id")?), word(row, "state")?)))?;
-                    found.extend(rows.collect::<rusqlite::Result<Vec<_>>>()?);
+                    found.extend(rows.collect::<sql::Result<Vec<_>>>()?);
                 }
                 Ok(found)
             })

@@ -12,9 +12,13 @@ impl Database {
     /// one cannot either. Fails if nothing can be read.
     pub async fn unwritable(&self) -> Result<Option<String>> {
         let path = self.path.clone();
-        let disk = self.engine.read(move |_| Ok(statvfs(&*path))).await?;
-        // A disk that does not say how full it is may have room.
-        let free = disk.map_or(u64::MAX, |disk| disk.blocks_available().saturating_mul(disk.fragment_size()));
+        let is_file = self.is_file;
+        // A disk that does not say how full it is may have room, and so may a server's.
+        let free = self.engine.read(move |_| {
+            let disk = if is_file { statvfs(&*path).ok() } else { None };
+            Ok(disk.map_or(u64::MAX, |disk| disk.blocks_available().saturating_mul(disk.fragment_size())))
+        });
+        let free = free.await?;
         if free < ROOM {
             return Ok(Some(format!("only {} KiB are free on its disk", free >> 10)));
         }
@@ -24,7 +28,7 @@ impl Database {
         let tried = self.engine.write(|connection| {
             connection.execute(
                 "INSERT INTO settings (name, value) VALUES ('write_probes', '1') \
-                 ON CONFLICT (name) DO UPDATE SET value = CAST(value + 1 AS TEXT)",
+                 ON CONFLICT (name) DO UPDATE SET value = CAST(CAST(settings.value AS BIGINT) + 1 AS TEXT)",
                 [],
             )?;
             Ok(())

@@ -33,6 +33,11 @@ pub struct SecretsKey {
 }
 
 impl SecretsKey {
+    /// Where the key of a database lies, if there is one.
+    pub fn path_of(database: &Path) -> PathBuf {
+        key_path(database)
+    }
+
     /// That of a database, in use or not.
     pub fn of(database: &Path) -> Result<Option<SecretsKey>, ServeError> {
         if !instep_database::holds_secrets(database)? {

@@ -70,5 +70,5 @@ pub use copies::{SecretsKey, back_up, opening_by, restore};
 pub use encryption::{Encryption, EncryptionError};
 pub use journal::Journal;
 pub use presence::Presence;
-pub use server::{Addresses, Options, ServeError, serve};
+pub use server::{Addresses, NO_FILES, Options, ServeError, serve};
 pub use webhooks::WebhookOptions;

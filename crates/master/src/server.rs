@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use instep_database::{Database, Opening};
+use instep_database::{Database, Opening, PostgresAddress};
 use tokio::net::{TcpListener, lookup_host};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
@@ -32,6 +32,10 @@ const CLEANING: Duration = Duration::from_secs(3600);
 /// How long requests may take to finish once the master is told to end.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// What to do where files cannot be made: those of a database in PostgreSQL are beside no file that was named.
+pub const NO_FILES: &str =
+    "choose a writable folder: with --db, or with the variable XDG_DATA_HOME if the database is in PostgreSQL";
+
 /// What the master needs to know.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -43,8 +47,10 @@ pub struct Options {
     pub proxy_port: Option<u16>,
     /// The origin at which browsers reach that port, if it is not this host and port.
     pub proxy_url: Option<String>,
-    /// The database file, made if there is none.
+    /// The database file, made if there is none; of a database in PostgreSQL, what its files here are named after.
     pub database: PathBuf,
+    /// Where the database is, if it is in PostgreSQL.
+    pub postgres: Option<PostgresAddress>,
     /// Further names under which the master may be asked.
     pub allowed_hosts: Vec<String>,
     /// How long a login lasts.
@@ -71,6 +77,16 @@ pub struct Options {
     pub journal: Journal,
     /// Whether roles decide who sees and does what.
     pub roles: bool,
+}
+
+impl Options {
+    /// How people call the database.
+    pub fn shown_database(&self) -> String {
+        match &self.postgres {
+            Some(address) => address.place().to_owned(),
+            None => self.database.display().to_string(),
+        }
+    }
 }
 
 /// Why the master does not serve.
@@ -120,6 +136,12 @@ pub enum ServeError {
         /// Who has no password.
         users: String,
     },
+    /// It may not decide anything any more.
+    #[error("stepped down: {why}")]
+    SteppedDown {
+        /// What happened to its database.
+        why: String,
+    },
     /// The runtime or its signals cannot be set up.
     #[error("cannot start")]
     System(#[source] std::io::Error),
@@ -139,15 +161,25 @@ impl ServeError {
                 "start it on 127.0.0.1, give each of them a password (`instep user change-password USER`), then start it again"
             }
             ServeError::Database(Error::InUse { .. }) => "stop it with `instep down`, or choose another --db",
+            ServeError::Database(Error::InUseElsewhere { .. }) => {
+                "stop it where it runs, or name another database, or another schema of this one with `?schema=NAME`"
+            }
+            ServeError::Database(Error::Refused { hint, .. }) => hint,
             ServeError::Database(Error::FileExists { .. }) => "choose another file; `restore` also takes --replace",
             ServeError::Database(Error::TooNew { .. }) => "use the version of instep that wrote it, or a later one",
             ServeError::Database(Error::Unusable { .. }) => {
                 "restore a backup with `instep master restore`, or choose another --db"
             }
+            ServeError::Database(Error::File { .. }) => NO_FILES,
+            ServeError::Database(Error::SteppedDown(_)) => "start it again: it continues with what the database says",
+            ServeError::Database(error) if error.is_of_server() => "see what the server says, and its log",
             ServeError::Database(_) => "choose another --db, in a writable folder",
             ServeError::Backup(_) => "give a file that `instep master backup` has written",
             ServeError::Copy(_) => "choose a file in an existing, writable folder",
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
+            ServeError::SteppedDown { .. } => {
+                "start it again, unless another master has taken over: it continues with what the database says"
+            }
             ServeError::System(_) => "the system's limits may be too low for this user",
         }
     }
@@ -170,7 +202,11 @@ pub fn serve(options: &Options, announce: impl FnOnce(&Addresses)) -> Result<(),
         .build()
         .map_err(ServeError::System)?;
     let opening = Opening { holder: Presence::starting(), cluster_id: random::uuid(), now: now() };
-    let database = Database::open(&options.database, &opening).map_err(Presence::name_holder)?;
+    let database = match &options.postgres {
+        Some(address) => Database::open_postgres(&options.database, address.clone(), &opening),
+        None => Database::open(&options.database, &opening),
+    };
+    let database = database.map_err(Presence::name_holder)?;
     database.limit_logs(options.task_log_limit);
     let outcome = runtime.block_on(run(options, database.clone(), announce));
     // Streams that still wait for something end here; what they read is not lost to anybody.
@@ -258,11 +294,15 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     let serving = tokio::spawn(serving::serve(connections, router(&application), limits, stopping(stopped)));
     announce(&addresses);
     tracing::info!(%address, tasks = %task_address, scheme, version = env!("CARGO_PKG_VERSION"), "serving");
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+    let stepped_down = tokio::select! {
+        _ = interrupt.recv() => None,
+        _ = terminate.recv() => None,
+        why = database.ended() => Some(why),
+    };
+    match &stepped_down {
+        None => tracing::info!("ending"),
+        Some(why) => tracing::error!(why, "stepping down: the next master goes on with what the database says"),
     }
-    tracing::info!("ending");
     drop(stop);
     let _ = tokio::time::timeout(GRACE, async { tokio::join!(serving, serving_tasks) }).await;
     heartbeats.abort();
@@ -272,7 +312,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     looking.abort();
     application.audit.finish().await;
     deletions.abort();
-    Ok(())
+    stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
 }
 
 /// Takes the port for the pages of tasks. One that nobody chose is the next one, so that people can guess it; if that is

@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use instep_api::config::memory_size;
+use instep_database::PostgresAddress;
 use instep_policy::schedule::{self, Fitting, Rule};
 use serde_json::Value;
 
@@ -66,6 +68,7 @@ pub const KEYS: &[Key] = &[
     key("proxy_port", "proxy-port", "INSTEP_MASTER_PROXY_PORT", "", Kind::Port),
     key("proxy_url", "proxy-url", "INSTEP_MASTER_PROXY_URL", "", Kind::Origin),
     key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
+    key("db_password_file", "db-password-file", "INSTEP_MASTER_DB_PASSWORD_FILE", "", Kind::Path),
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
     key("checkpoints", "checkpoints", "INSTEP_MASTER_CHECKPOINTS", "", Kind::Path),
     key("storage_roots", "storage-root", "INSTEP_MASTER_STORAGE_ROOTS", "", Kind::Words),
@@ -153,9 +156,20 @@ impl SettingsError {
 }
 
 /// What was said, before it is asked whether it makes sense together.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Settings {
     values: BTreeMap<&'static str, (Vec<String>, Origin)>,
+    /// Where the user's programs keep their data, if the user has a home.
+    data_folder: Option<PathBuf>,
+    /// The password of the database, as PostgreSQL's own programs find it.
+    password: Option<String>,
+}
+
+impl fmt::Debug for Settings {
+    /// Without the passwords.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_list().entries(self.rows()).finish()
+    }
 }
 
 /// What somebody said for keys, by name; a list of one for everything but lists.
@@ -170,7 +184,8 @@ impl Settings {
         flags: Assignments,
         data_folder: Option<PathBuf>,
     ) -> Result<Settings, SettingsError> {
-        let mut settings = Settings { values: BTreeMap::new() };
+        let password = environment("PGPASSWORD").filter(|text| !text.is_empty());
+        let mut settings = Settings { values: BTreeMap::new(), data_folder: data_folder.clone(), password };
         for key in KEYS {
             settings.values.insert(key.name, (split(key, key.default), Origin::Default));
         }
@@ -190,6 +205,15 @@ impl Settings {
         }
         for (name, values) in flags {
             let key = KEYS.iter().find(|key| key.name == name).expect("the command line names keys of the table");
+            if name == "db" && values.iter().any(|value| PostgresAddress::has_password(value)) {
+                return Err(SettingsError::new(
+                    format!(
+                        "--{}: it says a password, which everybody on this machine sees in the list of processes",
+                        key.flag
+                    ),
+                    "leave it out, and name a file that holds it with --db-password-file",
+                ));
+            }
             settings.set(key, values, Origin::Flag(key.flag))?;
         }
         Ok(settings)
@@ -209,11 +233,12 @@ impl Settings {
         Ok(())
     }
 
-    /// All keys with their values and where these came from, in the order of the table.
+    /// All keys with their values and where these came from, in the order of the table. Passwords are masked.
     pub fn rows(&self) -> Vec<(&'static str, String, Origin)> {
         let row = |key: &Key| {
             let (values, origin) = &self.values[key.name];
-            (key.name, values.join(", "), origin.clone())
+            let shown: Vec<String> = values.iter().map(|value| PostgresAddress::masked(value)).collect();
+            (key.name, shown.join(", "), origin.clone())
         };
         KEYS.iter().map(row).collect()
     }
@@ -225,10 +250,8 @@ impl Settings {
 
     /// What the settings mean together.
     pub fn options(&self) -> Result<Options, SettingsError> {
-        let database = self.text("db");
-        if database.is_empty() {
-            return Err(SettingsError::new("this user has no home directory", "set a database file with --db"));
-        }
+        let postgres = self.postgres()?;
+        let database = &self.database(postgres.as_ref())?;
         let (port, proxy_port) = (self.text("port"), self.text("proxy_port"));
         if port == proxy_port && port != "0" {
             return Err(SettingsError::new(
@@ -249,7 +272,8 @@ impl Settings {
             port: port.parse().unwrap_or_default(),
             proxy_port: proxy_port.parse().ok(),
             proxy_url: Some(proxy_url.to_owned()).filter(|url| !url.is_empty()),
-            database: PathBuf::from(database),
+            database: database.clone(),
+            postgres,
             allowed_hosts: self.values["allow_hosts"].0.clone(),
             session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
             encryption: self.encryption()?,
@@ -270,6 +294,45 @@ impl Settings {
         })
     }
 
+    /// Where the database is, if it is in PostgreSQL.
+    fn postgres(&self) -> Result<Option<PostgresAddress>, SettingsError> {
+        let text = self.text("db");
+        if !PostgresAddress::is_meant(text) {
+            if text.contains("://") {
+                return Err(SettingsError::new(
+                    format!("the database cannot be at {}", PostgresAddress::masked(text)),
+                    "name a file, or a PostgreSQL database: postgres://USER@HOST:PORT/DATABASE",
+                ));
+            }
+            return match self.text("db_password_file") {
+                "" => Ok(None),
+                _ => Err(SettingsError::new(
+                    "a database file has no password",
+                    "leave out --db-password-file, or name a PostgreSQL database with --db postgres://...",
+                )),
+            };
+        }
+        let file =
+            Some(self.text("db_password_file")).filter(|path| !path.is_empty()).map(read_password).transpose()?;
+        let password = file.as_deref().or(self.password.as_deref());
+        let address = PostgresAddress::parse(text, password);
+        address.map(Some).map_err(|error| SettingsError::new(error.to_string(), error.hint()))
+    }
+
+    /// The database file; of a database in PostgreSQL, what its files on this machine are named after.
+    fn database(&self, postgres: Option<&PostgresAddress>) -> Result<PathBuf, SettingsError> {
+        match (postgres, &self.data_folder) {
+            (Some(address), Some(folder)) => Ok(folder.join("instep").join(format!("{}.db", address.file_name()))),
+            (Some(_), None) => {
+                Err(SettingsError::new("this user has no home directory", "set XDG_DATA_HOME to a writable folder"))
+            }
+            (None, _) if self.text("db").is_empty() => {
+                Err(SettingsError::new("this user has no home directory", "set a database file with --db"))
+            }
+            (None, _) => Ok(PathBuf::from(self.text("db"))),
+        }
+    }
+
     /// Whether an origin is one at which browsers find the master itself.
     fn is_own_address(&self, origin: &str) -> bool {
         let own = ["localhost", "127.0.0.1", "::1", self.text("host")];
@@ -281,9 +344,9 @@ impl Settings {
     }
 
     /// Where checkpoints go: beside the database, unless somebody says.
-    fn checkpoints(&self, database: &str) -> PathBuf {
+    fn checkpoints(&self, database: &Path) -> PathBuf {
         let said = PathBuf::from(self.text("checkpoints"));
-        let beside = || PathBuf::from(database).with_file_name("checkpoints");
+        let beside = || database.with_file_name("checkpoints");
         absolute(if said.as_os_str().is_empty() { beside() } else { said })
     }
 
@@ -325,6 +388,26 @@ impl Settings {
 
     fn text(&self, name: &str) -> &str {
         self.values[name].0.first().map_or("", String::as_str)
+    }
+}
+
+/// The password in a file, which nobody else may read.
+fn read_password(path: &str) -> Result<String, SettingsError> {
+    let unreadable = |error: std::io::Error| {
+        SettingsError::new(format!("cannot read the password in {path}: {error}"), "name another --db-password-file")
+    };
+    let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        let what = format!("others than its owner may read the password in {path}");
+        return Err(SettingsError::new(what, format!("chmod 600 {path}")));
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    match text.trim_end_matches(['\r', '\n']) {
+        "" => Err(SettingsError::new(
+            format!("there is no password in {path}"),
+            "write it into the file, as its only line",
+        )),
+        password => Ok(password.to_owned()),
     }
 }
 
@@ -376,7 +459,7 @@ fn check(key: &Key, value: &str) -> Result<(), String> {
 }
 
 /// The keys that a file sets.
-fn read_file(path: &std::path::Path, text: &str) -> Result<Vec<(&'static Key, Vec<String>)>, SettingsError> {
+fn read_file(path: &Path, text: &str) -> Result<Vec<(&'static Key, Vec<String>)>, SettingsError> {
     let shown = path.display();
     let hint = "it is YAML, such as `port: 8081`; `instep master config show` lists the keys";
     if text.trim().is_empty() {
@@ -398,7 +481,7 @@ fn collect(
     above: &str,
     fields: &serde_json::Map<String, Value>,
     found: &mut Vec<(&'static Key, Vec<String>)>,
-    path: &std::path::Path,
+    path: &Path,
 ) -> Result<(), SettingsError> {
     for (field, value) in fields {
         let name = if above.is_empty() { field.clone() } else { format!("{above}.{field}") };
@@ -422,12 +505,12 @@ fn collect(
     Ok(())
 }
 
-fn wrong_kind(name: &str, wanted: &str, path: &std::path::Path) -> SettingsError {
+fn wrong_kind(name: &str, wanted: &str, path: &Path) -> SettingsError {
     let what = format!("`{name}` in {} must be {wanted}", path.display());
     SettingsError::new(what, "`instep master config show` lists the keys with their values")
 }
 
-fn unknown(name: &str, path: &std::path::Path) -> SettingsError {
+fn unknown(name: &str, path: &Path) -> SettingsError {
     let near = KEYS
         .iter()
         .map(|key| (strsim::jaro_winkler(name, key.name), key.name))
@@ -465,10 +548,14 @@ mod tests {
         let settings = gather(file, &variables, vec![("port", vec!["3".into()])]).unwrap();
         let shown: Vec<String> =
             settings.rows().iter().map(|(name, value, origin)| format!("{name}={value} ({origin})")).collect();
-        assert_eq!(shown[0], "host=127.0.0.2 (m.yaml)");
-        assert_eq!(shown[1], "port=3 (--port)");
-        assert_eq!(shown[4], "db=/data/instep/master.db (default)");
-        assert_eq!(shown[5], "allow_hosts=c, d (INSTEP_MASTER_ALLOW_HOSTS)");
+        for expected in [
+            "host=127.0.0.2 (m.yaml)",
+            "port=3 (--port)",
+            "db=/data/instep/master.db (default)",
+            "allow_hosts=c, d (INSTEP_MASTER_ALLOW_HOSTS)",
+        ] {
+            assert!(shown.iter().any(|line| line == expected), "{expected} in {shown:?}");
+        }
         let options = settings.options().unwrap();
         assert_eq!((options.port, options.allowed_hosts.len()), (3, 2));
     }
@@ -500,6 +587,23 @@ mod tests {
         let error = gather("", &[("INSTEP_MASTER_PORT", "x")], vec![]).unwrap_err();
         assert_eq!(error.to_string(), "INSTEP_MASTER_PORT: `x` is not a port, 0 to 65535");
         assert!(gather("# nothing\n", &[], vec![]).is_ok() && gather("port:\n", &[], vec![]).is_ok());
+    }
+
+    #[test]
+    fn a_database_is_a_file_or_in_postgresql() {
+        for (db, what) in [
+            ("postgresql+psycopg2://ann:s3cret@db/x", "at postgresql+psycopg2://ann:********@db/x"),
+            ("mysql://db/x", "at mysql://db/x"),
+            ("POSTGRES://ann:a?s3cret@db/x", "@"),
+        ] {
+            let error = gather("", &[("INSTEP_MASTER_DB", db)], vec![]).unwrap().options().unwrap_err();
+            let told = error.to_string();
+            assert!(told.contains(what) && !told.contains("s3cret") && !error.hint().is_empty(), "{told}");
+        }
+        let options = gather("db: Postgres://ann@db/x", &[], vec![]).unwrap().options().unwrap();
+        assert_eq!(options.shown_database(), "ann@db:5432/x, schema instep");
+        let refused = gather("", &[], vec![("db", vec!["POSTGRES://ann:s3cret@db/x".into()])]).unwrap_err();
+        assert!(refused.to_string().contains("list of processes") && !refused.to_string().contains("s3cret"));
     }
 
     #[test]

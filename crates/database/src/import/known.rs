@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rusqlite::Connection;
-
 use crate::error::Result;
+use crate::sql::{self, Connection};
 
 /// A user of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,25 +93,17 @@ impl Known {
     }
 }
 
-fn each(
-    connection: &Connection,
-    sql: &str,
-    mut take: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<()>,
-) -> Result<()> {
+fn each(connection: &Connection, sql: &str, mut take: impl FnMut(&sql::Row<'_>) -> sql::Result<()>) -> Result<()> {
     let mut statement = connection.prepare(sql)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        take(row)?;
+        take(&row)?;
     }
     Ok(())
 }
 
 /// The same for a table that the schema of an earlier version may lack.
-fn each_if_known(
-    connection: &Connection,
-    sql: &str,
-    take: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<()>,
-) -> Result<()> {
+fn each_if_known(connection: &Connection, sql: &str, take: impl FnMut(&sql::Row<'_>) -> sql::Result<()>) -> Result<()> {
     let words: Vec<&str> = sql.split_whitespace().collect();
     let table = words.iter().skip_while(|word| **word != "FROM").nth(1).copied().unwrap_or_default();
     let there: bool = connection.query_row(

@@ -14,7 +14,6 @@ mod work;
 use std::path::{Path, PathBuf};
 
 use instep_api::metrics::Report;
-use rusqlite::{Connection, OptionalExtension, params};
 
 pub use known::{Known, KnownUser};
 pub use people::{ImportedGroup, ImportedProject, ImportedRole, ImportedUser, ImportedWorkspace};
@@ -25,11 +24,12 @@ pub use work::{
 
 use crate::Opening;
 use crate::backup::{self, with_suffix};
-use crate::engine::open_writer;
 use crate::error::{Error, Result};
 use crate::lock::Lock;
 use crate::metrics::imported;
 use crate::migrations;
+use crate::sql::sqlite::{self, open_writer};
+use crate::sql::{Connection, OptionalExtension, params};
 
 /// Where an import stands: the working copy, and the lock on the database that it is for.
 pub struct Import {
@@ -59,7 +59,7 @@ impl Import {
             migrations::check_version(&connection, target)?;
             Known::of(&connection, cluster)?
         } else {
-            let mut connection = Connection::open_in_memory()?;
+            let mut connection = sqlite::open_in_memory()?;
             migrations::migrate(&mut connection, target, opening)?;
             Known::of(&connection, cluster)?
         };

@@ -1,12 +1,12 @@
 //! Users, groups, roles, workspaces and projects of another cluster.
 
 use instep_api::wire::Timestamp;
-use rusqlite::params;
 use serde_json::Value;
 
 use super::Batch;
 use crate::error::Result;
 use crate::rows::text_of;
+use crate::sql::params;
 
 /// A user.
 #[derive(Debug, Clone, PartialEq)]

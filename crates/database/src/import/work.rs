@@ -2,12 +2,12 @@
 
 use instep_api::states::{CheckpointState, LogLevel, State};
 use instep_api::wire::Timestamp;
-use rusqlite::{OptionalExtension, params};
 use serde_json::Value;
 
 use super::Batch;
 use crate::error::Result;
 use crate::rows::text_of;
+use crate::sql::{OptionalExtension, params};
 
 /// An experiment that has ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -360,7 +360,7 @@ impl Batch<'_> {
             version.created_at.0,
             version.updated_at.0
         ])?;
-        let sql = "UPDATE models SET versions_made = MAX(versions_made, ?) WHERE id = ?";
+        let sql = "UPDATE models SET versions_made = ?1 WHERE id = ?2 AND versions_made < ?1";
         self.connection.prepare_cached(sql)?.execute([version.version, version.model])?;
         Ok(added == 1)
     }

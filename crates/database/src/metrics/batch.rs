@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use instep_api::metrics::{RefusedReport, Report, ReportBatch};
-use rusqlite::{Connection, OptionalExtension, params};
 
 use super::ingest::Intake;
 use crate::Database;
@@ -15,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::log_quota::LogQuota;
 use crate::logs;
 use crate::rows::text_of;
+use crate::sql::{Connection, OptionalExtension, params};
 
 impl Database {
     /// Stores a batch of reports and lines of output, unless it is stored already; when this returns, it is on disk.
@@ -96,13 +96,13 @@ fn try_to_store<'a>(connection: &Connection, intake: &mut Intake<'a>, report: &'
     }
     intake.flush(connection)?;
     let before = intake.clone();
-    connection.prepare_cached("SAVEPOINT report")?.execute([])?;
+    connection.command("SAVEPOINT report")?;
     let refusal = refusal(intake.store(connection, report))?;
     if refusal.is_some() {
-        connection.prepare_cached("ROLLBACK TO report")?.execute([])?;
+        connection.command("ROLLBACK TO report")?;
         *intake = before;
     }
-    connection.prepare_cached("RELEASE report")?.execute([])?;
+    connection.command("RELEASE report")?;
     Ok(refusal)
 }
 

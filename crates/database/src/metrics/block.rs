@@ -20,13 +20,13 @@ use std::collections::BTreeSet;
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::Report;
 use instep_api::values::{Datum, Values};
-use rusqlite::{Connection, params};
 
 use super::chunk::DecodeError;
 use super::columns::{put_changes_of_changes, put_varint, take, take_changes_of_changes, take_count};
 use super::tail::Form;
 use crate::error::{Error, Result};
 use crate::rows::text_of;
+use crate::sql::{self, Connection, params};
 
 /// Reports that share a row at most, so that breaking one up stays cheap.
 pub(super) const REPORTS_PER_ROW: usize = 256;
@@ -254,7 +254,7 @@ pub(super) fn break_up(connection: &Connection, trial: TrialId, group: &str, fir
         .query_map(params![trial.0, group, first, last], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
         })?
-        .collect::<rusqlite::Result<_>>()?;
+        .collect::<sql::Result<_>>()?;
     for (id, run, text, content) in rows {
         connection.prepare_cached("DELETE FROM metric_tail WHERE id = ?")?.execute([id])?;
         let form = content.as_deref().map_or(Form::Lines(&text), Form::Columns);

@@ -7,11 +7,11 @@ use std::ops::ControlFlow;
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
-use rusqlite::{Connection, params};
 
 use super::chunk::decode_steps;
 use super::{read, tail};
 use crate::error::{Error, Result};
+use crate::sql::{self, Connection, params};
 
 /// Values of one part at most, unless a single step has more.
 const VALUES_PER_PART: usize = 100_000;
@@ -74,7 +74,7 @@ pub(crate) fn keys(connection: &Connection, trial: TrialId, group: &str) -> Resu
     let sql = format!("SELECT {column} FROM metric_batches WHERE trial_id = ? AND group_name = ?");
     let mut statement = connection.prepare_cached(&sql)?;
     let keys = statement.query_map(params![trial.0, group], |row| row.get(0))?;
-    Ok(united(found, sorted(keys.collect::<rusqlite::Result<_>>()?)))
+    Ok(united(found, sorted(keys.collect::<sql::Result<_>>()?)))
 }
 
 /// The steps of a series that has chunks.

@@ -1,11 +1,11 @@
 //! Reports that another cluster took in, stored as if they had been reported here.
 
 use instep_api::metrics::Report;
-use rusqlite::Connection;
 
 use super::ingest::Intake;
 use super::merger;
 use crate::error::{Error, Result};
+use crate::sql::Connection;
 
 /// Stores reports that are sorted by trial, group and step; gives those that contradict what is stored, and why.
 pub(crate) fn store<'a>(connection: &Connection, reports: &'a [Report]) -> Result<Vec<(&'a Report, String)>> {

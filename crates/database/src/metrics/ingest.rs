@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::{PROFILING, Report, VALIDATION};
 use instep_api::values::{Datum, Values};
-use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Map, Value};
 
 use super::{block, read, rollback, tail, validation};
 use crate::Database;
 use crate::error::{Error, Result};
 use crate::rows::text_of;
+use crate::sql::{Connection, OptionalExtension, params};
 
 impl Database {
     /// Stores a report; when this returns, it is on disk.

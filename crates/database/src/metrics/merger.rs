@@ -7,24 +7,23 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::{PROFILING, VALIDATION};
-use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::block::REPORTS_PER_ROW;
 use super::chunk::{Point, decode};
 use super::rollback::{EncodedChunk, put_encoded};
 use super::summary::RollUp;
 use super::tail;
-use crate::engine::{Engine, in_snapshot, open_reader};
+use crate::engine::{Engine, in_snapshot};
 use crate::error::{Error, Result};
 use crate::rows::text_of;
-use crate::sync::{lock, wait};
+use crate::sql::{self, Connection, OptionalExtension, Place, params, params_from_iter};
+use crate::sync::{join_until, lock, wait};
 
 /// What a group's tail weighs when it becomes chunks, and what one merge takes: as many reports as a chunk has points,
 /// if they lie in columns, so that most points are packed once.
@@ -53,12 +52,13 @@ struct Agenda {
 pub(crate) struct Merger {
     agenda: Arc<(Mutex<Agenda>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    patience: Option<Duration>,
 }
 
 impl Merger {
     /// Starts the thread; it begins with what a former process left.
-    pub(crate) fn start(path: &Path, engine: Arc<Engine>) -> Result<Merger> {
-        let mut reader = open_reader(path)?;
+    pub(crate) fn start(place: &Place, engine: Arc<Engine>) -> Result<Merger> {
+        let mut reader = place.open_reader()?;
         let mut agenda = Agenda::default();
         for (group, weight, over) in in_snapshot(&mut reader, left_over)? {
             if over || weight >= WEIGHT_PER_MERGE {
@@ -71,8 +71,8 @@ impl Merger {
         let thread = std::thread::Builder::new()
             .name("instep-db-merge".to_owned())
             .spawn(move || merge_loop(&mut reader, &engine, &shared))
-            .map_err(|source| Error::File { path: path.to_owned(), source })?;
-        Ok(Merger { agenda, thread: Mutex::new(Some(thread)) })
+            .map_err(|source| Error::File { path: place.shown(), source })?;
+        Ok(Merger { agenda, thread: Mutex::new(Some(thread)), patience: place.closing_patience() })
     }
 
     /// Notes so many reports more in a group's tail, that came together.
@@ -104,8 +104,7 @@ impl Merger {
         lock(&self.agenda.0).ended = true;
         self.agenda.1.notify_one();
         if let Some(thread) = lock(&self.thread).take() {
-            // A panic of the thread was its own message; there is nothing left to do about it here.
-            let _ = thread.join();
+            join_until(thread, self.patience.map(|patience| Instant::now() + patience));
         }
     }
 }
@@ -128,7 +127,7 @@ pub(super) fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bo
         let over: i64 = row.get(3)?;
         Ok(((TrialId(row.get(0)?), row.get(1)?), row.get::<_, i64>(2)? as usize, over == 1))
     })?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
+    Ok(rows.collect::<sql::Result<_>>()?)
 }
 
 fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>, Condvar)) {

@@ -2,12 +2,10 @@
 
 use std::collections::HashMap;
 
-use rusqlite::types::ValueRef;
-use rusqlite::{Connection, params};
-
 use super::chunk::{Point, decode, encode_open};
 use super::downsample::thin;
 use crate::error::{Error, Result};
+use crate::sql::{self, Connection, ValueRef, params};
 
 /// Points of an outline at most.
 const POINTS: usize = 64;
@@ -36,7 +34,7 @@ pub(super) fn points_to_draw(
     let mut statement = connection.prepare_cached(sql)?;
     let chunks: Vec<(i64, bool)> = statement
         .query_map([series, first, last], |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect::<rusqlite::Result<_>>()?;
+        .collect::<sql::Result<_>>()?;
     let are_fine_enough = chunks.iter().filter(|(_, inside)| *inside).count() * POINTS >= limit;
     let mut outlines = match (chunks.first(), chunks.last()) {
         (Some((first, _)), Some((last, _))) if are_fine_enough => outlines(connection, series, *first, *last)?,

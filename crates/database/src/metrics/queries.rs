@@ -16,6 +16,7 @@ use super::read;
 use crate::Database;
 use crate::checkpoints;
 use crate::error::Result;
+use crate::sql;
 use crate::trials::must_exist;
 
 /// Values of one answer at most, so that a wish for everything does not fill the memory; readers ask for the rest.
@@ -174,7 +175,7 @@ impl Database {
                 let mut statement = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ?")?;
                 let trials = statement.query_map([experiment.0], |row| row.get(0).map(TrialId))?;
                 let mut found = BTreeSet::new();
-                for trial in trials.collect::<rusqlite::Result<Vec<TrialId>>>()? {
+                for trial in trials.collect::<sql::Result<Vec<TrialId>>>()? {
                     for group in read::groups(connection, trial)? {
                         if !PROFILING.contains(&group.as_str()) {
                             let names = read::names(connection, trial, &group)?;

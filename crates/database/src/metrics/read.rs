@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::PROFILING;
-use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Map, Value};
 
 use super::chunk::{Point, decode};
 use super::{outline, tail};
 use crate::error::{Error, Result};
 use crate::rows::json;
+use crate::sql::{self, Connection, OptionalExtension, params};
 
 /// Everything that a trial reported in a group at a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ pub(crate) fn series(connection: &Connection, trial: TrialId, group: &str) -> Re
     let sql = "SELECT id, name FROM metric_series WHERE trial_id = ? AND group_name = ? ORDER BY name";
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map(params![trial.0, group], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
+    Ok(rows.collect::<sql::Result<_>>()?)
 }
 
 /// The chunked points of a series between two steps, both included, as they are stored.
@@ -80,7 +80,7 @@ pub(crate) fn rows(connection: &Connection, trial: TrialId, group: &str, first: 
         }
         // A report may bring metrics of batches and no averages.
         let empty = || Row { step, run, time, values: Map::new(), batches: None };
-        found.entry(key(step, time)).or_insert_with(empty).batches = Some(json(row, "batches")?);
+        found.entry(key(step, time)).or_insert_with(empty).batches = Some(json(&row, "batches")?);
     }
     Ok(found.into_values().collect())
 }
@@ -138,7 +138,7 @@ pub(crate) fn groups(connection: &Connection, trial: TrialId) -> Result<BTreeSet
                UNION SELECT DISTINCT group_name FROM metric_batches WHERE trial_id = ?1";
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map([trial.0], |row| row.get(0))?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
+    Ok(rows.collect::<sql::Result<_>>()?)
 }
 
 /// The metrics that a trial reported in a group.

@@ -4,7 +4,6 @@
 //! about later steps, is removed: in the report's own group from its step on, in other groups beyond it.
 
 use instep_api::metrics::{PROFILING, Report};
-use rusqlite::{Connection, params};
 
 use super::chunk::{Point, encode};
 use super::outline::outline;
@@ -12,6 +11,7 @@ use super::summary::RollUp;
 use super::{block, read, validation};
 use crate::error::Result;
 use crate::rows::text_of;
+use crate::sql::{Connection, params};
 
 /// Removes what earlier runs reported at and beyond the step of this report.
 pub(crate) fn roll_back(connection: &Connection, report: &Report) -> Result<()> {

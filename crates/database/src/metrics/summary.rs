@@ -6,13 +6,13 @@ use instep_api::identifiers::TrialId;
 use instep_api::metrics::{PROFILING, TRAINING, VALIDATION};
 use instep_api::values::float_value;
 use instep_api::wire::Timestamp;
-use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::chunk::Point;
 use super::tail;
 use crate::error::{Error, Result};
+use crate::sql::Connection;
 
 /// The roll-up of a series.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

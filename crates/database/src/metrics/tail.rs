@@ -4,13 +4,13 @@ use std::ops::ControlFlow;
 
 use instep_api::identifiers::TrialId;
 use instep_api::values::Values;
-use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params};
 
 use super::block::{Block, each_line};
 use super::chunk::Point;
 use super::values;
 use crate::error::{Error, Result};
 use crate::rows::json;
+use crate::sql::{Connection, OptionalExtension, Row as SqlRow, params};
 
 /// How the reports of a row lie.
 pub(super) enum Form<'a> {
@@ -116,7 +116,7 @@ pub(crate) fn each_row(
     (first, last): (i64, i64),
     mut take: impl FnMut(&Row<'_>) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
-    let which = if group.is_some() { "group_name = ?2" } else { "?2 IS NULL" };
+    let which = if group.is_some() { "group_name = ?2" } else { "CAST(?2 AS TEXT) IS NULL" };
     let columns = "id, group_name, step, run_id, reported_at, metric_values, last_step, content";
     let sql = format!(
         "SELECT {columns} FROM metric_tail WHERE trial_id = ?1 AND {which} AND step BETWEEN ?3 AND ?4 \

@@ -5,13 +5,13 @@ use instep_api::metrics::{Metrics, VALIDATION};
 use instep_api::trials::MetricsWorkload;
 use instep_api::values::finite_number;
 use instep_api::wire::Timestamp;
-use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::read;
 use crate::error::Result;
 use crate::rows::{optional_json, text_of};
+use crate::sql::{Connection, params};
 
 /// A validation that had the searcher's metric.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

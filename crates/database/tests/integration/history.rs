@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::made::{block, new_trial, open, report};
+use crate::made::{block, change, damaged_bytes, new_trial, number, open, report};
 use instep_api::identifiers::TrialId;
 use instep_api::metrics::{Report, ReportBatch};
 use instep_api::pages::{Order, Slice};
@@ -18,12 +18,6 @@ async fn store(database: &Database, trial: TrialId, sequence: i64, reports: Vec<
     let reporter = "test".to_owned();
     let batch = ReportBatch { trial, reporter, sequence, reports, refused: vec![], logs: vec![] };
     assert!(database.report_batch(batch).await.unwrap().is_empty());
-}
-
-fn number(path: &Path, sql: &str) -> i64 {
-    let connection = rusqlite::Connection::open(path).unwrap();
-    connection.busy_timeout(Duration::from_secs(5)).unwrap();
-    connection.query_row(sql, [], |row| row.get(0)).unwrap()
 }
 
 /// Waits until the merger has packed so much that at most `rows` are left.
@@ -131,10 +125,8 @@ fn new_points_are_packed_behind_a_chunk_that_is_damaged() {
         };
         store(&database, trial, 1, reports(0..4100)).await;
         wait_for_tail(&path, 0);
-        let connection = rusqlite::Connection::open(&path).unwrap();
-        connection.busy_timeout(Duration::from_secs(5)).unwrap();
-        assert_eq!(connection.execute("UPDATE metric_chunks SET content = x'01ff'", []).unwrap(), 2);
-        drop(connection);
+        let damage = format!("UPDATE metric_chunks SET content = {}", damaged_bytes());
+        assert_eq!(change(&path, &damage), 2);
         store(&database, trial, 2, reports(4100..8300)).await;
         wait_for_tail(&path, 0);
         let chart = |first| database.chart(trial, "training".into(), vec!["loss".into()], first, i64::MAX, 5000);

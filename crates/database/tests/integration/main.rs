@@ -1,4 +1,4 @@
-//! The database through its public calls, each test with a file of its own.
+//! The database through its public calls, each test with a file of its own, or a schema of a PostgreSQL server.
 
 mod audit;
 mod chunks;
@@ -6,5 +6,6 @@ mod history;
 mod made;
 mod managed;
 mod metrics;
+mod postgres;
 mod templates;
 mod trials;

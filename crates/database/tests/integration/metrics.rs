@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::made::{NOW, block, new_trial, open, report};
+use crate::made::{NOW, block, change, damaged_bytes, new_trial, number, open, open_as, report, server};
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::logs::LogLine;
 use instep_api::metrics::{Report, ReportBatch};
@@ -27,11 +27,7 @@ async fn rows(database: &Database, trial: TrialId, group: &str) -> Vec<(i64, Val
 async fn merged(database: Database, path: &Path, trial: TrialId) -> Database {
     database.set_trial_state(trial, Some(State::Completed), NOW).await.unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    let left = || {
-        let connection = rusqlite::Connection::open(path).unwrap();
-        connection.query_row("SELECT COUNT(*) FROM metric_tail", [], |row| row.get::<_, i64>(0)).unwrap()
-    };
-    while left() > 0 {
+    while number(path, "SELECT COUNT(*) FROM metric_tail") > 0 {
         assert!(std::time::Instant::now() < deadline, "the tail was not merged within 20 s");
         std::thread::yield_now();
     }
@@ -154,7 +150,7 @@ fn a_database_is_opened_by_one_process_and_remembers() {
     let path = folder.path().join("a.db");
     let database = open(&path);
     let opening = Opening { holder: "other".into(), cluster_id: "other".into(), now: NOW };
-    assert!(matches!(Database::open(&path, &opening), Err(Error::InUse { .. })));
+    assert!(matches!(open_as(&path, &opening), Err(Error::InUse { .. })));
     let trial = block(async {
         let trial = new_trial(&database, false).await;
         database.report_metrics(report(trial, 1, "validation", 1, json!({"loss": 3}))).await.unwrap();
@@ -163,7 +159,7 @@ fn a_database_is_opened_by_one_process_and_remembers() {
     database.close();
     assert!(matches!(block(database.trial(trial, NOW)), Err(Error::Closed)));
     drop(database);
-    let again = Database::open(&path, &opening).unwrap();
+    let again = open_as(&path, &opening).unwrap();
     assert_eq!(again.cluster_id(), "cluster");
     assert_eq!(block(rows(&again, trial, "validation")), [(1, json!({"loss": 3}))]);
 }
@@ -174,8 +170,7 @@ fn a_master_that_was_replaced_decides_nothing() {
     let path = folder.path().join("a.db");
     let database = open(&path);
     let trial = block(new_trial(&database, true));
-    let other = rusqlite::Connection::open(&path).unwrap();
-    other.execute("UPDATE lease SET epoch = epoch + 1", []).unwrap();
+    change(&path, "UPDATE lease SET epoch = epoch + 1");
     let refused = block(database.report_metrics(report(trial, 1, "training", 1, json!({"a": 1})))).unwrap_err();
     assert!(refused.to_string().contains("another master has taken over"), "{refused}");
     assert!(block(rows(&database, trial, "training")).is_empty());
@@ -187,13 +182,13 @@ fn files_that_are_no_databases_are_refused() {
     let path = folder.path().join("a.db");
     std::fs::write(&path, "this is no database, and long enough to be looked at as one".repeat(20)).unwrap();
     let opening = Opening { holder: "test".into(), cluster_id: "c".into(), now: NOW };
-    assert!(matches!(Database::open(&path, &opening), Err(Error::Unusable { .. })));
+    if server().is_none() {
+        assert!(matches!(open_as(&path, &opening), Err(Error::Unusable { .. })));
+    }
     let path = folder.path().join("b.db");
     open(&path).close();
-    let connection = rusqlite::Connection::open(&path).unwrap();
-    connection.execute("INSERT INTO schema_steps (number, applied_at) VALUES (999, 0)", []).unwrap();
-    drop(connection);
-    assert!(matches!(Database::open(&path, &opening), Err(Error::TooNew { found: 999, .. })));
+    change(&path, "INSERT INTO schema_steps (number, applied_at) VALUES (999, 0)");
+    assert!(matches!(open_as(&path, &opening), Err(Error::TooNew { found: 999, .. })));
 }
 
 #[test]
@@ -361,10 +356,8 @@ fn charts_of_many_steps_keep_extremes_by_outlines_alone() {
         database.report_batch(batch(trial, 1, reports, &[])).await.unwrap();
         let database = merged(database, &path, trial).await;
         // If a chart needed what the outlines leave out, it would find it damaged.
-        let connection = rusqlite::Connection::open(&path).unwrap();
-        connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
-        let long = "UPDATE metric_chunks SET content = x'01ff' WHERE points = 4096";
-        assert_eq!(connection.execute(long, []).unwrap(), 4);
+        let long = format!("UPDATE metric_chunks SET content = {} WHERE points = 4096", damaged_bytes());
+        assert_eq!(change(&path, &long), 4);
         let chart = |first, last, limit| database.chart(trial, "training".into(), vec!["a".into()], first, last, limit);
         let drawn = chart(0, i64::MAX, 200).await.unwrap();
         assert!(drawn.len() <= 200);

@@ -1,7 +1,7 @@
 //! Trials in the database: states, silence, storage, deletion.
 #![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
-use crate::made::block;
+use crate::made::{block, open_as};
 use instep_api::identifiers::UserId;
 use instep_api::pages::{Order, Slice};
 use instep_api::states::State;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 fn open(folder: &tempfile::TempDir) -> Database {
     let opening = Opening { holder: "test".into(), cluster_id: "cluster".into(), now: Timestamp(0) };
-    Database::open(&folder.path().join("a.db"), &opening).unwrap()
+    open_as(&folder.path().join("a.db"), &opening).unwrap()
 }
 
 fn experiment(external_id: Option<&str>, name: &str) -> NewExperiment {

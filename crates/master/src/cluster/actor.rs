@@ -119,6 +119,8 @@ impl Actor {
                 Err(error) => {
                     tracing::error!(%error, "cannot store decisions any more");
                     self.over = true;
+                    // The process ends, too: it would serve on without anybody who decides.
+                    self.database.end(&format!("cannot store decisions: {error}"));
                     return None;
                 }
             }

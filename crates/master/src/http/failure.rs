@@ -100,7 +100,13 @@ impl From<Error> for Failure {
             Error::Invalid(_) => Code::InvalidArgument,
             Error::Precondition(_) | Error::Registered { .. } => Code::FailedPrecondition,
             Error::Aborted => Code::Aborted,
-            Error::Closed | Error::Superseded | Error::InUse { .. } => Code::Unavailable,
+            Error::Closed
+            | Error::Superseded
+            | Error::SteppedDown(_)
+            | Error::Refused { .. }
+            | Error::InUse { .. }
+            | Error::InUseElsewhere { .. } => Code::Unavailable,
+            Error::Engine(_) if error.is_lost() => Code::Unavailable,
             Error::NotDurable(_)
             | Error::TooNew { .. }
             | Error::Unusable { .. }

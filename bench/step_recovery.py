@@ -1,14 +1,14 @@
 """A rank is killed: how long until training goes on, and what becomes of its samples; torchrun and torchft beside us.
 
-    .venv/bin/python bench/step_recovery.py [--torchft FOLDER] [--ranks 2] [--rounds 5] [--seconds S] [--step-ms 250]
+    .venv/bin/python bench/step_recovery.py [--torchft FOLDER] [--ranks 2] [--rounds 5] [--every 60] [--step-ms 250]
         [--width 512] [--json FILE]
 
     uv pip install --target FOLDER opentelemetry-exporter-otlp-proto-http opentelemetry-sdk
     uv pip install --target FOLDER --no-deps torchft==0.2.0
 
-The contenders train the same model on the same samples, side by side. Every round kills a random rank of each of them
-with SIGKILL, one contender after the other, while the rest only train; ours once their spares are ready, as they are at
-one kill a minute. Who has not recovered after two minutes is out.
+The contenders train the same model on the same samples, side by side. Once a minute each of them loses a random rank by
+SIGKILL, every one at its own second of the minute; who has not recovered by then, or has no spare ready again, is
+killed once it has. Who has not recovered after two minutes is out.
 
     instep step        `instep run --recover step --spares hot`, an `instep.elastic.Session`
     instep restart     `instep run --preload torch`, snapshots every 20 steps
@@ -30,7 +30,6 @@ import collections
 import contextlib
 import itertools
 import json
-import math
 import os
 import random
 import signal
@@ -38,6 +37,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -47,7 +47,7 @@ from recovery import VENV, free_port
 
 WORKER = Path(__file__).with_name("step_recovery_worker.py")
 DEADLINE_S = 120.0
-KILL_EVERY_S = 60.0
+KILL_EVERY_S = 60.0  # what ETTR is said of
 STEPS_BETWEEN = 6
 READY = {"instep step": "hot spares are ready", "instep restart": "spare interpreters are ready"}
 
@@ -253,6 +253,33 @@ def running(names: list[str], folder: Path, options: argparse.Namespace) -> Iter
             contender.end()
 
 
+def disturb(contenders: list[Contender], end: float, options: argparse.Namespace) -> None:
+    """Kill ranks of all contenders, each of them in its own part of the period, until `end`."""
+
+    def storm(contender: Contender, moment: float) -> None:
+        while not contender.out and moment <= end:
+            time.sleep(max(0.0, moment - time.monotonic()))
+            if contender.spares_come():
+                contender.kill(random.randrange(options.ranks))
+            else:
+                contender.out = True
+            moment = max(moment + options.every, time.monotonic())
+
+    apart = options.every / len(contenders)
+    begin = time.monotonic()
+    threads = [
+        threading.Thread(target=storm, args=(contender, begin + apart * number))
+        for number, contender in enumerate(contenders)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        killed = ", ".join(f"{contender.name} {len(contender.kills)}" for contender in contenders)
+        print(f"\rkilled and back: {killed}", end="", file=sys.stderr, flush=True)
+        time.sleep(1)
+    print(file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Result:
     """What the kills have cost a contender."""
@@ -334,7 +361,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calm", type=float, default=15.0, help="seconds without faults, before the first kill")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no more rounds after this time")
+    parser.add_argument("--every", type=float, default=60.0, help="seconds from one kill of a contender to its next")
     parser.add_argument("--step-ms", type=int, default=250)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--json", type=Path)
@@ -351,16 +378,8 @@ def main() -> int:
         begin = time.monotonic()
         time.sleep(options.calm)
         calm = begin, time.monotonic()
-        for number in range(options.rounds):
-            if time.monotonic() - begin > options.seconds:
-                break
-            for contender in contenders:
-                if not contender.out and not contender.spares_come():
-                    raise SystemExit(f"{contender.name}: no spares become ready:\n{contender.errors()}")
-                if not contender.out:
-                    contender.kill(random.randrange(options.ranks))
-            print(f"\rkilled: {number + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
+        end = calm[1] + options.rounds * options.every
+        disturb(contenders, end, options)
         results = {contender.name: result(contender, calm) for contender in contenders if contender.kills}
         for contender in contenders:
             if contender.out:

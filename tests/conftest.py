@@ -53,7 +53,7 @@ def python() -> Path:
 @pytest.fixture(scope="session")
 def forked(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same interpreter with torch imported already, for tests that do not look at how it starts."""
-    with forking(python, tmp_path_factory.mktemp("forked")) as interpreter:
+    with forking(python, "torch", tmp_path_factory) as interpreter:
         yield interpreter
 
 
@@ -274,6 +274,15 @@ def wait_until() -> WaitUntil:
             time.sleep(0.02)
 
     return wait
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread every suite over the whole run: some wait most of the time, others need all processors."""
+    suites: dict[Path, list[Path]] = {}
+    for file in dict.fromkeys(item.path for item in items):
+        suites.setdefault(file.parent, []).append(file)
+    place = {file: number / len(files) for files in suites.values() for number, file in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_report_header() -> list[str]:

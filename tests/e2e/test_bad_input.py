@@ -234,28 +234,31 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+REFUSAL = "refuses this node: its job token, job id, options or version of instep are not those of the job"
+
+
 @pytest.mark.parametrize(
     ("first", "other", "message"),
     [
         (
             "--rdzv-id a --nnodes 2",
             "--rdzv-id b --nnodes 2",
-            'the endpoint serves job "a", this node wants job "b"',
+            'it wants job "b", this one is "a"',
         ),
         (
             "--rdzv-id a --nnodes 2",
             "--rdzv-id a --nnodes 3",
-            "the job was started with --nnodes 2, this node with --nnodes 3",
+            "the job was started with --nnodes 2, that node with --nnodes 3",
         ),
         (
             "--rdzv-id a --nnodes 1:2",
             "--rdzv-id a --nnodes 2",
-            "the job was started with --nnodes 1:2, this node with --nnodes 2",
+            "the job was started with --nnodes 1:2, that node with --nnodes 2",
         ),
         (
             "--rdzv-id a --nnodes 2 --max-restarts 1",
             "--rdzv-id a --nnodes 2 --max-restarts 2",
-            "the job was started with --max-restarts 1, this node with --max-restarts 2",
+            "the job was started with --max-restarts 1, that node with --max-restarts 2",
         ),
     ],
 )
@@ -265,7 +268,9 @@ def test_node_that_disagrees_with_the_first_is_refused(
     meeting = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()}"
     leader = desk.start(f"{meeting} {first}", "ok.py")
     wait_until(lambda: "instep: " in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
-    desk.refused(desk.start(f"{meeting} {other}", "ok.py"), message)
+    desk.refused(desk.start(f"{meeting} {other}", "ok.py"), REFUSAL)
+    # Whoever is refused may be a stranger: why is told to the person who leads the job.
+    wait_until(lambda: message in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
     # The first node goes on: the right one can still come.
     assert leader.poll() is None, leader.stderr
     desk.start(f"{meeting} {first}", "ok.py").wait(15).expect(0)
@@ -287,7 +292,9 @@ def test_static_and_dynamic_nodes_do_not_mix(desk: Desk, wait_until: WaitUntil) 
     leader = desk.start(f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}", "ok.py")
     wait_until(lambda: "1 of 2 " in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
     other = desk.start(f"--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port {port}", "ok.py")
-    desk.refused(other, "the job was started with --rdzv-backend c10d, this node with --rdzv-backend static")
+    desk.refused(other, REFUSAL)
+    explanation = "the job was started with --rdzv-backend c10d, that node with --rdzv-backend static"
+    wait_until(lambda: explanation in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
 
 
 def test_missing_nodes_are_waited_for_until_the_join_timeout(desk: Desk) -> None:

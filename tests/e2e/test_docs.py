@@ -156,7 +156,10 @@ def instep_commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if instep_commands(page.read_text())], ids=name_of)
-def test_every_command_line_is_understood(page: Path, instep: Path, python: Path) -> None:
+def test_every_command_line_is_understood(page: Path, instep: Path, python: Path, run: Runner, tmp_path: Path) -> None:
+    # The file that the reader has made.
+    (tmp_path / "job.token").touch(mode=0o600)
+    (tmp_path / "job.token").write_text(run(instep, "job-token").expect(0).stdout)
     listed = set(re.findall(r"^  (\w+) ", help_of(instep), re.MULTILINE))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     for command, *arguments in instep_commands(page.read_text()):
@@ -168,6 +171,7 @@ def test_every_command_line_is_understood(page: Path, instep: Path, python: Path
         arguments = [re.sub(r"^(--nproc.per.node)=gpu$", r"\1=1", argument) for argument in arguments]
         done = subprocess.run(
             [instep, command, "--dry-run", "--python", python, *arguments],
+            cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,

@@ -253,10 +253,18 @@ def test_minimum_that_never_comes_is_named(job: Job) -> None:
 
 def test_job_of_the_same_name_with_other_options_is_refused(job: Job, wait_until: WaitUntil) -> None:
     jobs = job.start("1:3", 1, wait_until)
-    shown = job.launch(job.nodes[1], "1:2").wait(15).expect(1)
-    assert "the job was started with --nnodes 1:3, this node with --nnodes 1:2" in shown.stderr, shown
-    shown = job.launch(job.nodes[1], "1:3", conf=",quorum=min").wait(15).expect(1)
-    assert "--rdzv-conf quorum=majority, this node with --rdzv-conf quorum=min" in shown.stderr, shown
+    for other, conf, explanation in [
+        ("1:2", "", "the job was started with --nnodes 1:3, that node with --nnodes 1:2"),
+        ("1:3", ",quorum=min", "--rdzv-conf quorum=majority, that node with --rdzv-conf quorum=min"),
+    ]:
+        shown = job.launch(job.nodes[1], other, conf=conf).wait(15).expect(1)
+        assert "options or version of instep are not those of the job" in shown.stderr, shown
+        assert "1:3" not in shown.stderr and "majority" not in shown.stderr, shown
+
+        def is_explained(explanation: str = explanation) -> bool:
+            return explanation in jobs[0].stderr
+
+        wait_until(is_explained, 10, lambda: jobs[0].stderr)
     job.finish(jobs)
 
 

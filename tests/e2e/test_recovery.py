@@ -138,11 +138,11 @@ def test_a_rank_that_dies_again_and_again_before_it_resumes_ends_the_job(job: Jo
     assert len(job.events("rank_replaced")) == 5
 
 
-def test_a_range_of_nodes_is_refused_before_anything_starts(job: Job) -> None:
+def test_a_range_of_nodes_without_c10d_is_refused_before_anything_starts(job: Job) -> None:
     options = ("--nnodes", "1:4", "--rdzv-backend", "static")
     result = job.run(2, options=options)
     assert result.status != 0
-    assert "--recover step needs a fixed number of nodes, but --nnodes is 1:4" in result.stderr
+    assert "--recover step with a range of nodes (--nnodes 1:4) needs the c10d rendezvous" in result.stderr
     assert "hint: give one number of nodes" in result.stderr
     assert not list(job.folder.glob("*.json"))
 

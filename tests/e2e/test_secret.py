@@ -28,8 +28,16 @@ class Job:
         self._folder = folder
         self._commands = {"instep": (instep, "run"), "torchrun": (forked, "-m", "torch.distributed.run")}
 
-    def start(self, node: int, rendezvous: str, *, launcher: str = "instep", secret: str | None = None) -> Running:
-        """Start one of the nodes; `secret` is the user's own."""
+    def start(
+        self,
+        node: int,
+        rendezvous: str,
+        *,
+        launcher: str = "instep",
+        secret: str | None = None,
+        encrypt: str | None = None,
+    ) -> Running:
+        """Start one of the nodes; `secret` is the user's own, `encrypt` says whether ranks encrypt what they send."""
         first = self._network.nodes[0].ipv4
         if rendezvous == "static":
             where = [f"--node-rank={node}", f"--master-addr={first}", f"--master-port={PORT}"]
@@ -43,6 +51,7 @@ class Job:
             "PYTHON_EXEC": str(self._forked),
             "OMP_NUM_THREADS": "1",
             "INSTEP_SECRET": secret,
+            "INSTEP_ENCRYPT": encrypt,
         }
         command = (*self._commands[launcher], *words, RANKS, self._folder, "5" if secret else "60")
         return self._network.nodes[node].start(self._run, *command, env=environment)
@@ -75,6 +84,20 @@ def test_ranks_with_another_secret_do_not_get_in(job: Job) -> None:
     assert [found["secret"] for found in job.found()] == ["one", "another"]
     assert all(found["error"] for found in job.found())
     assert any("is INSTEP_SECRET the same" in found["error"] for found in job.found()), job.found()
+
+
+def test_ranks_encrypt_what_they_send_under_the_secret_of_the_launcher(job: Job) -> None:
+    for running in [job.start(node, "static", encrypt="1") for node in range(2)]:
+        running.wait().expect(0)
+    assert [found["error"] for found in job.found()] == [None] * 2
+
+
+def test_ranks_of_which_one_encrypts_get_an_error_at_once(job: Job) -> None:
+    for running in [job.start(0, "static", encrypt="1"), job.start(1, "static")]:
+        running.wait().expect(0)
+    for found in job.found():
+        assert "rank 0 encrypts what it sends to other hosts, rank 1 does not" in found["error"], found
+        assert "hint: set INSTEP_ENCRYPT=1 on all nodes" in found["error"], found
 
 
 def test_workers_of_torchrun_are_met_without_one(job: Job) -> None:

@@ -15,5 +15,5 @@ from zygote import PRELOADED, forking
 def forked_with_lightning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An interpreter with Lightning, in the environment that `scripts/build.py frameworks` makes."""
     python = built(ROOT / "build" / "frameworks" / "bin" / "python")
-    with forking(python, tmp_path_factory.mktemp("forked"), (*PRELOADED, "lightning")) as interpreter:
+    with forking(python, "lightning", tmp_path_factory, (*PRELOADED, "lightning")) as interpreter:
         yield interpreter

@@ -5,7 +5,9 @@
 Whoever wants a Python program starts `stand_in.py`, as a rank under `instep run --python`, say. It sends its
 environment, folder, arguments and standard streams here. The process that is forked for it becomes the program: it is
 `__main__` there and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes back. A
-program whose stand-in is gone is killed, with all that it has started. It is in the network namespace of its stand-in.
+program whose stand-in is gone is killed, with all that it has started. It is in the namespaces of its stand-in.
+
+Test processes that use it say KEEP and stay connected. When the last of them is gone, it ends with its programs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
+
+KEEP = b"keep"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Zygote:
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, None)
         self.alive: set[int] = set()
+        self.keepers: set[socket.socket] = set()
 
     def serve(self) -> Order:
         """Fork programs until this is one of them."""
@@ -55,6 +60,8 @@ class Zygote:
                     order = self.accept()
                     if order is not None:
                         return order
+                elif key.data == KEEP:
+                    self.leave(key.fileobj)
                 else:
                     self.look_after(*key.data)
 
@@ -64,6 +71,11 @@ class Zygote:
         text, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
         if not text:
             connection.close()  # it was killed before it could say what it wants
+            return None
+        if text == KEEP:
+            connection.send(KEEP)
+            self.keepers.add(connection)
+            self.selector.register(connection, selectors.EVENT_READ, KEEP)
             return None
         process = os.fork()
         if process == 0:
@@ -82,6 +94,17 @@ class Zygote:
         self.selector.register(watch, selectors.EVENT_READ, (process, watch, connection))
         self.selector.register(connection, selectors.EVENT_READ, (process, watch, connection))
         return None
+
+    def leave(self, keeper: socket.socket) -> None:
+        """One that has used this is gone; end with the last."""
+        self.selector.unregister(keeper)
+        self.keepers.remove(keeper)
+        keeper.close()
+        if not self.keepers:
+            for process in self.alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
+            os._exit(0)
 
     def look_after(self, process: int, watch: int, connection: socket.socket) -> None:
         """Tell how a program ended, or kill it because nobody asks for it any more."""
@@ -103,14 +126,15 @@ class Zygote:
 
 
 def follow(connection: socket.socket) -> None:
-    """Be in the network namespace of the process at the other end."""
+    """Be in the namespaces of the process at the other end: its network, and its view of the files."""
     peer, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    path = f"/proc/{peer}/ns/net"
-    if os.path.samefile(path, "/proc/self/ns/net"):  # noqa: PTH121  # as below
-        return
-    with open(path, "rb") as there:  # noqa: PTH123  # torch is all that is imported here
-        if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0) != 0:
-            raise OSError(ctypes.get_errno(), "cannot enter the network of a program")
+    for kind in ("net", "mnt"):
+        path = f"/proc/{peer}/ns/{kind}"
+        if os.path.samefile(path, f"/proc/self/ns/{kind}"):  # noqa: PTH121  # as below
+            continue
+        with open(path, "rb") as there:  # noqa: PTH123  # torch is all that is imported here
+            if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {kind} of a program")
 
 
 def become(order: Order) -> None:

@@ -85,7 +85,7 @@ const SECRET: [&str; 5] = ["TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "KEY"];
 
 /// What no task takes from the agent, whatever is allowed: the agent's own secrets and settings, another task's, a service
 /// manager's.
-const KEPT_BACK: [&str; 12] = [
+const KEPT_BACK: [&str; 13] = [
     "DET_",
     "INSTEP_AGENT",
     "INSTEP_MASTER",
@@ -98,6 +98,8 @@ const KEPT_BACK: [&str; 12] = [
     "NOTIFY_SOCKET",
     "INVOCATION_ID",
     "JOURNAL_STREAM",
+    // The master's, if it was started in the same shell.
+    "PGPASSWORD",
 ];
 
 /// Whether a variable is never inherited.
@@ -157,6 +159,7 @@ mod tests {
             ("HF_TOKEN", true),
             ("AWS_SECRET_ACCESS_KEY", true),
             ("DATABASE_URL", false),
+            ("PGPASSWORD", false),
             ("", false),
         ];
         for (name, expected) in cases {
@@ -164,6 +167,8 @@ mod tests {
         }
         assert!(!is_inherited(OsStr::new("HF_TOKEN"), &[]));
         assert!(is_inherited(OsStr::new("ANYTHING"), &["*".to_owned()]));
-        assert!(!is_inherited(OsStr::new("INSTEP_AGENT_TOKEN"), &["*".to_owned()]));
+        for kept in ["INSTEP_AGENT_TOKEN", "PGPASSWORD"] {
+            assert!(!is_inherited(OsStr::new(kept), &["*".to_owned()]));
+        }
     }
 }

@@ -60,7 +60,12 @@ struct DeterminedArguments {
 /// Does what the command line says.
 pub(crate) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let ImportCommand::Determined(arguments) = &arguments.command;
-    let target = SettingsArguments::with_database(arguments.to.clone()).options()?.database;
+    let options = SettingsArguments::with_database(arguments.to.clone()).options()?;
+    if options.postgres.is_some() {
+        let what = format!("cannot import into {}", options.shown_database());
+        return Err(Hinted::new(what, "name a database file with --to: imports are made in files").into());
+    }
+    let target = options.database;
     let mut source = open(arguments).map_err(explained)?;
     let options = Options { unfinished: arguments.unfinished, dry_run: arguments.dry_run };
     let opening = instep_master::opening_by("instep import determined");

@@ -23,8 +23,10 @@ mod wrap_rank;
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use instep_launch::control::token::JobToken;
 use instep_launch::workers::guardian;
 
 use self::run::{Launcher, Start};
@@ -68,6 +70,8 @@ enum Command {
     /// Serve files to a client of a shell
     #[command(hide = true)]
     SftpServer,
+    /// Print a new token for --job-token-file: whoever does not have it cannot join the job
+    JobToken,
     #[command(flatten)]
     Client(client::Verb),
     /// Check what this machine has and what is missing
@@ -120,6 +124,7 @@ fn main() -> ExitCode {
         Command::Task(arguments) => task::run(&arguments),
         Command::Sshd => sshd::run(),
         Command::SftpServer => sshd::serve_files(),
+        Command::JobToken => job_token(),
         Command::Client(verb) => client::run(verb),
         Command::Doctor { json } => doctor::run(json),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
@@ -136,6 +141,12 @@ fn main() -> ExitCode {
         report::error(&error);
         ExitCode::FAILURE
     })
+}
+
+fn job_token() -> anyhow::Result<ExitCode> {
+    let token = JobToken::generate().context("the system gives no random numbers")?;
+    console::print(format!("{token}\n").as_bytes());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Understands the command line. What the launcher's commands alone do not take is tried with all of them, whose errors

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use crate::notice::Notice;
 use crate::protocol::{Reply, Request, Violation};
 use crate::state::{ClientId, Generation, State};
 
@@ -40,6 +41,7 @@ pub(crate) enum Action {
     Reply(ClientId, Reply),
     Send(ClientId, Vec<u8>),
     Close(ClientId),
+    Notify(Notice),
     Stop,
 }
 
@@ -89,6 +91,11 @@ impl Context<'_> {
     /// Closes a connection once what was sent to it is written.
     pub fn close(&mut self, client: ClientId) {
         self.actions.push(Action::Close(client));
+    }
+
+    /// Tells whoever started the server that this peer was refused, and why.
+    pub fn notify_refused(&mut self, peer: SocketAddr, reason: String) {
+        self.actions.push(Action::Notify(Notice::Refused { peer, reason }));
     }
 
     /// Ends the server once everything sent is written, within a short deadline.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use socket2::{SockRef, TcpKeepalive};
@@ -33,6 +33,8 @@ pub(crate) struct Connection {
     pub(crate) role: Role,
     /// Bytes received and not consumed: an incomplete request, or requests held back while the output is full.
     pub(crate) input: Vec<u8>,
+    /// When the request at the start of `input` began to arrive.
+    pub(crate) input_since: Option<Instant>,
     pub(crate) decoder: Decoder,
     pub(crate) output: Output,
     /// `input` may hold whole requests, which were not decoded because the output was full.
@@ -61,6 +63,7 @@ impl Connection {
             peer,
             role: Role::Unknown,
             input: Vec::new(),
+            input_since: None,
             decoder: Decoder::default(),
             output: Output::default(),
             held_back: false,

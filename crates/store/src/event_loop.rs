@@ -4,11 +4,16 @@
 //! 1. Readiness is edge-triggered. A connection that is left with unread bytes is either in `again` (its turn was over)
 //!    or waits for its output to drain (it reads more slowly than it asks), and is served again then.
 //! 2. A connection whose unsent output passes [`OUTPUT_PAUSE_BYTES`] is neither decoded nor read until it has drained, so
-//!    the memory of a connection is bounded by one request, one reply and that.
-//! 3. Replies are queued first and written at the end of a turn; nothing in between removes another connection.
+//!    the memory of a connection is bounded by one request, one reply and that; that of all together by [`bounds`].
+//! 3. A connection that does not say in time what it is, or the first whole message of its protocol, is closed.
+//! 4. Replies are queued first and written at the end of a turn; nothing in between removes another connection, except
+//!    [`bounds`] once what a connection has sent is processed.
+
+mod bounds;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +24,7 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::companion::{Action, Companion, Context};
 use crate::connection::{Connection, Opening, Role, opening};
-use crate::notice::Notice;
+use crate::notice::{Budgets, Notice};
 use crate::protocol::{HELLO, Limits, Violation};
 use crate::state::{ClientId, Replies, State};
 
@@ -39,6 +44,8 @@ const EVENTS_PER_TURN: usize = 1024;
 
 /// How long a closing connection, or the whole server, may take to write what is queued.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a connection may take to say what it is. torch's clients say it with their first bytes.
+const OPENING_DEADLINE: Duration = Duration::from_secs(30);
 /// Between attempts to accept when the process is out of files; and between notices of it.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 const ACCEPT_NOTICE_EVERY: Duration = Duration::from_secs(30);
@@ -50,7 +57,17 @@ pub(crate) struct EventLoop {
     state: State,
     companion: Option<Box<dyn Companion>>,
     notices: Box<dyn FnMut(Notice) + Send>,
+    budgets: Budgets,
     limits: Limits,
+    /// The limit on open files allows no more connections than `limits` has now.
+    by_file_limit: bool,
+    /// Bytes of all connections' `input`.
+    incomplete: usize,
+    /// Bytes of all replies and messages so far, and at how many of them to look what is unread.
+    replied: u64,
+    recount_at: u64,
+    /// Connections that have to say what they are, oldest first.
+    openings: VecDeque<(Instant, ClientId)>,
     next_client: u64,
     now: Instant,
     read_buffer: Vec<u8>,
@@ -82,7 +99,10 @@ impl EventLoop {
         companion: Option<Box<dyn Companion>>,
         notices: Box<dyn FnMut(Notice) + Send>,
         stop_requested: Arc<AtomicBool>,
+        allowed: Limits,
+        file_limit: Option<u64>,
     ) -> io::Result<EventLoop> {
+        let limits = file_limit.map_or(allowed, |files| bounds::connections_within(allowed, files));
         let mut registered = Vec::new();
         for (index, listener) in listeners.into_iter().enumerate() {
             listener.set_nonblocking(true)?;
@@ -95,10 +115,16 @@ impl EventLoop {
             poll,
             listeners: registered,
             connections: HashMap::new(),
-            state: State::new(),
+            state: State::with_limits(limits),
             companion,
             notices,
-            limits: Limits::default(),
+            budgets: Budgets::default(),
+            limits,
+            by_file_limit: limits.connections < allowed.connections,
+            incomplete: 0,
+            replied: 0,
+            recount_at: 0,
+            openings: VecDeque::new(),
             next_client: 0,
             now: Instant::now(),
             read_buffer: vec![0; READ_BYTES],
@@ -125,7 +151,7 @@ impl EventLoop {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(cause) => {
-                    (self.notices)(Notice::LoopFailed { cause });
+                    self.notify(Notice::LoopFailed { cause });
                     break;
                 }
             }
@@ -172,7 +198,15 @@ impl EventLoop {
         }
         self.tick();
         self.flush_all();
+        self.bound_unread();
         self.drop_overdue();
+        self.drop_undecided();
+    }
+
+    fn notify(&mut self, notice: Notice) {
+        for notice in self.budgets.admit(notice, self.now) {
+            (self.notices)(notice);
+        }
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -180,7 +214,8 @@ impl EventLoop {
             return Some(Duration::ZERO);
         }
         let closing_at = self.closing.front().map(|(at, _)| *at);
-        let next = [self.tick_at, self.accept_again_at, closing_at];
+        let opening_at = self.openings.front().map(|(at, _)| *at);
+        let next = [self.tick_at, self.accept_again_at, closing_at, opening_at];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
@@ -192,13 +227,7 @@ impl EventLoop {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_out_of_resources(&error) => {
                     self.accept_again_at = Some(self.now + ACCEPT_RETRY);
-                    let silent = self.accept_noticed_at.is_some_and(|at| self.now < at + ACCEPT_NOTICE_EVERY);
-                    if !silent {
-                        self.accept_noticed_at = Some(self.now);
-                        let open = self.connections.len();
-                        (self.notices)(Notice::AcceptFailed { cause: error, open });
-                    }
-                    return;
+                    return self.accept_failed(error);
                 }
                 // The peer gave up while it was queued (ECONNABORTED and the like); the next one may be fine.
                 Err(_) => {}
@@ -206,7 +235,19 @@ impl EventLoop {
         }
     }
 
-    fn register(&mut self, stream: mio::net::TcpStream, peer: std::net::SocketAddr) {
+    fn accept_failed(&mut self, cause: io::Error) {
+        let silent = self.accept_noticed_at.is_some_and(|at| self.now < at + ACCEPT_NOTICE_EVERY);
+        if !silent {
+            self.accept_noticed_at = Some(self.now);
+            let open = self.connections.len();
+            self.notify(Notice::AcceptFailed { cause, open });
+        }
+    }
+
+    fn register(&mut self, stream: mio::net::TcpStream, peer: SocketAddr) {
+        if self.connections.len() >= self.limits.connections && !self.close_undecided() {
+            return self.notify(self.too_many_connections(peer));
+        }
         // An error here means that the peer is gone already.
         let Ok(mut connection) = Connection::new(stream, peer) else {
             return;
@@ -220,11 +261,9 @@ impl EventLoop {
         match self.poll.registry().register(&mut connection.stream, token, interests) {
             Ok(()) => {
                 self.connections.insert(client, connection);
+                self.openings.push_back((self.now + OPENING_DEADLINE, client));
             }
-            Err(cause) => {
-                let open = self.connections.len();
-                (self.notices)(Notice::AcceptFailed { cause, open });
-            }
+            Err(cause) => self.accept_failed(cause),
         }
     }
 
@@ -264,6 +303,7 @@ impl EventLoop {
             self.feed(client, received);
             self.flush(client);
             self.flush_all();
+            self.bound_unread();
         }
         if let Some(connection) = self.connections.get_mut(&client)
             && !connection.queued
@@ -279,6 +319,7 @@ impl EventLoop {
             return;
         };
         let mut input = std::mem::take(&mut connection.input);
+        self.incomplete -= input.len();
         if input.is_empty() {
             let buffer = std::mem::take(&mut self.read_buffer);
             let processed = self.process(client, &buffer[..received]);
@@ -287,9 +328,11 @@ impl EventLoop {
                 && let Some(connection) = self.connections.get_mut(&client)
             {
                 connection.input = buffer[length..received].to_vec();
+                connection.input_since = Some(self.now);
+                self.incomplete += received - length;
             }
             self.read_buffer = buffer;
-            return;
+            return self.bound_incomplete();
         }
         input.extend_from_slice(&self.read_buffer[..received]);
         if let Processed::Consumed(length) = self.process(client, &input)
@@ -297,8 +340,13 @@ impl EventLoop {
             && let Some(connection) = self.connections.get_mut(&client)
         {
             input.drain(..length);
+            self.incomplete += input.len();
             connection.input = input;
+            if length > 0 {
+                connection.input_since = Some(self.now);
+            }
         }
+        self.bound_incomplete();
     }
 
     fn process(&mut self, client: ClientId, bytes: &[u8]) -> Processed {
@@ -365,7 +413,9 @@ impl EventLoop {
                 let Some(connection) = self.connections.get_mut(&to) else {
                     continue;
                 };
+                let before = connection.output.unsent();
                 reply.write(&mut connection.output);
+                self.replied += (connection.output.unsent() - before) as u64;
                 if to == client {
                     held_back = connection.output.unsent() > OUTPUT_PAUSE_BYTES;
                 } else {
@@ -387,7 +437,7 @@ impl EventLoop {
             if let Some(connection) = self.connections.get(&client) {
                 let peer = connection.peer;
                 let reason = format!("a message of more than {COMPANION_INPUT_BYTES} bytes");
-                (self.notices)(Notice::Overflow { peer, reason });
+                self.notify(Notice::Overflow { peer, reason });
             }
             self.connection_lost(client);
             return Processed::Dropped;
@@ -404,9 +454,14 @@ impl EventLoop {
         let companion = self.companion.as_deref_mut()?;
         let mut context = Context { now: self.now, state: &mut self.state, actions: &mut self.actions };
         let result = call(companion, &mut context);
+        let mut notices = Vec::new();
         for action in self.actions.drain(..) {
-            let client = match &action {
-                Action::Reply(client, _) | Action::Send(client, _) | Action::Close(client) => *client,
+            let (client, action) = match action {
+                Action::Reply(client, _) | Action::Send(client, _) | Action::Close(client) => (client, action),
+                Action::Notify(notice) => {
+                    notices.push(notice);
+                    continue;
+                }
                 Action::Stop => {
                     self.stopping = true;
                     continue;
@@ -416,6 +471,7 @@ impl EventLoop {
                 continue;
             };
             self.unflushed.push(client);
+            let before = connection.output.unsent();
             match action {
                 Action::Reply(_, reply) => reply.write(&mut connection.output),
                 Action::Send(_, bytes) if !connection.closing => connection.output.push(bytes),
@@ -423,8 +479,12 @@ impl EventLoop {
                     connection.closing = true;
                     self.closing.push_back((self.now + CLOSE_DEADLINE, client));
                 }
-                Action::Send(..) | Action::Close(_) | Action::Stop => {}
+                Action::Send(..) | Action::Close(_) | Action::Notify(_) | Action::Stop => {}
             }
+            self.replied += (connection.output.unsent() - before) as u64;
+        }
+        for notice in notices {
+            self.notify(notice);
         }
         Some(result)
     }
@@ -455,7 +515,7 @@ impl EventLoop {
         } else if connection.role == Role::Companion && unsent > COMPANION_OUTPUT_BYTES {
             let peer = connection.peer;
             let reason = format!("it left more than {COMPANION_OUTPUT_BYTES} bytes unread");
-            (self.notices)(Notice::Overflow { peer, reason });
+            self.notify(Notice::Overflow { peer, reason });
             self.connection_lost(client);
         } else if full_before && unsent <= OUTPUT_PAUSE_BYTES && !connection.queued {
             connection.queued = true;
@@ -474,7 +534,7 @@ impl EventLoop {
     }
 
     fn disconnect_with(&mut self, client: ClientId, notice: Notice) -> Processed {
-        (self.notices)(notice);
+        self.notify(notice);
         self.flush(client);
         self.remove(client);
         Processed::Dropped
@@ -489,6 +549,7 @@ impl EventLoop {
 
     fn remove(&mut self, client: ClientId) -> Option<Connection> {
         let connection = self.connections.remove(&client)?;
+        self.incomplete -= connection.input.len();
         if connection.role == Role::Store {
             self.state.disconnect(client);
         }
@@ -502,6 +563,20 @@ impl EventLoop {
             }
             self.closing.pop_front();
             self.remove(client);
+        }
+    }
+
+    /// Closes connections that have not said what they are.
+    fn drop_undecided(&mut self) {
+        while let Some(&(at, client)) = self.openings.front() {
+            let undecided = self.connections.get(&client).is_some_and(|connection| connection.role == Role::Unknown);
+            if at > self.now && undecided {
+                return;
+            }
+            self.openings.pop_front();
+            if undecided {
+                self.remove(client);
+            }
         }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::protocol::{Reply, Request, Value, Violation};
+use crate::protocol::{ENTRY_BYTES, Limits, Reply, Request, Value, Violation};
 use crate::state::{ClientId, Replies};
 
 type Key = Arc<[u8]>;
@@ -15,10 +15,30 @@ type Key = Arc<[u8]>;
 /// The order in which waits began: queues serve the oldest first.
 type Ticket = u64;
 
+/// The decimal text of a counter is no longer.
+const COUNTER_BYTES: usize = 20;
+
+/// How much more may be stored while one request is handled.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) limits: Limits,
+    /// What all key spaces hold together, as [`KeySpace::stored`] counts it.
+    pub(crate) stored: usize,
+}
+
+impl Room {
+    fn check(&self, growth: usize) -> Result<(), Violation> {
+        let limit = self.limits.stored;
+        if growth > 0 && self.stored + growth > limit { Err(Violation::StoreFull { limit }) } else { Ok(()) }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct KeySpace {
     /// Connected clients of this generation; kept by `State`.
     pub(crate) clients: usize,
+    /// What the four collections below hold, by [`cost`].
+    stored: usize,
     values: HashMap<Key, Value>,
     /// Never holds an empty queue.
     queues: HashMap<Key, VecDeque<Value>>,
@@ -41,35 +61,39 @@ impl KeySpace {
         &mut self,
         client: ClientId,
         request: Request<'_>,
+        room: &Room,
         replies: &mut Replies,
     ) -> Result<(), Violation> {
         let reply = match request {
             Request::Validate { .. } => return Err(Violation::RepeatedValidation),
             Request::Set { key, value } => {
+                room.check(self.growth(key, value.len()))?;
                 self.set(key, value, replies);
                 return Ok(());
             }
             Request::CompareSet { key, expected, desired } => {
-                Reply::Value(self.compare_set(key, expected, desired, replies))
+                Reply::Value(self.compare_set(key, expected, desired, room, replies)?)
             }
             Request::Get { key } => Reply::Value(self.value(key)),
-            Request::Add { key, delta } => Reply::Integer(self.add(key, delta, replies)?),
+            Request::Add { key, delta } => Reply::Integer(self.add(key, delta, Some(room), replies)?),
             Request::Check { keys } => match keys.iter().all(|key| self.has(key)) {
                 true => Reply::Ready,
                 false => Reply::NotReady,
             },
-            Request::Wait { keys } => match self.wait(client, &keys) {
+            Request::Wait { keys } => match self.wait(client, &keys, room)? {
                 true => Reply::Ready,
                 false => return Ok(()),
             },
             Request::NumKeys => Reply::Integer(count(self.values.len())),
-            Request::DeleteKey { key } => Reply::Integer(i64::from(self.values.remove(key).is_some())),
+            Request::DeleteKey { key } => Reply::Integer(i64::from(self.delete(key))),
             Request::Append { key, value } => {
-                self.append(key, value, replies);
+                self.append(key, value, room, replies)?;
                 return Ok(());
             }
             Request::MultiGet { keys } => Reply::Values(keys.iter().map(|key| self.value(key)).collect()),
             Request::MultiSet { pairs } => {
+                // What the request replaces is not set off: all of it is stored, or nothing.
+                room.check(pairs.iter().map(|(key, value)| cost(key.len(), value.len())).sum())?;
                 for (key, value) in pairs {
                     self.set(key, value, replies);
                 }
@@ -81,18 +105,24 @@ impl KeySpace {
             }
             Request::Ping { nonce } => Reply::Nonce(nonce),
             Request::QueuePush { key, value } => {
+                room.check(cost(key.len(), value.len()))?;
                 self.queue_push(key, value, replies);
                 return Ok(());
             }
             Request::QueuePop { key } => self.queue_pop(key),
             Request::QueueLength { key } => Reply::Integer(self.queues.get(key).map_or(0, |queue| count(queue.len()))),
-            Request::ListKeys => Reply::Keys(self.values.keys().cloned().collect()),
+            Request::ListKeys => self.list_keys(room.limits.request)?,
             Request::Barrier { key, world_size } => {
-                return self.barrier(client, key, world_size, replies);
+                return self.barrier(client, key, world_size, room, replies);
             }
         };
         replies.push((client, reply));
         Ok(())
+    }
+
+    /// How much this key space holds: bytes, and [`ENTRY_BYTES`] for each value, item of a queue and key of a wait.
+    pub(crate) fn stored(&self) -> usize {
+        self.stored
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Option<&[u8]> {
@@ -104,8 +134,18 @@ impl KeySpace {
         self.wake(key, replies);
     }
 
-    pub(crate) fn add(&mut self, key: &[u8], delta: i64, replies: &mut Replies) -> Result<i64, Violation> {
+    /// Adds to a counter; without `room`, for the server itself, in any case.
+    pub(crate) fn add(
+        &mut self,
+        key: &[u8],
+        delta: i64,
+        room: Option<&Room>,
+        replies: &mut Replies,
+    ) -> Result<i64, Violation> {
         let sum = self.counter(key)?.wrapping_add(delta);
+        if let Some(room) = room {
+            room.check(self.growth(key, COUNTER_BYTES))?;
+        }
         self.store(key, sum.to_string().as_bytes());
         self.wake(key, replies);
         Ok(sum)
@@ -116,14 +156,25 @@ impl KeySpace {
         match self.waits.remove(&client) {
             None => {}
             Some(Wait::Keys { ticket, keys, .. }) => {
+                self.stored -= cost_of_keys(&keys);
                 for key in keys {
                     remove_entry(&mut self.waiting, &key, &ticket);
                 }
             }
             Some(Wait::Barrier { ticket, world_size, key }) => {
+                self.stored -= cost(key.len(), 0);
                 remove_entry(&mut self.barriers, &key, &(world_size, ticket))
             }
         }
+    }
+
+    /// Keys are copied into the reply: it has a limit of its own.
+    fn list_keys(&self, limit: usize) -> Result<Reply, Violation> {
+        let length: usize = self.values.keys().map(|key| size_of::<u64>() + key.len()).sum();
+        if length > limit {
+            return Err(Violation::ReplyTooLong { limit });
+        }
+        Ok(Reply::Keys(self.values.keys().cloned().collect()))
     }
 
     fn value(&self, key: &[u8]) -> Value {
@@ -134,20 +185,36 @@ impl KeySpace {
         self.values.contains_key(key) || self.queues.contains_key(key)
     }
 
+    /// How much more is stored once the key has a value of this length.
+    fn growth(&self, key: &[u8], length: usize) -> usize {
+        self.values.get(key).map_or(cost(key.len(), length), |value| length.saturating_sub(value.len()))
+    }
+
+    fn delete(&mut self, key: &[u8]) -> bool {
+        let removed = self.values.remove(key);
+        self.stored -= removed.as_ref().map_or(0, |value| cost(key.len(), value.len()));
+        removed.is_some()
+    }
+
     fn store(&mut self, key: &[u8], bytes: &[u8]) {
+        self.stored += bytes.len();
         match self.values.get_mut(key) {
             None => {
+                self.stored += cost(key.len(), 0);
                 self.values.insert(Key::from(key), Value::new(bytes.to_vec()));
             }
             // Counters and heartbeats are rewritten all the time: reuse the memory unless a reply still shares it or
             // the new value would leave most of it unused.
-            Some(value) => match Arc::get_mut(value) {
-                Some(memory) if memory.capacity() <= (2 * bytes.len()).max(64) => {
-                    memory.clear();
-                    memory.extend_from_slice(bytes);
+            Some(value) => {
+                self.stored -= value.len();
+                match Arc::get_mut(value) {
+                    Some(memory) if memory.capacity() <= (2 * bytes.len()).max(64) => {
+                        memory.clear();
+                        memory.extend_from_slice(bytes);
+                    }
+                    _ => *value = Value::new(bytes.to_vec()),
                 }
-                _ => *value = Value::new(bytes.to_vec()),
-            },
+            }
         }
     }
 
@@ -159,35 +226,55 @@ impl KeySpace {
         }
     }
 
-    fn compare_set(&mut self, key: &[u8], expected: &[u8], desired: &[u8], replies: &mut Replies) -> Value {
+    fn compare_set(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        desired: &[u8],
+        room: &Room,
+        replies: &mut Replies,
+    ) -> Result<Value, Violation> {
         let matches = match self.values.get(key) {
             // torch answers with what the caller expected although nothing is stored; scripts may rely on it.
-            None if !expected.is_empty() => return Value::new(expected.to_vec()),
+            None if !expected.is_empty() => return Ok(Value::new(expected.to_vec())),
             None => true,
             Some(value) => value.as_slice() == expected,
         };
         if matches {
+            room.check(self.growth(key, desired.len()))?;
             self.set(key, desired, replies);
         }
-        self.value(key)
+        Ok(self.value(key))
     }
 
-    fn append(&mut self, key: &[u8], bytes: &[u8], replies: &mut Replies) {
+    /// Makes a value longer, up to the limit of a value.
+    fn append(&mut self, key: &[u8], bytes: &[u8], room: &Room, replies: &mut Replies) -> Result<(), Violation> {
+        let length = self.values.get(key).map_or(0, |value| value.len()) + bytes.len();
+        let limit = room.limits.payload;
+        if length > limit {
+            return Err(Violation::PayloadTooLong { length: length as u64, limit });
+        }
+        room.check(self.growth(key, length))?;
         match self.values.get_mut(key) {
-            Some(value) => Arc::make_mut(value).extend_from_slice(bytes),
+            Some(value) => {
+                Arc::make_mut(value).extend_from_slice(bytes);
+                self.stored += bytes.len();
+            }
             None => self.store(key, bytes),
         }
         self.wake(key, replies);
+        Ok(())
     }
 
     /// Whether all keys are present; if not, the client waits for the missing ones.
-    fn wait(&mut self, client: ClientId, keys: &[&[u8]]) -> bool {
+    fn wait(&mut self, client: ClientId, keys: &[&[u8]], room: &Room) -> Result<bool, Violation> {
         if !self.waits.is_empty() {
             self.cancel(client);
         }
         if keys.iter().all(|key| self.has(key)) {
-            return true;
+            return Ok(true);
         }
+        room.check(cost_of_keys(keys))?;
         let ticket = self.ticket();
         let mut missing = Vec::new();
         for &key in keys {
@@ -200,9 +287,10 @@ impl KeySpace {
                 missing.push(key);
             }
         }
+        self.stored += cost_of_keys(&missing);
         let wait = Wait::Keys { ticket, missing: missing.len(), keys: missing };
         self.waits.insert(client, wait);
-        false
+        Ok(false)
     }
 
     fn barrier(
@@ -210,15 +298,18 @@ impl KeySpace {
         client: ClientId,
         key: &[u8],
         world_size: i64,
+        room: &Room,
         replies: &mut Replies,
     ) -> Result<(), Violation> {
         self.cancel(client);
-        let arrived = self.add(key, 1, replies)?;
+        room.check(self.growth(key, COUNTER_BYTES) + cost(key.len(), 0))?;
+        let arrived = self.add(key, 1, Some(room), replies)?;
         if arrived >= world_size {
             replies.push((client, Reply::Ready));
             return Ok(());
         }
         let ticket = self.ticket();
+        self.stored += cost(key.len(), 0);
         let key = Key::from(key);
         let wait = Wait::Barrier { ticket, world_size, key: key.clone() };
         self.waits.insert(client, wait);
@@ -228,6 +319,7 @@ impl KeySpace {
     }
 
     fn queue_push(&mut self, key: &[u8], item: &[u8], replies: &mut Replies) {
+        self.stored += cost(key.len(), item.len());
         let item = Value::new(item.to_vec());
         match self.queues.get_mut(key) {
             Some(queue) => queue.push_back(item),
@@ -244,6 +336,7 @@ impl KeySpace {
         };
         let length = count(queue.len());
         let item = queue.pop_front();
+        self.stored -= item.as_ref().map_or(0, |item| cost(key.len(), item.len()));
         if queue.is_empty() {
             self.queues.remove(key);
         }
@@ -289,7 +382,9 @@ impl KeySpace {
         if *missing > 0 {
             return false;
         }
-        self.waits.remove(&client);
+        if let Some(Wait::Keys { keys, .. }) = self.waits.remove(&client) {
+            self.stored -= cost_of_keys(&keys);
+        }
         replies.push((client, Reply::Ready));
         true
     }
@@ -311,6 +406,7 @@ impl KeySpace {
         }
         for client in released.into_values() {
             self.waits.remove(&client);
+            self.stored -= cost(key.len(), 0);
             replies.push((client, Reply::Ready));
         }
     }
@@ -328,6 +424,15 @@ fn remove_entry<Order: Ord>(index: &mut HashMap<Key, BTreeMap<Order, ClientId>>,
             index.remove(key);
         }
     }
+}
+
+/// What an entry counts for.
+fn cost(key: usize, value: usize) -> usize {
+    key + value + ENTRY_BYTES
+}
+
+fn cost_of_keys<K: AsRef<[u8]>>(keys: &[K]) -> usize {
+    keys.iter().map(|key| cost(key.as_ref().len(), 0)).sum()
 }
 
 fn count(length: usize) -> i64 {

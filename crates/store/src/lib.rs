@@ -17,6 +17,7 @@ mod connection;
 mod event_loop;
 mod key_space;
 mod listen;
+mod memory;
 mod notice;
 mod output;
 pub mod protocol;

@@ -8,6 +8,14 @@ use crate::protocol::{Sink, Value};
 /// From this size on a value is queued by reference: copying less is cheaper than one more piece to write.
 const SHARE_FROM_BYTES: usize = 4 << 10;
 
+/// Once a connection has this much to read, shorter values are queued by reference too: copies of a value that one request
+/// names again and again would fill the memory.
+const COPY_UP_TO_BYTES: usize = 16 << 20;
+const SHARE_THEN_FROM_BYTES: usize = 256;
+
+/// What a piece takes besides its bytes, roughly.
+const PIECE_BYTES: usize = 64;
+
 /// Small pieces are gathered into blocks of about this size.
 const BLOCK_BYTES: usize = 64 << 10;
 
@@ -35,12 +43,26 @@ impl Piece {
             Piece::Shared(value) => value,
         }
     }
+
+    /// The memory that it takes. Outputs that share a value take it together; the store's own share is not counted.
+    fn memory(&self) -> usize {
+        let bytes = match self {
+            Piece::Owned(bytes) => bytes.len(),
+            Piece::Shared(value) => value.len().div_ceil(Value::strong_count(value).saturating_sub(1).max(1)),
+        };
+        bytes + PIECE_BYTES
+    }
 }
 
 impl Output {
     /// Bytes not yet accepted by the kernel.
     pub(crate) fn unsent(&self) -> usize {
         self.unsent
+    }
+
+    /// The memory that the unsent bytes take, at least; other outputs' part of the values that are shared with them left out.
+    pub(crate) fn memory(&self) -> usize {
+        self.pieces.iter().map(Piece::memory).sum()
     }
 
     pub(crate) fn push(&mut self, bytes: Vec<u8>) {
@@ -103,7 +125,8 @@ impl Sink for Output {
     }
 
     fn shared(&mut self, value: &Value) {
-        if value.len() < SHARE_FROM_BYTES {
+        let share_from = if self.unsent < COPY_UP_TO_BYTES { SHARE_FROM_BYTES } else { SHARE_THEN_FROM_BYTES };
+        if value.len() < share_from {
             self.bytes(value);
         } else {
             self.unsent += value.len();

@@ -43,7 +43,7 @@ pub const HELLO: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 /// A stored value; shared, so that a reply to many clients does not copy it.
 pub type Value = Arc<Vec<u8>>;
 
-/// Bounds on what one request may ask of the server.
+/// Bounds on what one request, and on what all clients together, may ask of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one key.
@@ -54,12 +54,47 @@ pub struct Limits {
     pub keys: usize,
     /// Bytes of one whole request. Ours: torch has no such bound, and 131,072 values of 8 MiB would be a terabyte.
     pub request: usize,
+    /// Bytes of all keys, values, queues and waits together, with [`ENTRY_BYTES`] for each.
+    pub stored: usize,
+    /// Bytes of all replies together that clients have not read; what several share is counted once.
+    pub unread: usize,
+    /// Bytes of all requests together that have arrived in part.
+    pub incomplete: usize,
+    /// Connections open at a time; fewer where the process may open fewer files.
+    pub connections: usize,
 }
 
+/// What an entry costs besides its bytes, roughly: many small keys are bounded too.
+pub const ENTRY_BYTES: usize = 128;
+
 impl Default for Limits {
-    /// The limits of torch's libuv server, and 64 MiB for a whole request.
+    /// The limits of torch's libuv server for one request. The others are ours. What all clients do together is bounded for
+    /// small machines here: [`Limits::for_memory`] allows what large jobs need.
     fn default() -> Limits {
-        Limits { key: 8 << 10, payload: 8 << 20, keys: 128 << 10, request: 64 << 20 }
+        Limits {
+            key: 8 << 10,
+            payload: 8 << 20,
+            keys: 128 << 10,
+            request: 64 << 20,
+            stored: 1 << 30,
+            unread: 1 << 30,
+            incomplete: 1 << 30,
+            connections: 128 << 10,
+        }
+    }
+}
+
+impl Limits {
+    /// The limits on a machine with so much memory. What jobs store grows with the square of their ranks: each rank of a
+    /// gloo group stores 8 bytes for every other one, which are 2.1 GB a group with 16,384 ranks.
+    pub fn for_memory(bytes: usize) -> Limits {
+        let usual = Limits::default();
+        Limits {
+            stored: usual.stored.max(bytes / 4),
+            unread: usual.unread.max(bytes / 4),
+            incomplete: usual.incomplete.max(bytes / 8),
+            ..usual
+        }
     }
 }
 
@@ -77,6 +112,22 @@ pub enum Violation {
     TooManyKeys { count: u64, limit: usize },
     #[error("a request of more than {limit} bytes is over the limit")]
     RequestTooLong { limit: usize },
+    #[error(
+        "the keys and values of all clients together would be over the limit of {limit} bytes; delete keys that are no \
+         longer needed, or serve the store on a machine with more memory, of which it takes up to a quarter"
+    )]
+    StoreFull { limit: usize },
+    #[error("a reply of more than {limit} bytes is over the limit")]
+    ReplyTooLong { limit: usize },
+    #[error(
+        "the replies that clients have not read are over the limit of {limit} bytes together; it has left the most"
+    )]
+    TooMuchUnread { limit: usize },
+    #[error(
+        "the requests of all clients that have arrived in part are over the limit of {limit} bytes together; it has \
+         kept the most for the longest"
+    )]
+    TooMuchIncomplete { limit: usize },
     #[error("the validation message may only be the first one")]
     RepeatedValidation,
     #[error("add needs a number, but the value of {key:?} is not one")]

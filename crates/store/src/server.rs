@@ -11,7 +11,9 @@ use mio::{Poll, Waker};
 use crate::companion::Companion;
 use crate::event_loop::{EventLoop, WAKER};
 use crate::listen::raise_file_limit;
+use crate::memory;
 use crate::notice::Notice;
+use crate::protocol::Limits;
 
 /// A store server on its own thread. Dropping it stops and joins the thread.
 #[derive(Debug)]
@@ -25,7 +27,8 @@ pub struct Server {
 impl Server {
     /// Serves the store on `listeners` (see [`crate::listen()`]), and the companion's protocol if there is one.
     ///
-    /// `notices` is called on the server's thread. The limit on open files of the process is raised as far as it goes.
+    /// `notices` is called on the server's thread. The limit on open files of the process is raised as far as it goes. What
+    /// all clients may use together depends on the machine's memory, see [`Limits::for_memory`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -45,16 +48,28 @@ impl Server {
         companion: Option<Box<dyn Companion>>,
         notices: impl FnMut(Notice) + Send + 'static,
     ) -> io::Result<Server> {
+        let limits = memory::of_this_machine().map_or_else(Limits::default, Limits::for_memory);
+        Server::start_with(limits, listeners, companion, notices)
+    }
+
+    /// As [`Server::start`], with bounds of its own.
+    pub fn start_with(
+        limits: Limits,
+        listeners: Vec<TcpListener>,
+        companion: Option<Box<dyn Companion>>,
+        notices: impl FnMut(Notice) + Send + 'static,
+    ) -> io::Result<Server> {
         let Some(first) = listeners.first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a server needs a listener"));
         };
         let port = first.local_addr()?.port();
         // Without it the server still works, for fewer connections; accepting then says so.
-        let _ = raise_file_limit();
+        let file_limit = raise_file_limit().ok();
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let event_loop = EventLoop::new(poll, listeners, companion, Box::new(notices), stop.clone())?;
+        let notices = Box::new(notices);
+        let event_loop = EventLoop::new(poll, listeners, companion, notices, stop.clone(), limits, file_limit)?;
         let thread = thread::Builder::new().name("instep-store".to_owned()).spawn(move || event_loop.run())?;
         Ok(Server { port, stop, waker, thread: Some(thread) })
     }

@@ -6,12 +6,13 @@
 //!    straggler of the old attempt cannot disturb it.
 //! 2. A key space other than the current one exists only while it has clients.
 //! 3. A client waits for at most one thing; a further `WAIT` or `BARRIER` replaces the former one.
+//! 4. What clients store in all generations together stays within [`Limits::stored`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::key_space::KeySpace;
-use crate::protocol::{Reply, Request, Violation};
+use crate::key_space::{KeySpace, Room};
+use crate::protocol::{Limits, Reply, Request, Violation};
 
 /// A connection to the store; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,6 +32,7 @@ pub struct State {
     current_keys: KeySpace,
     older: HashMap<Generation, KeySpace>,
     clients: HashMap<ClientId, Generation>,
+    limits: Limits,
 }
 
 impl Default for State {
@@ -42,11 +44,17 @@ impl Default for State {
 impl State {
     /// An empty store in generation 0.
     pub fn new() -> State {
+        State::with_limits(Limits::default())
+    }
+
+    /// An empty store with bounds of its own.
+    pub fn with_limits(limits: Limits) -> State {
         State {
             current: Generation(0),
             current_keys: KeySpace::default(),
             older: HashMap::new(),
             clients: HashMap::new(),
+            limits,
         }
     }
 
@@ -73,7 +81,12 @@ impl State {
         replies: &mut Replies,
     ) -> Result<(), Violation> {
         let generation = *self.clients.get(&client).ok_or(Violation::NotConnected)?;
-        self.key_space(generation).ok_or(Violation::NotConnected)?.handle(client, request, replies)
+        let limits = self.limits;
+        // There is hardly ever more than one generation.
+        let older: usize = self.older.values().map(KeySpace::stored).sum();
+        let stored = self.current_keys.stored() + older;
+        let key_space = self.key_space(generation).ok_or(Violation::NotConnected)?;
+        key_space.handle(client, request, &Room { limits, stored }, replies)
     }
 
     /// Removes a client and what it waits for.
@@ -126,7 +139,7 @@ impl State {
     /// Adds to a counter of the current generation; gives the sum and the replies to those who waited for it.
     pub fn add(&mut self, key: &[u8], delta: i64) -> Result<(i64, Vec<(ClientId, Reply)>), Violation> {
         let mut replies = Vec::new();
-        let sum = self.current_keys.add(key, delta, &mut replies)?;
+        let sum = self.current_keys.add(key, delta, None, &mut replies)?;
         Ok((sum, replies))
     }
 

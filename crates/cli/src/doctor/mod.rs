@@ -19,14 +19,16 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
 
+use instep_launch::host_name;
 use instep_launch::machine::nvidia;
+use instep_launch::plan::scheduler;
 use serde::Serialize;
 
 use self::check::{Check, DRIVER_TIMEOUT, RESOLVE_TIMEOUT, VERSION, Verdict, ok, read_text};
 use self::machine::{
     cpus, judge_gpus, judge_shared_memory, judge_temporary_folder, open_files, worker_stacks, writable_space,
 };
-use self::network::{default_ports, judge_host_name, loopback};
+use self::network::{default_ports, judge_host_name, judge_scheduler, loopback};
 use self::software::{judge_kernel, judge_platform, python};
 use crate::console;
 
@@ -114,6 +116,9 @@ fn examine() -> Vec<Check> {
     checks.push(loopback());
     checks.push(default_ports());
     checks.push(judge_host_name(&host, addresses.recv_timeout(RESOLVE_TIMEOUT).ok()));
+    let variable = |name: &str| std::env::var(name).ok();
+    let tasks = scheduler::tasks_on_one_node(variable);
+    checks.push(judge_scheduler(scheduler::describe(variable, &host_name()), tasks));
     let folder = std::env::temp_dir();
     let space = writable_space(&folder);
     checks.push(judge_temporary_folder(&folder, space));
@@ -132,6 +137,7 @@ fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use instep_launch::PlanError;
     use instep_launch::machine::devices::DiskSpace;
     use instep_launch::machine::nvidia::{Gpu, Nvidia, NvidiaError};
 
@@ -163,6 +169,7 @@ mod tests {
         let public: IpAddr = Ipv4Addr::new(10, 0, 0, 7).into();
         let roomy = DiskSpace { total: 8 << 30, free: 7 << 30 };
         let docker = DiskSpace { total: 64 << 20, free: 64 << 20 };
+        let unset = PlanError { message: "SLURM_NODEID is not set".to_owned(), hint: "use srun".to_owned() };
         let cases = [
             (judge_platform("linux", "x86_64"), Verdict::Ok, "linux x86_64"),
             (judge_platform("linux", "aarch64"), Verdict::Warning, "linux aarch64"),
@@ -211,6 +218,10 @@ mod tests {
             (judge_host_name("node1", Some(Ok(vec![loopback, public]))), Verdict::Warning, "127.0.1.1"),
             (judge_host_name("node1", Some(denied())), Verdict::Warning, "does not resolve"),
             (judge_host_name("node1", None), Verdict::Warning, "no answer"),
+            (judge_scheduler(None, None), Verdict::Ok, "none"),
+            (judge_scheduler(Some(Ok("Slurm job 7".to_owned())), Some(1)), Verdict::Ok, "Slurm job 7"),
+            (judge_scheduler(Some(Ok("Slurm job 7".to_owned())), Some(4)), Verdict::Warning, "4 tasks on one node"),
+            (judge_scheduler(Some(Err(unset)), None), Verdict::Warning, "SLURM_NODEID is not set"),
             (judge_temporary_folder(Path::new("/tmp"), Ok(roomy)), Verdict::Ok, "/tmp: 7.0 GiB free"),
             (judge_temporary_folder(Path::new("/tmp"), Ok(docker)), Verdict::Warning, "64 MiB"),
             (judge_temporary_folder(Path::new("/tmp"), denied()), Verdict::Problem, "not writable"),

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use instep_api::sockets::{Socket, State, TABLES, sockets};
+use instep_launch::PlanError;
 
 use super::check::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
 
@@ -102,6 +103,21 @@ pub(super) fn judge_host_name(host: &str, addresses: Option<io::Result<Vec<IpAdd
                 Some(_) => ok(NAME, format!("{host} resolves to {text}")),
             }
         }
+    }
+}
+
+/// What Slurm or Kubernetes say of this process, and how many tasks of a Slurm step share a node.
+pub(super) fn judge_scheduler(found: Option<Result<String, PlanError>>, tasks: Option<usize>) -> Check {
+    const NAME: &str = "scheduler";
+    match (found, tasks) {
+        (None, _) => ok(NAME, "none: no variables of a Slurm job or an indexed Job of Kubernetes"),
+        (Some(Err(PlanError { message, hint })), _) => warning(NAME, message, hint),
+        (Some(Ok(found)), Some(tasks)) if tasks > 1 => warning(
+            NAME,
+            format!("{found}, with {tasks} tasks on one node"),
+            "instep run starts the ranks itself: srun --ntasks-per-node=1",
+        ),
+        (Some(Ok(found)), _) => ok(NAME, found),
     }
 }
 

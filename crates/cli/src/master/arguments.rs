@@ -26,10 +26,14 @@ pub(crate) struct SettingsArguments {
     /// `https://tasks.example.org` [env: INSTEP_MASTER_PROXY_URL]
     #[arg(long, global = true, value_name = "URL")]
     proxy_url: Option<String>,
-    /// Database file, created if missing [default: instep/master.db in your data folder] [env:
-    /// INSTEP_MASTER_DB]
-    #[arg(long, global = true, value_name = "FILE")]
+    /// Database file, created if missing; or a PostgreSQL database, postgres://USER@HOST:PORT/NAME [default:
+    /// instep/master.db in your data folder] [env: INSTEP_MASTER_DB]
+    #[arg(long, global = true, value_name = "FILE|URL")]
     db: Option<PathBuf>,
+    /// File with the password of the PostgreSQL database [default: the variable PGPASSWORD] [env:
+    /// INSTEP_MASTER_DB_PASSWORD_FILE]
+    #[arg(long, global = true, value_name = "FILE")]
+    db_password_file: Option<PathBuf>,
     /// Accept requests for this host name, besides addresses and localhost; may be repeated [env:
     /// INSTEP_MASTER_ALLOW_HOSTS]
     #[arg(long = "allow-host", global = true, value_name = "NAME")]
@@ -173,6 +177,8 @@ impl SettingsArguments {
         said.extend(self.proxy_port.map(|port| ("proxy_port", vec![port.to_string()])));
         said.extend(self.proxy_url.clone().map(|url| ("proxy_url", vec![url])));
         said.extend(self.db.as_ref().map(|path| ("db", vec![path.to_string_lossy().into_owned()])));
+        let file = self.db_password_file.as_ref().map(|path| path.to_string_lossy().into_owned());
+        said.extend(file.map(|path| ("db_password_file", vec![path])));
         if !self.allow_hosts.is_empty() {
             said.push(("allow_hosts", self.allow_hosts.clone()));
         }

@@ -78,7 +78,7 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
         if arguments.foreground {
             return Err(Hinted::new(what, format!("to restart it in the foreground: {again}")).into());
         }
-        let told = Told { json: arguments.json, presence: &presence, database: &options.database };
+        let told = Told { json: arguments.json, presence: &presence, options: &options };
         told.say(&told.served("already up"));
         let agent = companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
         told.end(true, agent.as_ref());
@@ -91,7 +91,7 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     let (child, log_start) = start(&arguments.settings, &log)?;
     match wait_for_start(child, &options.database)? {
         Ok(presence) => {
-            let told = Told { json: arguments.json, presence: &presence, database: &options.database };
+            let told = Told { json: arguments.json, presence: &presence, options: &options };
             told.say(&told.served("up"));
             told.say(&format!("log: {}\n", log.display()));
             let agent = companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
@@ -123,7 +123,8 @@ fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<E
 /// Stops the master of this database with its agent, and waits for their end.
 pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
     let (settings, options) = (arguments.settings.settings()?, arguments.settings.options()?);
-    if matches!(settings.origin("db"), Some(Origin::Flag(_))) && !options.database.exists() {
+    let named = matches!(settings.origin("db"), Some(Origin::Flag(_)));
+    if named && options.postgres.is_none() && !options.database.exists() {
         let what = format!("there is no database {}", options.database.display());
         return Err(Hinted::new(what, "`instep down` without --db stops the master of the default database").into());
     }
@@ -132,7 +133,7 @@ pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
         console::print(b"stopped the agent and its tasks\n");
     }
     let Some(presence) = find(&options.database)? else {
-        console::print(format!("no master serves {}\n", options.database.display()).as_bytes());
+        console::print(format!("no master serves {}\n", options.shown_database()).as_bytes());
         return Ok(ExitCode::SUCCESS);
     };
     if let Err(errno) = kill(Pid::from_raw(presence.pid), Signal::SIGTERM) {
@@ -154,16 +155,12 @@ pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn find(database: &Path) -> anyhow::Result<Option<Presence>> {
-    Presence::find(database)
-        .map_err(|error| Hinted::new(chain(&error), "choose another --db, in a writable folder").into())
+    Presence::find(database).map_err(|error| Hinted::new(chain(&error), instep_master::NO_FILES).into())
 }
 
 fn start(arguments: &SettingsArguments, log: &Path) -> anyhow::Result<(Child, u64)> {
     let failed = |error: std::io::Error| {
-        Hinted::new(
-            format!("cannot write the log {}: {error}", log.display()),
-            "choose another --db, in a writable folder",
-        )
+        Hinted::new(format!("cannot write the log {}: {error}", log.display()), instep_master::NO_FILES)
     };
     if let Some(folder) = log.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
@@ -228,13 +225,14 @@ fn shown(presence: &Presence) -> String {
 struct Told<'a> {
     json: bool,
     presence: &'a Presence,
-    database: &'a Path,
+    options: &'a Options,
 }
 
 impl Told<'_> {
     /// Where it serves.
     fn served(&self, how: &str) -> String {
-        let line = format!("instep is {how} at {}\ndatabase: {}\n", shown(self.presence), self.database.display());
+        let line =
+            format!("instep is {how} at {}\ndatabase: {}\n", shown(self.presence), self.options.shown_database());
         let tasks = self.presence.tasks.as_ref().map(|tasks| format!("pages of tasks: {tasks}\n"));
         line + &tasks.unwrap_or_default() + &self.trusting().unwrap_or_default()
     }
@@ -242,7 +240,7 @@ impl Told<'_> {
     /// What a shell needs to trust a master that nobody vouches for.
     fn trusting(&self) -> Option<String> {
         let address = self.presence.address.as_deref()?;
-        let certificate = companion::own_certificate(self.database, address)?;
+        let certificate = companion::own_certificate(&self.options.database, address)?;
         Some(format!(
             "connect with: export INSTEP_MASTER={address} INSTEP_MASTER_CERT_FILE={}\n",
             certificate.display()
@@ -266,8 +264,8 @@ impl Told<'_> {
                 "tasks_address": self.presence.tasks,
                 "pid": self.presence.pid,
                 "already_up": already_up,
-                "database": self.database,
-                "log": log_path(self.database),
+                "database": self.options.shown_database(),
+                "log": log_path(&self.options.database),
                 "agent": agent.map(companion::Beside::to_json),
             });
             console::print(format!("{value:#}\n").as_bytes());
@@ -280,7 +278,8 @@ fn down_command(settings: &instep_master::settings::Settings) -> String {
     match settings.origin("db") {
         Some(Origin::Flag(_)) => {
             let path = settings.rows().into_iter().find(|row| row.0 == "db").map(|row| row.1).unwrap_or_default();
-            format!("instep down --db {path}")
+            let quote = if path.contains(['?', '&', ' ']) { "'" } else { "" };
+            format!("instep down --db {quote}{path}{quote}")
         }
         _ => "instep down".to_owned(),
     }

@@ -136,6 +136,8 @@ fn command(database: &Path, address: &str, slots: Option<u32>) -> anyhow::Result
     command.arg(state_folder(database));
     command.args(slots.map(|slots| format!("--slots={slots}")));
     command.args(rights(address, nix::unistd::geteuid().is_root()).unwrap_or_default());
+    // An agent passes its environment on to tasks, which have no business with the master's database.
+    command.env_remove("INSTEP_MASTER_DB").env_remove("PGPASSWORD");
     if let Some(certificate) = own_certificate(database, address) {
         command.env("INSTEP_MASTER_CERT_FILE", certificate);
     }
@@ -254,6 +256,13 @@ mod tests {
             let expected = serde_json::json!({"pid": 7, "connected": false, "slots": 2, "gpus": false, "log": "a.log"});
             assert_eq!(waiting.to_json(), expected);
         }
+    }
+
+    #[test]
+    fn an_agent_gets_nothing_of_the_database_from_the_environment() {
+        let command = command(Path::new("/data/a.db"), "http://127.0.0.1:8080", None).unwrap();
+        let removed: Vec<_> = command.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
+        assert_eq!(removed, ["INSTEP_MASTER_DB", "PGPASSWORD"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use instep_master::SecretsKey;
+use instep_master::{Options, SecretsKey};
 
 pub(crate) use arguments::SettingsArguments;
 pub(crate) use background::{DownArguments, UpArguments, down, up};
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Some(MasterCommand::Backup { file }) => {
-            let database = arguments.settings.options()?.database;
+            let database = file_of(arguments.settings.options()?, "back up", "pg_dump --format=custom")?;
             if file.exists() {
                 let what = format!("{} exists already", file.display());
                 return Err(Hinted::new(what, "choose another name for the backup").into());
@@ -119,7 +119,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
             crate::client::master_logs(&logs)
         }
         Some(MasterCommand::Restore { file, replace }) => {
-            let database = arguments.settings.options()?.database;
+            let database = file_of(arguments.settings.options()?, "restore", "pg_restore --clean")?;
             let kept = instep_master::restore(&file, &database, replace).map_err(serve::explained)?;
             let kept = kept.map(|path| format!(" (the previous database is {})", path.display())).unwrap_or_default();
             let line = format!("restored {} from {}{kept}\n", database.display(), file.display());
@@ -130,6 +130,22 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// The database file, of which a copy can be made; PostgreSQL makes its own.
+fn file_of(options: Options, what: &str, instead: &str) -> anyhow::Result<PathBuf> {
+    if options.postgres.is_none() {
+        return Ok(options.database);
+    }
+    let key = SecretsKey::path_of(&options.database);
+    Err(Hinted::new(
+        format!("cannot {what} {}: the server makes and restores copies of its databases", options.shown_database()),
+        format!(
+            "use `{instead}` with the schema; and keep {} if there are secrets, which nothing else opens",
+            key.display()
+        ),
+    )
+    .into())
 }
 
 /// What is not in a backup.

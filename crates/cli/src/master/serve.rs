@@ -20,7 +20,7 @@ pub(super) fn serve(
     logging::start(json, level, options.journal.clone());
     // Every agent, every open page and every tunnel is a connection. Where it may not be raised, fewer have to do.
     let _ = instep_store::raise_file_limit();
-    let shown = options.database.display().to_string();
+    let shown = options.shown_database();
     instep_master::serve(options, |addresses| {
         running::record(&settings, &options.database);
         let (address, tasks) = (&addresses.master, &addresses.tasks);

@@ -1,5 +1,8 @@
 //! `--dry-run`: what would be started, for people or programs.
 
+use std::ffi::OsString;
+
+use instep_launch::plan::scheduler::{Scheduler, SlurmStart};
 use instep_launch::plan::{Plan, RendezvousMode, SpareKind};
 use serde_json::{Value, json};
 
@@ -13,6 +16,40 @@ pub(super) fn show(plan: &Plan, format: DryRunFormat) -> anyhow::Result<()> {
     };
     console::print(text.as_bytes());
     Ok(())
+}
+
+/// What becomes of this process in the batch script of a Slurm job. What the launchers do is known when they are there.
+pub(super) fn show_start(start: &SlurmStart, words: &[OsString], format: DryRunFormat) {
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let text = match format {
+        DryRunFormat::Json => {
+            let shown = json!({
+                "command": words,
+                "scheduler": scheduler(&start.scheduler),
+                "nodes": {"min": start.nodes, "max": start.nodes},
+            });
+            format!("{shown:#}\n")
+        }
+        DryRunFormat::Text => {
+            let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
+            let mut rows = vec![("command", quoted.join(" ")), ("nodes", format!("{}, each by srun", start.nodes))];
+            rows.extend(scheduler_rows(&start.scheduler));
+            table(rows)
+        }
+    };
+    console::print(text.as_bytes());
+}
+
+fn scheduler(found: &Scheduler) -> Value {
+    let findings = found.findings.iter();
+    let findings = findings.map(|found| json!({"what": found.what, "value": found.value, "from": found.from}));
+    json!({"name": found.name, "found": findings.collect::<Vec<_>>()})
+}
+
+fn scheduler_rows(found: &Scheduler) -> Vec<(&'static str, String)> {
+    let findings = found.findings.iter();
+    let findings = findings.map(|found| ("found", format!("{} {} ({})", found.what, found.value, found.from)));
+    [("scheduler", found.name.clone())].into_iter().chain(findings).collect()
 }
 
 fn command(plan: &Plan) -> Vec<String> {
@@ -37,6 +74,7 @@ fn as_json(plan: &Plan) -> Value {
             "path": found.path.display().to_string(),
             "chosen_because": found.chosen_because,
         })),
+        "scheduler": plan.scheduler.as_ref().map(scheduler),
         "rendezvous": rendezvous(plan),
         "run_id": plan.job.run_id,
         "nodes": {"min": plan.terms.min_nodes, "max": plan.terms.max_nodes, "this": plan.node_rank},
@@ -84,7 +122,12 @@ fn as_text(plan: &Plan) -> String {
         SpareKind::Hot => Some("a lost rank is replaced by its hot spare".to_owned()),
     };
     rows.extend(recovery.map(|recovery| ("recovery", recovery)));
+    rows.extend(plan.scheduler.iter().flat_map(scheduler_rows));
     rows.extend(plan.warnings.iter().map(|warning| ("warning", warning.clone())));
+    table(rows)
+}
+
+fn table(rows: Vec<(&str, String)>) -> String {
     let lines: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect();
     format!("{}nothing was started (--dry-run)\n", lines.concat())
 }

@@ -5,6 +5,7 @@ mod drill;
 mod dry_run;
 mod goodput;
 mod options;
+mod srun;
 mod summary;
 
 use std::process::ExitCode;
@@ -50,10 +51,13 @@ fn start(
 
 fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<ExitCode> {
     let own = arguments.own();
-    let plan = arguments
-        .into_request(pass_local_rank)
-        .and_then(|request| plan::resolve(request, |name| std::env::var_os(name)))
-        .map_err(|PlanError { message, hint }| Hinted::new(message, hint))?;
+    let hinted = |PlanError { message, hint }| Hinted::new(message, hint);
+    let request = arguments.into_request(pass_local_rank).map_err(hinted)?;
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(start) = plan::scheduler::start_through_srun(&request, variable).map_err(hinted)? {
+        return srun::become_srun(&start, own.dry_run);
+    }
+    let plan = plan::resolve(request, |name| std::env::var_os(name)).map_err(hinted)?;
     if let Some(format) = own.dry_run {
         dry_run::show(&plan, format)?;
         return Ok(ExitCode::SUCCESS);

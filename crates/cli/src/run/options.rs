@@ -44,40 +44,31 @@ pub(crate) struct LaunchArguments {
 /// `instep run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
-    /// Number of nodes, or a range MIN:MAX
-    #[arg(
-        long,
-        default_value = "1:1",
-        value_name = "N|MIN:MAX",
-        env = "PET_NNODES",
-        hide_env = true,
-        help_heading = "Nodes and workers"
-    )]
-    nnodes: String,
-    /// Number of workers on this node, or cpu, gpu, xpu, auto
+    /// Number of nodes, or a range MIN:MAX [default: 1, or those of a Slurm job]
+    #[arg(long, value_name = "N|MIN:MAX", env = "PET_NNODES", hide_env = true, help_heading = "Nodes and workers")]
+    nnodes: Option<String>,
+    /// Number of workers on this node, or cpu, gpu, xpu, auto [default: 1]
     #[arg(
         long,
         alias = "nproc_per_node",
-        default_value = "1",
         value_name = "N|cpu|gpu|auto",
         env = "PET_NPROC_PER_NODE",
         hide_env = true,
         allow_negative_numbers = true,
         help_heading = "Nodes and workers"
     )]
-    nproc_per_node: String,
-    /// Rank of this node
+    nproc_per_node: Option<String>,
+    /// Rank of this node [default: 0, or what Slurm or an indexed Job of Kubernetes says]
     #[arg(
         long,
         alias = "node_rank",
-        default_value_t = 0,
         value_name = "N",
         env = "PET_NODE_RANK",
         hide_env = true,
         allow_negative_numbers = true,
         help_heading = "Nodes and workers"
     )]
-    node_rank: i64,
+    node_rank: Option<i64>,
     /// Role of the workers
     #[arg(long, default_value = "default", env = "PET_ROLE", hide_env = true, help_heading = "Nodes and workers")]
     role: String,
@@ -105,17 +96,16 @@ pub(crate) struct RunArguments {
     /// Run on one node, on any free port; no rendezvous options needed
     #[arg(long, help_heading = "Rendezvous")]
     standalone: bool,
-    /// static (you set node ranks) or c10d (node ranks are assigned)
+    /// static (you set node ranks) or c10d (node ranks are assigned) [default: static; c10d under a scheduler]
     #[arg(
         long,
         alias = "rdzv_backend",
-        default_value = "static",
         value_name = "NAME",
         env = "PET_RDZV_BACKEND",
         hide_env = true,
         help_heading = "Rendezvous"
     )]
-    rdzv_backend: String,
+    rdzv_backend: Option<String>,
     /// Address of the first node, where the nodes meet: HOST[:PORT] or [IPv6]:PORT
     #[arg(
         long,
@@ -128,17 +118,16 @@ pub(crate) struct RunArguments {
         help_heading = "Rendezvous"
     )]
     rdzv_endpoint: String,
-    /// Id of the job, the same on all nodes
+    /// Id of the job, the same on all nodes [default: none, or that of a Slurm step]
     #[arg(
         long,
         alias = "rdzv_id",
-        default_value = "none",
         value_name = "ID",
         env = "PET_RDZV_ID",
         hide_env = true,
         help_heading = "Rendezvous"
     )]
-    rdzv_id: String,
+    rdzv_id: Option<String>,
     /// Rendezvous settings: KEY=VALUE,... (join_timeout, last_call_timeout, read_timeout, is_host, timeout)
     #[arg(
         long,
@@ -151,17 +140,26 @@ pub(crate) struct RunArguments {
         help_heading = "Rendezvous"
     )]
     rdzv_conf: String,
-    /// Address of the first node (static rendezvous)
+    /// File with the job's token, the same on all nodes: whoever does not have it cannot join (see instep job-token)
+    #[arg(
+        long,
+        alias = "job_token_file",
+        value_name = "FILE",
+        env = "INSTEP_JOB_TOKEN_FILE",
+        hide_env = true,
+        help_heading = "Rendezvous"
+    )]
+    job_token_file: Option<PathBuf>,
+    /// Address of the first node (static rendezvous) [default: 127.0.0.1]
     #[arg(
         long,
         alias = "master_addr",
-        default_value = "127.0.0.1",
         value_name = "HOST",
         env = "PET_MASTER_ADDR",
         hide_env = true,
         help_heading = "Rendezvous"
     )]
-    master_addr: String,
+    master_addr: Option<String>,
     /// Port of the first node (static rendezvous) [default: 29500, or any free port on a single node]
     #[arg(
         long,
@@ -412,6 +410,7 @@ impl RunArguments {
             rdzv_endpoint: self.rdzv_endpoint,
             rdzv_id: self.rdzv_id,
             rdzv_conf: self.rdzv_conf,
+            job_token_file: self.job_token_file,
             max_restarts: self.max_restarts,
             role: self.role,
             log_dir: self.log_dir,

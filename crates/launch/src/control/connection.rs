@@ -13,6 +13,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::background::BackgroundThread;
+use crate::control::channel::{Channel, Inbound, Outbound};
 use crate::control::heartbeat::{CoordinatorMonitor, Heartbeat};
 use crate::control::{self, FromCoordinator, ToCoordinator};
 use crate::lock::lock;
@@ -22,6 +23,9 @@ use crate::lock::lock;
 pub(crate) struct CoordinatorConnection {
     outgoing: Arc<Mutex<Outgoing>>,
     stream: File,
+    inbound: Inbound,
+    /// Bytes as they came, where they are not complete.
+    arrived: Vec<u8>,
     received: Vec<u8>,
     closed: bool,
     monitor: Option<CoordinatorMonitor>,
@@ -31,25 +35,30 @@ pub(crate) struct CoordinatorConnection {
 #[derive(Debug)]
 struct Outgoing {
     stream: File,
+    outbound: Outbound,
     unsent: Vec<u8>,
     broken: bool,
 }
 
 impl CoordinatorConnection {
-    /// Takes over a connected socket, with bytes that were read from it already.
+    /// Takes over a connected socket, with bytes that were read through its channel already.
     pub(crate) fn new(
         stream: OwnedFd,
+        channel: Channel,
         received: Vec<u8>,
         heartbeat: Option<Heartbeat>,
     ) -> io::Result<CoordinatorConnection> {
         fcntl(&stream, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        let outgoing = Outgoing { stream: File::from(stream.try_clone()?), unsent: Vec::new(), broken: false };
+        let Channel { outbound, inbound } = channel;
+        let outgoing = File::from(stream.try_clone()?);
+        let outgoing = Outgoing { stream: outgoing, outbound, unsent: Vec::new(), broken: false };
         let outgoing = Arc::new(Mutex::new(outgoing));
         let began = Instant::now();
         let speak = |heartbeat: Heartbeat| send_heartbeats(outgoing.clone(), heartbeat.interval, began);
         let heartbeats = heartbeat.map(speak).transpose()?;
         let monitor = heartbeat.map(|heartbeat| CoordinatorMonitor::new(heartbeat, began));
-        Ok(CoordinatorConnection { outgoing, stream: File::from(stream), received, closed: false, monitor, heartbeats })
+        let (stream, arrived) = (File::from(stream), Vec::new());
+        Ok(CoordinatorConnection { outgoing, stream, inbound, arrived, received, closed: false, monitor, heartbeats })
     }
 
     pub(crate) fn source(&self) -> BorrowedFd<'_> {
@@ -73,7 +82,7 @@ impl CoordinatorConnection {
     /// Sends what can be sent now, keeps the rest. A broken connection shows when reading.
     pub(crate) fn send(&mut self, message: &ToCoordinator) {
         if !self.closed {
-            lock(&self.outgoing).unsent.extend(control::encode(message));
+            lock(&self.outgoing).push(&control::encode(message));
             self.flush();
         }
     }
@@ -93,7 +102,8 @@ impl CoordinatorConnection {
                 Ok(0) => self.closed = true,
                 Ok(count) => {
                     heard = true;
-                    self.received.extend_from_slice(&buffer[..count]);
+                    self.arrived.extend_from_slice(&buffer[..count]);
+                    self.closed |= self.inbound.unwrap(&mut self.arrived, &mut self.received).is_err();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -162,6 +172,13 @@ impl CoordinatorConnection {
 }
 
 impl Outgoing {
+    fn push(&mut self, bytes: &[u8]) {
+        match self.outbound.wrap(bytes) {
+            Ok(sealed) => self.unsent.extend(sealed),
+            Err(_) => self.broken = true,
+        }
+    }
+
     fn flush(&mut self) {
         while !self.unsent.is_empty() && !self.broken {
             match self.stream.write(&self.unsent) {
@@ -192,7 +209,7 @@ fn send_heartbeats(
             // What waits to be sent says the same, and must not grow without bound.
             if outgoing.unsent.is_empty() {
                 let at = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                outgoing.unsent.extend(control::encode(&ToCoordinator::Ping { at }));
+                outgoing.push(&control::encode(&ToCoordinator::Ping { at }));
             }
             outgoing.flush();
         }

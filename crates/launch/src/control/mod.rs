@@ -12,17 +12,30 @@
 //! In a c10d job a launcher says [`ToCoordinator::Ping`] once an interval, and is answered. In an elastic job
 //! every launcher has such a port, in case it must lead one day, and answers [`ToCoordinator::LeaderQuery`] there.
 //!
+//! Where the job has a token, connections between launchers are encrypted (module `channel`), and whoever does not have it
+//! hears one refusal, whatever it says.
+//!
+//! A node that does not fit the job hears that and nothing else: whoever asks has proved nothing. The coordinator's own
+//! launcher says why.
+//!
+//! Texts are made fit to be shown as they are read, so that nobody can forget it (module `text`).
+//!
 //! Lines are at most [`MAX_LINE_BYTES`] long; a longer or malformed one ends the connection.
 
+pub(crate) mod channel;
 pub mod connection;
 pub mod heartbeat;
 pub mod secret;
+pub mod text;
+pub mod token;
 
 use std::collections::BTreeMap;
 
 use instep_policy::election::{Claim, Epoch, HostPort};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum, Resumption, Vote};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::control::secret::JobSecret;
 use crate::failure::Failure;
@@ -124,7 +137,7 @@ impl WireTerms {
             .into_iter()
             .map(|option| (option(self), option(other)))
             .find(|(here, there)| here != there)
-            .map(|(here, there)| format!("the job was started with {here}, this node with {there}"))
+            .map(|(here, there)| format!("the job was started with {here}, that node with {there}"))
     }
 }
 
@@ -420,12 +433,13 @@ pub enum ControlError {
 }
 
 /// Takes the first message off `bytes`: the message and how many bytes it took, or `None` if it is not complete.
-pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Option<(M, usize)>, ControlError> {
+pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(M, usize)>, ControlError> {
     let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
         return if bytes.len() > MAX_LINE_BYTES { Err(ControlError::TooLong) } else { Ok(None) };
     };
-    let message = serde_json::from_slice(&bytes[..end]).map_err(ControlError::Malformed)?;
-    Ok(Some((message, end + 1)))
+    let mut message: Value = serde_json::from_slice(&bytes[..end]).map_err(ControlError::Malformed)?;
+    text::clean(&mut message);
+    Ok(Some((serde_json::from_value(message).map_err(ControlError::Malformed)?, end + 1)))
 }
 
 #[cfg(test)]
@@ -438,12 +452,19 @@ mod tests {
 
     #[test]
     fn messages_survive_encoding_and_decoding() {
-        let message = ToCoordinator::Leaving { cause: "received SIGTERM\n".to_owned(), failed: false };
+        let message = ToCoordinator::Leaving { cause: "received SIGTERM".to_owned(), failed: false };
         let line = encode(&message);
         assert_eq!(line.first(), Some(&b'{'));
         assert_eq!(decode::<ToCoordinator>(&line).expect("valid").expect("complete"), (message, line.len()));
         assert!(decode::<FromCoordinator>(b"{\"complete\":{}}").expect("so far fine").is_none());
         assert!(decode::<FromCoordinator>(b"{\"what\":{}}\n").is_err());
+    }
+
+    #[test]
+    fn what_others_say_is_fit_to_be_shown_once_it_is_read() {
+        let hostile = ToCoordinator::Leaving { cause: "bye\u{1b}]0;owned\u{7}\nerror: x".to_owned(), failed: true };
+        let (read, _) = decode::<ToCoordinator>(&encode(&hostile)).expect("valid").expect("complete");
+        assert_eq!(read, ToCoordinator::Leaving { cause: "bye ]0;owned  error: x".to_owned(), failed: true });
     }
 
     #[test]

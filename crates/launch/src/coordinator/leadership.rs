@@ -34,10 +34,9 @@ impl Coordinator {
     pub(super) fn handle_leader_query(&mut self, client: ClientId, query: &LeaderQuery, context: &mut Context<'_>) {
         let peer = self.peers.remove(&client);
         if query.protocol == control::PROTOCOL && query.run_id == self.settings.run_id {
-            let rival = query
-                .claim
-                .zip(peer)
-                .map(|((claim, port), peer)| (claim, HostPort { host: peer.ip().to_canonical().to_string(), port }));
+            let rival = query.claim.zip(peer).map(|((claim, port), (peer, _))| {
+                (claim, HostPort { host: peer.ip().to_canonical().to_string(), port })
+            });
             let reply = match (self.claim(), rival) {
                 (Some(ours), Some((theirs, address))) if steps_down(&ours, &theirs) => {
                     self.step_down(&address, context);
@@ -54,9 +53,9 @@ impl Coordinator {
                     }
                 },
             };
-            context.send(client, control::encode(&FromCoordinator::LeaderReply(reply)));
+            self.send(client, &FromCoordinator::LeaderReply(reply), context);
         }
-        context.close(client);
+        self.close(client, context);
     }
 
     /// Our own launcher tells us to lead.
@@ -72,15 +71,15 @@ impl Coordinator {
             self.detector = self.settings.failure_detector();
             self.paused_until = Duration::ZERO;
             self.resumed = true;
-            context.send(client, control::encode(&FromCoordinator::Welcome {}));
+            self.send(client, &FromCoordinator::Welcome {}, context);
         }
-        context.close(client);
+        self.close(client, context);
     }
 
     /// Somebody of our own process has looked for those who are missing.
     pub(super) fn handle_probe_report(&mut self, client: ClientId, scouted: ProbeReport, context: &mut Context<'_>) {
         self.peers.remove(&client);
-        context.close(client);
+        self.close(client, context);
         if scouted.host_token != self.settings.host_token {
             return;
         }
@@ -102,7 +101,7 @@ impl Coordinator {
         let moved = json!({"leader": format!("{}:{}", address.host, address.port), "nodes": self.joined.len()});
         self.settings.events.note("moved", moved);
         for joined_node in std::mem::take(&mut self.joined).into_values() {
-            context.close(joined_node.client);
+            self.close(joined_node.client, context);
         }
         self.membership = None;
         self.epoch = None;

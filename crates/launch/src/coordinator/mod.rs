@@ -11,9 +11,12 @@
 //! Under `--recover step` lost ranks, also those of a lost node, are replaced inside the round where that can be (module
 //! `recovery`).
 //!
+//! Who may speak with it at all, and what others hear, is decided in module `admission`.
+//!
 //! In an elastic job every launcher has a coordinator, of which one leads. The others only say where the job is led
 //! (module `leadership`), and wait for their own launcher to tell them to lead.
 
+mod admission;
 mod leadership;
 mod recovery;
 
@@ -31,9 +34,11 @@ use instep_store::{ClientId, Companion, Context, Request};
 use serde_json::json;
 
 use self::recovery::{LostNode, RoundRecovery};
+use crate::control::channel::{self, Guest};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::secret::JobSecret;
-use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
+use crate::control::token::JobToken;
+use crate::control::{self, FromCoordinator, Hello, Start, ToCoordinator};
 use crate::election::shared::SharedLeadership;
 use crate::events::EventLog;
 use crate::failure::Failure;
@@ -48,6 +53,8 @@ pub struct CoordinatorSettings {
     pub terms: MembershipTerms,
     /// Known to the launcher in this process alone.
     pub host_token: u64,
+    /// What launchers have to prove.
+    pub token: Option<JobToken>,
     /// The launcher in this process.
     pub launcher: LauncherId,
     /// What workers are told to connect to.
@@ -91,8 +98,10 @@ pub struct Coordinator {
     began: Instant,
     /// Connections that have said hello, by node.
     joined: BTreeMap<NodeId, JoinedNode>,
-    /// Addresses of connections that have not.
-    peers: BTreeMap<ClientId, SocketAddr>,
+    /// Connections that have not: their addresses, and since when.
+    peers: BTreeMap<ClientId, (SocketAddr, Instant)>,
+    /// Encrypted connections.
+    guests: BTreeMap<ClientId, Guest>,
     /// Where launchers answer that took part.
     addresses: BTreeMap<LauncherId, HostPort>,
     /// The newest committed epoch, and one that is not committed yet.
@@ -126,12 +135,14 @@ impl CoordinatorSettings {
 impl Coordinator {
     /// A coordinator without nodes, which leads.
     pub fn new(settings: CoordinatorSettings, now: Instant) -> Coordinator {
-        let shares_port = settings.terms.fixed_ranks && settings.terms.max_nodes > 1;
+        // torchrun's nodes cannot prove a token.
+        let shares_port = settings.terms.fixed_ranks && settings.terms.max_nodes > 1 && settings.token.is_none();
         Coordinator {
             membership: Some(Membership::new(settings.terms.clone(), Duration::ZERO)),
             began: now,
             joined: BTreeMap::new(),
             peers: BTreeMap::new(),
+            guests: BTreeMap::new(),
             addresses: BTreeMap::new(),
             epoch: None,
             pending: None,
@@ -155,16 +166,16 @@ impl Coordinator {
         NodeId(client.0)
     }
 
-    fn send_to(&self, node: NodeId, message: &FromCoordinator, context: &mut Context<'_>) {
-        if let Some(joined_node) = self.joined.get(&node) {
-            context.send(joined_node.client, control::encode(message));
+    fn send_to(&mut self, node: NodeId, message: &FromCoordinator, context: &mut Context<'_>) {
+        if let Some(client) = self.joined.get(&node).map(|joined_node| joined_node.client) {
+            self.send(client, message, context);
         }
     }
 
-    fn broadcast(&self, message: &FromCoordinator, context: &mut Context<'_>) {
-        let line = control::encode(message);
-        for joined_node in self.joined.values() {
-            context.send(joined_node.client, line.clone());
+    fn broadcast(&mut self, message: &FromCoordinator, context: &mut Context<'_>) {
+        let clients: Vec<ClientId> = self.joined.values().map(|joined_node| joined_node.client).collect();
+        for client in clients {
+            self.send(client, message, context);
         }
     }
 
@@ -275,8 +286,8 @@ impl Coordinator {
 
     fn refuse(&mut self, node: NodeId, reason: String, context: &mut Context<'_>) {
         if let Some(joined_node) = self.joined.remove(&node) {
-            context.send(joined_node.client, control::encode(&FromCoordinator::Refused { reason }));
-            context.close(joined_node.client);
+            self.send(joined_node.client, &FromCoordinator::Refused { reason }, context);
+            self.close(joined_node.client, context);
         }
     }
 
@@ -284,14 +295,14 @@ impl Coordinator {
         // What became of nodes that are gone comes first: this one may come in place of one of them.
         self.settle_recovery(context);
         let node = Self::node(client);
-        let joined_node = self.joined_node(client, &hello, context);
         if let Some(reason) = self.refusal_reason(&hello) {
-            self.joined.insert(node, joined_node);
-            return self.refuse(node, reason, context);
+            return self.refuse_hello(client, &hello, &reason, context);
         }
+        let joined_node = self.joined_node(client, &hello, context);
         if self.membership.is_none() {
-            context.send(client, control::encode(&self.redirect()));
-            return context.close(client);
+            let redirect = self.redirect();
+            self.send(client, &redirect, context);
+            return self.close(client, context);
         }
         let earlier = self.joined.iter().find(|(_, other)| other.launcher == joined_node.launcher);
         if let Some(earlier) = earlier.map(|(earlier, _)| *earlier) {
@@ -331,7 +342,7 @@ impl Coordinator {
 
     fn joined_node(&mut self, client: ClientId, hello: &Hello, context: &Context<'_>) -> JoinedNode {
         let host = hello.host_token == Some(self.settings.host_token);
-        let peer = self.peers.remove(&client).map(|peer| peer.ip().to_canonical().to_string());
+        let peer = self.peers.remove(&client).map(|(peer, _)| peer.ip().to_canonical().to_string());
         let standby = match host {
             true => Some(HostPort { host: self.settings.master_address.clone(), port: self.settings.master_port }),
             false => hello.standby_port.and_then(|port| Some(HostPort { host: peer?, port })),
@@ -355,8 +366,8 @@ impl Coordinator {
         let mut lost = Vec::new();
         for (node, cause) in nodes {
             let Some(joined_node) = self.joined.remove(&node) else { continue };
-            context.send(joined_node.client, control::encode(&FromCoordinator::Dropped { reason: cause.clone() }));
-            context.close(joined_node.client);
+            self.send(joined_node.client, &FromCoordinator::Dropped { reason: cause.clone() }, context);
+            self.close(joined_node.client, context);
             let JoinedNode { name, host, .. } = joined_node;
             self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": true}));
             lost.push(LostNode { node, name, cause, silent: true, host });
@@ -366,18 +377,6 @@ impl Coordinator {
             let nodes = silent.into_iter().map(|lost| (lost.node, lost.cause)).collect();
             self.handle_event(Event::Silent { nodes }, context);
         }
-    }
-
-    fn refusal_reason(&self, hello: &Hello) -> Option<String> {
-        if hello.protocol != control::PROTOCOL {
-            let ours = env!("CARGO_PKG_VERSION");
-            return Some(format!("this node runs instep {}, the first node {ours}; use one version", hello.version));
-        }
-        if hello.run_id != self.settings.run_id {
-            let here = &self.settings.run_id;
-            return Some(format!("the endpoint serves job \"{here}\", this node wants job \"{}\"", hello.run_id));
-        }
-        WireTerms::from(&self.settings.terms).disagreement(&hello.terms)
     }
 
     fn handle_message(&mut self, client: ClientId, message: ToCoordinator, context: &mut Context<'_>) {
@@ -390,7 +389,7 @@ impl Coordinator {
                 ToCoordinator::ProbeReport(scouted) => self.handle_probe_report(client, scouted, context),
                 _ => {
                     self.peers.remove(&client);
-                    context.close(client);
+                    self.close(client, context);
                 }
             };
         }
@@ -426,7 +425,7 @@ impl Coordinator {
             }
             ToCoordinator::Leaving { cause, failed } => {
                 let joined_node = self.joined.remove(&node);
-                context.close(client);
+                self.close(client, context);
                 let (name, host) =
                     joined_node.map_or((String::new(), false), |joined_node| (joined_node.name, joined_node.host));
                 self.settings.events.note("node_left", json!({"node": name, "cause": cause}));
@@ -444,7 +443,7 @@ impl Coordinator {
             | ToCoordinator::LeaderQuery(_)
             | ToCoordinator::Lead(_)
             | ToCoordinator::ProbeReport(_) => {
-                context.close(client);
+                self.close(client, context);
                 self.handle_lost_node(node, "it sent hello twice", context);
             }
         }
@@ -502,11 +501,11 @@ impl Coordinator {
 
 impl Companion for Coordinator {
     fn claims(&self, first: u8) -> bool {
-        first == control::FIRST_BYTE
+        first == control::FIRST_BYTE || first == channel::FIRST_BYTE
     }
 
-    fn connected(&mut self, client: ClientId, peer: SocketAddr, _context: &mut Context<'_>) {
-        self.peers.insert(client, peer);
+    fn connected(&mut self, client: ClientId, peer: SocketAddr, context: &mut Context<'_>) {
+        self.peers.insert(client, (peer, context.now));
     }
 
     fn received(&mut self, client: ClientId, bytes: &[u8], context: &mut Context<'_>) -> usize {
@@ -520,26 +519,13 @@ impl Companion for Coordinator {
         if let (Some(detector), Some(joined_node)) = (detector, self.joined.get_mut(&Self::node(client))) {
             joined_node.heard = detector.awake_time(now);
         }
-        let mut consumed = 0;
-        loop {
-            match control::decode::<ToCoordinator>(&bytes[consumed..]) {
-                Ok(None) => return consumed,
-                Ok(Some((message, length))) => {
-                    consumed += length;
-                    self.handle_message(client, message, context);
-                }
-                Err(_) => {
-                    context.close(client);
-                    self.closed(client, context);
-                    return bytes.len();
-                }
-            }
-        }
+        self.receive(client, bytes, context)
     }
 
     fn closed(&mut self, client: ClientId, context: &mut Context<'_>) {
         self.detect_own_pause(context);
         self.peers.remove(&client);
+        self.guests.remove(&client);
         self.handle_lost_node(Self::node(client), "its connection broke", context);
     }
 
@@ -555,8 +541,9 @@ impl Companion for Coordinator {
         self.update_probe_request();
         let due = wake_at(self).map(|due| self.began + due);
         let torchrun_poll = self.torchrun_nodes.as_ref().map(|_| context.now + torchrun::POLL_INTERVAL);
+        let hello_due = self.drop_silent_connections(context);
         let ping = self.detector.as_ref().map(|_| self.next_heartbeat_check);
-        [due, torchrun_poll, ping].into_iter().flatten().min()
+        [due, torchrun_poll, ping, hello_due].into_iter().flatten().min()
     }
 
     fn refuses(&mut self, request: &Request<'_>, _peer: SocketAddr) -> Option<String> {

@@ -219,10 +219,17 @@ impl Coordinator {
 
     /// Keeps lost nodes whose ranks may move until the batch of messages is read; gives those that are membership's.
     pub(super) fn keep_for_recovery(&mut self, lost: Vec<LostNode>) -> Vec<LostNode> {
-        let Some(recovery) = self.running_recovery() else { return lost };
+        let Some(membership) = self.membership.as_ref().filter(|membership| membership.is_running()) else {
+            return lost;
+        };
+        let Some(recovery) = &mut self.recovery else { return lost };
         let may_move = |lost: &LostNode| recovery.policy.has_node(lost.node) && !lost.host;
-        let (kept, others): (Vec<LostNode>, Vec<LostNode>) = lost.into_iter().partition(may_move);
-        recovery.lost_nodes.extend(kept);
+        let (kept, mut others): (Vec<LostNode>, Vec<LostNode>) = lost.into_iter().partition(may_move);
+        let gone = recovery.lost_nodes.iter().chain(&kept).map(|lost| (lost.node, lost.silent));
+        match membership.may_continue_without(&gone.collect::<Vec<_>>()) {
+            true => recovery.lost_nodes.extend(kept),
+            false => others.extend(kept),
+        }
         others
     }
 
@@ -267,6 +274,9 @@ impl Coordinator {
         let lost_nodes = std::mem::take(&mut recovery.lost_nodes);
         let first = arrived.first().map(|(node, _)| *node).or(lost_nodes.first().map(|lost| lost.node));
         let Some(first) = first else { return };
+        // Machines that come and go are no failure of an elastic job.
+        let only_nodes = arrived.is_empty() && self.settings.terms.elastic();
+        let Some(recovery) = self.running_recovery() else { return };
         let losses: Vec<Loss> = arrived.iter().map(|(_, worker)| loss(worker)).collect();
         let nodes: Vec<NodeLoss> = lost_nodes.iter().map(LostNode::loss).collect();
         let misuses = arrived.iter().filter(|(_, worker)| worker.failure.is_session_misuse());
@@ -279,7 +289,7 @@ impl Coordinator {
         recovery.since = context.now;
         let decision = refused.or_else(|| recovery.decide(&losses, &nodes, context));
         let moves = matches!(decision, Some(Decision::Replace { .. }));
-        self.perform_recovery(decision, Some(first), context);
+        self.perform_recovery(decision, Some(first).filter(|_| !only_nodes), context);
         for lost in lost_nodes {
             let event = match (moves, lost) {
                 (true, LostNode { node, cause, silent, .. }) => Event::Replaced { node, cause, silent },
@@ -320,7 +330,7 @@ impl Coordinator {
         }
     }
 
-    /// `node` is one that was lost, or where a worker ended, if one did.
+    /// `node` is one that was lost, or where a worker ended; `None` where that is no failure.
     fn perform_recovery(&mut self, decision: Option<Decision>, node: Option<NodeId>, context: &mut Context<'_>) {
         let Some(recovery) = &self.recovery else { return };
         match decision {
@@ -336,8 +346,9 @@ impl Coordinator {
             }
             Some(Decision::RestartAll { reason, .. }) => {
                 self.failures.extend(recovery.failures.values().cloned());
-                if let Some(node) = node {
-                    self.handle_event(Event::Failed { node, cause: reason }, context);
+                match node {
+                    Some(node) => self.handle_event(Event::Failed { node, cause: reason }, context),
+                    None => self.broadcast(&FromCoordinator::Waiting { reason }, context),
                 }
             }
             Some(Decision::End { rank, reason }) => {

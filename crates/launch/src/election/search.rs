@@ -11,7 +11,7 @@ use instep_policy::election::{Answer, Election, ElectionStep, HostPort};
 use instep_policy::membership::Resumption;
 
 use crate::background::BackgroundThread;
-use crate::election::query::{self, QueryResult};
+use crate::election::query::{self, Asker, QueryResult};
 use crate::election::shared::SharedLeadership;
 
 /// How a search ended.
@@ -37,7 +37,7 @@ impl CoordinatorSearch {
     /// Searches until `limit` has passed; `leadership` is where this launcher hears of others.
     pub(crate) fn start(
         election: Election,
-        run_id: String,
+        asker: Asker,
         limit: Duration,
         leadership: Option<Arc<SharedLeadership>>,
     ) -> io::Result<CoordinatorSearch> {
@@ -45,7 +45,7 @@ impl CoordinatorSearch {
         ended.set_nonblocking(true)?;
         let thread = BackgroundThread::start("instep-search", move |stop| {
             let deadline = Instant::now() + limit;
-            let outcome = search(election, &run_id, leadership.as_deref(), |wait| {
+            let outcome = search(election, &asker, leadership.as_deref(), |wait| {
                 let goes_on = Instant::now() < deadline && !stop.is_set();
                 if goes_on {
                     stop.wait(wait);
@@ -78,7 +78,7 @@ impl CoordinatorSearch {
 /// Asks the other launchers again and again; `pause` waits between two rounds of questions, or says that time is up.
 fn search(
     mut election: Election,
-    run_id: &str,
+    asker: &Asker,
     leadership: Option<&SharedLeadership>,
     pause: impl Fn(Duration) -> bool,
 ) -> SearchOutcome {
@@ -86,7 +86,7 @@ fn search(
         if let Some(hint) = leadership.and_then(SharedLeadership::take_leader_hint) {
             election.also_ask(hint);
         }
-        let answers = query::query_all(election.targets(), run_id, None);
+        let answers = query::query_all(election.targets(), asker, None);
         match election.decide(&answers) {
             ElectionStep::Join(leader) => return SearchOutcome::Leader(leader),
             ElectionStep::Lead(resumption) => return SearchOutcome::Elected(resumption),

@@ -5,10 +5,12 @@
 
 mod error;
 mod logs;
+mod nodes;
 mod preload;
 mod recovery;
 mod rendezvous;
 mod request;
+pub mod scheduler;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -21,11 +23,14 @@ use nix::sys::signal::Signal;
 pub use self::error::PlanError;
 use self::error::{error, split_hint};
 use self::logs::log_policy;
+use self::nodes::node_range;
 pub use self::recovery::SpareKind;
 pub use self::rendezvous::RendezvousMode;
 use self::rendezvous::{RendezvousConf, job_terms, resolve_rendezvous};
 pub use self::request::Request;
+use self::scheduler::Scheduler;
 use crate::control::heartbeat::Heartbeat;
+use crate::control::token::JobToken;
 use crate::drill::{DrillError, DrillSettings};
 use crate::machine::devices::{self, WorkersPerNode};
 use crate::machine::interpreter::{self, Interpreter};
@@ -59,8 +64,12 @@ pub struct Plan {
     pub spares: SpareKind,
     /// What is to be killed on purpose.
     pub drill: Option<DrillSettings>,
+    /// What of it a scheduler has said.
+    pub scheduler: Option<Scheduler>,
     /// How the nodes find each other.
     pub rendezvous: RendezvousMode,
+    /// What the launchers of the job prove to each other, where there is such a thing.
+    pub token: Option<JobToken>,
     /// What all nodes must agree on.
     pub terms: MembershipTerms,
     /// What the workers' environment is built from.
@@ -95,23 +104,26 @@ pub struct Plan {
     pub warnings: Vec<String>,
 }
 
-/// Works out what a request means on this machine.
-pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> + Copy) -> Result<Plan, PlanError> {
+/// Works out what a request means on this machine. In the batch script of a Slurm job with several nodes, ask
+/// [`scheduler::start_through_srun`] first.
+pub fn resolve(mut request: Request, environment: impl Fn(&str) -> Option<OsString> + Copy) -> Result<Plan, PlanError> {
     let text = |name: &str| environment(name).and_then(|value| value.into_string().ok());
+    let mut conf = RendezvousConf::parse(&request.rdzv_conf)?;
+    let mut warnings = conf.warnings();
+    let found = scheduler::fill_in(&mut request, &mut conf, &text, &endpoint::host_name())?;
     let nodes = node_range(&request)?;
     let (_, max_nodes) = nodes;
     let max_restarts = u32::try_from(request.max_restarts)
         .map_err(|_| error(format!("--max-restarts {} is negative", request.max_restarts), "0 disables restarts"))?;
-    let node_rank = usize::try_from(request.node_rank)
-        .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank), "node ranks count from 0"))?;
-    let conf = RendezvousConf::parse(&request.rdzv_conf)?;
+    let node_rank = usize::try_from(request.node_rank())
+        .map_err(|_| error(format!("--node-rank {} is negative", request.node_rank()), "node ranks count from 0"))?;
     let runs_python = !request.no_python;
     let interpreter = find_interpreter(&request, runs_python, environment)?;
     let python = interpreter.as_ref().map(|found| found.path.clone()).unwrap_or_else(|| PathBuf::from("python3"));
     let workers = count_workers(&request, &python)?;
     let default_threads = (workers > 1 && environment(environment::OMP_NUM_THREADS).is_none()).then_some(1);
 
-    let mut warnings = conf.warnings();
+    warnings.extend(found.warnings);
     let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
     let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts, recovery::step_recovery(&request)?)?;
     warnings.extend(endpoint_nobody_gave(&request, &rendezvous.mode, max_nodes));
@@ -164,6 +176,7 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         hang_after: hang_after(request.hang_after)?,
         events: request.events.clone(),
         worker_serves_store,
+        token: job_token(&request, &rendezvous.mode)?,
         terms: job_terms.terms,
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
         worker_cpus: match request.numa_binding {
@@ -173,28 +186,28 @@ pub fn resolve(request: Request, environment: impl Fn(&str) -> Option<OsString> 
         signals,
         grace_period: GRACE_PERIOD,
         shutdown_timeout,
+        scheduler: found.scheduler,
         rendezvous: rendezvous.mode,
         warnings,
     })
 }
 
-fn node_range(request: &Request) -> Result<(usize, usize), PlanError> {
-    let (min_nodes, max_nodes) = parse_nodes(&request.nnodes)?;
-    if request.standalone && min_nodes > 1 {
-        return Err(error(
-            format!("--standalone runs on one node, but --nnodes is {}", request.nnodes),
-            "leave out --standalone and give --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
-        ));
-    }
-    Ok((min_nodes, if request.standalone { 1 } else { max_nodes }))
-}
-
 fn count_workers(request: &Request, python: &Path) -> Result<usize, PlanError> {
     request
-        .nproc_per_node
+        .nproc_per_node()
         .parse::<WorkersPerNode>()
         .and_then(|wanted| devices::count_workers(&wanted, python))
         .map_err(|cause| split_hint(&cause.to_string()))
+}
+
+/// The job's token, where nodes meet: the variable that names its file may be set for all jobs.
+fn job_token(request: &Request, mode: &RendezvousMode) -> Result<Option<JobToken>, PlanError> {
+    let file = request.job_token_file.as_deref().filter(|_| *mode != RendezvousMode::Standalone);
+    let read = file.map(JobToken::read).transpose();
+    read.map_err(|cause| {
+        let source = std::error::Error::source(&cause).map(|source| format!(": {source}")).unwrap_or_default();
+        error(format!("{cause}{source}"), cause.hint())
+    })
 }
 
 /// Between a passed-on signal and SIGKILL: the option, else the variable, else torchrun's default.
@@ -279,28 +292,6 @@ fn find_interpreter(
         Err(_) if !needed => Ok(None),
         Err(cause) => Err(split_hint(&cause.to_string())),
     }
-}
-
-fn parse_nodes(text: &str) -> Result<(usize, usize), PlanError> {
-    let hint = "give a number (--nnodes 2) or a range (--nnodes 1:4)";
-    let number = |part: &str| part.trim().parse::<usize>();
-    let (min, max) = match text.split_once(':') {
-        None => (number(text), number(text)),
-        Some((min, max)) => (number(min), number(max)),
-    };
-    let (Ok(min), Ok(max)) = (min, max) else {
-        return Err(error(format!("--nnodes \"{text}\" is not a number of nodes"), hint));
-    };
-    if min == 0 {
-        return Err(error(format!("--nnodes {text}: a job needs at least one node"), hint));
-    }
-    if min > max {
-        return Err(error(
-            format!("--nnodes {text}: the minimum is larger than the maximum"),
-            format!("did you mean --nnodes {max}:{min}?"),
-        ));
-    }
-    Ok((min, max))
 }
 
 /// Options that no script but a launcher has; others, such as `--log-dir`, may be the script's own.

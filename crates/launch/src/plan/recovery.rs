@@ -63,11 +63,12 @@ pub(super) fn check_terms(
     if !terms.step_recovery {
         return Ok(());
     }
-    // Also where the rendezvous would wait for the largest number of them.
-    if least < most {
-        let hint = format!("give one number of nodes (--nnodes {most}), or leave out --recover step");
-        let nodes = &request.nnodes;
-        return Err(error(format!("--recover step needs a fixed number of nodes, but --nnodes is {nodes}"), hint));
+    // torchrun waits for the largest number of them.
+    if least < most && !terms.elastic() {
+        let hint = format!("give one number of nodes (--nnodes {most}), or --rdzv-backend c10d");
+        let nodes = request.nnodes();
+        let message = format!("--recover step with a range of nodes (--nnodes {nodes}) needs the c10d rendezvous");
+        return Err(error(message, hint));
     }
     if worker_serves_store {
         let name = environment::DISABLE_SHARED_STORE;

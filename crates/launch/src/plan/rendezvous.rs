@@ -8,6 +8,7 @@ use instep_policy::membership::{MembershipTerms, Quorum};
 use super::error::{PlanError, error};
 use super::request::Request;
 use crate::control::heartbeat::Heartbeat;
+use crate::control::text;
 use crate::random;
 use crate::rendezvous::endpoint::{DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
 
@@ -75,16 +76,16 @@ pub(super) fn resolve_rendezvous(
     max_nodes: usize,
     node_rank: usize,
 ) -> Result<ResolvedRendezvous, PlanError> {
-    let is_static = request.rdzv_backend == "static";
+    let is_static = request.rdzv_backend() == "static";
     let plain = is_static && request.rdzv_endpoint.is_empty() && request.master_port.is_none() && max_nodes == 1;
     if request.standalone || plain {
         return Ok(ResolvedRendezvous { mode: RendezvousMode::Standalone, run_id: random_uuid() });
     }
-    let mode = match request.rdzv_backend.as_str() {
+    let mode = match request.rdzv_backend() {
         "static" => static_rendezvous(request, max_nodes, node_rank),
         "c10d" => c10d_rendezvous(request, conf, max_nodes),
         "etcd" | "etcd-v2" => Err(error(
-            format!("--rdzv-backend {} is not supported: instep needs no etcd", request.rdzv_backend),
+            format!("--rdzv-backend {} is not supported: instep needs no etcd", request.rdzv_backend()),
             "use --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of the first node",
         )),
         other => Err(error(
@@ -92,12 +93,23 @@ pub(super) fn resolve_rendezvous(
             "use c10d or static; rendezvous plugins of torchrun need torchrun itself",
         )),
     }?;
-    Ok(ResolvedRendezvous { mode, run_id: request.rdzv_id.clone() })
+    check_name("--rdzv-id", request.rdzv_id())?;
+    check_name("--role", &request.role)?;
+    Ok(ResolvedRendezvous { mode, run_id: request.rdzv_id().to_owned() })
+}
+
+/// Nodes compare names, and read them without what cannot be shown.
+fn check_name(option: &str, name: &str) -> Result<(), PlanError> {
+    let Some(hidden) = name.chars().find(|letter| text::is_hidden(*letter)) else { return Ok(()) };
+    Err(error(
+        format!("{option} \"{}\" has a character that cannot be shown: {hidden:?}", name.escape_debug()),
+        "leave it out; a file with line ends of Windows, for example, leaves a \\r at the end",
+    ))
 }
 
 fn static_rendezvous(request: &Request, max_nodes: usize, node_rank: usize) -> Result<RendezvousMode, PlanError> {
     let (host, port) = if request.rdzv_endpoint.is_empty() {
-        (request.master_addr.clone(), request.master_port.unwrap_or(DEFAULT_STATIC_PORT))
+        (request.master_addr().to_owned(), request.master_port.unwrap_or(DEFAULT_STATIC_PORT))
     } else {
         let endpoint = parse_endpoint(&request.rdzv_endpoint)?;
         let port = endpoint.port.ok_or_else(|| {
@@ -112,7 +124,7 @@ fn static_rendezvous(request: &Request, max_nodes: usize, node_rank: usize) -> R
         return Err(error(
             format!(
                 "--node-rank {node_rank} does not exist: --nnodes {} has node ranks 0 to {}",
-                request.nnodes,
+                request.nnodes(),
                 max_nodes - 1
             ),
             "number the nodes from 0",
@@ -250,6 +262,16 @@ impl RendezvousConf {
             .filter(|key| !KNOWN.contains(&key.as_str()))
             .map(|key| format!("--rdzv-conf {key} is not a setting of this rendezvous and has no effect"));
         without_effect.chain(unknown).collect()
+    }
+
+    /// Whether the user has set it.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Sets what the user has not set.
+    pub(super) fn set_default(&mut self, key: &str, value: &str) {
+        self.0.entry(key.to_owned()).or_insert_with(|| value.to_owned());
     }
 
     fn get(&self, key: &str) -> Option<&str> {

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 
 use crate::machine::numa::NumaBinding;
 
-/// The options of `instep run`, as typed.
+/// The options of `instep run`, as typed. Those that say where a job runs are none where they were not given: a scheduler may
+/// know better than torchrun's defaults, which the methods give.
 #[derive(Debug, Clone, Default)]
 #[expect(missing_docs, reason = "each field is the option of the same name")]
 pub struct Request {
-    pub nnodes: String,
-    pub nproc_per_node: String,
-    pub rdzv_backend: String,
+    pub nnodes: Option<String>,
+    pub nproc_per_node: Option<String>,
+    pub rdzv_backend: Option<String>,
     pub rdzv_endpoint: String,
-    pub rdzv_id: String,
+    pub rdzv_id: Option<String>,
     pub rdzv_conf: String,
+    pub job_token_file: Option<PathBuf>,
     pub standalone: bool,
     pub max_restarts: i64,
     pub role: String,
@@ -28,8 +30,8 @@ pub struct Request {
     pub local_ranks_filter: String,
     pub duplicate_stdout_filters: String,
     pub duplicate_stderr_filters: String,
-    pub node_rank: i64,
-    pub master_addr: String,
+    pub node_rank: Option<i64>,
+    pub master_addr: Option<String>,
     pub master_port: Option<u16>,
     pub local_addr: Option<String>,
     pub numa_binding: Option<NumaBinding>,
@@ -50,4 +52,30 @@ pub struct Request {
     pub pass_local_rank: bool,
     pub script: OsString,
     pub script_arguments: Vec<OsString>,
+}
+
+impl Request {
+    pub(super) fn nnodes(&self) -> &str {
+        self.nnodes.as_deref().unwrap_or("1:1")
+    }
+
+    pub(super) fn nproc_per_node(&self) -> &str {
+        self.nproc_per_node.as_deref().unwrap_or("1")
+    }
+
+    pub(super) fn rdzv_backend(&self) -> &str {
+        self.rdzv_backend.as_deref().unwrap_or("static")
+    }
+
+    pub(super) fn rdzv_id(&self) -> &str {
+        self.rdzv_id.as_deref().unwrap_or("none")
+    }
+
+    pub(super) fn node_rank(&self) -> i64 {
+        self.node_rank.unwrap_or(0)
+    }
+
+    pub(super) fn master_addr(&self) -> &str {
+        self.master_addr.as_deref().unwrap_or("127.0.0.1")
+    }
 }

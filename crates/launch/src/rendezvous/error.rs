@@ -25,6 +25,9 @@ pub enum RendezvousError {
     /// The coordinator refuses this node.
     #[error("the first node at {endpoint} refuses this node: {reason}")]
     Refused { endpoint: Endpoint, reason: String },
+    /// The endpoint is not this job's, or the job has another token.
+    #[error("the node at {endpoint} did not prove that it has this job's token, and refuses this node")]
+    NotProved { endpoint: Endpoint },
     /// The endpoint belongs to Python's torchrun.
     #[error("the endpoint {endpoint} is served by Python's torchrun, whose c10d rendezvous cannot be shared")]
     Torchrun { endpoint: Endpoint },
@@ -36,6 +39,9 @@ pub enum RendezvousError {
     /// Neither a coordinator nor a torchrun listens there.
     #[error("the server at {endpoint} is not the rendezvous of a job ({what})")]
     NotACoordinator { endpoint: Endpoint, what: String },
+    /// Whatever listens there has not opened a channel with the job's token.
+    #[error("the server at {endpoint} is not a node of this job that has its token ({what})")]
+    NoChannel { endpoint: Endpoint, what: String },
     /// Launchers of the job answer, and none of them leads it.
     #[error("no node leads the job at {endpoint} after {} s", timeout.as_secs_f64())]
     NoLeader {
@@ -63,12 +69,22 @@ impl RendezvousError {
             }
             RendezvousError::Listen { .. } => "choose a port above 1023 that is free",
             RendezvousError::Unreachable { connect_error, .. } => connect_error.hint(),
-            RendezvousError::Refused { .. } => "start all nodes with the same options, apart from --node-rank",
+            RendezvousError::Refused { .. } => {
+                "the output of the first node says what differs; start all nodes with the same options, apart from --node-rank"
+            }
+            RendezvousError::NotProved { .. } => {
+                "give all nodes the same --job-token-file, or none, and the same version of instep; torchrun's nodes cannot have \
+                 a token"
+            }
             RendezvousError::Torchrun { .. } => {
                 "run instep on all nodes, or use --rdzv-backend static, which can be shared with torchrun"
             }
             RendezvousError::TorchrunRecovery { .. } => "run instep on all nodes, or leave out --recover step",
             RendezvousError::NotACoordinator { .. } => "choose another port for the rendezvous, the same on all nodes",
+            RendezvousError::NoChannel { .. } => {
+                "check the endpoint; give all nodes the same --job-token-file and the same version of instep; torchrun's nodes \
+                 cannot have a token"
+            }
             RendezvousError::NoLeader { .. } => {
                 "the job has lost its nodes: stop what is left of it and start it again"
             }

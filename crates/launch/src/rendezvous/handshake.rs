@@ -1,6 +1,6 @@
 //! The first exchange on a control connection: this node says hello, and the coordinator welcomes, refuses or redirects it.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::endpoint::Endpoint;
 use super::error::RendezvousError;
+use crate::control::channel::{Channel, ChannelError, Inbound};
 use crate::control::connection::CoordinatorConnection;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::{self, FromCoordinator, Hello, ToCoordinator, WireTerms};
@@ -55,15 +56,23 @@ pub(super) fn handshake(
 ) -> Result<HandshakeReply, RendezvousError> {
     set_socket_options(&stream, plan.heartbeat.unwrap_or(KEEPALIVE))?;
     let hello = control::encode(&ToCoordinator::Hello(hello(plan, identity, host_token)));
+    let mut channel = match Channel::open(&mut stream, plan.token.as_ref()) {
+        Ok(channel) => channel,
+        Err(ChannelError::NotProved) => return Err(RendezvousError::NotProved { endpoint: endpoint.clone() }),
+        Err(ChannelError::Io(cause)) => {
+            return Ok(HandshakeReply::NotACoordinator(format!("it did not answer: {cause}")));
+        }
+    };
     let mut received = Vec::new();
-    let answer = stream.write_all(&hello).and_then(|()| read_line(&mut stream, &mut received));
+    let answer = channel.write(&mut stream, &hello);
+    let answer = answer.and_then(|()| read_line(&mut stream, &mut channel.inbound, &mut received));
     if let Err(cause) = answer {
         return Ok(HandshakeReply::NotACoordinator(format!("it did not answer: {cause}")));
     }
     match control::decode::<FromCoordinator>(&received) {
         Ok(Some((FromCoordinator::Welcome {}, length))) => {
             received.drain(..length);
-            let connection = CoordinatorConnection::new(OwnedFd::from(stream), received, plan.heartbeat)?;
+            let connection = CoordinatorConnection::new(OwnedFd::from(stream), channel, received, plan.heartbeat)?;
             Ok(HandshakeReply::Welcome(Box::new(connection)))
         }
         Ok(Some((FromCoordinator::Refused { reason }, _))) => {
@@ -119,12 +128,16 @@ fn whole_seconds(duration: Duration) -> Duration {
     Duration::from_secs(duration.as_secs().max(1))
 }
 
-pub(super) fn read_line(stream: &mut TcpStream, received: &mut Vec<u8>) -> io::Result<()> {
-    let mut buffer = [0u8; 4096];
+/// Reads through a channel until there is a whole line.
+pub(super) fn read_line(stream: &mut TcpStream, inbound: &mut Inbound, received: &mut Vec<u8>) -> io::Result<()> {
+    let (mut buffer, mut arrived) = ([0u8; 4096], Vec::new());
     while !received.contains(&b'\n') && received.len() < control::MAX_LINE_BYTES {
         match stream.read(&mut buffer)? {
             0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
-            count => received.extend_from_slice(&buffer[..count]),
+            count => {
+                arrived.extend_from_slice(&buffer[..count]);
+                inbound.unwrap(&mut arrived, received).map_err(|cause| io::Error::other(cause.to_string()))?;
+            }
         }
     }
     Ok(())

@@ -151,6 +151,7 @@ impl Rendezvous<'_> {
         let deadline = Instant::now() + plan.connect_timeout;
         let mut address = first.clone();
         let mut redirects = 0;
+        let mut no_channel = None;
         loop {
             let mut interrupted = false;
             let at_first = address == first;
@@ -176,19 +177,31 @@ impl Rendezvous<'_> {
             let endpoint = Endpoint { host: address.host.clone(), port: Some(address.port) };
             match handshake(plan, &self.identity, stream, None, &endpoint)? {
                 HandshakeReply::Welcome(connection) => return Ok((*connection, address)),
-                HandshakeReply::NotACoordinator(what) if at_first => {
+                // A job with a token has no nodes of torchrun.
+                HandshakeReply::NotACoordinator(what) if at_first && plan.token.is_none() => {
                     return Ok((torchrun::connect(plan, &endpoint, what, &self.reports.notes)?, address));
                 }
                 HandshakeReply::Moved(elsewhere) if redirects < MAX_REDIRECTS => {
                     (address, redirects) = (elsewhere, redirects + 1);
                     continue;
                 }
+                // Perhaps a node that is ending, whose place another one takes.
+                HandshakeReply::NotACoordinator(what) if at_first => {
+                    if no_channel.is_none() {
+                        let news = format!("waiting for the first node: the server at {endpoint} is none: {what}");
+                        let _ = self.reports.notes.send(Note::Progress(news));
+                    }
+                    no_channel = Some(what);
+                }
                 HandshakeReply::Moved(_) | HandshakeReply::NotLeading | HandshakeReply::NotACoordinator(_) => {
-                    (address, redirects) = (first.clone(), 0);
+                    (address, redirects, no_channel) = (first.clone(), 0, None);
                 }
             }
             if Instant::now() >= deadline {
-                return Err(RendezvousError::NoLeader { endpoint, timeout: plan.connect_timeout });
+                return Err(match no_channel {
+                    Some(what) => RendezvousError::NoChannel { endpoint, what },
+                    None => RendezvousError::NoLeader { endpoint, timeout: plan.connect_timeout },
+                });
             }
             if !(self.pause)(REDIRECT_PAUSE) {
                 return Err(RendezvousError::Interrupted);

@@ -1,6 +1,6 @@
 //! The server of this node: the store and the coordinator on one port, and the thread that probes missing nodes.
 
-use std::io::{self, Write};
+use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -15,9 +15,12 @@ use super::error::RendezvousError;
 use super::handshake::{self, HELLO_TIMEOUT};
 use crate::background::BackgroundThread;
 use crate::console::Note;
+use crate::control::channel::{Channel, ChannelError};
+use crate::control::token::JobToken;
 use crate::control::{self, Lead, ToCoordinator};
 use crate::coordinator::{Coordinator, CoordinatorSettings};
 use crate::election::probe;
+use crate::election::query::Asker;
 use crate::election::shared::SharedLeadership;
 use crate::events::EventLog;
 use crate::plan::Plan;
@@ -40,6 +43,7 @@ pub(crate) struct CoordinatorService {
     server: Server,
     /// Proves to the coordinator that a connection comes from this process.
     pub(super) host_token: u64,
+    token: Option<JobToken>,
     pub(crate) leadership: Arc<SharedLeadership>,
     /// The job is led from here.
     pub(crate) leads: bool,
@@ -63,6 +67,7 @@ impl CoordinatorService {
             run_id: plan.job.run_id.clone(),
             terms: plan.terms.clone(),
             host_token,
+            token: plan.token.clone(),
             launcher,
             master_address: master.host,
             master_port: master.port,
@@ -79,9 +84,11 @@ impl CoordinatorService {
             // The launcher is ending if nobody listens any more.
             let _ = notes.send(Note::Warning(notice.to_string()));
         })?;
-        let probe = || probe::start(leadership.clone(), plan.job.run_id.clone(), port, host_token);
+        let asker = Asker { run_id: plan.job.run_id.clone(), token: plan.token.clone() };
+        let probe = || probe::start(leadership.clone(), asker, port, host_token);
         let probe_thread = plan.terms.elastic().then(probe).transpose()?;
-        Ok(CoordinatorService { probe_thread, server, host_token, leadership, leads })
+        let token = plan.token.clone();
+        Ok(CoordinatorService { probe_thread, server, host_token, token, leadership, leads })
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -101,8 +108,10 @@ impl CoordinatorService {
         let lead = Lead { host_token: self.host_token, master_address, resumption, addresses };
         let mut stream = endpoint::connect_to_self(self.port())?;
         stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
-        stream.write_all(&control::encode(&ToCoordinator::Lead(Box::new(lead))))?;
-        Ok(handshake::read_line(&mut stream, &mut Vec::new())?)
+        let unproved = |cause: ChannelError| io::Error::other(cause.to_string());
+        let mut channel = Channel::open(&mut stream, self.token.as_ref()).map_err(unproved)?;
+        channel.write(&mut stream, &control::encode(&ToCoordinator::Lead(Box::new(lead))))?;
+        Ok(handshake::read_line(&mut stream, &mut channel.inbound, &mut Vec::new())?)
     }
 
     /// Writes what others still have to hear, and ends.

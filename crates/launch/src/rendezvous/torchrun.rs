@@ -28,6 +28,7 @@ use super::endpoint::Endpoint;
 use super::error::RendezvousError;
 use super::handshake::HELLO_TIMEOUT;
 use crate::console::Note;
+use crate::control::channel::Channel;
 use crate::control::connection::CoordinatorConnection;
 use crate::control::{self, FromCoordinator, Start, ToCoordinator};
 use crate::failure::Failure;
@@ -113,7 +114,7 @@ impl TorchrunNodes {
                 address: format!("node {rank} (torchrun)"),
                 process: 0,
                 workers: info.local_world_size,
-                role: info.role,
+                role: control::text::one_line(&info.role),
                 node_rank: rank,
                 host: false,
                 foreign: true,
@@ -190,7 +191,7 @@ pub(super) fn connect(
     let _ = notes.send(Note::Progress(format!("joining the torchrun that serves {endpoint}")));
     let (ours, theirs) = UnixStream::pair()?;
     std::thread::Builder::new().name("torchrun-peer".to_owned()).spawn(move || join(client, member, theirs))?;
-    Ok(CoordinatorConnection::new(OwnedFd::from(ours), Vec::new(), None)?)
+    Ok(CoordinatorConnection::new(OwnedFd::from(ours), Channel::default(), Vec::new(), None)?)
 }
 
 /// Our node as a member of torchrun's job.

@@ -13,6 +13,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use crate::control::connection::CoordinatorConnection;
 use crate::control::{FromCoordinator, Start, ToCoordinator};
+use crate::election::query::Asker;
 use crate::election::search::{CoordinatorSearch, SearchOutcome};
 use crate::plan::Plan;
 use crate::rendezvous::{self, CoordinatorService, Identity, Joined, RendezvousError};
@@ -182,7 +183,8 @@ impl Leadership {
             .with(self.votes.uncommitted_members());
         let leadership = self.service.as_ref().map(|service| service.leadership.clone());
         let limit = plan.terms.join_timeout;
-        self.search = Some(CoordinatorSearch::start(election, plan.job.run_id.clone(), limit, leadership)?);
+        let asker = Asker { run_id: plan.job.run_id.clone(), token: plan.token.clone() };
+        self.search = Some(CoordinatorSearch::start(election, asker, limit, leadership)?);
         Ok(())
     }
 

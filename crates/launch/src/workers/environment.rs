@@ -11,6 +11,8 @@ use crate::control::Start;
 
 /// Set by the user to choose threads per worker; defaults to 1 where several workers share a node.
 pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+/// The job's id; whoever has one is somebody's worker.
+pub const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 /// Where a worker writes its exception; also read from our own environment when we are somebody's worker.
 pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 /// Set by an agent for its tasks: the command that shows what ranks wrote, since folders here go with the task.
@@ -44,6 +46,13 @@ const CANONICAL: &str = "canonical";
 
 /// What ranks of our backend show each other; the user's own wins, and an empty one means none.
 const SECRET: &str = "INSTEP_SECRET";
+
+/// Set by the user: where the job's token is. It is the launchers' alone, and may be a pipe that can be read once.
+const JOB_TOKEN_FILE: &str = "INSTEP_JOB_TOKEN_FILE";
+
+/// What workers do not inherit.
+pub const NOT_FOR_WORKERS: [&str; 1] = [JOB_TOKEN_FILE];
+
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
@@ -111,7 +120,7 @@ pub fn worker_variables(
         ("MASTER_PORT", start.master_port.to_string().into()),
         ("TORCHELASTIC_RESTART_COUNT", start.restarts.to_string().into()),
         ("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string().into()),
-        ("TORCHELASTIC_RUN_ID", job.run_id.clone().into()),
+        (RUN_ID, job.run_id.clone().into()),
         ("TORCHELASTIC_USE_AGENT_STORE", python_bool(start.launcher_serves_store).into()),
         (ERROR_FILE, error_file.map(|path| path.as_os_str().to_owned()).unwrap_or_default()),
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals_to_handle.clone().into()),

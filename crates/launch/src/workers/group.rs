@@ -406,9 +406,8 @@ mod tests {
     /// Two shells that say who they are, and wait.
     fn plan(logs: &Path) -> Plan {
         let request = Request {
-            nnodes: "1".to_owned(),
-            nproc_per_node: "2".to_owned(),
-            rdzv_backend: "static".to_owned(),
+            nnodes: Some("1".to_owned()),
+            nproc_per_node: Some("2".to_owned()),
             role: "default".to_owned(),
             redirects: "0".to_owned(),
             tee: "3".to_owned(),

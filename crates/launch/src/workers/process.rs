@@ -18,6 +18,7 @@ use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use crate::failure::ExitStatus;
 use crate::spares::priority;
+use crate::workers::environment::NOT_FOR_WORKERS;
 use crate::workers::exit_watch::ExitWatch;
 
 /// How long the kernel may take to end a process that was killed.
@@ -89,6 +90,9 @@ impl Worker {
         let (program, arguments) = spawn.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(spawn.variables).stdout(spawn.stdout).stderr(spawn.stderr);
+        for name in NOT_FOR_WORKERS {
+            command.env_remove(name);
+        }
         let spare = spawn.spare;
         let (launcher, limit) = (getpid(), spawn.file_limit);
         let cpus = spawn.cpus.as_ref().map(cpu_set).transpose()?;

@@ -4,14 +4,16 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use instep_launch::control::token::JobToken;
 use instep_launch::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
 use instep_launch::coordinator::{Coordinator, CoordinatorSettings};
 use instep_launch::events::EventLog;
 use instep_launch::failure::{ExitStatus, Failure};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum};
-use instep_store::{Client, Server};
+use instep_store::{Client, Notice, Server};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const TOKEN: u64 = 42;
@@ -35,12 +37,18 @@ pub(crate) fn terms(nodes: usize, max_restarts: u32, fixed_ranks: bool) -> Membe
 }
 
 pub(crate) fn serve(terms: &MembershipTerms) -> Server {
+    serve_with_notices(terms, None).0
+}
+
+/// The server, and what it tells the person who leads the job.
+pub(crate) fn serve_with_notices(terms: &MembershipTerms, token: Option<JobToken>) -> (Server, Receiver<String>) {
     let listeners = instep_store::listen_loopback(0).expect("listen");
     let master_port = listeners[0].local_addr().expect("address").port();
     let settings = CoordinatorSettings {
         run_id: "job".to_owned(),
         terms: terms.clone(),
         host_token: TOKEN,
+        token,
         launcher: LauncherId(TOKEN),
         master_address: "localhost".to_owned(),
         master_port,
@@ -51,7 +59,32 @@ pub(crate) fn serve(terms: &MembershipTerms) -> Server {
         events: EventLog::default(),
     };
     let coordinator = Coordinator::new(settings, Instant::now());
-    Server::start(listeners, Some(Box::new(coordinator)), |_| {}).expect("serve")
+    let (sender, notices) = channel();
+    let notify = move |notice: Notice| sender.send(notice.to_string()).unwrap_or_default();
+    (Server::start(listeners, Some(Box::new(coordinator)), notify).expect("serve"), notices)
+}
+
+/// What a node says of itself that fits the job.
+pub(crate) fn hello(terms: &MembershipTerms) -> Hello {
+    Hello {
+        protocol: control::PROTOCOL,
+        version: "0".to_owned(),
+        run_id: "job".to_owned(),
+        host_token: None,
+        launcher: LauncherId(NEXT_LAUNCHER.fetch_add(1, Ordering::Relaxed)),
+        last_round: None,
+        votes: Vec::new(),
+        busy: false,
+        after_silence: false,
+        standby_port: None,
+        address: "a".to_owned(),
+        process: 1,
+        workers: 2,
+        role: "default".to_owned(),
+        node_rank: 0,
+        spares: 0,
+        terms: WireTerms::from(terms),
+    }
 }
 
 /// A launcher reduced to its connection.
@@ -70,25 +103,7 @@ impl Launcher {
 
     pub(crate) fn join(server: &Server, terms: &MembershipTerms, change: impl FnOnce(&mut Hello)) -> Launcher {
         let mut launcher = Launcher::connect(server);
-        let mut hello = Hello {
-            protocol: control::PROTOCOL,
-            version: "0".to_owned(),
-            run_id: "job".to_owned(),
-            host_token: None,
-            launcher: LauncherId(NEXT_LAUNCHER.fetch_add(1, Ordering::Relaxed)),
-            last_round: None,
-            votes: Vec::new(),
-            busy: false,
-            after_silence: false,
-            standby_port: None,
-            address: "a".to_owned(),
-            process: 1,
-            workers: 2,
-            role: "default".to_owned(),
-            node_rank: 0,
-            spares: 0,
-            terms: WireTerms::from(terms),
-        };
+        let mut hello = hello(terms);
         change(&mut hello);
         launcher.say(&ToCoordinator::Hello(hello));
         launcher
@@ -209,21 +224,46 @@ fn a_broken_connection_is_noticed_at_once() {
 }
 
 #[test]
-fn nodes_that_do_not_fit_are_refused_by_name() {
+fn a_node_that_does_not_fit_learns_nothing_of_the_job_and_its_leader_learns_why() {
     let terms = terms(2, 0, false);
-    let server = serve(&terms);
-    let refusal = |change: fn(&mut Hello)| match Launcher::join(&server, &terms, change).next_message() {
-        Some(FromCoordinator::Refused { reason }) => reason,
-        other => panic!("expected a refusal, heard {other:?}"),
+    let (server, notices) = serve_with_notices(&terms, None);
+    type Case = (fn(&mut Hello), &'static str);
+    let cases: [Case; 5] = [
+        (|hello| hello.protocol = 99, "it runs instep 0, this node "),
+        (|hello| hello.run_id = "other".to_owned(), "it wants job \"other\", this one is \"job\""),
+        (|hello| hello.terms.max_nodes = 3, "the job was started with --nnodes 2, that node with --nnodes 2:3"),
+        (|hello| hello.terms.max_restarts = 5, "--max-restarts 0, that node with --max-restarts 5"),
+        (|hello| hello.terms.step_recovery = true, "--recover round, that node with --recover step"),
+    ];
+    for (change, expected) in cases {
+        let Some(FromCoordinator::Refused { reason }) = Launcher::join(&server, &terms, change).next_message() else {
+            panic!("expected a refusal")
+        };
+        assert_eq!(reason, "its job token, job id, options or version of instep are not those of the job");
+        let notice = notices.recv_timeout(TIMEOUT).expect("told");
+        assert!(notice.starts_with("refused ") && notice.contains(": a (pid 1): "), "{notice}");
+        assert!(notice.contains(expected), "{notice}");
+    }
+}
+
+#[test]
+fn names_of_strangers_cannot_move_the_cursor_or_fill_the_screen() {
+    let terms = terms(2, 0, false);
+    let (server, notices) = serve_with_notices(&terms, None);
+    let hostile = |hello: &mut Hello| {
+        hello.address = format!("x\u{1b}[2J\u{9b}31m\nerror: owned{}", "y".repeat(100_000));
+        hello.run_id = "\u{7}other".to_owned();
     };
-    assert!(refusal(|hello| hello.protocol = 99).contains("use one version"));
-    let other_job = refusal(|hello| hello.run_id = "other".to_owned());
-    assert_eq!(other_job, "the endpoint serves job \"job\", this node wants job \"other\"");
-    let nodes = refusal(|hello| hello.terms.max_nodes = 3);
-    assert_eq!(nodes, "the job was started with --nnodes 2, this node with --nnodes 2:3");
-    assert!(refusal(|hello| hello.terms.max_restarts = 5).contains("--max-restarts 0"));
-    let recovery = refusal(|hello| hello.terms.step_recovery = true);
-    assert_eq!(recovery, "the job was started with --recover round, this node with --recover step");
+    assert!(matches!(Launcher::join(&server, &terms, hostile).next_message(), Some(FromCoordinator::Refused { .. })));
+    let notice = notices.recv_timeout(TIMEOUT).expect("told");
+    assert!(!notice.chars().any(char::is_control) && notice.len() < 600, "{notice}");
+    // Nor those of a node that is in: the others are told of it.
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let second = Launcher::join(&server, &terms, |hello| hello.address = "b\u{1b}[2J".to_owned()).welcome();
+    first.start();
+    drop(second);
+    let Some(FromCoordinator::Fail { reason, .. }) = first.next_message() else { panic!("expected the loss") };
+    assert!(reason.starts_with("node b [2J (pid 1) was lost"), "{reason}");
 }
 
 #[test]

@@ -3,3 +3,5 @@
 mod coordinator;
 mod plan;
 mod recovery;
+mod scheduler;
+mod token;

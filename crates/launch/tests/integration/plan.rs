@@ -6,17 +6,12 @@ use std::time::Duration;
 use instep_launch::plan::{self, Plan, RendezvousMode, SpareKind};
 use instep_launch::{PlanError, Request};
 
-/// The options' defaults, as the command line fills them in.
+/// Nothing but a script, as the command line fills it in.
 fn request() -> Request {
     Request {
-        nnodes: "1:1".to_owned(),
-        nproc_per_node: "1".to_owned(),
-        rdzv_backend: "static".to_owned(),
-        rdzv_id: "none".to_owned(),
         role: "default".to_owned(),
         redirects: "0".to_owned(),
         tee: "0".to_owned(),
-        master_addr: "127.0.0.1".to_owned(),
         signals_to_handle: "SIGTERM,SIGINT".to_owned(),
         event_log_handler: "null".to_owned(),
         script: "train.py".into(),
@@ -42,11 +37,11 @@ fn a_single_node_needs_no_port() {
         |request| request.standalone = true,
         |request| {
             request.standalone = true;
-            request.nnodes = "1:4".to_owned();
+            request.nnodes = Some("1:4".to_owned());
             request.rdzv_endpoint = "elsewhere:29400".to_owned();
         },
-        |request| request.rdzv_backend = "c10d".to_owned(),
-        |request| request.master_addr = "10.0.0.1".to_owned(),
+        |request| request.rdzv_backend = Some("c10d".to_owned()),
+        |request| request.master_addr = Some("10.0.0.1".to_owned()),
     ];
     for change in alone {
         let plan = resolve(change).expect("valid");
@@ -59,7 +54,7 @@ fn a_given_port_is_taken_literally() {
     let plan = resolve(|request| request.master_port = Some(29400)).expect("valid");
     assert_eq!(plan.rendezvous, RendezvousMode::Static { host: "127.0.0.1".to_owned(), port: 29400 });
     assert_eq!(plan.job.run_id, "none");
-    let plan = resolve(|request| request.nnodes = "2".to_owned()).expect("valid");
+    let plan = resolve(|request| request.nnodes = Some("2".to_owned())).expect("valid");
     assert_eq!(plan.rendezvous, RendezvousMode::Static { host: "127.0.0.1".to_owned(), port: 29500 });
     assert_eq!(plan.connect_timeout, Duration::from_secs(900));
 }
@@ -67,10 +62,10 @@ fn a_given_port_is_taken_literally() {
 #[test]
 fn several_nodes_join_at_the_endpoint() {
     let plan = resolve(|request| {
-        request.nnodes = "2".to_owned();
-        request.rdzv_backend = "c10d".to_owned();
+        request.nnodes = Some("2".to_owned());
+        request.rdzv_backend = Some("c10d".to_owned());
         request.rdzv_endpoint = "[fd00::1]".to_owned();
-        request.rdzv_id = "456".to_owned();
+        request.rdzv_id = Some("456".to_owned());
         request.rdzv_conf = "join_timeout=5, is_host=no".to_owned();
     })
     .expect("valid");
@@ -93,7 +88,7 @@ fn the_command_is_what_torchrun_would_run() {
 
 #[test]
 fn several_workers_share_the_cores() {
-    let plan = resolve(|request| request.nproc_per_node = "4".to_owned()).expect("valid");
+    let plan = resolve(|request| request.nproc_per_node = Some("4".to_owned())).expect("valid");
     assert_eq!((plan.job.workers, plan.job.default_threads), (4, Some(1)));
     assert!(plan.warnings[0].contains("OMP_NUM_THREADS"), "{:?}", plan.warnings);
     assert_eq!(resolve(|_| {}).expect("valid").job.default_threads, None);
@@ -131,8 +126,8 @@ fn options_that_stand_behind_the_script_are_named() {
 fn nodes_that_were_told_no_endpoint_are_told_where_they_meet() {
     let warned = |endpoint: &str| {
         let plan = resolve(|request| {
-            request.nnodes = "2".to_owned();
-            request.rdzv_backend = "c10d".to_owned();
+            request.nnodes = Some("2".to_owned());
+            request.rdzv_backend = Some("c10d".to_owned());
             request.rdzv_endpoint = endpoint.to_owned();
         });
         plan.expect("valid").warnings.iter().any(|warning| warning.contains("the nodes meet at localhost:29400"))
@@ -140,9 +135,9 @@ fn nodes_that_were_told_no_endpoint_are_told_where_they_meet() {
     assert!(warned("") && !warned("localhost:29400"));
     let warned = |port: Option<u16>, host: &str| {
         let plan = resolve(|request| {
-            request.nnodes = "2".to_owned();
+            request.nnodes = Some("2".to_owned());
             request.master_port = port;
-            request.master_addr = host.to_owned();
+            request.master_addr = Some(host.to_owned());
         });
         plan.expect("valid").warnings.iter().any(|warning| warning.contains("the nodes meet at 127.0.0.1:29500"))
     };
@@ -153,15 +148,15 @@ fn nodes_that_were_told_no_endpoint_are_told_where_they_meet() {
 fn wrong_command_lines_are_refused_with_a_hint() {
     type Change = fn(&mut Request);
     let cases: [(Change, &str); 17] = [
-        (|request| request.nnodes = "2:1".to_owned(), "minimum is larger"),
-        (|request| request.nnodes = "0".to_owned(), "at least one node"),
-        (|request| request.nnodes = "two".to_owned(), "not a number of nodes"),
-        (|request| request.nproc_per_node = "0".to_owned(), "nproc-per-node"),
+        (|request| request.nnodes = Some("2:1".to_owned()), "minimum is larger"),
+        (|request| request.nnodes = Some("0".to_owned()), "at least one node"),
+        (|request| request.nnodes = Some("two".to_owned()), "not a number of nodes"),
+        (|request| request.nproc_per_node = Some("0".to_owned()), "nproc-per-node"),
         (|request| request.max_restarts = -1, "--max-restarts -1"),
-        (|request| request.node_rank = -1, "--node-rank -1"),
+        (|request| request.node_rank = Some(-1), "--node-rank -1"),
         (|request| request.shutdown_timeout = Some(-1), "--shutdown-timeout -1"),
-        (|request| request.rdzv_backend = "etcd".to_owned(), "etcd"),
-        (|request| request.rdzv_backend = "mine".to_owned(), "\"mine\" is not known"),
+        (|request| request.rdzv_backend = Some("etcd".to_owned()), "etcd"),
+        (|request| request.rdzv_backend = Some("mine".to_owned()), "\"mine\" is not known"),
         (|request| request.rdzv_endpoint = "host".to_owned(), "has no port"),
         (|request| request.rdzv_endpoint = "host:x".to_owned(), "port"),
         (|request| request.rdzv_conf = "a".to_owned(), "--rdzv-conf"),
@@ -176,15 +171,15 @@ fn wrong_command_lines_are_refused_with_a_hint() {
         ),
         (
             |request| {
-                request.nnodes = "2".to_owned();
-                request.node_rank = 2;
+                request.nnodes = Some("2".to_owned());
+                request.node_rank = Some(2);
             },
             "--node-rank 2 does not exist",
         ),
         (
             |request| {
                 request.standalone = true;
-                request.nnodes = "2".to_owned();
+                request.nnodes = Some("2".to_owned());
             },
             "--standalone runs on one node",
         ),
@@ -237,8 +232,8 @@ fn recovery_over_several_nodes_notices_silence_and_keeps_the_order_of_sums() {
     for backend in ["static", "c10d"] {
         let several = |request: &mut Request| {
             request.recover = "step".to_owned();
-            request.nnodes = "3".to_owned();
-            request.rdzv_backend = backend.to_owned();
+            request.nnodes = Some("3".to_owned());
+            request.rdzv_backend = Some(backend.to_owned());
             request.rdzv_endpoint = "a:29400".to_owned();
         };
         let plan = resolve(several).expect("valid");
@@ -269,7 +264,7 @@ fn recovery_over_several_nodes_notices_silence_and_keeps_the_order_of_sums() {
 #[test]
 fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
     type Change = fn(&mut Request);
-    let cases: [(Change, &str, &str); 6] = [
+    let cases: [(Change, &str, &str); 5] = [
         (|request| request.recover = "always".to_owned(), "neither round nor step", "step replaces that one"),
         (
             |request| request.spares = Some("2".to_owned()),
@@ -287,19 +282,10 @@ fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
         (
             |request| {
                 request.recover = "step".to_owned();
-                request.nnodes = "1:4".to_owned();
-                request.rdzv_backend = "c10d".to_owned();
+                request.nnodes = Some("1:4".to_owned());
+                request.rdzv_backend = Some("static".to_owned());
             },
-            "needs a fixed number of nodes, but --nnodes is 1:4",
-            "--nnodes 4",
-        ),
-        (
-            |request| {
-                request.recover = "step".to_owned();
-                request.nnodes = "1:4".to_owned();
-                request.rdzv_backend = "static".to_owned();
-            },
-            "needs a fixed number of nodes, but --nnodes is 1:4",
+            "with a range of nodes (--nnodes 1:4) needs the c10d rendezvous",
             "--nnodes 4",
         ),
         (
@@ -322,11 +308,45 @@ fn jobs_whose_ranks_cannot_be_replaced_are_refused_with_a_hint() {
 fn recovery_needs_the_store_of_the_launcher() {
     let mut request = request();
     request.recover = "step".to_owned();
-    request.rdzv_backend = "c10d".to_owned();
+    request.rdzv_backend = Some("c10d".to_owned());
     let served_by_rank_0 = |name: &str| match name {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" => Some("1".into()),
         other => environment(other),
     };
     let error = plan::resolve(request, served_by_rank_0).expect_err("refused");
     assert!(error.message.contains("needs the launcher's store") && error.hint.starts_with("unset "), "{error:?}");
+}
+
+#[test]
+fn names_that_other_nodes_would_read_differently_are_refused() {
+    for (name, shown) in [("456\r", r#""456\r""#), ("a\u{202e}b", r#""a\u{202e}b""#), ("tab\t", r#""tab\t""#)] {
+        let id = |request: &mut Request| {
+            request.nnodes = Some("2".to_owned());
+            request.rdzv_id = Some(name.to_owned());
+        };
+        let error = resolve(id).expect_err("refused");
+        assert!(error.message.starts_with(&format!("--rdzv-id {shown} has a character")), "{error:?}");
+        assert!(error.hint.contains("line ends of Windows"), "{error:?}");
+        let role = |request: &mut Request| {
+            request.nnodes = Some("2".to_owned());
+            request.role = name.to_owned();
+        };
+        assert!(resolve(role).expect_err("refused").message.starts_with(&format!("--role {shown} has a character")));
+    }
+    let plan = resolve(|request| {
+        request.nnodes = Some("2".to_owned());
+        request.rdzv_id = Some("job ü 火 7".to_owned());
+    });
+    assert_eq!(plan.expect("valid").job.run_id, "job ü 火 7");
+}
+
+#[test]
+fn the_token_is_read_only_where_nodes_meet() {
+    let missing = |request: &mut Request| request.job_token_file = Some("/no/such/file".into());
+    assert!(resolve(missing).expect("one node").token.is_none());
+    let error = resolve(|request| {
+        missing(request);
+        request.nnodes = Some("2".to_owned());
+    });
+    assert!(error.expect_err("two nodes").message.starts_with("cannot read the job's token from /no/such/file"));
 }

@@ -20,6 +20,10 @@
 //!
 //! In all other jobs a lost node is a failure.
 //!
+//! Where [`crate::recovery`] replaces lost ranks inside a round, newcomers wait: a round that keeps its step is not stopped
+//! for them. Whose ranks have moved is gone ([`Event::Replaced`]), unless too few are left to go on
+//! ([`Membership::may_continue_without`]).
+//!
 //! Invariants, cited by the simulations in `tests/integration`:
 //!
 //! - M1: a round starts only with nodes that said they have no worker alive.
@@ -43,7 +47,7 @@ use std::time::Duration;
 pub use messages::{Action, Event, MembershipTerms, NodeFacts};
 pub use ranks::RoundMember;
 use ranks::{RankCandidate, assign_ranks};
-use view::RoundView;
+use view::{Presence, RoundView};
 pub use view::{Quorum, Resumption, Vote};
 
 /// How many nodes are named to people; the rest is counted.
@@ -264,6 +268,29 @@ impl Membership {
         }
     }
 
+    /// Whether a node is one of the newest round.
+    pub fn has_member(&self, node: NodeId) -> bool {
+        self.members.contains(&node)
+    }
+
+    /// Whether others may take over the ranks of these nodes, some of which may be alive, while the round runs on. Where
+    /// those that are silent could be a majority, they may be about to form a round of their own (M6).
+    pub fn may_continue_without(&self, lost: &[(NodeId, bool)]) -> bool {
+        if !self.terms.elastic() {
+            return true;
+        }
+        // Of a round that is not committed yet it is not known who may go on.
+        let (Some(view), None) = (&self.view, &self.pending) else { return false };
+        let mut view = view.clone();
+        for (id, silent) in lost {
+            if let Some(node) = self.nodes.get(id) {
+                view.gone(node.facts.launcher, String::new(), *silent);
+            }
+        }
+        let here = self.nodes.iter().filter(|(id, _)| !lost.iter().any(|(lost, _)| lost == *id));
+        view.quorum_objection(self.terms.quorum, &Presence::of(here.map(|(_, node)| &node.facts))).is_none()
+    }
+
     fn views(&mut self) -> impl Iterator<Item = &mut RoundView> {
         let pending = self.pending.as_mut().map(|(view, _)| view);
         self.view.iter_mut().chain(pending)
@@ -338,6 +365,9 @@ impl Membership {
         }
         if running >= most {
             return waits("an additional node waits as a spare");
+        }
+        if self.terms.step_recovery {
+            return waits("a new node waits until they start again, because they keep their step");
         }
         if self.some_finished() {
             return waits("a node has already finished, so no new node is accepted");

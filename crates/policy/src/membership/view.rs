@@ -63,7 +63,7 @@ pub struct Resumption {
     pub reason: String,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct RoundView {
     round: u64,
     size: usize,

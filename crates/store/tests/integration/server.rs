@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use instep_store::protocol::HELLO;
-use instep_store::{Client, ClientId, Companion, Context, Error, Key, Notice, Request, Server, listen_loopback};
+use instep_store::{
+    Client, ClientId, Companion, Context, Error, Key, Limits, Notice, Request, Server, listen_loopback,
+};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -24,9 +26,13 @@ impl Store {
     }
 
     fn with(companion: Option<Box<dyn Companion>>) -> Store {
+        Store::bounded(Limits::default(), companion)
+    }
+
+    fn bounded(limits: Limits, companion: Option<Box<dyn Companion>>) -> Store {
         let (sender, notices) = channel();
         let notify = move |notice: Notice| sender.send(notice.to_string()).unwrap_or_default();
-        let server = Server::start(listen_loopback(0).unwrap(), companion, notify).unwrap();
+        let server = Server::start_with(limits, listen_loopback(0).unwrap(), companion, notify).unwrap();
         Store { server, notices }
     }
 
@@ -477,5 +483,164 @@ fn ten_thousand_connections_are_served() {
     let mut clients: Vec<Client> = (0..9_900).map(|_| store.client()).collect();
     for (index, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.add("n", 1).unwrap(), index as i64 + 1);
+    }
+}
+
+#[test]
+fn appending_cannot_pass_the_limit_of_a_value() {
+    let store = Store::start();
+    let mut client = store.client();
+    let mib = vec![1; 1 << 20];
+    for _ in 0..8 {
+        client.append("k", &mib).unwrap();
+    }
+    assert_eq!(client.get("k").unwrap().len(), 8 << 20);
+    // There is no reply to an append: the connection ends, as for every violation.
+    client.append("k", b"x").unwrap();
+    assert!(client.get("k").is_err());
+    assert!(store.notice().ends_with("a value of 8388609 bytes is over the limit of 8388608"));
+    assert_eq!(store.client().get("k").unwrap().len(), 8 << 20);
+}
+
+#[test]
+fn what_all_clients_store_together_is_bounded() {
+    let store = Store::bounded(Limits { stored: 1 << 20, ..Limits::default() }, None);
+    let mut filling = store.client();
+    let stored = (0..64).take_while(|key| {
+        filling.set(format!("k{key}").as_str(), &[1; 64 << 10]).is_ok() && filling.check(&["k0".into()]).is_ok()
+    });
+    assert_eq!(stored.count(), 15);
+    let notice = store.notice();
+    assert!(notice.contains("all clients together would be over the limit of 1048576 bytes; delete keys"), "{notice}");
+    // Others read, and make room.
+    let mut other = store.client();
+    assert_eq!(other.get("k14").unwrap().len(), 64 << 10);
+    assert!(other.delete("k14").unwrap());
+    other.set("k", b"v").unwrap();
+    assert_eq!(other.get("k").unwrap(), b"v");
+}
+
+#[test]
+fn requests_that_arrive_in_part_are_bounded_together() {
+    let store = Store::bounded(Limits { incomplete: 4 << 20, ..Limits::default() }, None);
+    let mut half = Vec::new();
+    Request::Set { key: b"/k", value: &vec![1; 2 << 20] }.encode(&mut half);
+    half.truncate(half.len() - 1);
+    let mut sending: Vec<TcpStream> = (0..2).map(|_| store.raw()).collect();
+    for stream in &mut sending {
+        stream.write_all(&half).unwrap();
+    }
+    // The third is one too many, whichever of them is read last.
+    let mut third = store.raw();
+    let _ = third.write_all(&half);
+    assert!(store.notice().contains("arrived in part are over the limit of 4194304 bytes together"));
+    store.client().set("k", b"v").unwrap();
+    assert_eq!(store.client().get("k").unwrap(), b"v");
+}
+
+#[test]
+fn connections_are_bounded_and_closing_one_makes_room() {
+    let store = Store::bounded(Limits { connections: 3, ..Limits::default() }, None);
+    let mut clients: Vec<Client> = (0..3).map(|_| store.client()).collect();
+    for client in &mut clients {
+        client.add("n", 1).unwrap();
+    }
+    assert!(read_to_end(&mut store.silent()).is_empty());
+    assert!(store.notice().ends_with("3 connections are open, which is the limit"));
+    drop(clients.pop());
+    let deadline = Instant::now() + DEADLINE;
+    let joined =
+        || Client::connect("127.0.0.1", store.server.port(), DEADLINE).and_then(|mut client| client.add("n", 1));
+    while joined().is_err() {
+        assert!(Instant::now() < deadline, "there is room");
+    }
+}
+
+#[test]
+fn half_requests_of_others_do_not_cost_a_rank_its_connection() {
+    let store = Store::bounded(Limits { incomplete: 4 << 20, ..Limits::default() }, None);
+    let mut half = Vec::new();
+    Request::Set { key: b"/k", value: &[1; 1_900_000] }.encode(&mut half);
+    half.truncate(half.len() - 1);
+    let mut hoarding: Vec<TcpStream> = (0..2).map(|_| store.raw()).collect();
+    for stream in &mut hoarding {
+        stream.write_all(&half).unwrap();
+    }
+    let mut client = store.client();
+    for round in 0..50 {
+        client.set("k", &vec![round; 1 << 20]).unwrap();
+        assert_eq!(client.get("k").unwrap(), vec![round; 1 << 20]);
+    }
+    let notice = store.notice();
+    let named = |stream: &TcpStream| notice.contains(&format!("disconnected {}:", stream.local_addr().unwrap()));
+    assert!(hoarding.iter().any(named), "{notice}");
+}
+
+#[test]
+fn replies_that_nobody_reads_are_bounded_together() {
+    let store = Store::bounded(Limits { unread: 4 << 20, ..Limits::default() }, None);
+    let mut client = store.client();
+    client.set("k", &[7; 4095]).unwrap();
+    assert_eq!(client.get("k").unwrap(), [7; 4095]);
+    // 134 MB, for one request of 360 KB.
+    let mut hoarding = store.raw();
+    hoarding.write_all(&encoded(&[Request::MultiGet { keys: vec![b"/k"; 32 << 10] }])).unwrap();
+    let notice = store.notice();
+    assert!(
+        notice.ends_with("not read are over the limit of 4194304 bytes together; it has left the most"),
+        "{notice}"
+    );
+    assert!(read_to_end(&mut hoarding).len() < 32 << 20);
+    assert_eq!(client.get("k").unwrap(), [7; 4095]);
+    // A list of keys is copied as a whole, for each who asks.
+    let store = Store::bounded(Limits { request: 64 << 10, ..Limits::default() }, None);
+    let mut client = store.client();
+    let keys: Vec<String> = (10..20).map(|key| key.to_string().repeat(4000)).collect();
+    keys.iter().for_each(|key| client.set(key.as_str(), b"").unwrap());
+    assert!(client.list_keys().is_err());
+    assert!(store.notice().ends_with("a reply of more than 65536 bytes is over the limit"));
+}
+
+#[test]
+fn values_that_are_replaced_while_their_readers_are_slow_are_bounded_and_shared_ones_counted_once() {
+    const VALUE: usize = 1 << 20;
+    let store = Store::bounded(Limits { unread: 8 << 20, ..Limits::default() }, None);
+    let mut client = store.client();
+    let gets = encoded(&[Request::MultiGet { keys: vec![b"/k"; 16] }]);
+    // 256 MiB are unread, of one value.
+    client.set("k", &vec![100; VALUE]).unwrap();
+    assert_eq!(client.get("k").unwrap(), vec![100; VALUE]);
+    let mut slow: Vec<TcpStream> = (0..16).map(|_| store.raw()).collect();
+    for stream in &mut slow {
+        stream.write_all(&gets).unwrap();
+        assert_eq!(read(stream, 8), (VALUE as u64).to_le_bytes());
+    }
+    for stream in &mut slow {
+        assert_eq!(read(stream, 15 * 8 + 16 * VALUE).len(), 15 * 8 + 16 * VALUE);
+    }
+    assert!(matches!(store.notices.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout)));
+    // Now of a value for each.
+    for (round, stream) in (0..).zip(&mut slow) {
+        client.set("k", &vec![round; VALUE]).unwrap();
+        assert_eq!(client.get("k").unwrap(), vec![round; VALUE]);
+        stream.write_all(&gets).unwrap();
+        assert_eq!(read(stream, 8), (VALUE as u64).to_le_bytes());
+    }
+    assert!(store.notice().ends_with("over the limit of 8388608 bytes together; it has left the most"));
+}
+
+#[test]
+fn whoever_says_nothing_makes_room_for_a_rank() {
+    let store = Store::bounded(Limits { connections: 3, ..Limits::default() }, None);
+    let silent = [store.silent(), store.silent()];
+    let mut clients: Vec<Client> = (0..3).map(|_| store.client()).collect();
+    for (before, client) in (0..).zip(&mut clients) {
+        assert_eq!(client.add("n", 1).unwrap(), before + 1);
+    }
+    for mut stream in silent {
+        let notice = store.notice();
+        let peer = stream.local_addr().unwrap();
+        assert!(notice.ends_with(&format!("{peer}: 3 connections are open, which is the limit")), "{notice}");
+        assert!(read_to_end(&mut stream).is_empty());
     }
 }

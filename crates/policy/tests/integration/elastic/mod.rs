@@ -45,18 +45,30 @@ const ONCE_WRONG: [u64; 12] = [
 
 #[test]
 fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
-    let seeds = seeds(1500, 500, &ONCE_WRONG);
+    live_through(&seeds(1500, 500, &ONCE_WRONG), false);
+}
+
+#[test]
+fn a_job_whose_ranks_move_to_other_nodes_is_never_two_jobs() {
+    let replaced = live_through(&seeds(300, 200, &[]), true);
+    assert!(replaced > 0, "no ranks moved, so that nothing was tried");
+}
+
+/// Runs these schedules; says how often ranks were taken over.
+fn live_through(seeds: &[u64], step_recovery: bool) -> usize {
     let verbose = seeds.len() == 1;
-    for seed in seeds {
-        let mut random = Random::new(seed);
-        let mut world = World::new(seed, verbose, &mut random);
+    let life = |seed: &u64| {
+        let mut random = Random::new(*seed);
+        let mut world = World::new(*seed, verbose, step_recovery, &mut random);
         let unrest = Duration::from_secs(20 + random.below(60) as u64);
         while world.now < unrest {
             world.trouble(&mut random);
             world.run_for(Duration::from_millis(100 + random.below(6000) as u64), &mut random);
         }
         world.calm(&mut random);
-    }
+        world.replaced
+    };
+    seeds.iter().map(life).sum()
 }
 
 #[test]

@@ -52,17 +52,19 @@ pub struct World {
     /// One schedule is replayed: the story is wanted.
     verbose: bool,
     log: Vec<String>,
+    /// How often others took the ranks of a node over.
+    pub replaced: usize,
 }
 
 impl World {
-    pub fn new(seed: u64, verbose: bool, random: &mut Random) -> World {
+    pub fn new(seed: u64, verbose: bool, step_recovery: bool, random: &mut Random) -> World {
         let min = 1 + random.below(3);
         let max = min + 1 + random.below(3);
         let machines = (max + random.below(2)).max(2);
         let mut world = World {
             now: Duration::ZERO,
             seed,
-            terms: terms(min, max),
+            terms: MembershipTerms { step_recovery, ..terms(min, max) },
             machines,
             launchers: BTreeMap::new(),
             wires: BTreeMap::new(),
@@ -72,6 +74,7 @@ impl World {
             any_round: false,
             verbose,
             log: Vec::new(),
+            replaced: 0,
         };
         for machine in 0..machines {
             if machine == FIRST || !random.once_in(4) {
@@ -219,7 +222,8 @@ impl World {
             return;
         }
         let able = self.launchers.values().filter(|one| !self.is_stranded(one)).count();
-        let expected = able.min(self.terms.max_nodes);
+        // A round that keeps its step is not stopped for those who wait.
+        let expected = if self.terms.step_recovery { 1 } else { able.min(self.terms.max_nodes) };
         let working: Vec<Workers> = self.launchers.values().filter_map(|one| one.workers).collect();
         if working.len() < expected {
             self.fail(&format!("{} of {expected} nodes work in the end", working.len()));
@@ -380,6 +384,27 @@ impl World {
         }
     }
 
+    /// What becomes of the news that nodes are lost where others may take their ranks over: spares are there or not.
+    fn replacing(&mut self, leader: LauncherId, event: Event, random: &mut Random) -> Vec<Event> {
+        let lost = match &event {
+            Event::Lost { node, silent, .. } => vec![(*node, *silent)],
+            Event::Silent { nodes } => nodes.iter().map(|(node, _)| (*node, true)).collect(),
+            _ => return vec![event],
+        };
+        let Some(leading) = self.launchers.get(&leader).and_then(|one| one.leading.as_ref()) else {
+            return vec![event];
+        };
+        let membership = &leading.membership;
+        let recovers = self.terms.step_recovery && membership.is_running() && membership.may_continue_without(&lost);
+        if !recovers || lost.iter().any(|(node, _)| !membership.has_member(*node)) || random.once_in(3) {
+            return vec![event];
+        }
+        self.replaced += lost.len();
+        self.note(|| format!("{leader:?} has the ranks of {lost:?} taken over"));
+        let replaced = |(node, silent)| Event::Replaced { node, cause: String::new(), silent };
+        lost.into_iter().map(replaced).collect()
+    }
+
     /// What a coordinator does in a moment.
     fn lead_step(&mut self, id: LauncherId, random: &mut Random) {
         let now = self.now;
@@ -444,7 +469,8 @@ impl World {
             leading.joined.remove(node);
         }
         if !silent.is_empty() {
-            events.push(Event::Silent { nodes: silent.iter().map(|node| (*node, "silent".to_owned())).collect() });
+            let nodes = silent.iter().map(|node| (*node, "silent".to_owned())).collect();
+            events.push(Event::Silent { nodes });
         }
         if leading.membership.wake_at().is_some_and(|due| due <= now) {
             events.push(Event::Tick);
@@ -464,9 +490,11 @@ impl World {
                     wire.closed = true;
                 }
             }
-            let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
-            let actions = leading.membership.on(event, now);
-            self.perform(id, actions, random);
+            for event in self.replacing(id, event, random) {
+                let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
+                let actions = leading.membership.on(event, now);
+                self.perform(id, actions, random);
+            }
         }
         self.probe(id, machine, random);
     }

@@ -1,0 +1,97 @@
+"""A job with a token: its launchers find each other, and whoever has another token, or none, is turned away."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Runner, Running, WaitUntil
+
+REFUSAL = "refuses this node: its job token, job id, options or version of instep are not those of the job"
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def tokens(instep: Path, run: Runner, tmp_path: Path) -> list[Path]:
+    """Files with two different tokens."""
+    paths = [tmp_path / name for name in ("token", "other")]
+    for path in paths:
+        path.touch(mode=0o600)
+        path.write_text(run(instep, "job-token").expect(0).stdout)
+    assert len({path.read_text() for path in paths}) == 2
+    return paths
+
+
+@pytest.fixture
+def start(instep: Path, run: Runner) -> Start:
+    """A node of a job of two on this machine, whose worker shows what it is given."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def node(rank: int, token: Path | None, *, backend: str = "c10d", show: str = "env") -> Running:
+        meeting = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-backend", backend, "--node-rank", str(rank)]
+        given = [] if token is None else ["--job-token-file", token]
+        words = ["--nnodes", "2", "--max-restarts", "1", *meeting, *given, "--no-python", "--log-dir", "/dev/null"]
+        return run.start(instep, "run", *words, "sh", "-c", show)
+
+    return node
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_nodes_with_the_token_run_and_their_workers_are_not_given_it(
+    start: Start, tokens: list[Path], backend: str
+) -> None:
+    token = tokens[0].read_text().strip()
+    # A restart too: the second round's messages go through the same channels.
+    show = 'env; tr "\\0" "\\n" < /proc/$PPID/cmdline; [ "$TORCHELASTIC_RESTART_COUNT$RANK" != 01 ]'
+    nodes = [start(rank, tokens[0], backend=backend, show=show) for rank in (0, 1)]
+    for node in nodes:
+        shown = node.wait(30).expect(0)
+        assert "TORCHELASTIC_RESTART_COUNT=1" in shown.stdout, shown
+        assert token not in shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_another_token_or_none_is_turned_away_and_both_sides_are_told(
+    start: Start, tokens: list[Path], wait_until: WaitUntil, backend: str
+) -> None:
+    leader = start(0, tokens[0], backend=backend)
+    wait_until(lambda: "1 of 2 " in leader.stderr, 10, lambda: leader.stderr)
+    wrong = start(1, tokens[1], backend=backend).wait(15).expect(1)
+    assert "did not prove that it has this job's token, and refuses this node" in wrong.stderr, wrong
+    assert "hint: give all nodes the same --job-token-file" in wrong.stderr, wrong
+    without = start(1, None, backend=backend).wait(15).expect(1)
+    assert REFUSAL in without.stderr and "hint: the output of the first node says what differs" in without.stderr, (
+        without
+    )
+    wait_until(lambda: leader.stderr.count("it has another job token than this job, or none") == 2, 10)
+    start(1, tokens[0], backend=backend).wait(30).expect(0)
+    leader.wait(30).expect(0)
+
+
+def test_a_job_without_a_token_turns_away_a_node_that_has_one(
+    start: Start, tokens: list[Path], wait_until: WaitUntil
+) -> None:
+    leader = start(0, None)
+    wait_until(lambda: "1 of 2 " in leader.stderr, 10, lambda: leader.stderr)
+    other = start(1, tokens[0]).wait(15).expect(1)
+    assert "did not prove that it has this job's token" in other.stderr, other
+    wait_until(lambda: "it has a job token, and this job has none" in leader.stderr, 10, lambda: leader.stderr)
+    start(1, None).wait(30).expect(0)
+    leader.wait(30).expect(0)
+
+
+def test_a_token_that_others_could_read_or_that_is_none_is_an_error(start: Start, tokens: list[Path]) -> None:
+    tokens[0].chmod(0o644)
+    shown = start(0, tokens[0]).wait(15).expect(1)
+    assert f"others may read the job's token in {tokens[0]} (mode 644)" in shown.stderr, shown
+    assert f"hint: chmod 600 {tokens[0]}; where you cannot" in shown.stderr, shown
+    tokens[1].write_text("password\n")
+    shown = start(0, tokens[1]).wait(15).expect(1)
+    assert f"{tokens[1]} does not hold a job's token" in shown.stderr and "hint: make one with" in shown.stderr, shown
+    shown = start(0, tokens[1].with_name("missing")).wait(15).expect(1)
+    assert "cannot read the job's token from" in shown.stderr and "No such file" in shown.stderr, shown

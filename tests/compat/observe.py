@@ -23,7 +23,6 @@ import pty
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -36,6 +35,8 @@ from typing import Any
 
 from cases import Case
 from normalise import Places
+
+from ports import free_port
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 75.0
@@ -206,13 +207,6 @@ def settle() -> None:
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:CPUS]))
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def reports(out: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from conftest import Runner
 from detached.conftest import Client
 from detached.test_scripts import recorded_by_ranks, rows
+from ports import free_port
 
 from .conftest import SCRIPTS
 
@@ -78,11 +78,6 @@ def test_checkpoints_are_resumed_by_external_ids(
     assert sorted(path.name for path in storage.iterdir()) == sorted(each["uuid"] for each in found), "no leftovers"
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("launcher", ["instep", "torch"])
 def test_torch_distributed_with_sharded_checkpoints(
@@ -95,7 +90,14 @@ def test_torch_distributed_with_sharded_checkpoints(
     launcher: str,
     ranks: int,
 ) -> None:
-    options = ("--nnodes=1", f"--nproc_per_node={ranks}", "--master_addr", "127.0.0.1", "--master_port", free_port())
+    options = (
+        "--nnodes=1",
+        f"--nproc_per_node={ranks}",
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(free_port()),
+    )
     program = (instep, "run") if launcher == "instep" else (forked, "-m", "torch.distributed.run")
     environment = {**settings, "PYTHON_EXEC": str(forked), "OMP_NUM_THREADS": "1"}
     run(*program, *options, "--max_restarts", "0", ours("distributed.py"), env=environment).expect(0)
@@ -110,7 +112,7 @@ def test_ranks_exchange_values_and_refuse_contradictions(
     run: Runner, instep: Path, python: Path, settings: Settings, api: Client, tmp_path: Path
 ) -> None:
     storage = tmp_path / "storage"
-    environment = {**settings, "PYTHON_EXEC": str(python), "INTER_TRAIN_PROCESS_COMM_PORT_1": free_port()}
+    environment = {**settings, "PYTHON_EXEC": str(python), "INTER_TRAIN_PROCESS_COMM_PORT_1": str(free_port())}
     command = (instep, "run", "--nproc-per-node=3", "--standalone", SCRIPTS / "exchanges.py", storage)
     done = run(*command, env=environment).expect(0)
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"errors"' in line]

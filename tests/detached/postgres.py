@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from ports import free_port
 
 # Who needs a password and who does not. PostgreSQL takes the first line that fits.
 ACCESS = "local all all trust\nhost all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
@@ -62,10 +63,8 @@ def as_server(*command: str) -> list[str]:
 def running() -> Iterator[Postgres]:
     """Start a server, and stop it."""
     # Not in pytest's folders, which the server's user cannot reach.
-    with tempfile.TemporaryDirectory(prefix="instep-postgres-") as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory(prefix="instep-postgres-") as folder:
+        port = free_port()
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres", "postgres")
         data = Path(folder) / "data"

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Result, Runner, Running, WaitUntil
+from ports import free_port
 
 PUPPET = Path(__file__).resolve().parent / "scripts" / "puppet.py"
 
@@ -228,12 +229,6 @@ def test_program_that_cannot_be_started_is_reported_once(desk: Desk, program: st
     desk.nothing_is_left()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 REFUSAL = "refuses this node: its job token, job id, options or version of instep are not those of the job"
 
 
@@ -295,6 +290,21 @@ def test_static_and_dynamic_nodes_do_not_mix(desk: Desk, wait_until: WaitUntil) 
     desk.refused(other, REFUSAL)
     explanation = "the job was started with --rdzv-backend c10d, that node with --rdzv-backend static"
     wait_until(lambda: explanation in leader.stderr, 10, lambda: f"the first node\n{leader.stderr}")
+
+
+@pytest.mark.parametrize("held", ["127.0.0.1", "::1"])
+def test_an_endpoint_that_another_program_holds_for_a_moment_is_served_when_it_is_free(
+    desk: Desk, wait_until: WaitUntil, held: str
+) -> None:
+    port = free_port()
+    # Not a server: a port that a connection has, as the kernel gives them out, or a launcher that is just ending.
+    with socket.socket(socket.AF_INET6 if ":" in held else socket.AF_INET) as holder:
+        holder.bind((held, port))
+        nodes = [desk.start(f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint [::1]:{port}", "ok.py") for _ in range(2)]
+        said = f"waiting for port {port}: it is in use, but nothing answers there"
+        wait_until(lambda: all(said in node.stderr for node in nodes), 10, lambda: nodes[0].stderr + nodes[1].stderr)
+    for node in nodes:
+        assert node.wait(15).expect(0).stdout == "a worker ran\n"
 
 
 def test_missing_nodes_are_waited_for_until_the_join_timeout(desk: Desk) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from conftest import ROOT, Result, Runner, Running, WaitUntil
+from ports import free_port
 
 RANK_LINE = re.compile(r"^\[GPU(\d+)\] Epoch (\d+) \| Batchsize: (\d+) \| Steps: (\d+)$", re.MULTILINE)
 EPOCHS = 50
@@ -64,12 +65,6 @@ def worker(running: Running, rank: int) -> psutil.Process:
             if process.environ().get("RANK") == str(rank):
                 return process
     raise AssertionError(f"rank {rank} does not run\n{running.stdout}\n{running.stderr}")
-
-
-def free_port(family: socket.AddressFamily) -> int:
-    with socket.socket(family) as probe:
-        probe.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_single_gpu(folder: Path, forked: Path, run: Runner) -> None:
@@ -157,7 +152,7 @@ def test_snapshot_of_a_finished_training_is_named_when_there_is_nothing_left_to_
 def test_two_nodes_number_their_ranks_through_and_save_once(
     folder: Path, instep: Path, venv: dict[str, str | None], run: Runner, backend: str
 ) -> None:
-    endpoint = f"[::1]:{free_port(socket.AF_INET6)}"
+    endpoint = f"[::1]:{free_port()}"
     nodes = [
         run.start(
             instep,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Result, Runner, Running, WaitUntil
+from ports import free_port
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 LAUNCHERS = ("instep", "torchrun")
@@ -50,12 +51,6 @@ class Mixed:
     def is_served(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

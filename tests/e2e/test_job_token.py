@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conftest import Runner, Running, WaitUntil
+from ports import free_port
 
 REFUSAL = "refuses this node: its job token, job id, options or version of instep are not those of the job"
 Start = Callable[..., Running]
@@ -28,9 +28,7 @@ def tokens(instep: Path, run: Runner, tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def start(instep: Path, run: Runner) -> Start:
     """A node of a job of two on this machine, whose worker shows what it is given."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def node(rank: int, token: Path | None, *, backend: str = "c10d", show: str = "env") -> Running:
         meeting = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-backend", backend, "--node-rank", str(rank)]

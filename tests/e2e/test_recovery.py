@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import Result, Runner, WaitUntil
+from ports import free_port
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 STEPS = 6
@@ -64,13 +64,6 @@ class Job:
 @pytest.fixture
 def job(instep: Path, python: Path, tmp_path: Path, run: Runner) -> Job:
     return Job(instep, python, tmp_path, run)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def uninterrupted() -> set[str]:
@@ -210,10 +203,11 @@ def test_a_signal_during_a_replacement_ends_the_job(job: Job, wait_until: WaitUn
     wait_until(lambda: not running.left_behind(), 10, "its workers to end")
 
 
-def test_a_rank_of_another_node_is_replaced_there(job: Job, free_port: int) -> None:
+def test_a_rank_of_another_node_is_replaced_there(job: Job) -> None:
     nodes = []
+    port = free_port()
     for node in range(2):
-        place = ("--nnodes", "2", "--node-rank", str(node), "--master-port", str(free_port))
+        place = ("--nnodes", "2", "--node-rank", str(node), "--master-port", str(port))
         nodes.append(job.runner.start(*job.command(2, "2.0@2:kill", "3.0@2:kill", options=place)))
     first, second = (node.wait() for node in nodes)
     first.expect(0)

@@ -18,9 +18,9 @@ import pytest
 
 from conftest import Runner
 from detached.conftest import Client, Failed, Master
+from ports import free_port
 
 from .conftest import Cluster
-from .test_shells import free_port
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 

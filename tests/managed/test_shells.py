@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 from conftest import Runner, Running
 from detached.conftest import Client, Failed
 from detached.det import Commands
+from ports import free_port, free_ports
 
 from .conftest import Cluster, det
 from .kinds import KINDS, USERS, StartAgent, start_agent
@@ -45,14 +45,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def user(cluster: Cluster, name: str) -> Client:
@@ -153,7 +145,7 @@ def test_ports_of_a_task_are_reached_through_the_master(
     cluster: Cluster, det: Commands, run: Runner, determined: Path, tmp_path: Path
 ) -> None:
     cluster.agent("one", 1, "--address", "127.0.0.1")
-    web, tcp, open_port, local = free_port(), free_port(), free_port(), free_port()
+    web, tcp, open_port, local = free_ports(4)
     own = int(cluster.master.address.rsplit(":", 1)[1])
     (tmp_path / "server.py").write_text(SERVER)
     ports = [
@@ -229,7 +221,7 @@ def test_a_port_of_a_trial_is_published_with_det(
     cluster: Cluster, follow: Callable[..., Running], tmp_path: Path
 ) -> None:
     cluster.agent("one", 1, "--address", "127.0.0.1")
-    port, local = free_port(), free_port()
+    port, local = free_ports(2)
     (tmp_path / "server.py").write_text(SERVER)
     config = cluster.config(
         f"python3 {tmp_path}/server.py {port}",

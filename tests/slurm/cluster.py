@@ -34,12 +34,11 @@ import psutil
 import pytest
 
 from conftest import Result, Runner, Running
+from ports import free_ports
 
 # All is up within two seconds on an idle machine; this is for one that runs three other suites.
 START_TIMEOUT_S = 60.0
 JOB_TIMEOUT_S = 90.0
-# Below those that the kernel gives to whoever asks for any, above those that the launcher derives from numbers of jobs.
-PORTS = range(29_600, 32_000)
 # Where a job ends. PREEMPTED and the like are Slurm's; a job that is requeued is PENDING again.
 ENDED = {
     "BOOT_FAIL",
@@ -288,15 +287,3 @@ class SlurmCluster:
 def daemon(name: str) -> str:
     """Give the path of a daemon, which may be in a folder that is not on every user's PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or name
-
-
-def free_ports(count: int) -> list[int]:
-    """Choose ports that nobody uses, of those that the kernel gives to nobody."""
-    found: list[int] = []
-    for port in random.sample(PORTS, 50 * count):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    pytest.fail(f"no {count} free ports between {PORTS.start} and {PORTS.stop}", pytrace=False)

@@ -33,6 +33,9 @@ const MAX_REDIRECTS: usize = 8;
 /// Between two tries where the job is being taken over.
 const REDIRECT_PAUSE: Duration = Duration::from_millis(200);
 
+/// Between two tries to get a port that is in use, but not served.
+const PORT_PAUSE: Duration = Duration::from_millis(50);
+
 /// A node that has joined its job.
 #[derive(Debug)]
 pub(crate) struct Joined {
@@ -58,7 +61,7 @@ pub(crate) fn join(plan: &Plan, reports: &Reports, pause: Pause<'_>) -> Result<J
         busy: false,
         after_silence: false,
     };
-    let rendezvous = Rendezvous { plan, identity, reports, pause };
+    let mut rendezvous = Rendezvous { plan, identity, reports, pause };
     match &plan.rendezvous {
         RendezvousMode::Standalone => {
             let address = plan.local_address.clone().unwrap_or_else(this_machine);
@@ -74,16 +77,12 @@ pub(crate) fn join(plan: &Plan, reports: &Reports, pause: Pause<'_>) -> Result<J
             if !is_host.unwrap_or_else(|| endpoint::is_this_host(host)) {
                 return rendezvous.connect(host, *port);
             }
-            match listen(host, *port) {
-                Ok(listeners) => {
+            match rendezvous.listen_unless_served(host, *port, *is_host == Some(true))? {
+                Some(listeners) => {
                     let master = plan.local_address.clone().unwrap_or_else(|| host.clone());
                     rendezvous.serve(listeners, master, None)
                 }
-                // Another launcher of this job on this machine serves already.
-                Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && *is_host != Some(true) => {
-                    rendezvous.connect(host, *port)
-                }
-                Err(cause) => Err(cannot_listen(plan, *port, cause)),
+                None => rendezvous.connect(host, *port),
             }
         }
     }
@@ -123,6 +122,44 @@ impl Rendezvous<'_> {
             other => return Err(no_longer_leading(&service, other)),
         };
         Ok(Joined { connection, leader, identity: self.identity, service: Some(service) })
+    }
+
+    /// Listens at the endpoint, or gives `None` once another launcher on this machine does.
+    ///
+    /// A port that is in use is not always served: a launcher that has just ended or another program's connection may
+    /// hold it for a while, or two launchers that start together one address family each. `must_host`: no other
+    /// launcher may serve.
+    fn listen_unless_served(
+        &mut self,
+        host: &str,
+        port: u16,
+        must_host: bool,
+    ) -> Result<Option<Vec<TcpListener>>, RendezvousError> {
+        let deadline = Instant::now() + self.plan.connect_timeout;
+        let mut tries = 0;
+        loop {
+            match listen(host, port) {
+                Ok(listeners) => return Ok(Some(listeners)),
+                Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && !must_host => {
+                    if endpoint::try_connect(host, port, CONNECT_TIMEOUT).is_ok() {
+                        return Ok(None);
+                    }
+                    if Instant::now() >= deadline {
+                        return Err(cannot_listen(self.plan, port, cause));
+                    }
+                    tries += 1;
+                    // Launchers that start together have sorted it out by then.
+                    if tries == 3 {
+                        let news = format!("waiting for port {port}: it is in use, but nothing answers there");
+                        let _ = self.reports.notes.send(Note::Progress(news));
+                    }
+                }
+                Err(cause) => return Err(cannot_listen(self.plan, port, cause)),
+            }
+            if !(self.pause)(PORT_PAUSE) {
+                return Err(RendezvousError::Interrupted);
+            }
+        }
     }
 
     /// Connects to the node that serves; in an elastic job this one serves a standby coordinator beside it.

@@ -18,8 +18,8 @@ def main(command: list[str]) -> int:
     if not command:
         fail("no command given", hint="python3 scripts/on_postgres.py COMMAND [ARGUMENT ...]", status=2)
     # The server of the end-to-end tests.
-    sys.path.insert(0, str(ROOT / "tests" / "detached"))
-    with importlib.import_module("postgres").running() as server:
+    sys.path.insert(0, str(ROOT / "tests"))
+    with importlib.import_module("detached.postgres").running() as server:
         return subprocess.run(
             command, env={**os.environ, "INSTEP_TEST_DATABASE": server.address}, check=False
         ).returncode

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from namespaces import Network, network
 
-from conftest import Runner, WaitUntil
+from conftest import Runner, Running, WaitUntil
 
 __all__ = ["network"]
 
@@ -130,6 +130,35 @@ def test_the_whole_catalogue(instep: Path, python: Path, tmp_path: Path, run: Ru
     wrong = work_through(list(HANGS), instep, python, tmp_path, run)
     wrong += [text for way in DEATHS if (text := die(way, instep, python, tmp_path, run)) is not None]
     assert len(wrong) <= 1, wrong
+
+
+def test_the_first_node_says_what_a_rank_of_another_node_does(
+    network: Network, instep: Path, python: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil
+) -> None:
+    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "apart", "--python", str(python)]
+    options += ["--rdzv-endpoint", f"{network.nodes[0].ipv4}:29400", "--hang-after", "1", "--log-dir", "/dev/null"]
+    script = [str(SCRIPTS / "hangs.py"), str(tmp_path), "sleep"]
+    events = [tmp_path / f"events-{node}.jsonl" for node in range(2)]
+
+    def start(node: int, ranks: int) -> Running:
+        own = ["--node-rank", str(node), "--nproc-per-node", str(ranks), "--events", str(events[node])]
+        environment = {"INSTEP_RUN_DIR": str(tmp_path / f"run-{node}")}
+        return network.nodes[node].start(run, instep, "run", *options, *own, *script, env=environment)
+
+    first, second = start(0, 1), start(1, 2)
+
+    def reported() -> list[dict[str, Any]]:
+        findings = [event["findings"] for event in hang_events(events[0])]
+        return [found[0] for found in findings if blamed(found) == {(LATE, "in_user_code")}]
+
+    wait_until(reported, 90, lambda: f"the report\n{first.stderr}\n{second.stderr}")
+    (tmp_path / "go-0").touch()
+    for node in (first, second):
+        node.wait().expect(0)
+    assert (reported()[0]["arrived"], reported()[0]["missing"]) == ([0, 2], [LATE])
+    # The line of the script, and the stack of a process on the other machine.
+    assert f"rank {LATE} (pid " in first.stderr and "hangs.py:" in first.stderr, first
+    assert "run `instep diagnose` there" not in first.stderr, first
 
 
 @pytest.mark.soak

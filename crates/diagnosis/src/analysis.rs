@@ -281,4 +281,4 @@ fn remarks(evidence: &[Evidence]) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,11 +1,12 @@
 //! What is known of each rank before anything is concluded.
 
 use instep_recorder::Snapshot;
+use serde::{Deserialize, Serialize};
 
 use crate::stacks::Thread;
 
-/// Everything about one rank of this machine.
-#[derive(Clone, Debug)]
+/// Everything about one rank, of this machine or as another one sent it.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Evidence {
     /// Its number in the job; none for a process that has none.
@@ -26,7 +27,8 @@ pub struct Evidence {
 }
 
 /// What the kernel says of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Condition {
     /// It lives; the letter is the kernel's.
     Alive(char),
@@ -53,7 +55,8 @@ impl Condition {
 }
 
 /// What a process does, as far as it can be told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Stacks {
     /// Every thread with Python frames.
     Known {

@@ -7,6 +7,7 @@
 //! | [`stacks`] | what a Python stack says |
 //! | [`analysis`] | evidence in, findings out: pure |
 //! | [`culprit`] | which single rank keeps the others waiting |
+//! | [`remote`] | evidence of several machines, sent to the one that concludes |
 //! | [`report`] | findings as text |
 //!
 //! What is said is what was seen. Where something could not be seen, that is said, too.
@@ -17,6 +18,7 @@ pub mod culprit;
 mod dump;
 pub mod evidence;
 pub mod job;
+pub mod remote;
 pub mod report;
 pub mod stacks;
 

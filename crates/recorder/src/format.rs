@@ -8,6 +8,8 @@
 //!
 //! Words are 64 bits in the order of the machine: nobody reads the file elsewhere.
 
+use serde::{Deserialize, Serialize};
+
 /// "instep", and the version of the layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"instep\0\x01");
 pub(crate) const HEADER_WORDS: usize = 512;
@@ -77,7 +79,7 @@ pub(crate) mod record {
 }
 
 /// Who writes a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[expect(missing_docs, reason = "names say what the fields hold")]
 pub struct Identity {
     /// Its number in the job, if it has one.
@@ -96,7 +98,8 @@ pub struct Identity {
 }
 
 /// What kind of operation it is, as far as waiting goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Class {
     /// Every rank of the group takes part.
@@ -108,7 +111,8 @@ pub enum Class {
 }
 
 /// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum State {
     /// Given to the group, behind others.
@@ -129,7 +133,7 @@ impl State {
 }
 
 /// One operation, as it is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Operation {
     /// Which of [`crate::Snapshot::groups`].
     pub group: usize,
@@ -160,7 +164,7 @@ pub struct Operation {
 }
 
 /// A group, as it is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Group {
     /// Its place in the file.
     pub index: usize,

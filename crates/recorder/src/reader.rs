@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use nix::fcntl::OFlag;
+use serde::{Deserialize, Serialize};
 
 use crate::format::{
     self, FILE_BYTES, FILE_WORDS, GROUP_WORDS, GROUPS, Group, HEADER_WORDS, Identity, MAGIC, Operation, RECORD_WORDS,
@@ -18,7 +19,7 @@ use crate::format::{
 };
 
 /// What a file said at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Snapshot {
     /// Who wrote it.
     pub identity: Identity,

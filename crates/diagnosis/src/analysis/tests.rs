@@ -9,14 +9,14 @@ use super::*;
 use crate::stacks::{Frame, Thread};
 
 /// The ranks of a job on this machine, each with records.
-struct World {
+pub(crate) struct World {
     _folder: tempfile::TempDir,
     recorders: Vec<Arc<Recorder>>,
-    evidence: Vec<Evidence>,
+    pub(crate) evidence: Vec<Evidence>,
 }
 
 impl World {
-    fn of(size: u32) -> World {
+    pub(crate) fn of(size: u32) -> World {
         let folder = tempfile::tempdir().unwrap();
         let recorder = |rank: u32| {
             let identity = Identity { rank: Some(rank), world_size: size, process: rank + 100, ..Identity::default() };
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// A group of these ranks, as each of them has it.
-    fn group(&self, name: &str, members: &[u32]) -> Vec<GroupRecorder> {
+    pub(crate) fn group(&self, name: &str, members: &[u32]) -> Vec<GroupRecorder> {
         let join = |(at, rank): (usize, &u32)| {
             let listed = if name == "default" { &[] } else { members };
             let group = self.recorders[*rank as usize].group(name, listed);
@@ -47,23 +47,28 @@ impl World {
         members.iter().enumerate().map(join).collect()
     }
 
-    fn diagnose(&mut self) -> Diagnosis {
+    /// Reads what the ranks have recorded.
+    pub(crate) fn read(&mut self) {
         for (one, recorder) in self.evidence.iter_mut().zip(&self.recorders) {
             one.records = Some(Snapshot::read(recorder.path()).unwrap());
         }
+    }
+
+    fn diagnose(&mut self) -> Diagnosis {
+        self.read();
         diagnose(&self.evidence, clock::monotonic() + 63_000_000_000, Duration::from_secs(60), &|file, _| {
             (file == "/w/read.py").then(|| "data = connection.recv(4)".to_owned())
         })
     }
 }
 
-fn at(files: &[&str]) -> Stacks {
+pub(crate) fn at(files: &[&str]) -> Stacks {
     let frame = |file: &&str| Frame { file: (*file).to_owned(), line: 88, function: "main".to_owned() };
     let threads = vec![Thread { name: String::new(), main: true, frames: files.iter().map(frame).collect() }];
     Stacks::Known { threads, held: false }
 }
 
-fn begin(group: &GroupRecorder, name: &str, bytes: u64) -> Entry {
+pub(crate) fn begin(group: &GroupRecorder, name: &str, bytes: u64) -> Entry {
     group.begun(&Started { class: Shape::Collective, name, dtype: "f32", bytes, peer: None, tag: 0 })
 }
 

@@ -5,7 +5,7 @@
 //! [`FromCoordinator::Welcome`] or [`FromCoordinator::Refused`].
 //!
 //! ```text
-//! launcher     {"hello":{"protocol":5,"run_id":"456",...}}\n      {"finished":{}}\n
+//! launcher     {"hello":{"protocol":6,"run_id":"456",...}}\n      {"finished":{}}\n
 //! coordinator  {"welcome":{}}\n   {"start":{"round":0,...}}\n      {"complete":{}}\n
 //! ```
 //!
@@ -31,6 +31,7 @@ pub mod token;
 
 use std::collections::BTreeMap;
 
+use instep_diagnosis::remote::NodeEvidence;
 use instep_policy::election::{Claim, Epoch, HostPort};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum, Resumption, Vote};
 use serde::de::DeserializeOwned;
@@ -41,7 +42,7 @@ use crate::control::secret::JobSecret;
 use crate::failure::Failure;
 
 /// Raised when the messages change in a way older launchers cannot follow.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// Longest line either side accepts.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -224,6 +225,17 @@ pub struct MovedRank {
     pub role_rank: usize,
 }
 
+/// A question to all nodes of a job whose ranks wait for too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Examination {
+    /// Which one: the answer has the same.
+    pub number: u64,
+    /// How long the answer may be, in bytes.
+    pub limit: usize,
+    /// For the launcher that gets the answers, and concludes from those of so many nodes.
+    pub concludes_from: Option<usize>,
+}
+
 /// From the launcher in the coordinator's own process: lead the job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lead {
@@ -306,6 +318,15 @@ pub enum ToCoordinator {
         /// Which of the rank's processes it is.
         incarnation: u32,
     },
+    /// Ranks of this node wait in an operation for too long: what do those of the others do?
+    Overdue {},
+    /// The answer to [`FromCoordinator::Examine`].
+    Evidence {
+        /// Of the question.
+        number: u64,
+        /// What is known of the ranks here.
+        evidence: Box<NodeEvidence>,
+    },
     /// This node will end, and has told its workers to.
     Draining {
         /// Why, for people.
@@ -382,6 +403,15 @@ pub enum FromCoordinator {
         step: u64,
         /// Since the newest loss.
         milliseconds: u64,
+    },
+    /// Say what the ranks of this node do.
+    Examine(Examination),
+    /// To the launcher that concludes: what a node has answered.
+    Evidence {
+        /// Of the question.
+        number: u64,
+        /// What is known of the ranks there.
+        evidence: Box<NodeEvidence>,
     },
     /// The job failed.
     Fail {

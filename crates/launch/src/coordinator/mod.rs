@@ -11,12 +11,15 @@
 //! Under `--recover step` lost ranks, also those of a lost node, are replaced inside the round where that can be (module
 //! `recovery`).
 //!
+//! Where ranks wait for too long, it collects what all nodes see (module `hangs`).
+//!
 //! Who may speak with it at all, and what others hear, is decided in module `admission`.
 //!
 //! In an elastic job every launcher has a coordinator, of which one leads. The others only say where the job is led
 //! (module `leadership`), and wait for their own launcher to tell them to lead.
 
 mod admission;
+mod hangs;
 mod leadership;
 mod recovery;
 
@@ -33,6 +36,7 @@ use instep_policy::membership::{
 use instep_store::{ClientId, Companion, Context, Request};
 use serde_json::json;
 
+use self::hangs::HangInquiry;
 use self::recovery::{LostNode, RoundRecovery};
 use crate::control::channel::{self, Guest};
 use crate::control::heartbeat::Heartbeat;
@@ -115,6 +119,7 @@ pub struct Coordinator {
     failures: Vec<Failure>,
     /// How the current round replaces lost ranks; `None` where it does not.
     recovery: Option<RoundRecovery>,
+    hang_inquiry: HangInquiry,
     /// `None` where there are none and cannot be any.
     torchrun_nodes: Option<TorchrunNodes>,
     /// This coordinator has taken over: it tells whoever comes to the first endpoint.
@@ -151,6 +156,7 @@ impl Coordinator {
             next_heartbeat_check: now,
             failures: Vec::new(),
             recovery: None,
+            hang_inquiry: HangInquiry::default(),
             torchrun_nodes: shares_port.then(|| TorchrunNodes::new(&settings.run_id, settings.terms.max_nodes)),
             resumed: false,
             settings,
@@ -418,6 +424,8 @@ impl Coordinator {
                 }
             }
             ToCoordinator::Hung { rank, incarnation } => self.handle_hung(node, rank, incarnation, context),
+            ToCoordinator::Overdue {} => self.handle_overdue(context),
+            ToCoordinator::Evidence { number, evidence } => self.handle_evidence(node, number, evidence, context),
             ToCoordinator::Draining { cause } => {
                 let name = self.joined.get(&node).map(|joined_node| joined_node.name.clone());
                 self.settings.events.note("draining", json!({"node": name, "cause": cause}));

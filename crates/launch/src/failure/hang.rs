@@ -5,6 +5,9 @@
 //! in the folder, for `instep diagnose`. Under `--recover step` it names the rank that hangs ([`HangWatch::hung`]), for the
 //! supervisor to have it replaced. Nothing here can hold up or fail the job: without a folder there is no diagnosis.
 //!
+//! In a job of several nodes the thread has the coordinator ask all of them ([`HangWatch::messages`]), and the launcher in the
+//! coordinator's process reports what they say together ([`Inquiry`]). The others report what they see themselves.
+//!
 //! Shutdown: [`HangWatch::close`], or dropping it, ends the thread. It may be asking ranks just then, for some seconds at most.
 
 use std::collections::BTreeSet;
@@ -15,18 +18,23 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use instep_diagnosis::job::{Job, Worker};
-use instep_diagnosis::{Diagnosis, analysis, collect, diagnose, report};
+use instep_diagnosis::remote::{self, NodeEvidence};
+use instep_diagnosis::{Diagnosis, Evidence, analysis, collect, diagnose, report};
 use instep_recorder::{clock, folder, process};
 use serde_json::json;
 
 use crate::console::Note;
+use crate::control::{Examination, ToCoordinator};
 use crate::events::EventLog;
+use crate::failure::inquiry::Inquiry;
 use crate::failure::verdict::{HungRank, Verdicts};
 use crate::plan::Plan;
 
 /// Tells the backend where to write.
 pub(crate) const VARIABLE: &str = "INSTEP_RECORDER_DIR";
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a report waits for the coordinator to ask all nodes, which may be about to report more.
+const ASKED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Where the ranks of this launcher write.
 pub(crate) fn folder_of(plan: &Plan) -> PathBuf {
@@ -40,6 +48,10 @@ enum WatcherCommand {
     Started(Vec<(usize, i32)>),
     /// This one failed first, and the others are ended for it.
     Failed(usize),
+    /// The coordinator asks.
+    Examine(Examination),
+    /// What a node has answered.
+    Answered(u64, Box<NodeEvidence>),
 }
 
 /// See the module documentation.
@@ -48,6 +60,7 @@ pub(crate) struct HangWatch {
     folder: Option<PathBuf>,
     commands: Option<Sender<WatcherCommand>>,
     verdicts: Option<Receiver<HungRank>>,
+    messages: Option<Receiver<ToCoordinator>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,7 +68,7 @@ impl HangWatch {
     /// Makes the folder.
     pub(crate) fn new(plan: &Plan) -> HangWatch {
         let made = folder::create(&folder::base(), &plan.job.run_id, std::process::id());
-        HangWatch { folder: made.ok(), commands: None, verdicts: None, thread: None }
+        HangWatch { folder: made.ok(), commands: None, verdicts: None, messages: None, thread: None }
     }
 
     /// Where the ranks write, if they can.
@@ -97,6 +110,7 @@ impl HangWatch {
             };
             let (notes, events) = (notes.clone(), events.clone());
             let (hung, verdicts) = mpsc::channel();
+            let (outbox, messages) = mpsc::channel();
             let watcher = Watcher {
                 folder: folder.clone(),
                 job,
@@ -106,11 +120,15 @@ impl HangWatch {
                 reported: BTreeSet::new(),
                 hung: plan.terms.step_recovery.then_some(hung),
                 verdicts: Verdicts::default(),
+                outbox: (plan.terms.max_nodes > 1).then_some(outbox),
+                held: None,
+                inquiry: None,
             };
             let builder = std::thread::Builder::new().name("instep-hang".to_owned());
             self.thread = builder.spawn(move || watcher.watch(&commands)).ok();
             self.commands = Some(sender);
             self.verdicts = Some(verdicts);
+            self.messages = Some(messages);
         }
         self.command(WatcherCommand::Started(ranks));
     }
@@ -118,6 +136,21 @@ impl HangWatch {
     /// Ranks that were found to hang since the last call: with `--recover step` alone.
     pub(crate) fn hung(&self) -> Vec<HungRank> {
         self.verdicts.iter().flat_map(Receiver::try_iter).collect()
+    }
+
+    /// What the coordinator is to be told since the last call.
+    pub(crate) fn messages(&self) -> Vec<ToCoordinator> {
+        self.messages.iter().flat_map(Receiver::try_iter).collect()
+    }
+
+    /// The coordinator wants to know what the ranks of this node do.
+    pub(crate) fn examine(&self, examination: Examination) {
+        self.command(WatcherCommand::Examine(examination));
+    }
+
+    /// A node has answered a question of which this launcher concludes.
+    pub(crate) fn answered(&self, number: u64, evidence: Box<NodeEvidence>) {
+        self.command(WatcherCommand::Answered(number, evidence));
     }
 
     /// This rank was the first to fail.
@@ -158,6 +191,14 @@ impl Drop for HangWatch {
     }
 }
 
+/// What was found here, until it is known who reports.
+struct Findings {
+    evidence: Vec<Evidence>,
+    /// When that was, by the monotonic clock in nanoseconds.
+    seen: u64,
+    diagnosis: Diagnosis,
+}
+
 struct Watcher {
     folder: PathBuf,
     job: Job,
@@ -170,6 +211,10 @@ struct Watcher {
     /// Where ranks that hang are told; none where nobody replaces them.
     hung: Option<Sender<HungRank>>,
     verdicts: Verdicts,
+    /// To the coordinator; none where this node is the only one.
+    outbox: Option<Sender<ToCoordinator>>,
+    held: Option<Findings>,
+    inquiry: Option<Inquiry>,
 }
 
 impl Watcher {
@@ -179,7 +224,18 @@ impl Watcher {
             match commands.recv_timeout(CHECK_INTERVAL) {
                 Ok(WatcherCommand::Started(ranks)) => self.record_ranks(&ranks),
                 Ok(WatcherCommand::Failed(rank)) => self.failed(rank),
-                Err(RecvTimeoutError::Timeout) => self.check(),
+                Ok(WatcherCommand::Examine(examination)) => self.examine(&examination),
+                Ok(WatcherCommand::Answered(number, evidence)) => {
+                    if let Some(inquiry) = &mut self.inquiry {
+                        inquiry.answered(number, *evidence);
+                    }
+                    self.conclude();
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.check();
+                    self.report_unasked();
+                    self.conclude();
+                }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -194,6 +250,7 @@ impl Watcher {
         self.job.failed = None;
         self.reported.clear();
         self.verdicts = Verdicts::default();
+        (self.held, self.inquiry) = (None, None);
         // Without it `instep diagnose` finds the ranks that have records.
         let _ = self.job.write(&self.folder);
     }
@@ -227,15 +284,74 @@ impl Watcher {
             .iter()
             .any(|finding| finding.operation.as_ref().is_some_and(|operation| !operation.failed))
         {
-            if news {
-                self.report(&diagnosis, report::render(&diagnosis, &evidence, now, &collect::source_line));
-                self.reported.extend(analysis::overdue(&evidence, now, hang_after));
-            }
             if looks
                 && let Some(hung) = self.verdicts.look(&diagnosis, &evidence, process::session_ran, now, hang_after)
             {
                 self.tell(hung);
             }
+            if news {
+                self.reported.extend(analysis::overdue(&evidence, now, hang_after));
+                self.found(Findings { evidence, seen: now, diagnosis });
+            }
+        }
+    }
+
+    /// Reports what was found, unless other nodes may know more.
+    fn found(&mut self, findings: Findings) {
+        match &self.outbox {
+            None => self.report_own(&findings),
+            Some(outbox) => {
+                let _ = outbox.send(ToCoordinator::Overdue {});
+                self.held = Some(findings);
+            }
+        }
+    }
+
+    fn report_own(&self, findings: &Findings) {
+        let Findings { evidence, seen, diagnosis } = findings;
+        self.report(diagnosis, report::render(diagnosis, evidence, *seen, &collect::source_line));
+    }
+
+    /// Nobody has asked: the coordinator is gone, or did so a moment ago.
+    fn report_unasked(&mut self) {
+        let since = |seen: u64| Duration::from_nanos(clock::monotonic().saturating_sub(seen));
+        if let Some(findings) = self.held.take_if(|findings| since(findings.seen) >= ASKED_WITHIN) {
+            self.report_own(&findings);
+        }
+    }
+
+    /// Says what the ranks here do. What they did a moment ago is still true, and asking for stacks takes seconds.
+    fn examine(&mut self, examination: &Examination) {
+        let Some(outbox) = self.outbox.clone() else { return };
+        let (evidence, seen) = match self.held.take() {
+            Some(findings) => {
+                if examination.concludes_from.is_none() {
+                    self.report_own(&findings);
+                }
+                (findings.evidence, findings.seen)
+            }
+            None => (collect::collect(std::slice::from_ref(&self.folder), true), clock::monotonic()),
+        };
+        if let Some(nodes) = examination.concludes_from {
+            self.inquiry = Some(Inquiry::new(examination.number, nodes, clock::monotonic()));
+        }
+        let node = NodeEvidence::within(examination.limit, &self.job.host, &evidence, seen, &collect::source_line);
+        let _ = outbox.send(ToCoordinator::Evidence { number: examination.number, evidence: Box::new(node) });
+    }
+
+    /// Reports what all nodes say, when they have said it.
+    fn conclude(&mut self) {
+        let now = clock::monotonic();
+        let Some(inquiry) = self.inquiry.take_if(|inquiry| inquiry.is_complete(now)) else { return };
+        let Some(hang_after) = self.hang_after else { return };
+        let answers = inquiry.close();
+        let (evidence, lines) = remote::combine(answers.nodes, now);
+        let line = |file: &str, line: u32| lines.get(&(file.to_owned(), line)).cloned();
+        let mut diagnosis = diagnose(&evidence, now, hang_after, &line);
+        diagnosis.remarks.extend(answers.remarks);
+        // All may have gone on while the nodes were asked.
+        if !diagnosis.findings.is_empty() {
+            self.report(&diagnosis, report::render(&diagnosis, &evidence, now, &line));
         }
     }
 

@@ -8,6 +8,7 @@
 pub mod blame;
 pub mod cause;
 pub(crate) mod hang;
+mod inquiry;
 pub(crate) mod verdict;
 
 use std::fs;

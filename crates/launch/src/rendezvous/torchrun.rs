@@ -263,6 +263,8 @@ fn run_member(
             | ToCoordinator::Lost { .. }
             | ToCoordinator::RanksFinished { .. }
             | ToCoordinator::Hung { .. }
+            | ToCoordinator::Overdue {}
+            | ToCoordinator::Evidence { .. }
             | ToCoordinator::Disconnecting { .. }
             | ToCoordinator::Ping { .. }
             | ToCoordinator::Lead(_)

@@ -277,6 +277,9 @@ impl Supervisor<'_> {
         for hung in self.workers.hang.hung() {
             self.report_hung(hung);
         }
+        for message in self.workers.hang.messages() {
+            self.leadership.send(&message);
+        }
         let running = self.rounds.last_start.as_ref().filter(|_| matches!(self.phase, Phase::Running));
         self.workers.tick(running, self.console);
         if self.timers.status_is_due(Instant::now()) {
@@ -330,6 +333,8 @@ impl Supervisor<'_> {
             FromCoordinator::Moved(leader) => return Ok(self.handle_moved(leader)),
             FromCoordinator::Replace(replace) => self.replace(*replace),
             FromCoordinator::Kill { rank, incarnation } => self.kill_hung(rank, incarnation),
+            FromCoordinator::Examine(examination) => self.workers.hang.examine(examination),
+            FromCoordinator::Evidence { number, evidence } => self.workers.hang.answered(number, evidence),
             FromCoordinator::Recovered { generation, step, milliseconds } => {
                 self.recovered(generation, step, milliseconds);
             }

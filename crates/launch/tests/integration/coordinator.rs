@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use instep_diagnosis::remote::NodeEvidence;
 use instep_launch::control::token::JobToken;
 use instep_launch::control::{self, FromCoordinator, Hello, Start, ToCoordinator, WireTerms};
 use instep_launch::coordinator::{Coordinator, CoordinatorSettings};
@@ -209,6 +210,38 @@ fn every_node_hears_of_the_failure_that_ended_the_job() {
     second.say(&failure(2));
     let Some(FromCoordinator::Fail { failures, .. }) = first.next_message() else { panic!("expected the failure") };
     assert_eq!(failures[0].message.as_deref(), Some("ValueError: no"));
+}
+
+#[test]
+fn what_all_nodes_see_of_a_hang_reaches_the_first_once() {
+    let terms = terms(2, 0, false);
+    let server = serve(&terms);
+    let mut first = Launcher::join(&server, &terms, |hello| hello.host_token = Some(TOKEN)).welcome();
+    let mut second = Launcher::join(&server, &terms, |_| {}).welcome();
+    first.start();
+    second.start();
+    second.say(&ToCoordinator::Overdue {});
+    let asked = |launcher: &mut Launcher| match launcher.next_message() {
+        Some(FromCoordinator::Examine(examination)) => examination,
+        other => panic!("expected to be asked, heard {other:?}"),
+    };
+    let (one, two) = (asked(&mut first), asked(&mut second));
+    assert_eq!((one.concludes_from, two.concludes_from), (Some(2), None));
+    assert!(one.limit == two.limit && one.limit < control::MAX_LINE_BYTES);
+    let number = one.number;
+    let evidence = |host: &str| Box::new(NodeEvidence::within(one.limit, host, &[], 7, &|_, _| None));
+    // Not one that was asked for, then the answer, then once more, and a second question too soon after the first.
+    second.say(&ToCoordinator::Evidence { number: number + 1, evidence: evidence("another") });
+    second.say(&ToCoordinator::Evidence { number, evidence: evidence("b") });
+    second.say(&ToCoordinator::Evidence { number, evidence: evidence("again") });
+    second.say(&ToCoordinator::Overdue {});
+    second.say(&ToCoordinator::Finished {});
+    assert_eq!(first.next_message(), Some(FromCoordinator::Evidence { number, evidence: evidence("b") }));
+    first.say(&ToCoordinator::Evidence { number, evidence: evidence("a") });
+    assert_eq!(first.next_message(), Some(FromCoordinator::Evidence { number, evidence: evidence("a") }));
+    first.say(&ToCoordinator::Finished {});
+    assert_eq!(first.next_message(), Some(FromCoordinator::Complete {}));
+    assert_eq!(second.next_message(), Some(FromCoordinator::Complete {}));
 }
 
 #[test]

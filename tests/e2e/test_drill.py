@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from conftest import Runner
+from conftest import Runner, WaitUntil
 
 # Goes on where it was if it has a snapshot, as the examples do; a step takes 20 ms.
 RESTARTABLE = """
@@ -149,6 +150,18 @@ def test_the_exit_code_is_the_jobs(run: Runner, instep: Path, python: Path, tmp_
     job = [instep, "run", "--python", python, "--propagate-exit-code", script]
     result = run(instep, "drill", "--kill-rank", "5h", "--", *job).expect(7)
     assert "fails.py FAILED" in result.stderr
+
+
+def test_a_drill_that_is_stopped_says_nothing_of_restarts(
+    run: Runner, instep: Path, python: Path, tmp_path: Path, restartable: Path, wait_until: WaitUntil
+) -> None:
+    job = [instep, "run", "--python", python, restartable, "100000", tmp_path / "snapshot"]
+    drill = run.start(instep, "drill", "--every", "100ms", "--times", "1", "--", *job)
+    wait_until(lambda: "restart 1 of" in drill.stderr, 30, lambda: f"a restart\n{drill.stderr}")
+    drill.send_signal(signal.SIGINT)
+    shown = drill.wait().expect(1)
+    assert "interrupted: the job was stopped before its end" in shown.stderr, shown
+    assert "not restartable" not in shown.stderr, shown
 
 
 def test_bad_input(run: Runner, instep: Path, restartable: Path) -> None:

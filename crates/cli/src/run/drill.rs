@@ -11,10 +11,38 @@ use serde_json::{Value, json};
 
 use crate::console::{self, paint};
 
+/// How the job ended, for what is said of its kills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Success,
+    Failure,
+    /// The launcher was told to stop, by Ctrl-C for example: that says nothing of the script.
+    Interrupted,
+}
+
+impl End {
+    fn of(outcome: &Outcome) -> End {
+        match (outcome.success, outcome.signal) {
+            (true, _) => End::Success,
+            (false, Some(_)) => End::Interrupted,
+            (false, None) => End::Failure,
+        }
+    }
+
+    /// The line about it; none where the job has ended well. `lost` is the verdict on a job that failed.
+    fn line(self, lost: &str, why: &str) -> String {
+        match self {
+            End::Success => String::new(),
+            End::Failure => format!("{} {why}\n", paint("31;1", lost)),
+            End::Interrupted => format!("{} the job was stopped before its end\n", paint("33;1", "interrupted:")),
+        }
+    }
+}
+
 /// Prints the table, and writes the file if one is wanted.
 pub(super) fn show(outcome: &Outcome, file: Option<&Path>) -> anyhow::Result<()> {
     let Some(report) = &outcome.drill else { return Ok(()) };
-    console::print_error(&table(report, outcome.success));
+    console::print_error(&table(report, End::of(outcome)));
     match file {
         Some(path) => std::fs::write(path, format!("{:#}\n", as_json(report, outcome.success)))
             .with_context(|| format!("write the drill's report to {}", path.display())),
@@ -25,11 +53,11 @@ pub(super) fn show(outcome: &Outcome, file: Option<&Path>) -> anyhow::Result<()>
 /// How many kills a table shows.
 const MOST_ROWS: usize = 20;
 
-fn table(report: &Report, success: bool) -> String {
+fn table(report: &Report, end: End) -> String {
     let length = report.duration.as_secs_f64();
     let mut text = format!("\n{}", paint("1", &format!("drill, seed {}, {length:.1} s", report.seed)));
     if let Some(steps) = report.replayed {
-        text.push_str(&replayed(steps, success));
+        text.push_str(&replayed(steps, end));
         if report.kills.is_empty() {
             return text;
         }
@@ -48,7 +76,7 @@ fn table(report: &Report, success: bool) -> String {
         return text + &format!(": {why}\n{} {hint}\n", paint("36", "hint:"));
     }
     if report.kills.iter().any(|kill| kill.recovered.is_some()) {
-        return text + &recoveries(report, success);
+        return text + &recoveries(report, end);
     }
     text.push_str("\n      at  killed             restarted  first line   resumed\n");
     for kill in &report.kills {
@@ -61,17 +89,18 @@ fn table(report: &Report, success: bool) -> String {
             resumed(&kill.resume),
         ));
     }
-    text.push_str(&verdict(report, success));
+    text.push_str(&verdict(report, end));
     text
 }
 
 /// What became of steps that were done twice.
-fn replayed(steps: u64, success: bool) -> String {
-    let (why, hint) = match (steps, success) {
-        (0, true) => ("no step was done twice", "only steps of an instep.elastic.Session can be"),
-        (0, false) => return ": the job failed before a step was done twice with the same bits\n".to_owned(),
-        (_, true) => return format!(": {steps} steps done twice, all with the same bits\n"),
-        (_, false) => return format!(": {steps} steps done twice with the same bits, then the job failed\n"),
+fn replayed(steps: u64, end: End) -> String {
+    let ended = if end == End::Interrupted { "was stopped" } else { "failed" };
+    let (why, hint) = match (steps, end) {
+        (0, End::Success) => ("no step was done twice", "only steps of an instep.elastic.Session can be"),
+        (0, _) => return format!(": the job {ended} before a step was done twice with the same bits\n"),
+        (_, End::Success) => return format!(": {steps} steps done twice, all with the same bits\n"),
+        (_, _) => return format!(": {steps} steps done twice with the same bits, then the job {ended}\n"),
     };
     format!(": {why}\n{} {hint}\n", paint("36", "hint:"))
 }
@@ -85,7 +114,7 @@ fn unreached(rank: usize, place: Place) -> (String, String) {
 }
 
 /// For jobs whose ranks are replaced: what each kill has cost.
-fn recoveries(report: &Report, success: bool) -> String {
+fn recoveries(report: &Report, end: End) -> String {
     let mut text = "\n      at  killed             where         recovered   next step\n".to_owned();
     for kill in report.kills.iter().take(MOST_ROWS) {
         let outcome = match (kill.recovered, kill.restarted) {
@@ -120,9 +149,7 @@ fn recoveries(report: &Report, success: bool) -> String {
         let (why, _) = unreached(rank, place);
         text.push_str(&format!("{why} before the job ended\n"));
     }
-    if !success {
-        text.push_str(&format!("{} the job failed\n", paint("31;1", "not recovered:")));
-    }
+    text.push_str(&end.line("not recovered:", "the job failed"));
     text
 }
 
@@ -142,7 +169,7 @@ fn resumed(resume: &Resume) -> String {
 }
 
 /// What it means, in sentences.
-fn verdict(report: &Report, success: bool) -> String {
+fn verdict(report: &Report, end: End) -> String {
     let (kills, restarts) = (report.kills.len(), report.restarts());
     let unknown = report.kills.iter().filter(|kill| kill.resume.resumed.is_none()).count();
     let mut text = format!(
@@ -152,10 +179,8 @@ fn verdict(report: &Report, success: bool) -> String {
         report.median_lost().map(|lost| format!("median {} to the first line; ", after(lost))).unwrap_or_default(),
         100.0 * report.at_work(),
     );
-    if !success {
-        let why = if restarts < kills { "the job did not restart after the last kill" } else { "the job failed" };
-        text.push_str(&format!("{} {why}\n", paint("31;1", "not restartable:")));
-    }
+    let why = if restarts < kills { "the job did not restart after the last kill" } else { "the job failed" };
+    text.push_str(&end.line("not restartable:", why));
     let hint = if report.kills.iter().any(|kill| kill.resume.resumed == Some(false)) {
         "the job started over: does the script load its snapshot, and save one often enough?"
     } else if report.kills.iter().all(|kill| kill.resume.after.is_none()) {
@@ -212,4 +237,18 @@ fn kill(kill: &Kill) -> Value {
         "progress_before": kill.resume.before,
         "progress_after": kill.resume.after,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_stops_a_drill_is_not_told_that_the_job_cannot_be_restarted() {
+        assert_eq!(End::Success.line("not restartable:", "the job failed"), "");
+        assert!(End::Failure.line("not restartable:", "the job failed").contains("not restartable:"));
+        let said = End::Interrupted.line("not restartable:", "the job failed");
+        assert!(said.contains("interrupted:") && !said.contains("failed"), "{said}");
+        assert!(replayed(3, End::Interrupted).contains("then the job was stopped"));
+    }
 }

@@ -1,6 +1,6 @@
 //! A launcher on each node of a Slurm job, started from its batch script or a shell: this process becomes `srun`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -14,7 +14,7 @@ use crate::report::Hinted;
 
 /// Becomes `srun`, which starts this command on every node and ends with the worst of their statuses; or shows it.
 pub(super) fn become_srun(start: &SlurmStart, dry_run: Option<DryRunFormat>) -> anyhow::Result<ExitCode> {
-    let words = command(start)?;
+    let words = command(start, std::env::args_os().skip(1).collect())?;
     if let Some(format) = dry_run {
         super::dry_run::show_start(start, &words, format);
         return Ok(ExitCode::SUCCESS);
@@ -38,9 +38,45 @@ pub(super) fn become_srun(start: &SlurmStart, dry_run: Option<DryRunFormat>) -> 
     Err(Hinted::new(format!("cannot start on the nodes of {name}: srun: {error}"), hint).into())
 }
 
-/// `srun` and what it starts: this command again, which then finds its place in the step.
-fn command(start: &SlurmStart) -> anyhow::Result<Vec<OsString>> {
+/// `srun` and what it starts: this command again, which then finds its place in the step. What is shown is what would be
+/// started, without `--dry-run`.
+fn command(start: &SlurmStart, mut own: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let binary = std::env::current_exe()?;
-    let own = std::env::args_os().skip(1);
+    // The launcher's options come before the script's: the first one is ours.
+    if let Some(at) = own.iter().position(|word| asks_for_a_dry_run(word)) {
+        own.remove(at);
+    }
     Ok(start.command.iter().map(OsString::from).chain([binary.into_os_string()]).chain(own).collect())
+}
+
+/// Whether this is `--dry-run`, also shortened, with underscores, or with a format.
+fn asks_for_a_dry_run(word: &OsStr) -> bool {
+    let name = word.to_str().and_then(|word| word.split('=').next()).unwrap_or_default().replace('_', "-");
+    name.starts_with("--dry") && "--dry-run".starts_with(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dry_run_shows_what_would_be_started() {
+        let start = SlurmStart {
+            scheduler: instep_launch::plan::scheduler::Scheduler {
+                name: "Slurm job 7".to_owned(),
+                findings: Vec::new(),
+            },
+            nodes: 2,
+            command: vec!["srun".to_owned()],
+        };
+        let own = |words: &str| -> Vec<OsString> {
+            let words = words.split(' ').map(OsString::from).collect();
+            command(&start, words).expect("a binary").into_iter().skip(2).collect()
+        };
+        for word in ["--dry-run", "--dry_run", "--dry", "--dry-run=json"] {
+            let shown = own(&format!("run {word} --nproc-per-node 2 train.py --dry-run"));
+            assert_eq!(shown, ["run", "--nproc-per-node", "2", "train.py", "--dry-run"].map(OsString::from), "{word}");
+        }
+        assert_eq!(own("run --drill kill-rank=1s x.py").len(), 4);
+    }
 }

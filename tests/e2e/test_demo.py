@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import psutil
 import pytest
 
 from conftest import Runner, WaitUntil
+from instep.demo.__main__ import SPARES_TIMEOUT_S, Demo, Options
+from instep.demo.console import Console
 from instep.demo.search import EPOCHS, TRIALS, Progress, SearchError, judged
 
 
@@ -94,6 +97,12 @@ def test_demo_recovers_and_searches_with_torch(python: Path, instep: Path, tmp_p
     assert (Path(checkpoint[1]) / "state.pt").is_file()
     assert still_running(kept) == []
     look_again(run, instep, kept, shown.stdout)
+
+
+def test_rank_that_waits_to_be_killed_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    demo = Demo(Options(ranks=2, kill=True, keep=None, with_torch=True), tmp_path, Console(sys.stderr))
+    [after] = [word for word in demo.launch(spares="hot") if word.startswith("--hang-after=")]
+    assert int(after.partition("=")[2]) > SPARES_TIMEOUT_S
 
 
 def test_kill_comes_in_the_epoch_it_is_announced_for_however_slow_the_demo_is(

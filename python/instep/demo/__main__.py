@@ -21,7 +21,7 @@ from pathlib import Path
 
 from instep import _binary
 from instep.demo.console import Console
-from instep.demo.events import EVENTS_FILE, WAIT_TO_BE_KILLED, Event, EventReader
+from instep.demo.events import EVENTS_FILE, WAIT_S, WAIT_TO_BE_KILLED, Event, EventReader
 from instep.demo.search import RANKS, SLOTS, TRIALS, Outcome, Search, SearchError
 from instep.demo.tracking import DATABASE, Client, OwnMaster, Run, TrackingError
 from instep.demo.undisturbed import losses
@@ -121,7 +121,7 @@ class Demo:
             status = self._run_job()
             if status == 0 and self._options.keeps_step and self._record.killed_at is not None:
                 self._console.narrate("training once more without a kill, to compare")
-                command = [launcher(), *self._launch(spares="0"), *self._script(pace_s=0.0)]
+                command = [launcher(), *self.launch(spares="0"), *self._script(pace_s=0.0)]
                 self._record.undisturbed = losses(command, self._folder / "undisturbed", worker_environment())
             problem = self._problem(status)
         finally:
@@ -169,7 +169,7 @@ class Demo:
 
     def _run_job(self) -> int | None:
         """Start `instep run` and follow it to its end; None when it did not end in time."""
-        launch, script = self._launch(spares="hot" if self._options.kill else "0"), self._script(PACE_S)
+        launch, script = self.launch(spares="hot" if self._options.kill else "0"), self._script(PACE_S)
         self._console.job_output(f"$ instep {' '.join([*launch, *script])}")
         process = subprocess.Popen(
             [launcher(), *launch, *script],
@@ -196,9 +196,12 @@ class Demo:
             pump.join()
             self._follow()
 
-    def _launch(self, spares: str) -> list[str]:
+    def launch(self, spares: str) -> list[str]:
+        """The launcher's part of the command."""
         launch = ["run", "--standalone", f"--nproc-per-node={self._options.ranks}", f"--max-restarts={MAX_RESTARTS}"]
-        return [*launch, "--recover=step", f"--spares={spares}"] if self._options.keeps_step else launch
+        # The rank that is to be killed waits for the spares: that is no hang to warn of, nor to replace a rank for.
+        recovery = ["--recover=step", f"--spares={spares}", f"--hang-after={WAIT_S:.0f}"]
+        return [*launch, *recovery] if self._options.keeps_step else launch
 
     def _script(self, pace_s: float) -> list[str]:
         module = "instep.demo.train_torch" if self._options.with_torch else "instep.demo.train_stdlib"

@@ -125,6 +125,14 @@ pub(super) fn fill_in(
     // A rank that is given is the whole place of a node.
     match kubernetes::read(variable, host_name)?.filter(|_| request.node_rank.is_none()) {
         Some(pod) if node_range(request)?.1 > 1 => in_pod(pod, request, conf),
+        Some(_) if request.nnodes.is_none() && says_where(request) => {
+            warnings.push(
+                "JOB_COMPLETION_INDEX and an endpoint are set, but not PET_NNODES: this pod runs alone. For all pods of the \
+                 Job, set PET_NNODES to their number"
+                    .to_owned(),
+            );
+            Ok(Found { warnings, ..Found::default() })
+        }
         _ => Ok(Found { warnings, ..Found::default() }),
     }
 }
@@ -132,6 +140,10 @@ pub(super) fn fill_in(
 /// Whether Slurm's number of a job is all that has come here, and nobody asks for several nodes.
 fn is_left_alone(request: &Request, variable: &impl Fn(&str) -> Option<String>) -> bool {
     request.nnodes.is_none() && slurm::job_without_nodes(variable).is_some()
+}
+
+fn says_where(request: &Request) -> bool {
+    !request.rdzv_endpoint.is_empty() || request.master_addr.is_some()
 }
 
 fn nodes_unknown(job: &str) -> String {
@@ -282,6 +294,13 @@ fn in_pod(mut pod: Pod, request: &mut Request, conf: &mut RendezvousConf) -> Res
             ),
         ));
     }
+    let (_, max) = node_range(request)?;
+    if pod.index >= max {
+        return Err(error(
+            format!("this is pod {} of an indexed Job, but --nnodes is {}", pod.index, request.nnodes()),
+            "completions and parallelism of the Job must be the number of nodes",
+        ));
+    }
     if !request.rdzv_endpoint.is_empty() && request.rdzv_backend.as_deref() != Some("static") {
         meet_at_first(pod.index, request, conf);
         if pod.first_is_at(&request.rdzv_endpoint) {
@@ -291,13 +310,6 @@ fn in_pod(mut pod: Pod, request: &mut Request, conf: &mut RendezvousConf) -> Res
             pod.findings.push(Finding { what: "first node", value: value.to_owned(), from });
         }
     } else {
-        let (_, max) = node_range(request)?;
-        if pod.index >= max {
-            return Err(error(
-                format!("this is pod {} of an indexed Job, but --nnodes is {}", pod.index, request.nnodes()),
-                "completions and parallelism of the Job must be the number of nodes",
-            ));
-        }
         request.node_rank = i64::try_from(pod.index).ok();
     }
     let name = "indexed Job of Kubernetes".to_owned();

@@ -46,6 +46,17 @@ pub(super) enum HandshakeReply {
     NotACoordinator(String),
 }
 
+/// Why there was no answer. A read that times out is "Resource temporarily unavailable" to the system.
+fn silence(cause: &io::Error) -> String {
+    match cause.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("it did not answer within {} s", HELLO_TIMEOUT.as_secs())
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it closed the connection".to_owned(),
+        _ => format!("it did not answer: {cause}"),
+    }
+}
+
 /// Says hello on a fresh connection; `host_token` is given to the coordinator of this process alone.
 pub(super) fn handshake(
     plan: &Plan,
@@ -59,15 +70,13 @@ pub(super) fn handshake(
     let mut channel = match Channel::open(&mut stream, plan.token.as_ref()) {
         Ok(channel) => channel,
         Err(ChannelError::NotProved) => return Err(RendezvousError::NotProved { endpoint: endpoint.clone() }),
-        Err(ChannelError::Io(cause)) => {
-            return Ok(HandshakeReply::NotACoordinator(format!("it did not answer: {cause}")));
-        }
+        Err(ChannelError::Io(cause)) => return Ok(HandshakeReply::NotACoordinator(silence(&cause))),
     };
     let mut received = Vec::new();
     let answer = channel.write(&mut stream, &hello);
     let answer = answer.and_then(|()| read_line(&mut stream, &mut channel.inbound, &mut received));
     if let Err(cause) = answer {
-        return Ok(HandshakeReply::NotACoordinator(format!("it did not answer: {cause}")));
+        return Ok(HandshakeReply::NotACoordinator(silence(&cause)));
     }
     match control::decode::<FromCoordinator>(&received) {
         Ok(Some((FromCoordinator::Welcome {}, length))) => {
@@ -141,4 +150,20 @@ pub(super) fn read_line(stream: &mut TcpStream, inbound: &mut Inbound, received:
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stranger_that_says_nothing_is_described_in_words() {
+        for (kind, said) in [
+            (io::ErrorKind::WouldBlock, "it did not answer within 10 s"),
+            (io::ErrorKind::TimedOut, "it did not answer within 10 s"),
+            (io::ErrorKind::UnexpectedEof, "it closed the connection"),
+        ] {
+            assert_eq!(silence(&io::Error::from(kind)), said);
+        }
+    }
 }

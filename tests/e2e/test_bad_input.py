@@ -191,6 +191,19 @@ def test_impossible_command_line_is_one_clear_message(case: Case, desk: Desk, po
     desk.nothing_is_left()
 
 
+def test_word_where_none_is_taken_is_not_called_an_option(instep: Path, run: Runner) -> None:
+    for words, message, hint in (
+        ("job-token key", "instep job-token takes no argument, but was given `key`", "instep job-token > key"),
+        ("whoami me", "instep whoami takes no argument, but was given `me`", "`instep whoami --help`"),
+        ("drill --every 1s instep run x.py", "`instep` is no option of instep drill", "instep drill -- instep run"),
+        ("workspace list mine yours", "", "`instep workspace list --help`"),
+    ):
+        shown = run(instep, *words.split()).expect(2)
+        assert shown.stderr.startswith(f"error: {message}"), shown
+        assert hint in shown.stderr.splitlines()[-1], shown
+        assert "unknown option" not in shown.stderr, shown
+
+
 def test_shortened_option_is_understood(desk: Desk) -> None:
     assert desk.start("--nproc-per-nod 2 ok.py").wait(15).expect(0).stdout == "a worker ran\n" * 2
 

@@ -71,6 +71,9 @@ enum Command {
     #[command(hide = true)]
     SftpServer,
     /// Print a new token for --job-token-file: whoever does not have it cannot join the job
+    #[command(
+        after_help = "Keep it in a file that only you can read:\n  install -m 600 /dev/null FILE && instep job-token > FILE"
+    )]
     JobToken,
     #[command(flatten)]
     Client(client::Verb),

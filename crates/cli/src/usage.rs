@@ -162,6 +162,9 @@ fn slips(one: &str, other: &str) -> usize {
 
 fn unknown_option(error: &Error, options: &Command, subcommand: &str) -> String {
     let given = text(error, ContextKind::InvalidArg).unwrap_or_default();
+    if !given.starts_with('-') {
+        return one_too_many(given, options, subcommand);
+    }
     let prefix = given.split('=').next().unwrap_or(given).replace('_', "-");
     let names = options.get_arguments().filter_map(|option| option.get_long()).map(|name| format!("--{name}"));
     let meant: Vec<String> = names.filter(|name| name.starts_with(&prefix) && prefix.len() > 2).collect();
@@ -179,6 +182,20 @@ fn unknown_option(error: &Error, options: &Command, subcommand: &str) -> String 
         None => format!("`instep {subcommand} --help` lists the options"),
     };
     format!("unknown option {given}\nhint: {hint}")
+}
+
+/// A word that is no option, where the command takes none or no more.
+fn one_too_many(given: &str, options: &Command, subcommand: &str) -> String {
+    let hint = match subcommand {
+        "drill" => "put the job's command after --: instep drill -- instep run train.py".to_owned(),
+        "job-token" => format!("it prints the token: instep job-token > {given}"),
+        _ => format!("`instep {subcommand} --help` shows what it takes"),
+    };
+    match options.get_positionals().next() {
+        Some(_) if subcommand != "drill" => format!("`{given}` is one argument too many\nhint: {hint}"),
+        Some(_) => format!("`{given}` is no option of instep drill\nhint: {hint}"),
+        None => format!("instep {subcommand} takes no argument, but was given `{given}`\nhint: {hint}"),
+    }
 }
 
 fn text(error: &Error, kind: ContextKind) -> Option<&str> {

@@ -93,3 +93,11 @@ def test_a_token_that_others_could_read_or_that_is_none_is_an_error(start: Start
     assert f"{tokens[1]} does not hold a job's token" in shown.stderr and "hint: make one with" in shown.stderr, shown
     shown = start(0, tokens[1].with_name("missing")).wait(15).expect(1)
     assert "cannot read the job's token from" in shown.stderr and "No such file" in shown.stderr, shown
+
+
+def test_a_dry_run_says_whether_the_job_has_a_token(instep: Path, run: Runner, tokens: list[Path]) -> None:
+    place = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29603"]
+    command = [instep, "run", "--dry-run", *place, "--no-python", "true"]
+    said = run(*command, env={"INSTEP_JOB_TOKEN_FILE": str(tokens[0])}).expect(0).stdout
+    assert "token       only nodes that have the job's token join" in said
+    assert "token " not in run(*command).expect(0).stdout

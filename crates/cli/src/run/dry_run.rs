@@ -122,6 +122,8 @@ fn as_text(plan: &Plan) -> String {
         SpareKind::Hot => Some("a lost rank is replaced by its hot spare".to_owned()),
     };
     rows.extend(recovery.map(|recovery| ("recovery", recovery)));
+    let token = plan.token.as_ref().map(|_| "only nodes that have the job's token join".to_owned());
+    rows.extend(token.map(|token| ("token", token)));
     rows.extend(plan.scheduler.iter().flat_map(scheduler_rows));
     rows.extend(plan.warnings.iter().map(|warning| ("warning", warning.clone())));
     table(rows)

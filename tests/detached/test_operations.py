@@ -245,6 +245,8 @@ def test_settings_come_from_file_environment_and_options(operator: Operator) -> 
     for words in (("master", "config", "check"), ("master",), ("up",)):
         failed(operator(*words, "--config", other), f"unknown key `prot` in {other}", "did you mean `port`?")
     failed(operator("master", "config", "check", INSTEP_MASTER_PORT="x"), "INSTEP_MASTER_PORT: `x` is not a port")
+    # `config show` would say the same again, and show nothing.
+    failed(operator("master", "config", "show", INSTEP_MASTER_PORT="x"), "hint: `instep master --help` lists")
     failed(operator("master", "--config", "missing.yaml"), "missing.yaml")
     operator("master", "--port", "x").expect(2)
     file.unlink()

@@ -226,7 +226,10 @@ impl Settings {
         };
         for value in &values {
             check(key, value).map_err(|why| {
-                SettingsError::new(format!("{spelled}: {why}"), "see the settings with `instep master config show`")
+                SettingsError::new(
+                    format!("{spelled}: {why}"),
+                    "`instep master --help` lists the settings and what each may be",
+                )
             })?;
         }
         self.values.insert(key.name, (values, origin));

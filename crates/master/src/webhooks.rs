@@ -202,20 +202,43 @@ fn next_attempt(event: &WebhookEvent, untold: &Untold, time: Timestamp) -> Optio
     Some(Timestamp(time.0 + pause * 1_000_000))
 }
 
+/// Whether the database is away. The log is told once for each outage: a server that is away for long must not push everything
+/// else out of it.
+#[derive(Default)]
+struct Outage {
+    lasts: bool,
+}
+
+impl Outage {
+    /// Whether this is news.
+    fn changes(&mut self, failed: bool) -> bool {
+        std::mem::replace(&mut self.lasts, failed) != failed
+    }
+}
+
 /// Tells everything that is to be told, for as long as the master runs.
 pub(crate) async fn watch(application: Arc<Application>) {
     let mut turns = Turns::default();
     let mut telling: JoinSet<()> = JoinSet::new();
     let mut events: BTreeMap<tokio::task::Id, i64> = BTreeMap::new();
+    let mut outage = Outage::default();
     loop {
         match application.database.due_webhook_events(EACH, now()).await {
             Ok(due) => {
+                if outage.changes(false) {
+                    tracing::info!("the database answers again");
+                }
                 for id in turns.begin(&due) {
                     let task = telling.spawn(settle(Arc::clone(&application), id));
                     events.insert(task.id(), id);
                 }
             }
-            Err(error) => tracing::error!(%error, "cannot read what webhooks are to be told"),
+            Err(error) => {
+                if outage.changes(true) {
+                    let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                    tracing::error!(%why, "the database does not answer");
+                }
+            }
         }
         tokio::select! {
             Some(ended) = telling.join_next_with_id() => {
@@ -253,6 +276,14 @@ async fn settle(application: Arc<Application>, id: i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_outage_of_the_database_is_told_once() {
+        let mut outage = Outage::default();
+        let told: Vec<bool> =
+            [false, true, true, true, false, false, true].map(|failed| outage.changes(failed)).into_iter().collect();
+        assert_eq!(told, [false, true, false, false, true, false, true]);
+    }
 
     #[test]
     fn private_networks_are_not_reached() {

@@ -64,12 +64,13 @@ impl Rounds {
                 "seconds_without_workers": cost,
             }),
         );
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let ranks = |first: usize| describe_ranks(&(first..first + workers).collect::<Vec<_>>());
         let mut text = format!(
-            "round {}: {} nodes, {} workers; this is node {} with {}",
+            "round {}: {}, {}; this is node {} with {}",
             start.round,
-            start.group_world_size,
-            start.world_size,
+            counted(start.group_world_size, "node"),
+            counted(start.world_size, "worker"),
             start.group_rank,
             ranks(start.first_rank)
         );

@@ -39,10 +39,11 @@ impl Membership {
             return self.start(now);
         }
         self.phase = RoundPhase::Gathering { since, last_call: Some(deadline) };
+        let have = if ready == 1 { "node has" } else { "nodes have" };
         self.announce(match &self.view {
-            Some(view) => format!("{ready} nodes have joined, the previous round had {}", view.size()),
+            Some(view) => format!("{ready} {have} joined, the previous round had {}", view.size()),
             None => format!(
-                "{ready} nodes have joined, up to {} may join within the last call of {} s",
+                "{ready} {have} joined, up to {} may join within the last call of {} s",
                 self.terms.max_nodes,
                 self.terms.last_call.as_secs_f64()
             ),

@@ -166,7 +166,8 @@ fn the_job_ends_with_its_host() {
 fn a_range_of_nodes_waits_for_the_last_call() {
     let mut job = Membership::new(terms(1, 3, 0), SECOND);
     let actions = job.on(joined(1, "host", 1, 0), SECOND);
-    assert!(matches!(actions.as_slice(), [Action::Waiting { .. }]), "{actions:?}");
+    let [Action::Waiting { reason, .. }] = actions.as_slice() else { panic!("{actions:?}") };
+    assert!(reason.starts_with("1 node has joined, up to 3 may join"), "{reason}");
     assert_eq!(job.wake_at(), Some(31 * SECOND));
     job.on(joined(2, "b", 1, 0), 10 * SECOND);
     assert_eq!(job.on(Event::Tick, 30 * SECOND), []);

@@ -48,6 +48,7 @@ class CreationOptions(Protocol):
     group_id: str
     global_ranks_in_group: list[int]
     process_group: ProcessGroup  # since torch 2.14
+    enable_reconfigure: bool  # since torch 2.14
 
 
 class SplitOptions(Protocol):
@@ -55,6 +56,14 @@ class SplitOptions(Protocol):
 
     _timeout: timedelta
     group_name: str
+
+
+class ReconfigureOptions(Protocol):
+    """What torch says to a group that is to have other peers."""
+
+    uuid: int
+    handles: set[str] | list[str]
+    timeout: timedelta | None
 
 
 class _Member(Operations):
@@ -101,6 +110,15 @@ class _Member(Operations):
             return c10d.ErrorType.SUCCESS
         return c10d.ErrorType.TIMEOUT if type(failure).__name__ == "CollectiveTimeout" else c10d.ErrorType.COMM_ERROR
 
+    def get_reconfigure_handle(self) -> str:
+        """What this rank is called in the handles that `reconfigure` is given."""
+        return self._link.handle
+
+    def reconfigure(self, opts: ReconfigureOptions) -> work.Work:
+        """Give the group other peers, in place. Returns when they are connected, or fails; hints change nothing."""
+        self._link.regroup(opts.uuid, opts.handles, self._seconds(opts.timeout))
+        return work.Work(None, [])
+
     def _get_sequence_number_for_group(self) -> int:
         return self._link.sequence
 
@@ -126,10 +144,12 @@ if HAS_BACKEND_CLASS:
     class GroupBackend(_Member, c10d.Backend):
         """A backend of torch, over one connection."""
 
-        def __init__(self, link: Link, name: str) -> None:
+        def __init__(self, link: Link, name: str, *, inside: bool = False) -> None:
             c10d.Backend.__init__(self, link.rank, link.size)
             self._link = link
             self._name = name
+            # Whether it is the backend of a `Group`, which answers for its size.
+            self._inside = inside
 
         def name(self) -> str:
             """The name it was registered under."""
@@ -145,11 +165,30 @@ if HAS_BACKEND_CLASS:
             link = self._split(store, ranks, opts._timeout, opts.group_name or "split")
             return None if link is None else GroupBackend(link, self._name)
 
+        def get_reconfigure_handle(self) -> str:
+            """What this rank is called in the handles that `reconfigure` is given."""
+            self._check_reconfigurable()
+            return super().get_reconfigure_handle()
+
+        def reconfigure(self, opts: ReconfigureOptions) -> work.Work:
+            """Give the group other peers, in place."""
+            self._check_reconfigurable()
+            return super().reconfigure(opts)
+
+        def _check_reconfigurable(self) -> None:
+            # The group asks `c10d::Backend` for rank and size, which are set when it is made and cannot be overridden.
+            if not self._inside:
+                raise InvalidCall(
+                    f"a group that may have other backends than {self._name!r} cannot be reconfigured: torch keeps the "
+                    f"rank and size that its backend was made with\nhint: init_process_group({self._name!r}), and a "
+                    "group of its own for each other backend"
+                )
+
         # Torch looks all of these up; one that is missing would be looked up for ever.
         supports_splitting = property(lambda _: True)
         supports_coalescing = property(lambda _: False)
         supports_shrinking = property(lambda _: False)
-        supports_reconfigure = property(lambda _: False)
+        supports_reconfigure = property(lambda self: self._inside)
         supports_window = property(lambda _: False)
         supports_tensor_alloc = property(lambda _: False)
         supports_completion_hooks = property(lambda _: False)
@@ -160,7 +199,7 @@ if HAS_BACKEND_CLASS:
 def _registered_backend(link: Link, name: str) -> c10d.Backend:
     """What `Group` has registered for its devices."""
     if HAS_BACKEND_CLASS:
-        return GroupBackend(link, name)
+        return GroupBackend(link, name, inside=True)
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  # loads the class below
 
@@ -182,6 +221,8 @@ class Group(_Member, ProcessGroup):  # type: ignore[misc]  # torch does not type
         for device in DEVICES:
             self._register_backend(torch.device(device), _CUSTOM, backend)
         self._set_default_backend(_CUSTOM)
+
+    supports_reconfigure = property(lambda _: True)
 
     def name(self) -> str:
         """The name of the backend that the script asked for."""
@@ -275,6 +316,7 @@ def create(opts: CreationOptions, name: str) -> ProcessGroup | c10d.Backend:
         opts.timeout,
         name=opts.group_id,
         global_ranks=opts.global_ranks_in_group,
+        deferred=getattr(opts, "enable_reconfigure", False),
     )
     if other_backends(getattr(opts, "process_group", None), _device(opts.store)):
         return GroupBackend(link, name)

@@ -9,6 +9,12 @@ that name the attempt and the generation, so that what a dead attempt left behin
 A rank that replaces a lost one (`standby`) connects no group when the script makes it: its peers made theirs long ago.
 Operations of such a group end at once, until `Link.rejoin` connects it with the peers, who rejoin at the same time.
 
+torch's own `dist._reconfigure` gives a group peers that are named by handles, under a number that nobody has used
+before. Where the ranks then meet is theirs alone: parts of a group may be reconfigured apart, and together again:
+
+    instep/reconfigure/<restarts>/<uuid>/members/<rank>    whom a rank wants to meet, and its generation
+    instep/reconfigure/<restarts>/<uuid>/instep/...        as above, in the generation after all of theirs
+
 Torch numbers groups as each rank counts them, so ranks that make different groups at the same time give them one name
 and one store (`new_subgroups(group=...)` does). What a group writes there is therefore below its members' digest.
 """
@@ -16,13 +22,17 @@ and one store (`new_subgroups(group=...)` does). What a group writes there is th
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import hashlib
 import itertools
 import os
+import secrets
+import socket
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from typing import NoReturn, cast
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -30,7 +40,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from instep._native import CollectiveGroup, stop_callbacks
 from instep.backend import recorder, standby
 from instep.backend.device import Device, connect
-from instep.errors import CollectiveError, ConnectFailed, InvalidCall
+from instep.errors import CollectiveError, ConnectFailed, InvalidCall, NotConnected
 
 # What a group's memory is laid out for.
 MAX_CHANNELS = 8
@@ -57,6 +67,7 @@ class Link:
         global_ranks: Sequence[int],
         interface: str | None = None,
         recorded: bool = True,
+        deferred: bool = False,
     ) -> None:
         self.store = members(store, global_ranks)
         self.rank = rank
@@ -77,11 +88,18 @@ class Link:
         self.number = next(_numbers)
         self._interface = interface
         self._recorded = recorded
-        self._bind()
-        if standby.is_waiting():
-            self.native.stand_by(rank, size)
+        # Where ranks of this group, old and new, find each other when it is reconfigured.
+        self._meeting = self.store
+        self._handle = Handle.new(rank)
+        self._uuids: set[int] = set()
+        if deferred and not standby.is_waiting():
+            self.native = _not_connected_yet()
         else:
-            self._bootstrap(self.seconds)
+            self._bind()
+            if standby.is_waiting():
+                self.native.stand_by(rank, size)
+            else:
+                self._bootstrap(self.seconds)
         _open.add(self)
 
     def _bind(self) -> None:
@@ -135,6 +153,63 @@ class Link:
         self.store, self.rank, self.size, self.generation = store, rank, size, generation
         self.sequence = 0
         return self._bootstrap(seconds)
+
+    @property
+    def handle(self) -> str:
+        """What `regroup` calls this rank, on every rank; the same for as long as there is the group."""
+        return str(self._handle)
+
+    def regroup(self, uuid: int, handles: Collection[str], seconds: float) -> None:
+        """Give the group other peers, of which each gave its handle: in the order of a list, or one of our own."""
+        if standby.is_waiting():
+            raise InvalidCall(
+                "this process replaces a lost rank (--recover step), and its groups are connected by the session\n"
+                "hint: use either instep.elastic.Session or dist._reconfigure"
+            )
+        peers = Handle.parse_all(handles)
+        if self._handle not in peers:
+            raise InvalidCall(
+                f"the handle of this rank ({self._handle}) is not among the {len(peers)} given\n"
+                "hint: only ranks whose handles are given call dist._reconfigure"
+            )
+        if uuid in self._uuids:
+            raise InvalidCall(
+                f"the group was reconfigured with uuid {uuid} before\nhint: give all ranks a uuid that is new each time"
+            )
+        self._uuids.add(uuid)
+        self.abort()
+        self._leave_devices()
+        deadline = time.monotonic() + seconds
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.store = PrefixStore(f"instep/reconfigure/{attempt}/{uuid}", self._meeting)
+        self.rank, self.size = peers.index(self._handle), len(peers)
+        self.generation = 1 + self._newest_generation(peers, uuid, seconds)
+        self.sequence = self.monitored = 0
+        first = isinstance(self.native, _NotConnectedYet)
+        if first:
+            self._bind()
+        try:
+            self._bootstrap(max(deadline - time.monotonic(), 0.001))
+        except BaseException:
+            if first:  # what could not connect is closed; the next try needs one that can
+                self.native.shutdown()
+                self.native = _not_connected_yet()
+            raise
+
+    def _newest_generation(self, peers: list[Handle], uuid: int, seconds: float) -> int:
+        """Agree with the peers that it is they who meet; give the newest generation in which any of them was."""
+        digest = hashlib.sha256(" ".join(map(str, peers)).encode()).hexdigest()
+        mine = f"{digest} {self.generation}".encode()
+        said = [
+            value.decode().split() for value in exchange(self.store, "members", self.rank, self.size, mine, seconds)
+        ]
+        for peer, (theirs, _) in zip(peers, said, strict=True):
+            if theirs != digest:
+                raise InvalidCall(
+                    f"what was to be rank {peers.index(peer)} ({peer}) uses uuid {uuid} with other handles\n"
+                    "hint: give all ranks the same handles in the same order, and a uuid that is new each time"
+                )
+        return max(int(generation) for _, generation in said)
 
     def rejoin(self, generation: int, in_vain: Callable[[], bool]) -> None:
         """Connect with the same ranks again, some of which are new processes, or as such a process for the first time.
@@ -196,6 +271,71 @@ class Link:
         self._leave_devices()
         self.native.shutdown()
         _open.discard(self)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Handle:
+    """What a rank is called where the number of a rank says nothing: its process and its group."""
+
+    # The number with which the group was made: ranks whose order nobody gives keep this one.
+    rank: int
+    token: str
+    host: str
+    process: int
+
+    @staticmethod
+    def new(rank: int) -> Handle:
+        """For a group that this process makes."""
+        return Handle(rank, secrets.token_hex(8), socket.gethostname(), os.getpid())
+
+    def __str__(self) -> str:
+        """What other processes are given."""
+        return f"instep:{self.rank}:{self.token}:{self.process}:{self.host}"
+
+    @staticmethod
+    def parse_all(handles: Collection[str]) -> list[Handle]:
+        """In the order of ranks."""
+        found = [Handle._parse(text) for text in handles]
+        if len(set(found)) < len(found):
+            twice = next(handle for handle in found if found.count(handle) > 1)
+            raise InvalidCall(f"{twice} is among the handles twice\nhint: give the handle of each rank once")
+        return found if isinstance(handles, Sequence) else sorted(found)
+
+    @staticmethod
+    def _parse(text: str) -> Handle:
+        match text.split(":", 4):
+            case ["instep", rank, token, process, host] if rank.isdecimal() and process.isdecimal():
+                return Handle(int(rank), token, host, int(process))
+        raise InvalidCall(
+            f"{text!r} is no handle of the backend instep\n"
+            "hint: give what dist._get_reconfigure_handle() says on each rank"
+        )
+
+
+class _NotConnectedYet:
+    """What a group has in place of a connection that was made with `enable_reconfigure=True`."""
+
+    def abort(self) -> None:
+        """Nothing is under way."""
+
+    def shutdown(self) -> None:
+        """Nobody waits for this rank."""
+
+    def supersede(self, generation: int) -> None:
+        """This rank waits for nobody."""
+
+    def failure(self) -> None:
+        """It has not failed."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotConnected(
+            "the group has no peers yet: it was made with enable_reconfigure=True\n"
+            "hint: call dist._reconfigure on every rank first"
+        )
+
+
+def _not_connected_yet() -> CollectiveGroup:
+    return cast("CollectiveGroup", _NotConnectedYet())
 
 
 def of_this_process() -> list[Link]:

@@ -100,9 +100,9 @@ class Cluster:
     def steps(self, rank: int, incarnation: int = 0) -> list[int]:
         return [int(line) for line in (self.folder / f"{rank}.{incarnation}.steps").read_text().split()]
 
-    def has_done(self, steps: int) -> bool:
+    def has_done(self, steps: int, nodes: int | None = None) -> bool:
         """Whether all first incarnations have done so many steps."""
-        ranks = range(RANKS * len(self.nodes))
+        ranks = range(RANKS * (nodes or len(self.nodes)))
         files = [self.folder / f"{rank}.0.steps" for rank in ranks]
         return all(path.exists() and len(path.read_text().split()) == steps for path in files)
 
@@ -259,7 +259,7 @@ def test_an_elastic_job_moves_ranks_too_and_is_not_stopped_for_a_newcomer(
     kill_node(jobs[1])
     wait_until(lambda: "moving rank" in jobs[0].stderr, 30, lambda: jobs[0].stderr)
     newcomer = cluster.launch_on(1, 2, *program, options=QUICKLY, nodes=RANGE)
-    told = "a new node waits until they start again, because they keep their step"
+    told = "they keep their step, and a new node stands by for the ranks of a lost one"
     wait_until(lambda: told in newcomer.stderr, 30, lambda: newcomer.stderr)
     (cluster.folder / "go").touch()
     for node in (0, 2):
@@ -269,6 +269,67 @@ def test_an_elastic_job_moves_ranks_too_and_is_not_stopped_for_a_newcomer(
     assert results(cluster.folder) == uninterrupted()
     for rank in (0, 1, 4, 5):
         assert cluster.steps(rank) == list(range(STEPS)), "no step is skipped or done twice"
+
+
+# Two machines begin, and the third one comes when they train.
+LATE = "2:3"
+SOON = ("--no-python", "--rdzv-conf", "last_call_timeout=1")
+
+
+def begin_with_two(cluster: Cluster, *program: str | Path, env: dict[str, str | None] | None = None) -> list[Running]:
+    return [cluster.launch_on(node, 0, *program, options=SOON, env=env, nodes=LATE) for node in (0, 1)]
+
+
+def join_late(
+    cluster: Cluster, wait_until: WaitUntil, *program: str | Path, env: dict[str, str | None] | None = None
+) -> Running:
+    late = cluster.launch_on(2, 0, *program, options=SOON, env=env, nodes=LATE)
+    wait_until(lambda: "a new node stands by for the ranks of a lost one" in late.stderr, 30, lambda: late.stderr)
+    return late
+
+
+def test_a_node_that_joins_later_takes_the_ranks_of_a_killed_one(cluster: Cluster, wait_until: WaitUntil) -> None:
+    program = (cluster.python, SESSION, cluster.folder, str(STEPS), "*.*@2:see go")
+    jobs = begin_with_two(cluster, *program)
+    wait_until(lambda: cluster.has_done(2, nodes=2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    late = join_late(cluster, wait_until, *program)
+    kill_node(jobs[1])
+    moving = f"moving ranks 2-3 to {cluster.nodes[2].ipv4} (generation 1)"
+    wait_until(lambda: moving in jobs[0].stderr, 30, lambda: jobs[0].stderr)
+    (cluster.folder / "go").touch()
+    told = [job.wait().expect(0).stderr for job in (jobs[0], late)]
+    assert not any("stopping the workers" in text for text in told), "nobody restarts"
+    assert results(cluster.folder) == uninterrupted()
+    for rank in (0, 1):
+        assert cluster.steps(rank) == list(range(STEPS)), "no step is skipped or done twice"
+    for rank in (2, 3):
+        before, after = cluster.own(rank, 0), cluster.own(rank, 1)
+        for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "INSTEP_SECRET"):
+            assert before[name] == after[name], name
+    assert [event["rank"] for event in cluster.events(2, "rank_replaced")] == [2, 3]
+
+
+@pytest.mark.soak
+def test_a_node_that_took_ranks_over_is_lost_and_the_next_one_takes_them(
+    cluster: Cluster, wait_until: WaitUntil
+) -> None:
+    """Its successor is a new launcher on the machine that was lost first."""
+    program = (cluster.python, SESSION, cluster.folder, str(STEPS), "*.*@2:see go", "*.*@4:see again")
+    jobs = begin_with_two(cluster, *program)
+    wait_until(lambda: cluster.has_done(2, nodes=2), 60, lambda: f"two steps\n{jobs[0].stderr}")
+    second = join_late(cluster, wait_until, *program)
+    kill_node(jobs[1])
+    wait_until(lambda: "(generation 1)" in jobs[0].stderr, 30, lambda: jobs[0].stderr)
+    (cluster.folder / "go").touch()
+    wait_until(lambda: cluster.steps(0) == [0, 1, 2, 3], 30, lambda: jobs[0].stderr)
+    third = cluster.launch_on(1, 0, *program, options=SOON, nodes=LATE)
+    wait_until(lambda: "stands by" in third.stderr, 30, lambda: third.stderr)
+    kill_node(second)
+    wait_until(lambda: "(generation 2)" in jobs[0].stderr, 30, lambda: jobs[0].stderr)
+    (cluster.folder / "again").touch()
+    for job in (jobs[0], third):
+        assert "stopping the workers" not in job.wait().expect(0).stderr
+    assert results(cluster.folder) == uninterrupted()
 
 
 def test_an_elastic_job_without_spares_goes_on_with_fewer_nodes(cluster: Cluster, wait_until: WaitUntil) -> None:
@@ -330,10 +391,10 @@ class Training:
         env: dict[str, str | None] = {"RESULTS": str(folder), "EPOCHS": str(epochs), "PACE": str(pace)}
         return self.cluster.launch(2 * RANKS, self.forked, TRAIN, case, env=env)
 
-    def on_one_machine(self, folder: Path, case: str, epochs: int) -> list[dict[str, Any]]:
+    def on_one_machine(self, folder: Path, case: str, epochs: int, ranks: int | None = None) -> list[dict[str, Any]]:
         """What the training ends with where nothing happens."""
         folder.mkdir()
-        world = str(RANKS * len(self.cluster.nodes))
+        world = str(ranks or RANKS * len(self.cluster.nodes))
         env = {"OMP_NUM_THREADS": "1", "RESULTS": str(folder), "EPOCHS": str(epochs)}
         options = ("run", "--standalone", "--nproc-per-node", world, "--no-python")
         self.cluster.runner(self.cluster.instep, *options, self.forked, TRAIN, case, env=env).expect(0)
@@ -359,8 +420,8 @@ def check(found: list[dict[str, Any]], expected: list[dict[str, Any]], said: str
             assert rank[key] == wanted[key], f"{key}\n{said}"
 
 
-def have_trained(folder: Path) -> bool:
-    return len(list(folder.glob("*.ok"))) == 6
+def have_trained(folder: Path, ranks: int = 6) -> bool:
+    return len(list(folder.glob("*.ok"))) == ranks
 
 
 def test_the_bits_are_the_same_after_a_node_was_killed(
@@ -399,6 +460,36 @@ def test_ranks_that_come_back_after_others_took_their_places_change_no_bit(
     told = [jobs[node].wait().expect(0) for node in (0, 2)]
     assert "restarting" not in told[0].stderr
     check(ended(folder), training.on_one_machine(tmp_path / "calm", case, epochs), told[0].stderr)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["killed", "silent"])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_bits_are_the_same_where_a_node_that_joined_later_goes_on(
+    training: Training, wait_until: WaitUntil, tmp_path: Path, how: str, spares: int
+) -> None:
+    cluster, case, epochs = training.cluster, "adam-norm-dropout", 200
+    folder = cluster.folder = tmp_path / "disturbed"
+    folder.mkdir()
+    env: dict[str, str | None] = {"RESULTS": str(folder), "EPOCHS": str(epochs), "PACE": "0.02"}
+
+    def launch(node: int) -> Running:
+        return cluster.launch_on(node, spares, training.forked, TRAIN, case, options=SOON, env=env, nodes=LATE)
+
+    jobs = [launch(0), launch(1)]
+    wait_until(lambda: have_trained(folder, 2 * RANKS), 60, lambda: f"a step\n{jobs[0].stderr}")
+    late = launch(2)
+    wait_until(lambda: "a new node stands by" in late.stderr, 30, lambda: late.stderr)
+    if how == "killed":
+        kill_node(jobs[1])
+    else:
+        cluster.network.cut_link(cluster.nodes[1])
+    told = [job.wait(180).expect(0).stderr for job in (jobs[0], late)]
+    assert "recovered in " in told[0], told[0]
+    assert "stopping the workers" not in told[0], told[0]
+    assert cluster.events(2, "rank_replaced"), told[1]
+    calm = training.on_one_machine(tmp_path / "calm", case, epochs, ranks=2 * RANKS)
+    check(ended(folder), calm, told[0])
 
 
 CASES = ("adam-dropout", "sgd-norm", "static-views", "scaler-accumulate", "two-zeros", "unused-dropout")

@@ -86,6 +86,9 @@ pub struct Hello {
     pub node_rank: usize,
     /// How many ranks of lost nodes it would take over.
     pub spares: usize,
+    /// It knows [`FromCoordinator::StandBy`].
+    #[serde(default)]
+    pub stands_by: bool,
     /// What the job was started with there.
     pub terms: WireTerms,
 }
@@ -378,6 +381,9 @@ pub enum FromCoordinator {
     },
     /// Start the workers.
     Start(Start),
+    /// A round runs without this node: what it needs to know if it is to take over ranks of lost nodes. It has none yet, and
+    /// begins with a [`FromCoordinator::Replace`] that moves some to it.
+    StandBy(Box<Start>),
     /// End the workers, then say [`ToCoordinator::Stopped`].
     Stop {
         /// Why, for people.

@@ -84,8 +84,11 @@ struct JoinedNode {
     name: String,
     address: String,
     role: String,
-    /// How many ranks of lost nodes it would take over.
+    /// How many ranks of lost nodes it would take over beside its own, and how many it has.
     spares: usize,
+    workers: usize,
+    /// It can take ranks over without having had any.
+    stands_by: bool,
     /// Where it would lead.
     standby: Option<HostPort>,
     host: bool,
@@ -235,7 +238,6 @@ impl Coordinator {
         let Action::Start { round, restarts, changes, members, world_size, reason } = start else { return };
         self.failures.clear();
         let recovers = self.settings.terms.step_recovery;
-        self.recovery = recovers.then(|| RoundRecovery::new(&members, &self.joined, context.now));
         // A static job is complete with its first round: from then on no node of torchrun needs to be looked for.
         self.torchrun_nodes = self.torchrun_nodes.take().filter(TorchrunNodes::any);
         let shared_with_torchrun = self.torchrun_nodes.is_some();
@@ -246,26 +248,37 @@ impl Coordinator {
         // Workers of torchrun cannot be given one. Without random numbers there is none, and the job goes on.
         let secret = if shared_with_torchrun { None } else { JobSecret::random().ok() };
         let worker_port = self.settings.worker_serves_store.then(free_port).flatten();
+        // As for a node that has no part in the round.
+        let unassigned = Start {
+            round,
+            restarts,
+            group_rank: members.len(),
+            group_world_size: members.len(),
+            first_rank: world_size,
+            world_size,
+            first_role_rank: world_size,
+            role_world_size: world_size,
+            master_address: self.settings.master_address.clone(),
+            master_port: worker_port.unwrap_or(self.settings.master_port),
+            launcher_serves_store: worker_port.is_none(),
+            reason: None,
+            changes,
+            epoch: None,
+            secret,
+        };
         for member in &members {
             let start = Start {
-                round,
-                restarts,
                 group_rank: member.group_rank,
-                group_world_size: members.len(),
                 first_rank: member.first_rank,
-                world_size,
                 first_role_rank: member.first_role_rank,
                 role_world_size: member.role_world_size,
-                master_address: self.settings.master_address.clone(),
-                master_port: worker_port.unwrap_or(self.settings.master_port),
-                launcher_serves_store: worker_port.is_none(),
                 reason: reason.clone(),
-                changes,
                 epoch: self.pending.clone(),
-                secret: secret.clone(),
+                ..unassigned.clone()
             };
             self.send_to(member.node, &FromCoordinator::Start(start), context);
         }
+        self.recovery = recovers.then(|| RoundRecovery::new(&members, unassigned, &self.joined, context.now));
         if let Some(torchrun_nodes) = &mut self.torchrun_nodes {
             torchrun_nodes.assign(&members, world_size, context);
         }
@@ -361,6 +374,8 @@ impl Coordinator {
             address: hello.address.clone(),
             role: hello.role.clone(),
             spares: hello.spares,
+            workers: hello.workers,
+            stands_by: hello.stands_by,
             standby,
             host,
             heard: self.detector.as_ref().map_or(now, |detector| detector.awake_time(now)),

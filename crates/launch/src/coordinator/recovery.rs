@@ -14,7 +14,7 @@
 //!
 //! What ranks write is not trusted: only that a key is there counts, a step that is a number, or a line of text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use instep_policy::membership::{Event, Membership, NodeId, RoundMember};
@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::{Coordinator, JoinedNode};
-use crate::control::{FromCoordinator, LostWorker, MovedRank, Replace};
+use crate::control::{FromCoordinator, LostWorker, MovedRank, Replace, Start};
 use crate::failure::Failure;
 
 /// Keys as the store has them: with the `/` that clients put before each.
@@ -81,6 +81,9 @@ pub(super) struct RoundRecovery {
     policy: Recovery,
     /// Who started which ranks.
     members: Vec<RoundMember>,
+    /// What nodes are told that stand by, but for a place of their own; and who has been told, with which.
+    unassigned: Start,
+    standbys: BTreeMap<NodeId, usize>,
     /// Nodes that were lost in this batch.
     lost_nodes: Vec<LostNode>,
     /// Losses of this batch of messages: those that arrive together are one generation.
@@ -98,7 +101,12 @@ pub(super) struct RoundRecovery {
 }
 
 impl RoundRecovery {
-    pub(super) fn new(members: &[RoundMember], joined: &BTreeMap<NodeId, JoinedNode>, now: Instant) -> RoundRecovery {
+    pub(super) fn new(
+        members: &[RoundMember],
+        unassigned: Start,
+        joined: &BTreeMap<NodeId, JoinedNode>,
+        now: Instant,
+    ) -> RoundRecovery {
         let round_node = |member: &RoundMember| {
             let (spares, role) =
                 joined.get(&member.node).map(|node| (node.spares, node.role.clone())).unwrap_or_default();
@@ -108,6 +116,8 @@ impl RoundRecovery {
         RoundRecovery {
             policy: Recovery::new(&members.iter().map(round_node).collect::<Vec<_>>()),
             members: members.to_vec(),
+            unassigned,
+            standbys: BTreeMap::new(),
             lost_nodes: Vec::new(),
             arrived: Vec::new(),
             finished: Vec::new(),
@@ -151,6 +161,24 @@ impl RoundRecovery {
             }
         }
         self.policy.lost(losses, nodes, |rank| has_session(context, rank))
+    }
+
+    /// What a node is told that stands by, unless it has been. Each has a number of its own, as nodes of the round do: ranks
+    /// tell by it which of them share a node.
+    fn stand_by(&mut self, node: NodeId) -> Option<Start> {
+        if self.standbys.contains_key(&node) {
+            return None;
+        }
+        let group_rank = self.unassigned.group_rank + self.standbys.len();
+        self.standbys.insert(node, group_rank);
+        Some(Start { group_rank, ..self.unassigned.clone() })
+    }
+
+    /// A node without ranks, which has room for as many as it would start itself, and for those of its spares.
+    fn standby(&self, node: NodeId, joined: &BTreeMap<NodeId, JoinedNode>) -> Option<RoundNode> {
+        let JoinedNode { workers, spares, role, .. } =
+            joined.get(&node).filter(|_| self.standbys.contains_key(&node))?;
+        Some(RoundNode { node, ranks: 0..0, spares: workers + spares, role: role.clone() })
     }
 
     /// What a node is told of a rank that it has from now on.
@@ -241,11 +269,23 @@ impl Coordinator {
             self.settle_losses(context);
             self.read_waiting(context);
             self.read_impossible(context);
+            self.tell_standbys(context);
         }
         // Those that were lost when the round had ended for another reason.
         let left = self.recovery.as_mut().map(|recovery| std::mem::take(&mut recovery.lost_nodes));
         for lost in left.unwrap_or_default() {
             self.handle_event(lost.event(), context);
+        }
+    }
+
+    /// Nodes that wait while the round runs learn what they need to take over ranks of it.
+    fn tell_standbys(&mut self, context: &mut Context<'_>) {
+        let (Some(membership), Some(recovery)) = (&self.membership, &mut self.recovery) else { return };
+        let waiting = membership.standbys(&[]).0.into_iter();
+        let able = waiting.filter(|node| self.joined.get(node).is_some_and(|joined| joined.stands_by));
+        let news: Vec<(NodeId, Start)> = able.filter_map(|node| Some((node, recovery.stand_by(node)?))).collect();
+        for (node, start) in news {
+            self.send_to(node, &FromCoordinator::StandBy(Box::new(start)), context);
         }
     }
 
@@ -287,6 +327,12 @@ impl Coordinator {
         let refused = refused.next();
         recovery.failures.extend(arrived.into_iter().map(|(_, worker)| (worker.failure.rank, worker.failure)));
         recovery.since = context.now;
+        if let (Some(membership), Some(recovery)) = (&self.membership, &mut self.recovery) {
+            let (standbys, most) = membership.standbys(&nodes.iter().map(|loss| loss.node).collect::<Vec<_>>());
+            let standbys = standbys.into_iter().filter_map(|node| recovery.standby(node, &self.joined));
+            recovery.policy.stand_by(&standbys.collect::<Vec<_>>(), most);
+        }
+        let Some(recovery) = self.running_recovery() else { return };
         let decision = refused.or_else(|| recovery.decide(&losses, &nodes, context));
         let moves = matches!(decision, Some(Decision::Replace { .. }));
         self.perform_recovery(decision, Some(first).filter(|_| !only_nodes), context);
@@ -338,11 +384,18 @@ impl Coordinator {
             Some(Decision::Replace { generation, incarnations, moved, reason }) => {
                 let lost = incarnations.keys().filter_map(|rank| recovery.failures.get(rank));
                 let lost = lost.map(Failure::without_output).collect();
+                let called_up: BTreeSet<NodeId> = moved.values().copied().collect();
                 let to = |(rank, node)| recovery.moved_rank(rank, self.joined.get(&node)?);
                 let moved = moved.into_iter().filter_map(to).collect();
                 let replace = Replace { generation, incarnations, moved, reason, lost };
                 recovery.publish(&replace, context);
                 self.broadcast(&FromCoordinator::Replace(Box::new(replace)), context);
+                for node in called_up {
+                    let is_member = self.membership.as_ref().is_some_and(|membership| membership.has_member(node));
+                    if !is_member {
+                        self.handle_event(Event::CalledUp { node }, context);
+                    }
+                }
             }
             Some(Decision::RestartAll { reason, .. }) => {
                 self.failures.extend(recovery.failures.values().cloned());

@@ -171,6 +171,8 @@ impl RunDirectory {
                 break path;
             }
         };
+        // For a node that takes ranks over without having any.
+        fs::create_dir_all(&path)?;
         for local_rank in 0..workers {
             fs::create_dir_all(path.join(local_rank.to_string()))?;
         }

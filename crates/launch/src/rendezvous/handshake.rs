@@ -115,6 +115,7 @@ fn hello(plan: &Plan, identity: &Identity, host_token: Option<u64>) -> Hello {
         role: plan.job.role.clone(),
         node_rank: plan.node_rank,
         spares: plan.spares.for_any_rank(),
+        stands_by: true,
         terms: WireTerms::from(&plan.terms),
     }
 }

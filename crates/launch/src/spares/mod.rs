@@ -174,7 +174,8 @@ impl Spares {
             return;
         }
         self.handle_messages(guardian, console);
-        let Some(start) = running else {
+        // A node that only stands by has no rank that a hot spare could be.
+        let Some(start) = running.filter(|start| !self.hot || start.first_rank < start.world_size) else {
             self.round = None;
             self.due = None;
             self.hold(true);

@@ -65,15 +65,16 @@ impl<'a> LocalWorkers<'a> {
         }
     }
 
-    /// Starts the workers of a round; the failure is that of one that could not be started.
+    /// Starts this node's own workers of a round; the failure is that of one that could not be started.
     pub(super) fn start(
         &mut self,
         start: Start,
+        own: usize,
         is_first_round: bool,
         reports: &Reports,
         console: &mut dyn Console,
     ) -> io::Result<Option<Failure>> {
-        let logs = match self.directory.attempt(start.restarts, self.plan.job.workers) {
+        let logs = match self.directory.attempt(start.restarts, own) {
             Ok(logs) => logs,
             // At the start the user can still choose another place; a job that runs must not end for its logs.
             Err(cause) if is_first_round => return Err(cause),
@@ -86,7 +87,7 @@ impl<'a> LocalWorkers<'a> {
         let (spares, guardian, file_limit) = (&mut self.spares, &mut self.guardian, self.file_limit);
         let mut source = WorkerSource { spares, guardian, file_limit };
         let now = clock::monotonic();
-        let (group, failure) = WorkerGroup::start(self.plan, start, logs, &mut source, console)?;
+        let (group, failure) = WorkerGroup::start(self.plan, start, own, logs, &mut source, console)?;
         for (rank, _) in group.processes() {
             self.book.started(rank - group.start.first_rank, rank, group.start.round, now);
         }

@@ -246,7 +246,7 @@ impl Supervisor<'_> {
         loop {
             let starts_are_void = self.check_own_absence();
             for message in self.leadership.receive() {
-                if starts_are_void && matches!(message, FromCoordinator::Start(_)) {
+                if starts_are_void && self.starts_workers(&message) {
                     self.leadership.send(&ToCoordinator::Stopped {});
                 } else if let Some(end) = self.handle_message(message)? {
                     return Ok(end);
@@ -281,7 +281,8 @@ impl Supervisor<'_> {
             self.leadership.send(&message);
         }
         let running = self.rounds.last_start.as_ref().filter(|_| matches!(self.phase, Phase::Running));
-        self.workers.tick(running, self.console);
+        let waits = matches!(self.phase, Phase::Waiting);
+        self.workers.tick(running.or(self.recovery.standby().filter(|_| waits)), self.console);
         if self.timers.status_is_due(Instant::now()) {
             self.show_status();
         }
@@ -303,6 +304,15 @@ impl Supervisor<'_> {
         self.workers.remove_empty_logs();
         self.poller.exit_on_signal()?;
         Ok(RunEnd::failure("a signal ended the launcher".to_owned()))
+    }
+
+    /// Whether a node that has no workers starts some because of this.
+    fn starts_workers(&self, message: &FromCoordinator) -> bool {
+        match message {
+            FromCoordinator::Start(_) => true,
+            FromCoordinator::Replace(replace) => self.is_called_up(replace),
+            _ => false,
+        }
     }
 
     fn handle_message(&mut self, message: FromCoordinator) -> Result<Option<RunEnd>, LaunchError> {
@@ -331,7 +341,11 @@ impl Supervisor<'_> {
             FromCoordinator::Epoch(epoch) => self.leadership.committed(epoch),
             FromCoordinator::Dropped { reason } => return Ok(self.handle_dropped(&reason)),
             FromCoordinator::Moved(leader) => return Ok(self.handle_moved(leader)),
-            FromCoordinator::Replace(replace) => self.replace(*replace),
+            FromCoordinator::StandBy(start) => self.stand_by(*start),
+            FromCoordinator::Replace(replace) => {
+                self.begin_if_called_up(&replace)?;
+                self.replace(*replace);
+            }
             FromCoordinator::Kill { rank, incarnation } => self.kill_hung(rank, incarnation),
             FromCoordinator::Examine(examination) => self.workers.hang.examine(examination),
             FromCoordinator::Evidence { number, evidence } => self.workers.hang.answered(number, evidence),
@@ -356,14 +370,18 @@ impl Supervisor<'_> {
         if self.plan.terms.max_nodes > 1 {
             self.console.note(Note::Progress(announcement));
         }
-        let is_first_round = self.rounds.count == 1;
-        let failure = self.workers.start(start, is_first_round, &self.reports, self.console).map_err(|source| {
-            LaunchError::Logs { directory: self.workers.log_directory().map(PathBuf::from).unwrap_or_default(), source }
-        })?;
+        let failure = self.start_workers(start, self.plan.job.workers)?;
         self.leadership.send(&ToCoordinator::Started {});
         self.rounds.ends.extend(failure);
         self.report_root_cause();
         Ok(())
+    }
+
+    fn start_workers(&mut self, start: Start, own: usize) -> Result<Option<Failure>, LaunchError> {
+        let is_first_round = self.rounds.count == 1;
+        self.workers.start(start, own, is_first_round, &self.reports, self.console).map_err(|source| {
+            LaunchError::Logs { directory: self.workers.log_directory().map(PathBuf::from).unwrap_or_default(), source }
+        })
     }
 
     /// The workers are about to end, for this reason.

@@ -11,9 +11,9 @@ use instep_policy::membership::LauncherId;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{Phase, Supervisor};
+use super::{LaunchError, Phase, Supervisor};
 use crate::console::Note;
-use crate::control::{LostWorker, MovedRank, Replace, ToCoordinator};
+use crate::control::{LostWorker, MovedRank, Replace, Start, ToCoordinator};
 use crate::failure::Failure;
 use crate::failure::verdict::HungRank;
 use crate::output::fold::describe_ranks;
@@ -28,6 +28,8 @@ pub(super) struct StepRecovery {
     losses: Vec<Failure>,
     /// Ranks of this node that hang, and which of their processes.
     hung: BTreeMap<usize, (u32, HungRank)>,
+    /// The round that runs while this node waits: it may get ranks of it.
+    standby: Option<Start>,
     /// Ranks replaced, over all nodes and rounds.
     pub(super) replacements: u64,
     /// How often the ranks met again after that.
@@ -39,11 +41,17 @@ impl StepRecovery {
         self.awaited.clear();
         self.losses.clear();
         self.hung.clear();
+        self.standby = None;
     }
 
     /// Whether a rank of this node waits for its next process.
     pub(super) fn awaits_replacement(&self) -> bool {
         !self.awaited.is_empty()
+    }
+
+    /// The round that runs without this node, for which it keeps spares while it waits.
+    pub(super) fn standby(&self) -> Option<&Start> {
+        self.standby.as_ref()
     }
 
     /// The losses that may have caused a failure.
@@ -114,6 +122,33 @@ impl Supervisor<'_> {
             self.recovery.losses.push(failure.clone());
         }
         self.leadership.send(&ToCoordinator::Lost { workers });
+    }
+
+    /// A round runs without this node, which may get ranks of it.
+    pub(super) fn stand_by(&mut self, start: Start) {
+        if matches!(self.phase, Phase::Waiting) {
+            self.recovery.standby = Some(start);
+        }
+    }
+
+    /// Whether this node has stood by, and gets its first ranks.
+    pub(super) fn is_called_up(&self, replace: &Replace) -> bool {
+        let to_us = |moved: &MovedRank| moved.launcher == self.leadership.launcher();
+        matches!(self.phase, Phase::Waiting) && self.recovery.standby.is_some() && replace.moved.iter().any(to_us)
+    }
+
+    /// This node becomes one of the round, without workers of its own.
+    pub(super) fn begin_if_called_up(&mut self, replace: &Replace) -> Result<(), LaunchError> {
+        if !self.is_called_up(replace) {
+            return Ok(());
+        }
+        let Some(start) = self.recovery.standby.take() else { return Ok(()) };
+        self.phase = Phase::Running;
+        self.timers.round_started();
+        self.recovery.round_started();
+        self.rounds.start(&start, 0, &self.reports.events);
+        self.start_workers(start, 0)?;
+        Ok(())
     }
 
     /// A generation begins: the ranks of this node that were lost get new processes, and so do those that have moved here.

@@ -36,8 +36,9 @@ const SHOWN_LINES: usize = 20;
 pub(crate) struct WorkerGroup {
     pub(crate) start: Start,
     pub(crate) output: Output,
-    /// By local rank on this node; those after this node's own have moved here.
+    /// By local rank on this node; those after this node's `own` have moved here.
     workers: Vec<Worker>,
+    own: usize,
     files: Vec<WorkerFiles>,
     moved: Vec<MovedRank>,
     /// Those that others have replaced and of which the kernel has not freed everything yet.
@@ -67,19 +68,20 @@ pub(crate) struct Replaced {
 }
 
 impl WorkerGroup {
-    /// Starts the workers. A worker that cannot be started is a failure like any other; those before it run.
+    /// Starts this node's own workers. A worker that cannot be started is a failure like any other; those before it run.
     pub(crate) fn start(
         plan: &Plan,
         start: Start,
+        own: usize,
         logs: AttemptDirectory,
         source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> std::io::Result<(WorkerGroup, Option<Failure>)> {
-        let workers = plan.job.workers;
         let mut group = WorkerGroup {
-            output: Output::new(&plan.logs, &logs, workers)?,
-            workers: Vec::with_capacity(workers),
-            files: Vec::with_capacity(workers),
+            output: Output::new(&plan.logs, &logs, own)?,
+            workers: Vec::with_capacity(own),
+            own,
+            files: Vec::with_capacity(own),
             moved: Vec::new(),
             replaced: Vec::new(),
             logs,
@@ -90,7 +92,7 @@ impl WorkerGroup {
         if plan.drill.is_some() {
             group.output.follow_progress();
         }
-        for local_rank in 0..workers {
+        for local_rank in 0..own {
             let rank = group.start.first_rank + local_rank;
             group.add_files(plan, rank, local_rank);
             match group.start_worker(plan, local_rank, Incarnation::default(), source, console) {
@@ -136,8 +138,8 @@ impl WorkerGroup {
     }
 
     /// The rank that moved here to become this local rank.
-    fn moved(&self, plan: &Plan, local_rank: usize) -> Option<&MovedRank> {
-        self.moved.get(local_rank.checked_sub(plan.job.workers)?)
+    fn moved(&self, local_rank: usize) -> Option<&MovedRank> {
+        self.moved.get(local_rank.checked_sub(self.own)?)
     }
 
     /// Puts another worker in the place of one while the others run: same rank, next incarnation. What is left of the
@@ -173,7 +175,7 @@ impl WorkerGroup {
         source: &mut WorkerSource<'_>,
         console: &dyn Console,
     ) -> Result<Worker, Box<Failure>> {
-        let rank = self.moved(plan, local_rank).map_or(self.start.first_rank + local_rank, |moved| moved.rank);
+        let rank = self.moved(local_rank).map_or(self.start.first_rank + local_rank, |moved| moved.rank);
         self.try_start(plan, rank, local_rank, incarnation, source, console)
             .map(|worker| {
                 // Where all restart, what a worker had must be free before another one wants it.
@@ -199,7 +201,7 @@ impl WorkerGroup {
         let streams = self.output.attach(rank, local_rank, files, fresh, console).map_err(|cause| other(&cause))?;
         let error_file = files.error_file.as_deref();
         let (start, guardian, file_limit) = (&self.start, &*source.guardian, source.file_limit);
-        let spawn = match self.moved(plan, local_rank) {
+        let spawn = match self.moved(local_rank) {
             None => worker_spawn(plan, start, local_rank, error_file, guardian, file_limit, streams),
             Some(moved) => moved_worker_spawn(plan, start, moved, error_file, guardian, file_limit, streams),
         };
@@ -463,7 +465,7 @@ mod tests {
             file_limit: FileLimit::current().expect("a limit"),
         };
         let mut console = RecordingConsole::default();
-        let started = WorkerGroup::start(&plan, start(), logs, &mut source, &console).expect("begun");
+        let started = WorkerGroup::start(&plan, start(), 2, logs, &mut source, &console).expect("begun");
         let (mut group, failure) = started;
         assert_eq!(failure, None);
         read_lines(&mut group, &mut console, 2);

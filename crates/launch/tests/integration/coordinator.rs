@@ -84,6 +84,7 @@ pub(crate) fn hello(terms: &MembershipTerms) -> Hello {
         role: "default".to_owned(),
         node_rank: 0,
         spares: 0,
+        stands_by: true,
         terms: WireTerms::from(terms),
     }
 }

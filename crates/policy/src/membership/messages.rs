@@ -130,6 +130,8 @@ pub enum Event {
         /// Nothing is known but that it is silent: it may be alive.
         silent: bool,
     },
+    /// A node that stood by has ranks of lost nodes from now on, and will start them.
+    CalledUp { node: NodeId },
     /// Several nodes are silent at the same time: no round may start with some of them because others are looked at first.
     Silent {
         /// Who, and how it was noticed.

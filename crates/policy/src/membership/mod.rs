@@ -20,9 +20,10 @@
 //!
 //! In all other jobs a lost node is a failure.
 //!
-//! Where [`crate::recovery`] replaces lost ranks inside a round, newcomers wait: a round that keeps its step is not stopped
-//! for them. Whose ranks have moved is gone ([`Event::Replaced`]), unless too few are left to go on
-//! ([`Membership::may_continue_without`]).
+//! Where [`crate::recovery`] replaces lost ranks inside a round, newcomers stand by: a round that keeps its step is not
+//! stopped for them. Whose ranks have moved is gone ([`Event::Replaced`]), unless too few are left to go on
+//! ([`Membership::may_continue_without`]). Who stood by and gets some of them is a member from then on
+//! ([`Event::CalledUp`]), and does not count for a majority: all sides of a cut count the nodes with which the round began.
 //!
 //! Invariants, cited by the simulations in `tests/integration`:
 //!
@@ -250,6 +251,13 @@ impl Membership {
                 self.remove(node, &cause, silent);
                 self.complete_if_finished()
             }
+            Event::CalledUp { node } => {
+                self.change(node, NodeState::Ready, NodeState::Running);
+                if !self.has_member(node) {
+                    self.members.push(node);
+                }
+                Vec::new()
+            }
             Event::Silent { nodes } => {
                 for (node, _) in &nodes {
                     self.change(*node, NodeState::Ready, NodeState::Draining);
@@ -360,6 +368,9 @@ impl Membership {
             let reason = format!("the job runs with {running} of at most {most} nodes; {why}");
             vec![Action::Waiting { node: Some(node), reason }]
         };
+        if self.terms.step_recovery && self.standbys(&[]).0.contains(&node) {
+            return waits("they keep their step, and a new node stands by for the ranks of a lost one");
+        }
         if !self.terms.elastic() {
             return waits("a new node waits for the next round");
         }

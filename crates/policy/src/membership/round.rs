@@ -33,7 +33,7 @@ impl Membership {
             return if stopping > 0 { Vec::new() } else { self.announce(self.missing(ready, stopping, quorum)) };
         }
         // Spares may fill a job that was taken over while nodes of its last round are missing, whose workers still run.
-        let full = ready >= self.terms.max_nodes && (!self.was_taken_over() || self.unaccounted().is_empty());
+        let full = ready >= self.terms.max_nodes && (!self.was_taken_over() || self.all_are_accounted_for());
         let deadline = if full { now } else { self.start_by(since, last_call, now) }.max(self.not_before(since));
         if now >= deadline {
             return self.start(now);
@@ -48,6 +48,21 @@ impl Membership {
                 self.terms.last_call.as_secs_f64()
             ),
         })
+    }
+
+    /// Nodes that wait while a round runs, and may take over ranks of `lost` ones; and how many of them may.
+    pub fn standbys(&self, lost: &[NodeId]) -> (Vec<NodeId>, usize) {
+        // Of a round that is not committed yet it is not known who may go on.
+        if !self.terms.step_recovery || !self.is_running() || self.terms.elastic() && self.pending.is_some() {
+            return (Vec::new(), 0);
+        }
+        let (welcome, _) = self.candidates(|state| state != NodeState::Draining);
+        let waits = |id: &NodeId| {
+            let is_ready = |node: &Node| node.state == NodeState::Ready && !node.facts.foreign;
+            !self.has_member(*id) && self.nodes.get(id).is_some_and(is_ready)
+        };
+        let left = self.members.iter().filter(|member| !lost.contains(member)).count();
+        (welcome.into_iter().filter(waits).collect(), self.terms.max_nodes.saturating_sub(left))
     }
 
     /// A coordinator that knows of no round may be one that was started again at the endpoint of a job that has moved: it
@@ -66,6 +81,12 @@ impl Membership {
         self.terms.elastic() && self.view.is_some() && self.members.is_empty()
     }
 
+    /// Whether no workers of the last round can be alive. Under step recovery it may have had nodes that were called up: only
+    /// the coordinator that is lost knew of them.
+    fn all_are_accounted_for(&self) -> bool {
+        !(self.terms.step_recovery && self.was_taken_over()) && self.unaccounted().is_empty()
+    }
+
     /// Until when further nodes are waited for, where enough are there.
     fn start_by(&self, since: Duration, last_call: Option<Duration>, now: Duration) -> Duration {
         let same_as_before = self.rounds > 0
@@ -77,7 +98,7 @@ impl Membership {
         match &self.view {
             // Whoever is missing and known to be gone is not waited for.
             Some(_) if self.terms.elastic() && !self.was_taken_over() => now,
-            Some(_) if self.unaccounted().is_empty() => now,
+            Some(_) if self.all_are_accounted_for() => now,
             Some(_) => since + self.terms.rejoin_window,
             None => last_call.unwrap_or(now + self.terms.last_call),
         }

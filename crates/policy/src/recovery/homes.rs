@@ -2,7 +2,11 @@
 //!
 //! A node offers the ranks of others as many places as it keeps spares. A rank that has moved stays: its node's next
 //! processes for it need no further place, and when that node is lost too, it moves on.
+//!
+//! Nodes that joined while the round ran *stand by*: they have no ranks yet, and take those for which the others have no
+//! room. From then on they are nodes of the round like any other.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -35,13 +39,26 @@ pub(super) struct Homes {
     nodes: Vec<Home>,
     /// By rank: where it runs, and its role.
     ranks: Vec<(NodeId, String)>,
+    /// Nodes without ranks, and how many of them may get some.
+    standbys: Vec<Home>,
+    most_standbys: usize,
 }
 
 impl Homes {
     pub(super) fn new(nodes: &[RoundNode]) -> Homes {
-        let home = |node: &RoundNode| Home { node: node.node, role: node.role.clone(), room: node.spares };
         let ranks = nodes.iter().flat_map(|node| node.ranks.clone().map(|_| (node.node, node.role.clone())));
-        Homes { nodes: nodes.iter().map(home).collect(), ranks: ranks.collect() }
+        Homes {
+            nodes: nodes.iter().map(home).collect(),
+            ranks: ranks.collect(),
+            standbys: Vec::new(),
+            most_standbys: 0,
+        }
+    }
+
+    /// Which nodes stand by from now on, and how many of them may become nodes of the round.
+    pub(super) fn stand_by(&mut self, standbys: &[RoundNode], most: usize) {
+        self.standbys = standbys.iter().filter(|standby| !self.has(standby.node)).map(home).collect();
+        self.most_standbys = most;
     }
 
     pub(super) fn has(&self, node: NodeId) -> bool {
@@ -58,31 +75,51 @@ impl Homes {
         self.nodes.retain(|home| home.node != node);
     }
 
-    /// Finds a node for each of these ranks whose own is gone: the one with the most room, of those the first. Changes
-    /// nothing where there is no room for all; then says how many ranks found none.
+    /// Finds a node for each of these ranks whose own is gone: the one with the most room, of those the first; one that
+    /// stands by where the others have none. Changes nothing where there is no room for all; then says how many ranks found
+    /// none.
     pub(super) fn settle(&mut self, ranks: &BTreeSet<usize>) -> Result<BTreeMap<usize, NodeId>, usize> {
         let homeless = |rank: &&usize| self.ranks.get(**rank).is_some_and(|(node, _)| !self.has(*node));
         let homeless: Vec<usize> = ranks.iter().filter(homeless).copied().collect();
-        let mut room: Vec<usize> = self.nodes.iter().map(|home| home.room).collect();
+        let there = self.nodes.len();
+        let homes: Vec<&Home> = self.nodes.iter().chain(&self.standbys).collect();
+        let mut room: Vec<usize> = homes.iter().map(|home| home.room).collect();
+        let mut called = BTreeSet::new();
         let mut found = BTreeMap::new();
         for rank in &homeless {
             let role = &self.ranks[*rank].1;
-            let fits = |index: &usize| room[*index] > 0 && self.nodes[*index].role == *role;
-            let best = (0..room.len()).filter(fits).max_by_key(|index| (room[*index], std::cmp::Reverse(*index)));
-            if let Some(index) = best {
+            let may_be_called = |index: usize| called.contains(&index) || called.len() < self.most_standbys;
+            let fits = |index: &usize| {
+                room[*index] > 0 && homes[*index].role == *role && (*index < there || may_be_called(*index))
+            };
+            // Those with ranks come first, then those that have been called for another rank.
+            let order = |index: &usize| (*index < there, called.contains(index), room[*index], Reverse(*index));
+            if let Some(index) = (0..room.len()).filter(fits).max_by_key(order) {
                 room[index] -= 1;
-                found.insert(*rank, self.nodes[index].node);
+                found.insert(*rank, homes[index].node);
+                if index >= there {
+                    called.insert(index);
+                }
             }
         }
         if found.len() < homeless.len() {
             return Err(homeless.len() - found.len());
         }
-        self.nodes.iter_mut().zip(room).for_each(|(home, room)| home.room = room);
+        for (index, standby) in std::mem::take(&mut self.standbys).into_iter().enumerate() {
+            let is_called = called.contains(&(there + index));
+            if is_called { &mut self.nodes } else { &mut self.standbys }.push(standby);
+        }
+        self.most_standbys -= called.len();
+        self.nodes.iter_mut().zip(&room).for_each(|(home, left)| home.room = *left);
         for (rank, node) in &found {
             self.ranks[*rank].0 = *node;
         }
         Ok(found)
     }
+}
+
+fn home(node: &RoundNode) -> Home {
+    Home { node: node.node, role: node.role.clone(), room: node.spares }
 }
 
 #[cfg(test)]
@@ -130,5 +167,25 @@ mod tests {
         let mut homes = homes(&[(1, 9, "reader"), (1, 0, "trainer"), (1, 1, "trainer")]);
         homes.forget(NodeId(2));
         assert_eq!(settled(&mut homes, &[1]), Ok(vec![(1, 3)]));
+    }
+
+    #[test]
+    fn nodes_that_stand_by_take_what_the_others_have_no_room_for() {
+        let standby =
+            |node, spares, role: &str| RoundNode { node: NodeId(node), ranks: 0..0, spares, role: role.to_owned() };
+        let waiting = [standby(7, 4, "b"), standby(8, 2, "a"), standby(9, 3, "a")];
+        let mut homes = homes(&[(1, 1, "a"), (3, 0, "a")]);
+        homes.forget(NodeId(2));
+        homes.stand_by(&waiting, 0);
+        assert_eq!(settled(&mut homes, &[1, 2, 3]), Err(2), "no node may be added");
+        homes.stand_by(&waiting, 1);
+        assert_eq!(settled(&mut homes, &[1, 2, 3]), Ok(vec![(1, 1), (2, 9), (3, 9)]));
+        assert!(homes.has(NodeId(9)) && !homes.has(NodeId(8)));
+        homes.stand_by(&waiting, 0);
+        homes.forget(NodeId(1));
+        assert_eq!(settled(&mut homes, &[0]), Ok(vec![(0, 9)]), "it has room like any other, once");
+        homes.forget(NodeId(9));
+        homes.stand_by(&waiting[..2], 2);
+        assert_eq!(settled(&mut homes, &[0, 1, 2, 3]), Err(2), "node 7 is for other ranks");
     }
 }

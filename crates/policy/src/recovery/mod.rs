@@ -17,7 +17,7 @@
 //!    no rank with the state of the step is left; a surviving rank has no session that waits for generations; or the other
 //!    nodes have too few spares for the ranks of a lost one. So they do when a rank says that it cannot recover.
 //! 3. Else the lost ranks are replaced, those that are lost together in one generation: on their own node, or if that is
-//!    lost, on others (module `homes`). A loss while a recovery is under way begins the next generation.
+//!    lost, on others, also such as joined while the round ran (module `homes`). A loss while a recovery is under way begins the next generation.
 //!
 //! Invariant, beside M1–M6 of membership and cited by the simulation in `tests/integration`:
 //!
@@ -163,6 +163,12 @@ impl Recovery {
     /// Whether ranks of this round may run on a node.
     pub fn has_node(&self, node: NodeId) -> bool {
         self.homes.has(node)
+    }
+
+    /// These nodes have no ranks and wait, as of now; so many of them may become nodes of the round when ranks of lost nodes
+    /// find no other place.
+    pub fn stand_by(&mut self, standbys: &[RoundNode], most: usize) {
+        self.homes.stand_by(standbys, most);
     }
 
     /// A rank has ended with 0. If that was before it heard of a generation that is under way, that one never meets.

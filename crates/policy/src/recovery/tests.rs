@@ -279,3 +279,16 @@ fn a_node_whose_ranks_have_all_finished_is_no_loss() {
     let told = sentence(round.lost(&[], &[gone(2)], all));
     assert!(told.ends_with("rank 1 has already finished, so all workers restart"), "{told}");
 }
+
+#[test]
+fn a_node_that_joined_later_takes_the_ranks_of_a_lost_one_and_loses_them_like_any_other() {
+    let mut round = on_nodes(&[(2, 0), (2, 0)]);
+    let newcomer = RoundNode { node: NodeId(5), ranks: 0..0, spares: 2, role: "default".to_owned() };
+    round.stand_by(std::slice::from_ref(&newcomer), 1);
+    assert!(!round.has_node(NodeId(5)), "it has no rank yet");
+    assert_eq!(moved(&round.lost(&[], &[gone(2)], all)), [(2, 5), (3, 5)]);
+    assert!(round.has_node(NodeId(5)));
+    assert_eq!(replaced(round.lost(&[killed(3, 1)], &[], all)), (2, vec![(3, 2)]), "in its new place");
+    let told = sentence(round.lost(&[], &[gone(5)], all));
+    assert!(told.contains("2 spares short"), "{told}");
+}

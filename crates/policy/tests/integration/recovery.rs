@@ -5,7 +5,8 @@
 //! published it shows its step to the others, and all take the newest one, which newcomers receive.
 //!
 //! Nodes are lost too. The processes of one whose connection broke end with it; those of one that is only silent live on as
-//! *ghosts* until their launcher comes back and ends them, or until they see that others have their ranks.
+//! *ghosts* until their launcher comes back and ends them, or until they see that others have their ranks. Some launchers
+//! have no ranks at first and stand by for those of lost nodes.
 //!
 //! `SEED=... cargo test -p instep-policy recovery` replays one schedule.
 
@@ -60,6 +61,8 @@ struct Launcher {
     /// Ends of processes that it has not noticed yet.
     unnoticed: Vec<Loss>,
     spares: usize,
+    /// It had no ranks at first.
+    stood_by: bool,
     /// Since its node was lost it hears nothing; the coordinator knows that, or not yet.
     lost: Option<Noticed>,
 }
@@ -98,6 +101,8 @@ struct World {
     ghosts: Vec<(usize, usize, Process)>,
     finished: BTreeSet<usize>,
     world_size: usize,
+    /// The job has no more nodes than this at a time.
+    max_nodes: usize,
     losses_left: usize,
     /// Of each rank: errors of its own, signals.
     faults: BTreeMap<usize, (u32, u32)>,
@@ -118,6 +123,10 @@ impl World {
             launchers.push(Launcher { ranks: ranks.collect(), own, spares, ..Launcher::default() });
             world_size += workers;
         }
+        let max_nodes = nodes.len() + random.below(2);
+        for _ in 0..random.below(3) {
+            launchers.push(Launcher { spares: 1 + random.below(4), stood_by: true, ..Launcher::default() });
+        }
         let fresh = |pid| Process { pid, incarnation: 0, generation: 0, step: Some(0), doing: Doing::Starting };
         World {
             seed,
@@ -129,6 +138,7 @@ impl World {
             ghosts: Vec::new(),
             finished: BTreeSet::new(),
             world_size,
+            max_nodes,
             losses_left: random.below(9),
             faults: BTreeMap::new(),
             ended: None,
@@ -252,6 +262,8 @@ impl World {
             self.carry_out(decision);
         }
         if self.ended.is_none() {
+            let (standbys, most) = self.standbys();
+            self.policy.stand_by(&standbys, most);
             let decision = self.policy.lost(&losses, &nodes, |rank| self.store.sessions.contains(&rank));
             let unfinished = nodes.iter().flat_map(|loss| &self.launchers[loss.node.0 as usize].ranks);
             if decision.is_none() && unfinished.clone().any(|rank| !self.finished.contains(rank)) {
@@ -259,6 +271,18 @@ impl World {
             }
             self.carry_out(decision);
         }
+    }
+
+    /// The launchers that the coordinator knows and that have no part in the round, and how many of them may get one.
+    fn standbys(&self) -> (Vec<RoundNode>, usize) {
+        let there = |which: &usize| self.launchers[*which].lost != Some(Noticed::Yes);
+        let known = (0..self.launchers.len()).filter(there).map(|which| (which, NodeId(which as u64)));
+        let (members, others): (Vec<_>, Vec<_>) = known.partition(|(_, node)| self.policy.has_node(*node));
+        let standby = |(which, node): (usize, NodeId)| {
+            let (spares, role) = (self.launchers[which].spares, "default".to_owned());
+            RoundNode { node, ranks: 0..0, spares, role }
+        };
+        (others.into_iter().map(standby).collect(), self.max_nodes - members.len())
     }
 
     fn read_resumed(&mut self) {
@@ -412,8 +436,13 @@ impl World {
             Some(Decision::RestartAll { reason, .. }) if reason.contains("short (--spares)") => {
                 let gone = self.launchers.iter().filter(|launcher| launcher.lost == Some(Noticed::Yes));
                 let homeless: usize = gone.map(|launcher| launcher.ranks.len()).sum();
-                let there = self.launchers.iter().filter(|launcher| launcher.lost != Some(Noticed::Yes));
-                assert!(homeless > there.map(|launcher| launcher.spares).sum(), "{reason}, SEED={seed}");
+                let (standbys, most) = self.standbys();
+                let is_member = |which: &usize| self.policy.has_node(NodeId(*which as u64));
+                let members = (0..self.launchers.len()).filter(is_member).map(|which| self.launchers[which].spares);
+                let mut room: Vec<usize> = standbys.iter().map(|standby| standby.spares).collect();
+                room.sort_unstable();
+                let most_room: usize = room.iter().rev().take(most).sum();
+                assert!(homeless > members.sum::<usize>() + most_room, "{reason}, SEED={seed}");
             }
             Some(Decision::RestartAll { reason, .. }) => {
                 let without = (0..self.world_size).find(|rank| !self.store.sessions.contains(rank));
@@ -426,7 +455,7 @@ impl World {
 
 #[test]
 fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
-    let (mut recovered, mut restarted, mut failed, mut moved, mut short) = (0, 0, 0, 0, 0);
+    let (mut recovered, mut restarted, mut failed, mut moved, mut called_up, mut short) = (0, 0, 0, 0, 0, 0);
     let seeds = seeds(1700, 900, &[]);
     for seed in &seeds {
         let mut world = World::new(*seed);
@@ -442,6 +471,8 @@ fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
             None => {
                 recovered += usize::from(world.store.latest > 0);
                 moved += usize::from(node_lost);
+                let stood_by = |launcher: &Launcher| launcher.stood_by && !launcher.ranks.is_empty();
+                called_up += usize::from(world.launchers.iter().any(stood_by));
             }
             Some(Decision::RestartAll { reason, .. }) if reason.contains("short") => short += 1,
             Some(Decision::End { .. }) => failed += 1,
@@ -450,7 +481,8 @@ fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
     }
     // Each kind of end must come up, or nothing was tested.
     if seeds.len() > 1 {
-        let kinds = [recovered, restarted, failed, moved, short];
-        assert!(recovered > 300 && restarted > 100 && failed > 0 && moved > 50 && short > 20, "{kinds:?}");
+        let kinds = [recovered, restarted, failed, moved, called_up, short];
+        let enough = recovered > 300 && restarted > 100 && failed > 0 && moved > 50 && called_up > 10 && short > 20;
+        assert!(enough, "{kinds:?}");
     }
 }

@@ -15,8 +15,17 @@ pub const COORDINATOR_WINDOW: Duration = Duration::from_millis(3500);
 /// What is on its way to a launcher.
 #[derive(Debug, Clone)]
 pub enum CoordinatorMessage {
-    Start { epoch: Epoch, rank: usize },
-    Stop { at_once: bool },
+    Start {
+        epoch: Epoch,
+        rank: usize,
+    },
+    /// It stood by, and has ranks of lost nodes from now on.
+    CallUp {
+        round: u64,
+    },
+    Stop {
+        at_once: bool,
+    },
     Epoch(Epoch),
     Dropped,
     Moved(HostPort),

@@ -54,6 +54,8 @@ pub struct World {
     log: Vec<String>,
     /// How often others took the ranks of a node over.
     pub replaced: usize,
+    /// How often a node got ranks that had stood by.
+    pub called_up: usize,
 }
 
 impl World {
@@ -75,6 +77,7 @@ impl World {
             verbose,
             log: Vec::new(),
             replaced: 0,
+            called_up: 0,
         };
         for machine in 0..machines {
             if machine == FIRST || !random.once_in(4) {
@@ -399,10 +402,19 @@ impl World {
         if !recovers || lost.iter().any(|(node, _)| !membership.has_member(*node)) || random.once_in(3) {
             return vec![event];
         }
+        let lost_nodes: Vec<NodeId> = lost.iter().map(|(node, _)| *node).collect();
+        let (standbys, most) = membership.standbys(&lost_nodes);
+        let round = membership.round().unwrap_or_default();
+        let wanted = if random.once_in(2) { lost.len().min(most) } else { 0 };
+        let called: Vec<NodeId> = standbys.into_iter().take(wanted).collect();
         self.replaced += lost.len();
+        self.called_up += called.len();
+        for node in &called {
+            self.order(*node, CoordinatorMessage::CallUp { round }, random);
+        }
         self.note(|| format!("{leader:?} has the ranks of {lost:?} taken over"));
         let replaced = |(node, silent)| Event::Replaced { node, cause: String::new(), silent };
-        lost.into_iter().map(replaced).collect()
+        called.into_iter().map(|node| Event::CalledUp { node }).chain(lost.into_iter().map(replaced)).collect()
     }
 
     /// What a coordinator does in a moment.

@@ -9,6 +9,9 @@ use instep_testkit::Random;
 use super::{FIRST, World};
 use crate::elastic::launcher::{CoordinatorMessage, INTERVAL, LauncherMessage, WINDOW, Workers};
 
+/// Where the ranks of nodes begin that have joined a round while it ran.
+const CALLED_UP: usize = 1000;
+
 impl World {
     /// What a launcher does in a moment.
     pub(super) fn follow_step(&mut self, id: LauncherId, random: &mut Random) {
@@ -43,7 +46,10 @@ impl World {
     fn let_orders_pass(&mut self, node: NodeId, random: &mut Random) {
         let Some(wire) = self.wires.get_mut(&node) else { return };
         let before = wire.instructions.len();
-        wire.instructions.retain(|(_, order)| !matches!(order, CoordinatorMessage::Start { .. }));
+        let starts = |order: &CoordinatorMessage| {
+            matches!(order, CoordinatorMessage::Start { .. } | CoordinatorMessage::CallUp { .. })
+        };
+        wire.instructions.retain(|(_, order)| !starts(order));
         for _ in wire.instructions.len()..before {
             self.say(Some(node), LauncherMessage::Stopped, random);
         }
@@ -79,6 +85,10 @@ impl World {
                 self.begin(id, leader, round, rank, size);
                 let wire = self.launchers.get(&id).and_then(|one| one.link).map(|(_, node)| node);
                 self.say(wire, LauncherMessage::Started, random);
+            }
+            CoordinatorMessage::CallUp { round } => {
+                // Its ranks are those of nodes that are gone: here they have a number of their own.
+                self.begin(id, leader, round, CALLED_UP + usize::try_from(id.0).unwrap_or_default(), usize::MAX);
             }
             CoordinatorMessage::Stop { at_once } => {
                 let Some(launcher) = self.launchers.get_mut(&id) else { return };

@@ -1,6 +1,6 @@
 //! Whose TCP sockets there are on a machine, from the text of the kernel's tables.
 //!
-//! Master and agent both talk to programs of their own machine, where a port alone says nothing about who is behind it: any
+//! Master, agent and launcher all talk to programs of their own machine, where a port alone says nothing about who is behind it: any
 //! user may listen on one that is free. The kernel knows the user of each socket. This module reads what it says; who
 //! calls it reads the files ([`TABLES`]).
 //!

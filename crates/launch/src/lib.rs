@@ -35,6 +35,7 @@ pub mod machine;
 pub mod output;
 pub mod plan;
 mod random;
+mod relay;
 mod rendezvous;
 mod spares;
 pub mod supervisor;

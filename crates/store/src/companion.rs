@@ -3,16 +3,20 @@
 //! The launcher's coordinator lives here: one port to open, one thread, and decisions that take effect in the store
 //! between two requests. The server owns the sockets; a [`Companion`] sees bytes and acts through a [`Context`].
 
+use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use crate::connection::Sealed;
 use crate::notice::Notice;
 use crate::protocol::{Reply, Request, Violation};
 use crate::state::{ClientId, Generation, State};
 
 /// Something else spoken on the store's port. Called on the server's thread: it must not block.
 pub trait Companion: Send {
-    /// Whether a connection that starts with this byte is the companion's. Never asked for `0x00`, the store's own.
+    /// Whether a connection that starts with this byte is the companion's. One that claims `0x00` too, with which the store's
+    /// own clients begin, keeps the store to those that it hands over ([`Context::serve_store`]).
     fn claims(&self, first: u8) -> bool;
 
     /// A connection was claimed.
@@ -35,10 +39,20 @@ pub trait Companion: Send {
     }
 }
 
+/// What stands between the store and a client whose connection the companion has handed over, such as encryption.
+pub trait Envelope: Send {
+    /// Opens what is complete at the start of `arrived`, appends what it holds to `opened`, and gives how many bytes it took.
+    /// After an error the connection is closed.
+    fn open(&mut self, arrived: &[u8], opened: &mut Vec<u8>) -> io::Result<usize>;
+
+    /// Appends what the client is to receive to `sealed`.
+    fn seal(&mut self, plain: &[u8], sealed: &mut Vec<u8>) -> io::Result<()>;
+}
+
 /// What a companion decided, to be carried out by the server after the call.
-#[derive(Debug)]
 pub(crate) enum Action {
     Reply(ClientId, Reply),
+    ServeStore(ClientId, Sealed),
     Send(ClientId, Vec<u8>),
     Close(ClientId),
     Notify(Notice),
@@ -46,12 +60,17 @@ pub(crate) enum Action {
 }
 
 /// What a companion can see and do.
-#[derive(Debug)]
 pub struct Context<'a> {
     /// The time of this batch of events.
     pub now: Instant,
     pub(crate) state: &'a mut State,
     pub(crate) actions: &'a mut Vec<Action>,
+}
+
+impl fmt::Debug for Context<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Context").field("now", &self.now).field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 impl Context<'_> {
@@ -86,6 +105,12 @@ impl Context<'_> {
     /// Sends bytes on a claimed connection. A peer that leaves more than 16 MiB unread is disconnected.
     pub fn send(&mut self, client: ClientId, bytes: Vec<u8>) {
         self.actions.push(Action::Send(client, bytes));
+    }
+
+    /// Hands a claimed connection over to the store, whose client it is from here on: what arrives goes through `envelope`, in
+    /// both directions. `opened` was opened already, and begins with the store's hello.
+    pub fn serve_store(&mut self, client: ClientId, envelope: Box<dyn Envelope>, opened: Vec<u8>) {
+        self.actions.push(Action::ServeStore(client, Sealed { envelope, opened }));
     }
 
     /// Closes a connection once what was sent to it is written.

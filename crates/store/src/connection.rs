@@ -1,15 +1,16 @@
 //! One connection as the event loop sees it: its socket, what it is, and what is buffered in either direction.
 
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use socket2::{SockRef, TcpKeepalive};
 
+use crate::companion::Envelope;
 use crate::notice::Notice;
 use crate::output::Output;
-use crate::protocol::{Decoder, HELLO, Limits};
+use crate::protocol::{Decoder, HELLO, Limits, Reply};
 
 /// A vanished host is noticed after about 60 + 3 × 20 seconds even when nobody writes to it.
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -26,7 +27,13 @@ pub(crate) enum Role {
     Companion,
 }
 
-#[derive(Debug)]
+/// What the companion put between the store and a client.
+pub(crate) struct Sealed {
+    pub(crate) envelope: Box<dyn Envelope>,
+    /// Bytes opened and not consumed: an incomplete request, or requests held back while the output is full.
+    pub(crate) opened: Vec<u8>,
+}
+
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     pub(crate) peer: SocketAddr,
@@ -37,6 +44,8 @@ pub(crate) struct Connection {
     pub(crate) input_since: Option<Instant>,
     pub(crate) decoder: Decoder,
     pub(crate) output: Output,
+    /// Of a client that the companion has handed over.
+    pub(crate) sealed: Option<Box<Sealed>>,
     /// `input` may hold whole requests, which were not decoded because the output was full.
     pub(crate) held_back: bool,
     /// The socket may hold bytes that were not read yet. Readiness is edge-triggered, so this has to be remembered.
@@ -66,6 +75,7 @@ impl Connection {
             input_since: None,
             decoder: Decoder::default(),
             output: Output::default(),
+            sealed: None,
             held_back: false,
             readable: false,
             read_closed: false,
@@ -82,6 +92,38 @@ impl Connection {
         // A socket that takes no options is about to report its end.
         let _ = socket.set_tcp_keepalive(&keep_alive(COMPANION_INTERVAL, COMPANION_INTERVAL));
         let _ = socket.set_tcp_user_timeout(Some(COMPANION_INTERVAL * (KEEP_ALIVE_PROBES + 1)));
+    }
+
+    /// The companion hands the connection over: it is a client's that is about to say so.
+    pub(crate) fn leave_companion(&mut self, sealed: Sealed) {
+        self.role = Role::Unknown;
+        self.sealed = Some(Box::new(sealed));
+        let socket = SockRef::from(&self.stream);
+        let _ = socket.set_tcp_keepalive(&keep_alive(KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL));
+        let _ = socket.set_tcp_user_timeout(None);
+    }
+
+    /// Bytes that are kept of requests which are not complete, or held back.
+    pub(crate) fn incomplete(&self) -> usize {
+        self.input.len() + self.sealed.as_ref().map_or(0, |sealed| sealed.opened.len())
+    }
+
+    /// Queues a reply; gives how much longer the output is.
+    pub(crate) fn reply(&mut self, reply: &Reply) -> u64 {
+        let before = self.output.unsent();
+        match &mut self.sealed {
+            None => reply.write(&mut self.output),
+            Some(sealed) => {
+                let (mut plain, mut bytes) = (Vec::new(), Vec::new());
+                reply.encode(&mut plain);
+                match sealed.envelope.seal(&plain, &mut bytes) {
+                    Ok(()) => self.output.push(bytes),
+                    // The loop reads the end of the stream, and removes the connection.
+                    Err(_) => drop(self.stream.shutdown(Shutdown::Both)),
+                }
+            }
+        }
+        (self.output.unsent() - before) as u64
     }
 
     /// Reads once; `None` when there is nothing to read now.
@@ -123,18 +165,18 @@ pub(crate) enum Opening {
     Unknown(Notice),
 }
 
-/// Tells what has connected. `claimed` is asked for the first byte when it is not the store's.
+/// Tells what has connected; `claimed`, whether the companion claims a first byte.
 pub(crate) fn opening(bytes: &[u8], peer: SocketAddr, claimed: impl FnOnce(u8) -> bool) -> Opening {
+    if bytes.first().is_some_and(|first| claimed(*first)) {
+        return Opening::Companion;
+    }
     if bytes.starts_with(&HELLO) {
         return Opening::Store;
     }
     if HELLO.starts_with(bytes) {
         return Opening::Incomplete;
     }
-    match bytes.first() {
-        Some(&first) if first != HELLO[0] && claimed(first) => Opening::Companion,
-        _ => Opening::Unknown(unknown_client(bytes, peer)),
-    }
+    Opening::Unknown(unknown_client(bytes, peer))
 }
 
 /// torch before 2.2 has no hello: it starts with a request whose code is at most 11 and whose first argument is the

@@ -10,6 +10,7 @@
 //!    [`bounds`] once what a connection has sent is processed.
 
 mod bounds;
+mod sealed;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -61,7 +62,7 @@ pub(crate) struct EventLoop {
     limits: Limits,
     /// The limit on open files allows no more connections than `limits` has now.
     by_file_limit: bool,
-    /// Bytes of all connections' `input`.
+    /// Bytes of all connections' requests that are not complete, see [`Connection::incomplete`].
     incomplete: usize,
     /// Bytes of all replies and messages so far, and at how many of them to look what is unread.
     replied: u64,
@@ -353,6 +354,9 @@ impl EventLoop {
         let Some(connection) = self.connections.get(&client) else {
             return Processed::Dropped;
         };
+        if connection.sealed.is_some() {
+            return self.process_sealed(client, bytes);
+        }
         match connection.role {
             Role::Store => self.process_store(client, bytes),
             Role::Companion => self.process_companion(client, bytes),
@@ -413,9 +417,7 @@ impl EventLoop {
                 let Some(connection) = self.connections.get_mut(&to) else {
                     continue;
                 };
-                let before = connection.output.unsent();
-                reply.write(&mut connection.output);
-                self.replied += (connection.output.unsent() - before) as u64;
+                self.replied += connection.reply(&reply);
                 if to == client {
                     held_back = connection.output.unsent() > OUTPUT_PAUSE_BYTES;
                 } else {
@@ -433,6 +435,12 @@ impl EventLoop {
     fn process_companion(&mut self, client: ClientId, bytes: &[u8]) -> Processed {
         let consumed = self.with_companion(|companion, context| companion.received(client, bytes, context));
         let consumed = consumed.unwrap_or(0).min(bytes.len());
+        if self.connections.get(&client).is_some_and(|connection| connection.sealed.is_some()) {
+            return match self.process_sealed(client, &bytes[consumed..]) {
+                Processed::Consumed(length) => Processed::Consumed(consumed + length),
+                Processed::Dropped => Processed::Dropped,
+            };
+        }
         if bytes.len() - consumed > COMPANION_INPUT_BYTES {
             if let Some(connection) = self.connections.get(&client) {
                 let peer = connection.peer;
@@ -454,9 +462,13 @@ impl EventLoop {
         let companion = self.companion.as_deref_mut()?;
         let mut context = Context { now: self.now, state: &mut self.state, actions: &mut self.actions };
         let result = call(companion, &mut context);
-        let mut notices = Vec::new();
+        let (mut notices, mut handed_over) = (Vec::new(), Vec::new());
         for action in self.actions.drain(..) {
             let (client, action) = match action {
+                Action::ServeStore(client, sealed) => {
+                    handed_over.push((client, sealed));
+                    continue;
+                }
                 Action::Reply(client, _) | Action::Send(client, _) | Action::Close(client) => (client, action),
                 Action::Notify(notice) => {
                     notices.push(notice);
@@ -473,18 +485,21 @@ impl EventLoop {
             self.unflushed.push(client);
             let before = connection.output.unsent();
             match action {
-                Action::Reply(_, reply) => reply.write(&mut connection.output),
+                Action::Reply(_, reply) => drop(connection.reply(&reply)),
                 Action::Send(_, bytes) if !connection.closing => connection.output.push(bytes),
                 Action::Close(_) if !connection.closing => {
                     connection.closing = true;
                     self.closing.push_back((self.now + CLOSE_DEADLINE, client));
                 }
-                Action::Send(..) | Action::Close(_) | Action::Notify(_) | Action::Stop => {}
+                Action::Send(..) | Action::Close(_) | Action::ServeStore(..) | Action::Notify(_) | Action::Stop => {}
             }
             self.replied += (connection.output.unsent() - before) as u64;
         }
         for notice in notices {
             self.notify(notice);
+        }
+        for (client, sealed) in handed_over {
+            self.serve_sealed(client, sealed);
         }
         Some(result)
     }
@@ -549,7 +564,7 @@ impl EventLoop {
 
     fn remove(&mut self, client: ClientId) -> Option<Connection> {
         let connection = self.connections.remove(&client)?;
-        self.incomplete -= connection.input.len();
+        self.incomplete -= connection.incomplete();
         if connection.role == Role::Store {
             self.state.disconnect(client);
         }

@@ -9,7 +9,7 @@
 //! | [`Client`] | a small blocking client |
 //!
 //! Not here: persistence, authentication and encryption. The store lives as long as its process and trusts its network,
-//! as torch's own does.
+//! as torch's own does, unless a companion claims all connections and hands over those it trusts ([`Envelope`]).
 
 mod client;
 mod companion;
@@ -25,7 +25,7 @@ mod server;
 mod state;
 
 pub use client::{Client, Error, Key};
-pub use companion::{Companion, Context};
+pub use companion::{Companion, Context, Envelope};
 pub use listen::{listen, listen_at, listen_loopback, raise_file_limit};
 pub use notice::Notice;
 pub use protocol::{Limits, Reply, Request, Violation};

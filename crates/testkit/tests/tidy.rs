@@ -29,7 +29,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // level 2
     ("instep-agent", &["instep-api", "instep-client"]),
     ("instep-import", &["instep-api", "instep-database"]),
-    ("instep-launch", &["instep-diagnosis", "instep-noise", "instep-policy", "instep-recorder", "instep-store"]),
+    (
+        "instep-launch",
+        &["instep-api", "instep-diagnosis", "instep-noise", "instep-policy", "instep-recorder", "instep-store"],
+    ),
     ("instep-master", &["instep-api", "instep-database", "instep-policy"]),
     (
         "instep-python",

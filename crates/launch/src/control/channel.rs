@@ -7,11 +7,15 @@
 //! launcher ── frame ────▶ coordinator        an empty one: it proves that the hello was no recording
 //! both     ◀── frames ──▶ both               lines of JSON
 //! ```
+//!
+//! Where the first byte inside the frames is the one with which clients of the store begin, a launcher relays one of its
+//! workers' connections (module `relay`), and the coordinator hands it over to the store ([`StoreEnvelope`]).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 use instep_noise::{ANSWER_BYTES, Error, FRAME_OVERHEAD, HELLO_BYTES, Initiator, Opener, Sealer, Session, respond};
+use instep_store::Envelope;
 
 use crate::control::PROTOCOL;
 use crate::control::token::JobToken;
@@ -19,10 +23,13 @@ use crate::control::token::JobToken;
 /// The first byte of a connection that is encrypted.
 pub(crate) const FIRST_BYTE: u8 = b'N';
 const OPENING_BYTES: usize = 1 + HELLO_BYTES;
+/// What the store's clients begin with.
+const STORE_FIRST_BYTE: u8 = instep_store::protocol::HELLO[0];
 
-/// What both sides agree on besides the token: what is spoken inside, as [`PROTOCOL`] counts it.
+/// What both sides agree on besides the token: what is spoken inside, as [`PROTOCOL`] counts it, and that launchers relay the
+/// store.
 fn prologue() -> String {
-    format!("instep control {PROTOCOL}")
+    format!("instep control {PROTOCOL} and store")
 }
 
 /// Both directions of a control connection.
@@ -62,25 +69,45 @@ impl Channel {
     /// nothing to do.
     pub(crate) fn open(stream: &mut TcpStream, token: Option<&JobToken>) -> Result<Channel, ChannelError> {
         let Some(token) = token else { return Ok(Channel::default()) };
-        let unavailable = |cause: Error| io::Error::other(cause.to_string());
-        let (initiator, hello) = Initiator::start(&token.control, prologue().as_bytes()).map_err(unavailable)?;
-        let mut opening = vec![FIRST_BYTE];
-        opening.extend(hello);
+        let (initiator, opening) = initiate(token)?;
         stream.write_all(&opening)?;
         let mut answer = [0; ANSWER_BYTES];
         stream.read_exact(&mut answer).map_err(|cause| match cause.kind() {
             io::ErrorKind::UnexpectedEof => io::Error::new(cause.kind(), "it closed the connection"),
             _ => cause,
         })?;
-        let session = initiator.finish(&answer).map_err(|_| ChannelError::NotProved)?;
-        let mut channel = Channel::from(session);
-        stream.write_all(&channel.outbound.wrap(&[])?)?;
+        let (channel, proof) = answered(initiator, &answer)?;
+        stream.write_all(&proof)?;
         Ok(channel)
     }
 
     /// Sends bytes on a blocking stream.
     pub(crate) fn write(&mut self, stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
         stream.write_all(&self.outbound.wrap(bytes)?)
+    }
+}
+
+/// Begins to open a channel; gives what to send.
+pub(crate) fn initiate(token: &JobToken) -> io::Result<(Initiator, Vec<u8>)> {
+    let started = Initiator::start(&token.control, prologue().as_bytes());
+    let (initiator, hello) = started.map_err(|cause: Error| io::Error::other(cause.to_string()))?;
+    Ok((initiator, [&[FIRST_BYTE], &hello[..]].concat()))
+}
+
+/// Takes the answer; gives the channel, and the proof to send before anything else.
+pub(crate) fn answered(initiator: Initiator, answer: &[u8; ANSWER_BYTES]) -> Result<(Channel, Vec<u8>), ChannelError> {
+    let session = initiator.finish(answer).map_err(|_| ChannelError::NotProved)?;
+    let mut channel = Channel::from(session);
+    let proof = channel.outbound.wrap(&[])?;
+    Ok((channel, proof))
+}
+
+impl From<ChannelError> for io::Error {
+    fn from(error: ChannelError) -> io::Error {
+        match error {
+            ChannelError::NotProved => io::Error::other(error.to_string()),
+            ChannelError::Io(cause) => cause,
+        }
     }
 }
 
@@ -157,5 +184,32 @@ impl Guest {
         let mut sealed = Vec::with_capacity(bytes.len() + FRAME_OVERHEAD);
         self.sealer.seal(bytes, &mut sealed)?;
         Ok(sealed)
+    }
+
+    /// Whether what was opened so far is a worker's, whose connection a launcher relays to the store.
+    pub(crate) fn is_of_a_worker(&self) -> bool {
+        self.plain.first() == Some(&STORE_FIRST_BYTE)
+    }
+
+    /// What the store is to put between itself and that worker, and what was opened already.
+    pub(crate) fn into_envelope(self) -> (StoreEnvelope, Vec<u8>) {
+        (StoreEnvelope { sealer: self.sealer, opener: self.opener }, self.plain)
+    }
+}
+
+/// Encrypts a worker's connection to the store, between the launcher that relays it and this one.
+#[derive(Debug)]
+pub(crate) struct StoreEnvelope {
+    sealer: Sealer,
+    opener: Opener,
+}
+
+impl Envelope for StoreEnvelope {
+    fn open(&mut self, arrived: &[u8], opened: &mut Vec<u8>) -> io::Result<usize> {
+        self.opener.open(arrived, opened).map_err(|cause| io::Error::other(cause.to_string()))
+    }
+
+    fn seal(&mut self, plain: &[u8], sealed: &mut Vec<u8>) -> io::Result<()> {
+        self.sealer.seal(plain, sealed).map_err(|cause| io::Error::other(cause.to_string()))
     }
 }

@@ -5,12 +5,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use socket2::SockRef;
 
 use crate::background::BackgroundThread;
 use crate::control::channel::{Channel, Inbound, Outbound};
@@ -63,6 +65,11 @@ impl CoordinatorConnection {
 
     pub(crate) fn source(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+
+    /// The address at which the coordinator was reached, with its port; nothing where it is no launcher.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        SockRef::from(&self.stream).peer_addr().ok()?.as_socket()
     }
 
     pub(crate) fn wants_to_write(&self) -> bool {

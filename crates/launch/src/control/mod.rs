@@ -179,6 +179,9 @@ pub struct Start {
     pub epoch: Option<Epoch>,
     /// What the round's workers show each other; none where a node could not give it to them.
     pub secret: Option<JobSecret>,
+    /// Where this node's workers find the store instead: in a job with a token, at their own launcher.
+    #[serde(skip)]
+    pub relay: Option<HostPort>,
 }
 
 /// A worker that ended under `--recover step`, and whose peers run.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use instep_store::{ClientId, Companion, Context};
 
 use super::Coordinator;
-use crate::control::channel::{self, Opening};
+use crate::control::channel::{self, Guest, Opening};
 use crate::control::{self, FromCoordinator, Hello, ToCoordinator, WireTerms};
 
 /// How long a connection may take to say hello, or to ask.
@@ -132,6 +132,12 @@ impl Coordinator {
                 self.close(client, context);
                 Companion::closed(self, client, context);
                 bytes.len()
+            }
+            Ok(length) if guest.is_of_a_worker() && self.peers.remove(&client).is_some() => {
+                if let Some((envelope, opened)) = self.guests.remove(&client).map(Guest::into_envelope) {
+                    context.serve_store(client, Box::new(envelope), opened);
+                }
+                consumed + length
             }
             Ok(length) => {
                 let mut plain = std::mem::take(&mut guest.plain);

@@ -265,6 +265,7 @@ impl Coordinator {
             changes,
             epoch: None,
             secret,
+            relay: None,
         };
         for member in &members {
             let start = Start {
@@ -524,7 +525,8 @@ impl Coordinator {
 
 impl Companion for Coordinator {
     fn claims(&self, first: u8) -> bool {
-        first == control::FIRST_BYTE || first == channel::FIRST_BYTE
+        // With a token whoever connects has to prove it, the store's clients too: their launchers do it for them.
+        self.settings.token.is_some() || first == control::FIRST_BYTE || first == channel::FIRST_BYTE
     }
 
     fn connected(&mut self, client: ClientId, peer: SocketAddr, context: &mut Context<'_>) {

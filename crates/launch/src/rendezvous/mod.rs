@@ -300,7 +300,7 @@ fn no_longer_leading(service: &CoordinatorService, reply: HandshakeReply) -> Ren
 }
 
 /// `localhost`, or its address where that name is not known (containers without a hosts file).
-fn this_machine() -> String {
+pub(crate) fn this_machine() -> String {
     let known = ("localhost", 0).to_socket_addrs().is_ok();
     if known { "localhost" } else { "127.0.0.1" }.to_owned()
 }

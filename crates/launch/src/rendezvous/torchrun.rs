@@ -302,6 +302,7 @@ fn start(
         changes: 0,
         epoch: None,
         secret: None,
+        relay: None,
     }))
 }
 

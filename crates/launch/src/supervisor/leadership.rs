@@ -4,6 +4,7 @@
 //! No decision about workers is taken here: [`Leadership::check`] says what happened, and the supervisor acts on it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,11 @@ impl Leadership {
     /// Whether the coordinator is in this process.
     pub(super) fn leads(&self) -> bool {
         self.service.as_ref().is_some_and(|service| service.leads)
+    }
+
+    /// Where the server of the coordinator was reached, which also has the store.
+    pub(super) fn server(&self) -> Option<SocketAddr> {
+        self.connection.peer()
     }
 
     pub(super) fn send(&mut self, message: &ToCoordinator) {

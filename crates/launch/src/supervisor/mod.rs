@@ -17,7 +17,7 @@
 //! coordinator may be lost: `failover` is what the loop does then. Under `--recover step`, `recovery` replaces single workers
 //! while the node stays in Running.
 //!
-//! Shutdown order: workers, then their output, then the server (which flushes what others still have to hear), then
+//! Shutdown order: workers, then their output, then the relay of the store, then the server (which flushes what others still have to hear), then
 //! the guardian.
 
 mod failover;
@@ -54,6 +54,7 @@ use crate::failure::{self, Failure, hang};
 use crate::goodput;
 use crate::output::logs::{LogBase, RunDirectory};
 use crate::plan::Plan;
+use crate::relay::StoreRelay;
 use crate::rendezvous::{self, RendezvousError, Reports};
 use crate::workers::environment;
 use crate::workers::guardian::Guardian;
@@ -140,6 +141,8 @@ struct Supervisor<'a> {
     rounds: Rounds,
     recovery: StepRecovery,
     leadership: Leadership,
+    /// The store for this node's workers, in a job with a token.
+    relay: Option<StoreRelay>,
     /// For other threads: where they send notes and events.
     reports: Reports,
     notes: Receiver<Note>,
@@ -205,6 +208,9 @@ fn launch(
         }
         other => other?,
     };
+    // A store that a worker serves is torch's own, which the launcher does not see.
+    let relayed = plan.token.as_ref().filter(|_| !plan.worker_serves_store);
+    let relay = relayed.map(|token| StoreRelay::start(token.clone(), reports.notes.clone())).transpose()?;
     let mut supervisor = Supervisor {
         plan,
         console,
@@ -215,6 +221,7 @@ fn launch(
         rounds: Rounds::new(began),
         recovery: StepRecovery::default(),
         leadership: Leadership::new(joined),
+        relay,
         reports,
         notes,
         began,
@@ -361,7 +368,11 @@ impl Supervisor<'_> {
         Ok(None)
     }
 
-    fn start(&mut self, start: Start) -> Result<(), LaunchError> {
+    fn start(&mut self, mut start: Start) -> Result<(), LaunchError> {
+        if let (Some(relay), Some(server)) = (&self.relay, self.leadership.server()) {
+            relay.set_upstream(server);
+            start.relay = Some(relay.address().clone());
+        }
         self.phase = Phase::Running;
         self.timers.round_started();
         self.recovery.round_started();
@@ -562,6 +573,7 @@ impl Supervisor<'_> {
             }
             _ => self.leadership.flush(),
         }
+        self.relay = None;
         self.leadership.shutdown_service();
         // What is kept in a task's own folder is gone with it.
         let kept = self.workers.hang.close(end.success || environment::command_for_logs().is_some());

@@ -47,6 +47,9 @@ const CANONICAL: &str = "canonical";
 /// What ranks of our backend show each other; the user's own wins, and an empty one means none.
 const SECRET: &str = "INSTEP_SECRET";
 
+/// Where the first node really is, where `MASTER_ADDR` is the launcher's own relay of the store.
+const REAL_MASTER_ADDRESS: &str = "INSTEP_MASTER_ADDR";
+
 /// Set by the user: where the job's token is. It is the launchers' alone, and may be a pipe that can be read once.
 const JOB_TOKEN_FILE: &str = "INSTEP_JOB_TOKEN_FILE";
 
@@ -107,6 +110,10 @@ pub fn worker_variables(
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, EnvironmentError> {
     let python_bool = |value: bool| if value { "True" } else { "False" };
+    let (store_address, store_port) = match &start.relay {
+        Some(relay) => (&relay.host, relay.port),
+        None => (&start.master_address, start.master_port),
+    };
     let mut variables: Vec<(&'static str, OsString)> = vec![
         ("RANK", (start.first_rank + local_rank).to_string().into()),
         ("WORLD_SIZE", start.world_size.to_string().into()),
@@ -116,8 +123,8 @@ pub fn worker_variables(
         ("ROLE_RANK", (start.first_role_rank + local_rank).to_string().into()),
         ("ROLE_WORLD_SIZE", start.role_world_size.to_string().into()),
         ("ROLE_NAME", job.role.clone().into()),
-        ("MASTER_ADDR", start.master_address.clone().into()),
-        ("MASTER_PORT", start.master_port.to_string().into()),
+        ("MASTER_ADDR", store_address.into()),
+        ("MASTER_PORT", store_port.to_string().into()),
         ("TORCHELASTIC_RESTART_COUNT", start.restarts.to_string().into()),
         ("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string().into()),
         (RUN_ID, job.run_id.clone().into()),
@@ -126,6 +133,9 @@ pub fn worker_variables(
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals_to_handle.clone().into()),
         (NCCL_ASYNC_ERROR_HANDLING, inherited(NCCL_ASYNC_ERROR_HANDLING).unwrap_or_else(|| "1".into())),
     ];
+    if start.relay.is_some() {
+        variables.push((REAL_MASTER_ADDRESS, start.master_address.clone().into()));
+    }
     if let Some(secret) = &start.secret
         && inherited(SECRET).is_none()
     {
@@ -208,6 +218,7 @@ mod tests {
     use super::{EnvironmentError, Incarnation, JobFacts, recovery_variables, worker_variables};
     use crate::control::Start;
     use crate::control::secret::JobSecret;
+    use instep_policy::election::HostPort;
     use instep_policy::membership::{MembershipTerms, Quorum};
     use std::collections::BTreeMap;
     use std::ffi::OsString;
@@ -260,6 +271,7 @@ mod tests {
             changes: 0,
             epoch: None,
             secret: None,
+            relay: None,
         }
     }
 
@@ -307,6 +319,18 @@ mod tests {
         assert_eq!(given(None), start.secret.as_ref().map(|secret| secret.reveal().into()));
         assert_eq!(given(Some("mine")), None);
         assert_eq!(given(Some("")), None);
+    }
+
+    #[test]
+    fn workers_of_a_job_with_a_token_find_the_store_at_their_launcher() {
+        let given = |relay: Option<HostPort>| {
+            let all = worker_variables(&job(), &Start { relay, ..start() }, 3, None, |_| None).expect("valid");
+            let named = |wanted: &str| all.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone());
+            ["MASTER_ADDR", "MASTER_PORT", "INSTEP_MASTER_ADDR"].map(named)
+        };
+        let relay = HostPort { host: "localhost".to_owned(), port: 4321 };
+        assert_eq!(given(Some(relay)), ["localhost", "4321", "fd00::1"].map(|text| Some(text.into())));
+        assert_eq!(given(None), [Some("fd00::1".into()), Some("29603".into()), None]);
     }
 
     #[test]

@@ -440,6 +440,7 @@ mod tests {
             changes: 0,
             epoch: None,
             secret: None,
+            relay: None,
         }
     }
 

@@ -15,7 +15,7 @@ const REFUSAL: &str = "its job token, job id, options or version of instep are n
 
 /// As the documentation says.
 fn prologue() -> Vec<u8> {
-    format!("instep control {}", control::PROTOCOL).into_bytes()
+    format!("instep control {} and store", control::PROTOCOL).into_bytes()
 }
 
 fn text(digit: char) -> String {
@@ -115,7 +115,7 @@ fn whoever_does_not_have_the_token_hears_one_refusal_whatever_it_says() {
     let (server, notices) = serve_with_notices(&terms, token('a'));
     let plain = control::encode(&ToCoordinator::Hello(hello(&terms)));
     let (_, wrong) = Initiator::start(&key('b'), &prologue()).expect("random numbers");
-    let (_, other_protocol) = Initiator::start(&key('a'), b"instep control 4").expect("random numbers");
+    let (_, other_protocol) = Initiator::start(&key('a'), b"instep control 4 and store").expect("random numbers");
     let query = format!("{{\"contact\":{{\"protocol\":{},\"run_id\":\"job\",\"claim\":null}}}}\n", control::PROTOCOL);
     let refusal = control::encode(&FromCoordinator::Refused { reason: REFUSAL.to_owned() });
     for opening in

@@ -38,7 +38,7 @@ impl EventLoop {
         // Requests of ranks are large or slow at times, but hardly both.
         let kept = |connection: &Connection| {
             let since = connection.input_since.unwrap_or(now);
-            connection.input.len() as u128 * (1 + now.saturating_duration_since(since).as_micros())
+            connection.incomplete() as u128 * (1 + now.saturating_duration_since(since).as_micros())
         };
         while self.incomplete > limit {
             let most = self.connections.iter().max_by_key(|(_, connection)| kept(connection));

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -245,6 +246,21 @@ class Runner:
         """Kill everything that was started and what it left behind."""
         for running in self._started:
             running.kill_tree()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def job_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give every job on several nodes a token, with INSTEP_TEST_TOKEN=1: what they do must be the same with one.
+
+    Jobs on one node do not read it, and tests that say otherwise by an option or an environment of their own have that.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("INSTEP_TEST_TOKEN") == "1":
+            path = tmp_path_factory.mktemp("token") / "job.token"
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(32))
+            patch.setenv("INSTEP_JOB_TOKEN_FILE", str(path))
+        yield
 
 
 @pytest.fixture

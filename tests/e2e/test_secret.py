@@ -100,7 +100,9 @@ def test_ranks_of_which_one_encrypts_get_an_error_at_once(job: Job) -> None:
         assert "hint: set INSTEP_ENCRYPT=1 on all nodes" in found["error"], found
 
 
-def test_workers_of_torchrun_are_met_without_one(job: Job) -> None:
+def test_workers_of_torchrun_are_met_without_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nodes of torchrun cannot have a token.
+    monkeypatch.delenv("INSTEP_JOB_TOKEN_FILE", raising=False)
     for running in [job.start(0, "static"), job.start(1, "static", launcher="torchrun")]:
         running.wait(120).expect(0)
     assert job.found() == [{"secret": None, "error": None}] * 2

@@ -303,6 +303,9 @@ pub struct Start {
     /// What lets the shares of an allocation on several machines start programs on each other.
     #[serde(default)]
     pub ssh_keys: Option<SshKeys>,
+    /// By which launchers of an allocation on several machines know each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_token: Option<String>,
     /// What to say in the task's log before it starts.
     pub notes: Vec<String>,
     /// When the master decided it.

@@ -92,6 +92,7 @@ pub fn launcher_defaults(nodes: &Nodes<'_>) -> Vec<(&'static str, String)> {
             ("PET_MASTER_PORT", nodes.port.to_owned()),
             ("PET_LOCAL_ADDR", nodes.addresses.get(nodes.rank).cloned().unwrap_or_default()),
         ]);
+        defaults.extend(nodes.job_token.map(|token| ("INSTEP_JOB_TOKEN", token.to_owned())));
     }
     defaults
 }
@@ -109,6 +110,8 @@ pub struct Nodes<'a> {
     pub port: &'a str,
     /// The name of the meeting.
     pub allocation: &'a str,
+    /// By which the launchers know each other, if the master gave them one.
+    pub job_token: Option<&'a str>,
     /// Where the launcher keeps what ranks write.
     pub logs: &'a Path,
 }
@@ -155,14 +158,16 @@ mod tests {
             slots: 4,
             port: "29400",
             allocation: "7.u.1",
+            job_token: Some("secret"),
             logs: Path::new("/l"),
         };
         let defaults = launcher_defaults(&nodes);
         assert!(defaults.contains(&("PET_MASTER_ADDR", "10.0.0.1".to_owned())), "{defaults:?}");
         assert!(defaults.contains(&("PET_LOCAL_ADDR", "fd00::2".to_owned())), "{defaults:?}");
         assert!(defaults.contains(&("PET_NODE_RANK", "1".to_owned())), "{defaults:?}");
+        assert!(defaults.contains(&("INSTEP_JOB_TOKEN", "secret".to_owned())), "{defaults:?}");
         let alone = launcher_defaults(&Nodes { addresses: &addresses[..1], rank: 0, slots: 0, ..nodes });
         assert_eq!(alone[..2], [("PET_NNODES", "1".to_owned()), ("PET_NPROC_PER_NODE", "1".to_owned())]);
-        assert!(!alone.iter().any(|(name, _)| *name == "PET_MASTER_ADDR"));
+        assert!(!alone.iter().any(|(name, _)| ["PET_MASTER_ADDR", "INSTEP_JOB_TOKEN"].contains(name)), "{alone:?}");
     }
 }

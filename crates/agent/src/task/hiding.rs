@@ -21,6 +21,7 @@ impl Hidden {
         let variables = variables.filter(|(name, _)| is_secret_name(name)).map(|(_, value)| value);
         let own = order.start.environment.iter().filter(|(name, _)| is_secret_name(name));
         let tokens = own.map(|(_, value)| value.as_str()).chain([order.start.token.as_str()]);
+        let tokens = tokens.chain(order.start.job_token.as_deref());
         let mut values: Vec<String> = given
             .chain(variables)
             .chain(tokens)
@@ -54,13 +55,14 @@ mod tests {
         order.start.secrets.files =
             [("key".to_owned(), "-----BEGIN-----\nabcdefghij\n-----END-----\n".to_owned())].into();
         order.start.token = "0123456789abcdef".to_owned();
+        order.start.job_token = Some("89abcdef01234567".to_owned());
         order.start.environment.insert("DET_USER_TOKEN".to_owned(), "fedcba9876543210".to_owned());
         order.start.user_environment = vec!["HF_TOKEN=in-the-configuration".into(), "SHOWN=also-long-enough".into()];
         let hidden = Hidden::of(&order);
         let line = "hunter2hunter2, short, abcdefghij, in-the-configuration, also-long-enough".to_owned();
         assert_eq!(hidden.mask(line), format!("{MASK}, short, {MASK}, {MASK}, also-long-enough"));
-        let tokens = "DET_SESSION_TOKEN=0123456789abcdef DET_USER_TOKEN=fedcba9876543210".to_owned();
-        assert_eq!(hidden.mask(tokens), format!("DET_SESSION_TOKEN={MASK} DET_USER_TOKEN={MASK}"));
+        let tokens = "DET_SESSION_TOKEN=0123456789abcdef DET_USER_TOKEN=fedcba9876543210 89abcdef01234567".to_owned();
+        assert_eq!(hidden.mask(tokens), format!("DET_SESSION_TOKEN={MASK} DET_USER_TOKEN={MASK} {MASK}"));
     }
 
     proptest! {

@@ -189,6 +189,7 @@ impl Supervisor {
                 slots: self.order.machine.devices.len(),
                 port: &port,
                 allocation: &self.order.start.share.allocation,
+                job_token: self.order.start.job_token.as_deref(),
                 logs: &self.view.tmp.join("instep-logs"),
             };
             for (name, value) in launcher_defaults(&nodes) {

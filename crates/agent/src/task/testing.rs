@@ -31,6 +31,7 @@ pub fn order() -> TaskOrder {
             paths: Vec::new(),
             service: None,
             ssh_keys: None,
+            job_token: None,
             notes: Vec::new(),
             decided_at: Timestamp(0),
         },

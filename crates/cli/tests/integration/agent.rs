@@ -79,6 +79,7 @@ fn start(name: &str, entrypoint: &str, devices: &[u32]) -> Order {
         paths: Vec::new(),
         service: None,
         ssh_keys: None,
+        job_token: None,
         notes: Vec::new(),
         decided_at: Timestamp(0),
     }))

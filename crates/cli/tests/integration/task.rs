@@ -65,6 +65,7 @@ impl Case {
                 paths: Vec::new(),
                 service: None,
                 ssh_keys: None,
+                job_token: None,
                 notes: vec!["a note of the master".to_owned()],
                 decided_at: Timestamp(0),
             },

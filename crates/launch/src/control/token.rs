@@ -1,6 +1,7 @@
 //! The job's token: a secret that all launchers of a job have, and nobody else.
 //!
-//! It is read from a file that others cannot read, so that it stands on no command line and in no environment. Which keys
+//! It is read from a file that others cannot read, so that it stands on no command line and in no environment; or from a
+//! variable, which only this user's programs can read, and workers are not given. Which keys
 //! are made of it says the module that uses them; the token itself is never sent, shown or given to workers.
 
 use std::fs::File;
@@ -37,6 +38,8 @@ pub enum TokenError {
     OfAnother { path: PathBuf, owner: u32 },
     #[error("{path} does not hold a job's token")]
     NotAToken { path: PathBuf },
+    #[error("{variable} does not hold a job's token")]
+    NotInVariable { variable: &'static str },
 }
 
 impl TokenError {
@@ -51,6 +54,11 @@ impl TokenError {
                 format!(
                     "chmod 600 {path}; where you cannot, as with a secret of Kubernetes for a group (fsGroup), use a copy: \
                      install -m 600 {path} COPY"
+                )
+            }
+            TokenError::NotInVariable { variable } => {
+                format!(
+                    "set {variable} to what `instep job-token` prints, on all nodes, or to nothing for a job without one"
                 )
             }
             TokenError::OfAnother { path, .. } => {
@@ -78,6 +86,13 @@ impl JobToken {
         let mut text = String::new();
         file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(unreadable)?;
         JobToken::parse(text.trim()).ok_or_else(|| TokenError::NotAToken { path: path.to_owned() })
+    }
+
+    /// The token in a variable; none in an empty one.
+    pub(crate) fn of_variable(variable: &'static str, value: &str) -> Result<Option<JobToken>, TokenError> {
+        let text = value.trim();
+        let token = (!text.is_empty()).then(|| JobToken::parse(text).ok_or(TokenError::NotInVariable { variable }));
+        token.transpose()
     }
 
     /// A token is as many hexadecimal digits as [`JobToken::generate`] gives.

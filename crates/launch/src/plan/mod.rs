@@ -176,7 +176,7 @@ pub fn resolve(mut request: Request, environment: impl Fn(&str) -> Option<OsStri
         hang_after: hang_after(request.hang_after)?,
         events: request.events.clone(),
         worker_serves_store,
-        token: job_token(&request, &rendezvous.mode)?,
+        token: job_token(&request, &rendezvous.mode, text(environment::JOB_TOKEN))?,
         terms: job_terms.terms,
         logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
         worker_cpus: match request.numa_binding {
@@ -200,11 +200,21 @@ fn count_workers(request: &Request, python: &Path) -> Result<usize, PlanError> {
         .map_err(|cause| split_hint(&cause.to_string()))
 }
 
-/// The job's token, where nodes meet: the variable that names its file may be set for all jobs.
-fn job_token(request: &Request, mode: &RendezvousMode) -> Result<Option<JobToken>, PlanError> {
-    let file = request.job_token_file.as_deref().filter(|_| *mode != RendezvousMode::Standalone);
-    let read = file.map(JobToken::read).transpose();
-    read.map_err(|cause| {
+/// The job's token, where nodes meet: the variables may be set for all jobs. A file comes first.
+fn job_token(
+    request: &Request,
+    mode: &RendezvousMode,
+    variable: Option<String>,
+) -> Result<Option<JobToken>, PlanError> {
+    if *mode == RendezvousMode::Standalone {
+        return Ok(None);
+    }
+    let token = match (&request.job_token_file, variable) {
+        (Some(file), _) => JobToken::read(file).map(Some),
+        (None, Some(value)) => JobToken::of_variable(environment::JOB_TOKEN, &value),
+        (None, None) => Ok(None),
+    };
+    token.map_err(|cause| {
         let source = std::error::Error::source(&cause).map(|source| format!(": {source}")).unwrap_or_default();
         error(format!("{cause}{source}"), cause.hint())
     })

@@ -53,8 +53,11 @@ const REAL_MASTER_ADDRESS: &str = "INSTEP_MASTER_ADDR";
 /// Set by the user: where the job's token is. It is the launchers' alone, and may be a pipe that can be read once.
 const JOB_TOKEN_FILE: &str = "INSTEP_JOB_TOKEN_FILE";
 
+/// Set by the user or by an agent: the token itself. It is the launchers' alone as well.
+pub const JOB_TOKEN: &str = "INSTEP_JOB_TOKEN";
+
 /// What workers do not inherit.
-pub const NOT_FOR_WORKERS: [&str; 1] = [JOB_TOKEN_FILE];
+pub const NOT_FOR_WORKERS: [&str; 2] = [JOB_TOKEN_FILE, JOB_TOKEN];
 
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";

@@ -350,3 +350,26 @@ fn the_token_is_read_only_where_nodes_meet() {
     });
     assert!(error.expect_err("two nodes").message.starts_with("cannot read the job's token from /no/such/file"));
 }
+
+#[test]
+fn the_token_may_be_in_a_variable_and_a_file_comes_first() {
+    let digits = "ab".repeat(32);
+    let resolve = |value: &str, change: fn(&mut Request)| {
+        let mut request = request();
+        request.nnodes = Some("2".to_owned());
+        change(&mut request);
+        plan::resolve(request, |name| match name {
+            "INSTEP_JOB_TOKEN" => Some(value.into()),
+            other => environment(other),
+        })
+    };
+    assert!(resolve(&digits, |_| {}).expect("a token").token.is_some());
+    assert!(resolve("", |_| {}).expect("switched off").token.is_none());
+    let error = resolve("password", |_| {}).expect_err("no token");
+    assert_eq!(error.message, "INSTEP_JOB_TOKEN does not hold a job's token");
+    let error =
+        resolve(&digits, |request| request.job_token_file = Some("/no/such/file".into())).expect_err("the file");
+    assert!(error.message.contains("/no/such/file"), "{}", error.message);
+    let alone = |request: &mut Request| request.nnodes = Some("1".to_owned());
+    assert!(resolve("password", alone).expect("one node").token.is_none());
+}

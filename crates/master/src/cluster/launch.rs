@@ -87,6 +87,7 @@ impl ClusterState {
             paths: Vec::new(),
             service: None,
             ssh_keys: None,
+            job_token: None,
             notes: Vec::new(),
             decided_at: now(),
         };
@@ -114,6 +115,7 @@ impl ClusterState {
                     entrypoint: entrypoint(&live.config),
                     rendezvous: true,
                     ssh_keys: (shares.len() > 1).then(ssh_keys::generate),
+                    job_token: (shares.len() > 1).then(random::token),
                     run_as: live.owner.run_as.clone(),
                     run_group: live.owner.run_group.clone(),
                     shared_memory_bytes: live.config.resources.shm_size.and_then(NonZeroU64::new),

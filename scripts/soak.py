@@ -3,7 +3,7 @@
     python3 scripts/soak.py [SUITE] [PYTEST ARGS]    (`make soak SUITE=ordinary`); without a suite all of them
 
 A suite is a folder of tests/ with tests marked `soak`, or one of: walls (all that users try against agents and each
-other; takes root), models (of shared memory, in every order of accesses), simulations, collectives (every combination),
+other; takes root), token (jobs on several nodes, with one; takes root), models (of shared memory, in every order of accesses), simulations, collectives (every combination),
 deny (the dependencies, with cargo-deny), fuzz. SOAK_ROUNDS (1)
 says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000) how many
 fresh schedules every simulation takes.
@@ -55,6 +55,16 @@ def walls() -> None:
     say("walls between users")
     files = [f"tests/managed/test_{name}.py" for name in ("walls", "limits", "quotas")]
     run([VENV_PYTHON, "-m", "pytest", "-m", "soak or not soak", *files], what="try the walls")
+
+
+def with_token() -> None:
+    """Run what jobs on several nodes do in every run once more, with a token."""
+    run([sys.executable, "scripts/build.py", "build"], what="build")
+    say("jobs with a token")
+    names = ("multinode", "elastic", "faults", "network_faults", "network_messages", "secret", "recovery")
+    files = [f"tests/e2e/test_{name}.py" for name in names]
+    environment = {**os.environ, "INSTEP_TEST_TOKEN": "1"}
+    run([VENV_PYTHON, "-m", "pytest", *files], what="run the tests with a token", env=environment)
 
 
 def models() -> None:
@@ -167,6 +177,7 @@ def main(arguments: list[str]) -> None:
 # What runs without pytest.
 OTHERS = {
     "walls": walls,
+    "token": with_token,
     "models": models,
     "simulations": simulations,
     "collectives": every_combination,

@@ -248,14 +248,19 @@ class Runner:
             running.kill_tree()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def job_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give every job on several nodes a token, with INSTEP_TEST_TOKEN=1: what they do must be the same with one.
+def with_token(module: object) -> bool:
+    """Whether jobs on several nodes have a token: with INSTEP_TEST_TOKEN=1 all, else those of modules that say WITH_TOKEN."""
+    return os.environ.get("INSTEP_TEST_TOKEN") == "1" or getattr(module, "WITH_TOKEN", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def job_token(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give every job on several nodes a token, where `with_token`: what they do must be the same with one.
 
     Jobs on one node do not read it, and tests that say otherwise by an option or an environment of their own have that.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if os.environ.get("INSTEP_TEST_TOKEN") == "1":
+        if with_token(request.module):
             path = tmp_path_factory.mktemp("token") / "job.token"
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(32))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from ports import free_port
 
 REFUSAL = "refuses this node: its job token, job id, options or version of instep are not those of the job"
 Start = Callable[..., Running]
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -81,6 +85,60 @@ def test_a_job_without_a_token_turns_away_a_node_that_has_one(
     wait_until(lambda: "it has a job token, and this job has none" in leader.stderr, 10, lambda: leader.stderr)
     start(1, None).wait(30).expect(0)
     leader.wait(30).expect(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes sockets of another user")
+@pytest.mark.parametrize("variable", ["MASTER", "endpoint"])
+def test_the_store_is_for_workers_of_this_user_alone(
+    start: Start, tokens: list[Path], tmp_path: Path, wait_until: WaitUntil, variable: str
+) -> None:
+    show = f"echo $MASTER_ADDR $MASTER_PORT > {tmp_path}/where.$RANK.part; mv {tmp_path}/where.$RANK.part "
+    show += f"{tmp_path}/where.$RANK; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    nodes = [start(rank, tokens[0], show=show) for rank in (0, 1)]
+    wait_until(lambda: len(list(tmp_path.glob("where.[01]"))) == 2, 20, lambda: nodes[0].stderr)
+    relays = [(tmp_path / f"where.{rank}").read_text().split() for rank in (0, 1)]
+    assert [host for host, _ in relays] == ["localhost"] * 2
+    [endpoint] = {word for word in nodes[0].command if word.startswith("127.0.0.1:")}
+    for rank in (0, 1):
+        port = int(relays[rank][1] if variable == "MASTER" else endpoint.partition(":")[2])
+        assert answered(port, user=0) == (variable == "MASTER"), "torch's own client"
+        assert not answered(port, user=NOBODY)
+    if variable == "MASTER":
+        for node in nodes:
+            wait_until(lambda node=node: f"it is of Unix user {NOBODY}, the job of 0" in node.stderr, 10)
+    (tmp_path / "go").touch()
+    for node in nodes:
+        node.wait(30).expect(0)
+
+
+def answered(port: int, user: int) -> bool:
+    """Whether a store answers a ping of this Unix user on loopback."""
+    libc = ctypes.CDLL(None)
+    libc.setfsuid(user)  # of this thread alone: the sockets that it makes are that user's
+    try:
+        made = socket.socket()
+    finally:
+        libc.setfsuid(os.geteuid())
+    with made as client:
+        client.settimeout(20)
+        try:
+            client.connect(("127.0.0.1", port))
+            client.sendall(bytes.fromhex("00cef7853c") + b"\x0d" + bytes(4))
+            return client.recv(4) == bytes(4)
+        except ConnectionError:
+            return False
+
+
+def test_the_token_may_be_in_a_variable_which_workers_do_not_inherit(
+    start: Start, tokens: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tokens[0].read_text().strip()
+    monkeypatch.setenv("INSTEP_JOB_TOKEN", token)
+    nodes = [start(0, tokens[0]), start(1, None)]
+    for node in nodes:
+        shown = node.wait(30).expect(0)
+        assert "INSTEP_MASTER_ADDR=127.0.0.1" in shown.stdout, shown
+        assert token not in shown.stdout + shown.stderr and "INSTEP_JOB_TOKEN" not in shown.stdout, shown
 
 
 def test_a_token_that_others_could_read_or_that_is_none_is_an_error(start: Start, tokens: list[Path]) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from namespaces import Network, Node, network
 
-from conftest import ROOT, Result, Runner, Running, WaitUntil
+from conftest import ROOT, Result, Runner, Running, WaitUntil, with_token
 
 __all__ = ["network"]
 
@@ -139,6 +140,18 @@ def test_nodes_without_common_memory_train_on_the_instep_backend(cluster: Cluste
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def told_where_the_store_is(seen: list[dict[str, str]], address: str, port: int) -> None:
+    """With a token: at their own launcher; and where the first node is."""
+    told = {(worker["MASTER_ADDR"], worker["MASTER_PORT"]) for worker in seen}
+    if with_token(sys.modules[__name__]):
+        assert {host for host, _ in told} == {"localhost"}
+        assert {worker["INSTEP_MASTER_ADDR"] for worker in seen} == {address}
+        assert len(told) == 2, "each node has a relay of its own"
+    else:
+        assert told == {(address, str(port))}
+        assert not any("INSTEP_MASTER_ADDR" in worker for worker in seen)
+
+
 def test_static_nodes_of_different_size_number_their_ranks_through(cluster: Cluster) -> None:
     address = cluster.nodes[0].ipv4
     shared = f"--nnodes 2 --master-addr {address} --master-port {STATIC_PORT} --rdzv-id sizes"
@@ -153,8 +166,8 @@ def test_static_nodes_of_different_size_number_their_ranks_through(cluster: Clus
         ["2", "2", "3", "0", "2", "2", "4"],
         ["3", "0", "1", "1", "2", "3", "4"],
     ]
-    same = {(worker["MASTER_ADDR"], worker["MASTER_PORT"], worker["TORCHELASTIC_RUN_ID"]) for worker in seen}
-    assert same == {(address, str(STATIC_PORT), "sizes")}
+    assert {worker["TORCHELASTIC_RUN_ID"] for worker in seen} == {"sizes"}
+    told_where_the_store_is(seen, address, STATIC_PORT)
     assert {worker["ROLE_WORLD_SIZE"] for worker in seen} == {"4"}
 
 
@@ -163,7 +176,7 @@ def test_dynamic_nodes_tell_their_workers_the_endpoint(cluster: Cluster) -> None
         job.wait(20).expect(0)
     seen = [json.loads((cluster.folder / f"0.{rank}.environment").read_text()) for rank in range(4)]
     assert [worker["GROUP_RANK"] for worker in seen] == ["0", "0", "1", "1"]
-    assert {(worker["MASTER_ADDR"], worker["MASTER_PORT"]) for worker in seen} == {(cluster.nodes[0].ipv4, str(PORT))}
+    told_where_the_store_is(seen, cluster.nodes[0].ipv4, PORT)
 
 
 @pytest.mark.parametrize("failing", [0, 3])
@@ -255,8 +268,11 @@ def test_first_node_is_reached_at_the_port_of_the_endpoint_alone(cluster: Cluste
     loopback = {"127.0.0.1", "::1"}
     reachable = {port for address, port in cluster.nodes[0].listeners() if address not in loopback}
     assert reachable == {PORT}
-    assert {port for _, port in cluster.nodes[0].listeners(jobs[0].pid)} == {PORT}
-    assert cluster.nodes[1].listeners() == set()
+    if with_token(sys.modules[__name__]):
+        assert {address for address, _ in cluster.nodes[1].listeners()} <= loopback
+    else:
+        assert {port for _, port in cluster.nodes[0].listeners(jobs[0].pid)} == {PORT}
+        assert cluster.nodes[1].listeners() == set()
     (cluster.folder / "go").touch()
     for job in jobs:
         job.wait(10).expect(0)

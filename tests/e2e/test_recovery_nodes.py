@@ -22,6 +22,9 @@ from namespaces import Network, Node, network
 
 from conftest import ROOT, Result, Runner, Running, WaitUntil
 
+# Every run has tests of jobs without one elsewhere; `make soak SUITE=token` runs the other files with one.
+WITH_TOKEN = True
+
 __all__ = ["network"]
 
 # Three machines.

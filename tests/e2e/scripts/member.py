@@ -53,7 +53,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, save)
     # The number alone may be another's by the time it is looked at.
     began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    facts = {name: os.environ[name] for name in NAMES} | {"pid": str(os.getpid()), "began": began}
+    facts = {name: os.environ[name] for name in NAMES}
+    facts["INSTEP_MASTER_ADDR"] = os.environ.get("INSTEP_MASTER_ADDR", "")
+    facts |= {"pid": str(os.getpid()), "began": began}
     unfinished = folder / f".{os.getpid()}"
     unfinished.write_text(json.dumps(facts))
     unfinished.replace(folder / f"{os.getpid()}.member")

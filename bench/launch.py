@@ -6,8 +6,8 @@ A round starts the same one-line worker bare, under `instep run` and (every few 
 torchrun, one after the other, so that a noisy machine disturbs all of them alike. The worker prints the system's
 monotonic clock; the time counts from just before its launcher is started. "Added" is the median less the bare median.
 
-With --two-nodes a round also starts two launchers of a job on this machine, without a token and with one: the time counts
-from just before the second is started, when the first waits for it, to the last worker's first line.
+With --two-nodes a round also starts two launchers of a job on this machine, without a token and with one: the time
+counts from just before the second is started, when the first waits for it, to the last worker's first line.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python3 scripts/soak.py [SUITE] [PYTEST ARGS]    (`make soak SUITE=ordinary`); without a suite all of them
 
 A suite is a folder of tests/ with tests marked `soak`, or one of: walls (all that users try against agents and each
-other; takes root), token (jobs on several nodes, with one; takes root), models (of shared memory, in every order of accesses), simulations, collectives (every combination),
-deny (the dependencies, with cargo-deny), fuzz. SOAK_ROUNDS (1)
+other; takes root), token (jobs on several nodes, with one; takes root), models (of shared memory, in every order of
+accesses), simulations, collectives (every combination), deny (the dependencies, with cargo-deny), fuzz. SOAK_ROUNDS (1)
 says how often the tests run, SOAK_FUZZ_SECONDS (60) how long all fuzz targets together, SOAK_SEEDS (20000) how many
 fresh schedules every simulation takes.
 """

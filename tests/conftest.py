@@ -249,7 +249,7 @@ class Runner:
 
 
 def with_token(module: object) -> bool:
-    """Whether jobs on several nodes have a token: with INSTEP_TEST_TOKEN=1 all, else those of modules that say WITH_TOKEN."""
+    """Whether jobs on several nodes have a token: all with INSTEP_TEST_TOKEN=1, else those of modules that say so."""
     return os.environ.get("INSTEP_TEST_TOKEN") == "1" or getattr(module, "WITH_TOKEN", False)
 
 

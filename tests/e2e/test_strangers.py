@@ -1,7 +1,7 @@
 """Thousands of strangers of many kinds against a job with a token, while it runs on two hosts.
 
-INSTEP_STRANGERS says how many there are, 10,000 by default. They come from a third machine, to every port of the job that
-can be reached from there: the launchers', and the ranks'.
+INSTEP_STRANGERS says how many there are, 10,000 by default. They come from a third machine, to every port of the job
+that can be reached from there: the launchers', and the ranks'.
 """
 
 from __future__ import annotations

@@ -146,3 +146,7 @@ def test_our_launcher_with_our_backend(
         )
         run(instep, "experiment", "create", cluster.written(config), CONTEXT, env=settings).expect(0)
         check(cluster, number)
+        # The master gave the job a token, so that each machine's launcher serves the store to its own ranks alone.
+        [trial] = cluster.trials(number)
+        shown = "\n".join(line["log"] for line in cluster.logs(trial["id"]))
+        assert all(f"the store of rank {rank} is at localhost" in shown for rank in range(4)), shown

@@ -30,4 +30,5 @@ def weights() -> Iterator[tuple[int, dict[str, float]]]:
         optimizer.step()
         first, second = layer.weight[0].tolist()
         yield step, {"first": first, "second": second}
+    logging.info("the store of rank %s is at %s", rank, os.environ.get("MASTER_ADDR"))
     logging.info("rank %s of %s is done on %s", rank, size, os.environ["GLOO_SOCKET_IFNAME"])

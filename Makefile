@@ -6,6 +6,7 @@ PYTHON ?= python3
 # Handed to the tool behind a target: make e2e ARGS="-k wheel -x"
 ARGS ?=
 SUITE ?=
+DB ?=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +16,8 @@ demo: build ## build, then train something distributed and show where to look
 	@rm -rf build/demo
 	@.venv/bin/instep demo --keep build/demo $(ARGS)
 
-test: ## everything CI runs, fastest first
-	@$(PYTHON) scripts/test.py all
+test: ## everything CI runs, fastest first; DB=postgres: what has a database, on PostgreSQL
+	@DB=$(DB) $(PYTHON) scripts/test.py all
 
 build: ## target/quick/instep, and a .venv with torch and instep
 	@$(PYTHON) scripts/build.py build

@@ -1,6 +1,7 @@
 """Loads a master with many agents and a long queue: 200 agents with 8 slots each, 5,000 trials.
 
-    .venv/bin/python bench/cluster.py [--agents 200] [--slots 8] [--trials 5000] [--seconds 60] [--json FILE]
+    .venv/bin/python bench/cluster.py [--agents 200] [--slots 8] [--trials 5000] [--seconds 60] [--db postgres]
+        [--json FILE]
 
 The agents are simulated by this script, but speak the real protocol over real websockets (crates/api/src/link.rs):
 they say hello, answer every order to start with `started`, and after a while with `exited`. No task runs. The trials
@@ -32,6 +33,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _databases import ENGINES, databases
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_MS = 50.0
 EXPERIMENTS = 100
@@ -43,9 +46,17 @@ LOOK = 0.25
 class Master:
     """A running master."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pid: int) -> None:
         self.port = port
+        self.pid = pid
         self.token = ""
+
+    def most_memory(self) -> float:
+        """The most memory that its process had at a time, in MB."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found
+        return int(found[1]) / 1000
 
     def ask(self, method: str, path: str, body: object = None) -> bytes:
         """One request, which must succeed."""
@@ -67,14 +78,20 @@ class Master:
 
 
 @contextlib.contextmanager
-def serve(binary: Path, folder: str) -> Iterator[Master]:
+def serve(binary: Path, folder: str, engine: str) -> Iterator[Master]:
     """Run a master on a new database."""
-    command = [str(binary), "master", "--port", "0", "--db", f"{folder}/cluster.db"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with contextlib.ExitStack() as stack:
+        where = stack.enter_context(databases(engine, Path(folder)))
+        command = [str(binary), "master", "--port", "0", "--db", where.instep()]
+        # What belongs to a database in PostgreSQL lies in the user's data folder.
+        environment = {**os.environ, "XDG_DATA_HOME": folder}
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        )
         assert process.stdout is not None
         found = re.search(r":(\d+) ", process.stdout.readline())
         assert found
-        master = Master(int(found[1]))
+        master = Master(int(found[1]), process.pid)
         login = {"username": "admin", "password": "", "isHashed": True}
         master.token = json.loads(master.ask("POST", "/api/v1/auth/login", login))["token"]
         try:
@@ -242,7 +259,9 @@ async def measure(master: Master, agents: list[Agent], trials: int, seconds: flo
         "most_waiting": max(waiting),
         "started_shares": sum(agent.started for agent in agents),
         "answer_median_ms": statistics.median(answers),
+        "answer_p99_ms": sorted(answers)[len(answers) * 99 // 100],
         "answer_slowest_ms": max(answers),
+        "most_memory_mb": master.most_memory(),
         **await asyncio.to_thread(reasons, master),
     }
     for task in running:
@@ -255,6 +274,7 @@ def main() -> None:
     """Measure, show a table, write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "instep")
+    parser.add_argument("--db", choices=ENGINES, default="sqlite", help="what the master keeps its data in")
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--trials", type=int, default=5_000)
@@ -264,7 +284,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serve(arguments.binary, folder) as master:
+    with tempfile.TemporaryDirectory() as folder, serve(arguments.binary, folder, arguments.db) as master:
         agents = [
             Agent(master, f"agent-{index:03}", arguments.slots, tuple(arguments.hold))
             for index in range(arguments.agents)
@@ -272,7 +292,7 @@ def main() -> None:
         result = asyncio.run(measure(master, agents, arguments.trials, arguments.seconds))
     print(
         f"{arguments.agents} agents with {arguments.slots} slots, {arguments.trials} trials of {EXPERIMENTS} "
-        f"experiments, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
+        f"experiments, on {arguments.db}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
     )
     for name, value in result.items():
         print(f"  {name:<20} {value:10.1f}")

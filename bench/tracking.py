@@ -2,11 +2,12 @@
 
 Single reports (ten points a request), and batches of a hundred (a thousand points a request).
 
-    .venv/bin/python bench/tracking.py [--mlflow PYTHON] [--seconds 5] [--repetitions 3] [--json FILE]
+    .venv/bin/python bench/tracking.py [--mlflow PYTHON] [--db postgres] [--seconds 5] [--repetitions 3] [--json FILE]
 
-Both serve from one SQLite file that they sync on every commit, and are asked by the same client over keep-alive
-connections, from 1 and from 8 processes at a time. The client is a socket and little more, and the bodies are written
-beforehand but for their steps, so that the servers are measured and not Python. The servers take turns, so that a
+Both serve from a SQLite file each, or from a database each of one PostgreSQL server (then MLflow's interpreter needs
+psycopg2), and sync every commit. They are asked by the same client over keep-alive connections, from 1 and from 8
+processes at a time. The client is a socket and little more, and the bodies are written beforehand but for their steps, so
+that the servers are measured and not Python. The servers take turns, so that a
 noisy machine disturbs both alike, and one whose turn it is not stands still (SIGSTOP): MLflow's would go on working
 in the background. Medians of the repetitions are shown. Then each is asked through its own client, in a loop that
 "trains" for a millisecond a step, to see how long the training thread spends in a report. `--mlflow` names an
@@ -33,6 +34,8 @@ from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TypedDict
+
+from _databases import ENGINES, Databases, databases
 
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = 10
@@ -192,11 +195,12 @@ class Mlflow(Server):
 
 
 @contextlib.contextmanager
-def instep(folder: Path, binary: Path) -> Iterator[Server]:
+def instep(where: Databases, binary: Path) -> Iterator[Server]:
     """Serve from a fresh database."""
-    command = [binary, "master", "--port", "0", "--db", folder / "instep.db"]
-    words = [str(word) for word in command]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    words = [str(binary), "master", "--port", "0", "--db", where.instep()]
+    # What belongs to a database in PostgreSQL lies in the user's data folder.
+    environment = {**os.environ, "XDG_DATA_HOME": str(where.folder)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True) as process:
         assert process.stdout is not None
         found = re.search(r":(\d+) ", process.stdout.readline())
         assert found
@@ -212,17 +216,13 @@ def instep(folder: Path, binary: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def mlflow(folder: Path, python: str) -> Iterator[Server]:
-    """Serve from a fresh database, with one worker as its documentation starts it by default for SQLite."""
+def mlflow(where: Databases, python: str, workers: int) -> Iterator[Server]:
+    """Serve from a fresh database."""
+    folder = where.folder
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += [
-        "--backend-store-uri",
-        f"sqlite:///{folder / 'mlflow.db'}",
-        "--artifacts-destination",
-        str(folder / "mlruns"),
-    ]
+    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", str(workers)]
+    command += ["--backend-store-uri", where.mlflow(), "--artifacts-destination", str(folder / "mlruns")]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     log = (folder / "mlflow.log").open("w")
     with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process:
@@ -312,6 +312,8 @@ def main() -> None:
     """Measure, show a table, write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mlflow", metavar="PYTHON", help="interpreter with mlflow; left out: ours alone")
+    parser.add_argument("--db", choices=ENGINES, default="sqlite", help="what both keep their data in")
+    parser.add_argument("--mlflow-workers", type=int, help="default: 1 on SQLite, as it is documented; 4 on PostgreSQL")
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "instep")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv" / "bin" / "python", help="one with instep")
     parser.add_argument("--reports", type=int, default=5000, help="through our client; a tenth through MLflow's")
@@ -320,9 +322,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        servers = {"instep": stack.enter_context(instep(Path(folder), arguments.binary))}
+        where = stack.enter_context(databases(arguments.db, Path(folder)))
+        servers = {"instep": stack.enter_context(instep(where, arguments.binary))}
         if arguments.mlflow:
-            servers["mlflow"] = stack.enter_context(mlflow(Path(folder), arguments.mlflow))
+            workers = arguments.mlflow_workers or (1 if arguments.db == "sqlite" else 4)
+            servers["mlflow"] = stack.enter_context(mlflow(where, arguments.mlflow, workers))
         for server in servers.values():
             server.stand_still()
         found: dict[str, list[Figures]] = {}
@@ -342,7 +346,9 @@ def main() -> None:
         reporting = clients(servers, arguments)
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     results = {name: median(figures) for name, figures in found.items()}
-    print(f"reports of {METRICS} metrics, {os.cpu_count()} cores, medians of {arguments.repetitions}")
+    print(
+        f"reports of {METRICS} metrics, on {arguments.db}, {os.cpu_count()} cores, medians of {arguments.repetitions}"
+    )
     for name, figures in results.items():
         numbers = f"{figures['points_per_second']:10.0f} points/s  p50 {figures['p50_ms']:8.3f} ms"
         print(f"  {name:<44} {numbers}  p99 {figures['p99_ms']:8.3f} ms")

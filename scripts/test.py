@@ -3,6 +3,7 @@
 A test runs once: one that fails now and then is a bug, to be marked with the reason and mended, not repeated.
 
 python3 scripts/test.py all                  everything CI runs (`make test`)
+DB=postgres python3 scripts/test.py all      what is about the master's database, on PostgreSQL
 python3 scripts/test.py lint|unit|check      parts of it; `check` is lint and unit
 python3 scripts/test.py e2e|sim [ARGS]       with further arguments for pytest or cargo
 python3 scripts/test.py fmt                  not a check: formats the code
@@ -94,14 +95,39 @@ def unit_stages(arguments: list[str]) -> list[Stage]:
     needs = frozenset({"pages"})
     tests = Stage("rust tests", cargo_test(arguments), hint, LINTED, needs=needs, uses=CARGO, show_totals=True)
     examples = ["cargo", "test", *QUICK, "--workspace", "--doc", "--quiet"]
-    # The same tests of the database as before, on the other engine.
-    second = [sys.executable, "scripts/on_postgres.py", *cargo_test(["-p", "instep-database"])]
-    after = frozenset({"rust tests"})
     further = [
         Stage("doc tests", examples, hint, LINTED, needs=needs, uses=CARGO),
-        Stage("on PostgreSQL", second, hint, LINTED, needs=after, uses=CARGO, show_totals=True),
+        database_on_postgres(frozenset({"rust tests"})),
     ]
     return [tests] if arguments else [tests, *further]
+
+
+def database_on_postgres(needs: frozenset[str]) -> Stage:
+    """Give the tests of the database on the other engine."""
+    command = [sys.executable, "scripts/on_postgres.py", *cargo_test(["-p", "instep-database"])]
+    return Stage("on PostgreSQL", command, LINT_HINT, LINTED, needs=needs, uses=CARGO, show_totals=True)
+
+
+def postgres_stages() -> list[Stage]:
+    """List the tests of the database, and of the masters that use one, on PostgreSQL.
+
+    Masters get a schema each of one server. tests/sqlite_only.py names what is skipped there.
+    """
+    suites = [f"tests/{name}" for name in ("detached", "core", "managed", "pages")]
+    options = ["-n", str((os.cpu_count() or 1) + 2), "--dist", "loadfile", "--no-loadscope-reorder", "-rs"]
+    pytest = [venv("python"), "-m", "pytest", "--durations=10", *options, *suites]
+    made = [
+        build("check-pages", "pages"),
+        build("venv", "environment"),
+        database_on_postgres(frozenset({"pages"})),
+        build("build", "build", needs=frozenset({"environment", "on PostgreSQL"}), uses=BUILD | CARGO),
+        build("determined", "determined", needs=frozenset({"environment"})),
+        build("frameworks", "frameworks", needs=frozenset({"environment"})),
+    ]
+    command = [sys.executable, "scripts/on_postgres.py", "--by-socket", *pytest]
+    hint = "run one test again: python3 scripts/on_postgres.py --by-socket .venv/bin/python -m pytest tests/... -k NAME"
+    needs = frozenset(stage.name for stage in made)
+    return [*made, Stage("pytest", command, hint, needs=needs, alone=True, show_totals=True)]
 
 
 def cargo_test(arguments: list[str]) -> list[str]:
@@ -147,6 +173,10 @@ def end_to_end_stages(arguments: list[str]) -> list[Stage]:
 def stages_of(command: str, arguments: list[str]) -> list[Stage]:
     """List the stages of a command, in the order in which they start when nothing else decides."""
     match command:
+        case "all" if (engine := os.environ.get("DB", "")) not in ("", "sqlite"):
+            if engine != "postgres":
+                fail(f"there is no database `{engine}`", hint="DB=postgres, or none for SQLite", status=2)
+            return postgres_stages()
         case "all":
             return [*lint_stages(), *unit_stages([]), *end_to_end_stages([])]
         case "check":

@@ -23,6 +23,7 @@ from typing import IO
 import psutil
 import pytest
 
+from sqlite_only import REASONS
 from zygote import forking
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -298,7 +299,15 @@ def wait_until() -> WaitUntil:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread every suite over the whole run: some wait most of the time, others need all processors."""
+    """Spread every suite over the whole run: some wait most of the time, others need all processors.
+
+    Where databases are in PostgreSQL, those that are about SQLite's file are skipped.
+    """
+    assert len(REASONS) <= 20, "the same answers on both engines"
+    if os.environ.get("INSTEP_TEST_DATABASE"):
+        for item in items:
+            if reason := REASONS.get(item.nodeid.partition("[")[0]):
+                item.add_marker(pytest.mark.skip(reason=f"about SQLite's file: {reason}"))
     suites: dict[Path, list[Path]] = {}
     for file in dict.fromkeys(item.path for item in items):
         suites.setdefault(file.parent, []).append(file)

@@ -6,12 +6,15 @@ The unmodified `determined` package lives in an environment of its own (`build/d
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
 import os
 import re
 import signal
+import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,28 +102,40 @@ class Client:
         return Client(self.address, self("POST", "/api/v1/auth/login", request)["token"])
 
 
+def plain(text: str) -> object:
+    """A value as SQLite's driver gives it, from what psql prints."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return {"t": 1, "f": 0, "": None}.get(text, text)
+
+
 class Master:
     """`instep master` on a database of its own: a file, or a schema of the server that INSTEP_TEST_DATABASE names."""
 
-    def __init__(self, start: Callable[..., Any], instep: Path, database: Path, server: str | None = None) -> None:
+    def __init__(
+        self,
+        start: Callable[..., Any],
+        instep: Path,
+        database: Path,
+        server: str | None = None,
+        *,
+        place: str | None = None,
+    ) -> None:
         self._start = start
         self._instep = instep
         self.database = database
-        self.server = server or os.environ.get("INSTEP_TEST_DATABASE")
+        server = server or os.environ.get("INSTEP_TEST_DATABASE")
+        schema = f"test_{hashlib.sha256(str(database).encode()).hexdigest()[:16]}"
+        # What `--db` names.
+        self.place = place or (f"{server}?schema={schema}" if server else str(database))
         self.port = 0
         self.process: Any = None
         self.address = ""
 
     def start(self, wait_until: Callable[..., None], *options: str) -> None:
         """Start it, after the first time on the same port."""
-        place = str(self.database)
-        # What belongs to a database in PostgreSQL lies in the user's data folder.
-        environment = {}
-        if self.server:
-            place = f"{self.server}?schema=test_{hashlib.sha256(place.encode()).hexdigest()[:16]}"
-            environment = {"XDG_DATA_HOME": str(self.database.parent)}
-        words = ("master", "--port", str(self.port), "--db", place, *options)
-        self.process = self._start(self._instep, *words, env=environment)
+        words = ("master", "--port", str(self.port), "--db", self.place, *options)
+        self.process = self._start(self._instep, *words, env=self.environment)
         pattern = re.compile(r"listening on (http://\S+:(\d+)) ")
         wait_until(
             lambda: pattern.search(self.process.stdout) or self.process.poll() is not None, 30, "the master to listen"
@@ -128,6 +143,27 @@ class Master:
         found = pattern.search(self.process.stdout)
         assert found, self.process.stderr
         self.address, self.port = found[1], int(found[2])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What belongs to a database in PostgreSQL lies in the user's data folder: here beside the test's others."""
+        return {"XDG_DATA_HOME": str(self.database.parent)} if "://" in self.place else {}
+
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a query, or what a change with RETURNING gives, on a database that may be in use."""
+        if "://" not in self.place:
+            with contextlib.closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
+                return list(connection.execute(sql, values))
+        address, _, schema = self.place.partition("?schema=")
+        for value in values:
+            quoted = "'" + str(value).replace("'", "''") + "'"
+            sql = sql.replace("?", quoted if isinstance(value, str) else str(value), 1)
+        where = ["psql", "-qAtX", "-v", "ON_ERROR_STOP=1", "-F", "\x1f", "-R", "\x1e", "-d", address]
+        variables = {**os.environ, "PGOPTIONS": f"-c search_path={schema}"}
+        done = subprocess.run([*where, "-c", sql], env=variables, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.removesuffix("\n").split("\x1e") if done.stdout.strip("\n") else []
+        return [tuple(map(plain, line.split("\x1f"))) for line in lines]
 
     def kill(self) -> None:
         """End it without a chance to tidy up."""

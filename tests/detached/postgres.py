@@ -29,6 +29,12 @@ class Postgres:
     def address(self) -> str:
         return f"postgres://determined@127.0.0.1:{self.port}/determined"
 
+    @property
+    def socket_address(self) -> str:
+        """The same by the socket, which is reached from every network namespace."""
+        folder = self.sockets.replace("/", "%2F")
+        return f"postgres://determined@{folder}:{self.port}/determined"
+
     def psql(self, script: str, *options: str, database: str = "determined") -> str:
         """Run statements; give what they print."""
         where = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "determined", "-d", database)
@@ -60,8 +66,8 @@ def as_server(*command: str) -> list[str]:
 
 
 @contextmanager
-def running() -> Iterator[Postgres]:
-    """Start a server, and stop it."""
+def running(*, durable: bool = False) -> Iterator[Postgres]:
+    """Start a server, and stop it; a durable one syncs every commit, as one that is not a test's does."""
     # Not in pytest's folders, which the server's user cannot reach.
     with tempfile.TemporaryDirectory(prefix="instep-postgres-") as folder:
         port = free_port()
@@ -72,7 +78,8 @@ def running() -> Iterator[Postgres]:
         make = as_server(program("initdb"), *where, "-U", "determined", "--auth=trust", "-E", "UTF8", "--no-sync")
         subprocess.run(make, check=True, timeout=60, stdout=subprocess.DEVNULL, cwd=folder)
         (data / "pg_hba.conf").write_text(ACCESS)
-        options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories={folder} -c fsync=off"
+        options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories={folder}"
+        options += "" if durable else " -c fsync=off"
 
         def control(what: str, *further: str) -> None:
             words = (program("pg_ctl"), *where, "-o", options, "-l", f"{folder}/log", "-w", *further, what)

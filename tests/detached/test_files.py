@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import sqlite3
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -192,8 +191,7 @@ def test_deletions_survive_a_crash(
     master.kill()
     # As if the master had been killed between noting the deletion and doing it.
     storage = json.dumps({"type": "directory", "container_path": str(tmp_path / "storage")})
-    with sqlite3.connect(master.database) as database:
-        database.execute("INSERT INTO file_deletions (checkpoint_uuid, storage) VALUES (?, ?)", (uuid, storage))
+    master.rows("INSERT INTO file_deletions (checkpoint_uuid, storage) VALUES (?, ?)", uuid, storage)
     master.start(wait_until)
     wait_until(lambda: not (tmp_path / "storage" / uuid).exists(), 20, "the files to be gone")
 

@@ -37,7 +37,7 @@ def master(
 ) -> Iterator[Master]:
     """A master on a database into which the small cluster was imported."""
     take_over(dump.cluster()).expect(0)
-    yield from started(Master(run.start, instep, tmp_path / "master.db"), wait_until)
+    yield from started(Master(run.start, instep, tmp_path / "master.db", place=str(tmp_path / "master.db")), wait_until)
 
 
 def summary(result: Result) -> Any:  # noqa: ANN401
@@ -140,7 +140,7 @@ def test_what_is_new_is_added_and_the_former_database_kept(take_over: Import, tm
 def test_ids_that_are_taken_become_others(
     run: Runner, instep: Path, tmp_path: Path, take_over: Import, wait_until: Callable[..., None]
 ) -> None:
-    server = Master(run.start, instep, tmp_path / "master.db")
+    server = Master(run.start, instep, tmp_path / "master.db", place=str(tmp_path / "master.db"))
     for _ in started(server, wait_until):
         api = server.client.login()
         for number in range(11):

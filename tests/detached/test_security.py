@@ -8,7 +8,6 @@ import json
 import os
 import re
 import socket
-import sqlite3
 import ssl
 import subprocess
 import sys
@@ -89,8 +88,8 @@ def test_other_machines_are_served_only_when_everybody_has_a_password(
     master: Master, run: Runner, instep: Path, wait_until: Callable[..., None]
 ) -> None:
     master.stop()
-    words = (instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", master.database)
-    result = run(*words).expect(1)
+    words = (instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", master.place)
+    result = run(*words, env=master.environment).expect(1)
     assert "refusing to listen on 0.0.0.0:0" in result.stderr
     assert "without a password are admin, determined" in result.stderr
     assert "hint: " in result.stderr
@@ -98,20 +97,16 @@ def test_other_machines_are_served_only_when_everybody_has_a_password(
     set_password(master, "admin", "Abcdefg1")
     set_password(master, "determined", "Bcdefgh2")
     master.stop()
-    serving = run.start(*words)
+    serving = run.start(*words, env=master.environment)
     wait_until(lambda: "listening" in serving.stdout, 30, "the master to listen")
     wait_until(lambda: "unencrypted" in serving.stderr, 30, "a warning")
 
 
 def test_sessions_end_when_they_are_said_to(master: Master, wait_until: Callable[..., None]) -> None:
-    import sqlite3
-
     master.stop()
     master.start(wait_until, "--session-hours", "2")
     api = master.client.login()
-    with sqlite3.connect(master.database) as database:
-        ((created, expires),) = database.execute("SELECT created_at, expires_at FROM sessions").fetchall()
-    database.close()
+    ((created, expires),) = master.rows("SELECT created_at, expires_at FROM sessions")
     assert expires - created == 2 * 3600 * 1_000_000
     assert api("GET", "/api/v1/me")["user"]["username"] == "determined"
 
@@ -315,7 +310,7 @@ def test_secrets_of_configurations_are_masked_for_everybody(
     assert all("********" in outputs[at] and "SHOWN=yes" in outputs[at] for at in (1, 4, 7, 8))
     master.stop()
     # The fork has the real values, for its tasks.
-    rows = sqlite3.connect(master.database).execute("SELECT config FROM experiments ORDER BY id").fetchall()
+    rows = master.rows("SELECT config FROM experiments ORDER BY id")
     found = [json.loads(row[0]) for row in rows]
     assert [each["checkpoint_storage"]["secret_key"] for each in found] == ["hunter2", "hunter2"]
     assert [each["environment"]["environment_variables"]["cpu"][0] for each in found] == ["HF_TOKEN=hunter2"] * 2
@@ -352,10 +347,7 @@ def test_the_audit_log_says_who_did_what(master: Master, run: Runner, instep: Pa
     assert refused.value.status == 403
     # It is there when the master comes back, with what the minute held back.
     master.stop()
-    counted = sqlite3.connect(master.database).execute(
-        "SELECT SUM(count) FROM audit WHERE action = 'read' AND user_id IS NULL"
-    )
-    assert counted.fetchone() == (3,)
+    assert master.rows("SELECT SUM(count) FROM audit WHERE action = 'read' AND user_id IS NULL") == [(3,)]
 
 
 def test_the_audit_log_is_followed(

@@ -367,7 +367,7 @@ def test_other_addresses_need_passwords(
     refusal = run(instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", tmp_path / "other.db").expect(1)
     assert "without a password are admin, determined" in refusal.stderr
     assert "hint:" in refusal.stderr
-    in_use = run(instep, "master", "--port", "0", "--db", master.database).expect(1)
+    in_use = run(instep, "master", "--port", "0", "--db", master.place, env=master.environment).expect(1)
     assert "in use by another master" in in_use.stderr
     taken = run(instep, "master", "--port", str(master.port), "--db", tmp_path / "third.db").expect(1)
     assert "another program uses this port" in taken.stderr
@@ -376,5 +376,6 @@ def test_other_addresses_need_passwords(
         admin = master.client.login("admin", "" if user == 1 else "Secret12")
         admin("PATCH", f"/api/v1/users/{user}", {"password": "Secret12"})
     master.stop()
-    served = run.start(instep, "master", "--host", "0.0.0.0", "--port", "0", "--db", master.database)
+    words = ("master", "--host", "0.0.0.0", "--port", "0", "--db", master.place)
+    served = run.start(instep, *words, env=master.environment)
     wait_until(lambda: "listening on http://0.0.0.0" in served.stdout, 20, "the master to listen")

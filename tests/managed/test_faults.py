@@ -187,7 +187,7 @@ def test_a_second_master_is_refused_and_disturbs_nothing(work: Work, run: Runner
     work.agent()
     work.begin("training")
     work.wait_for("training")
-    second = run(instep, "master", "--port", "0", "--db", master.database)
+    second = run(instep, "master", "--port", "0", "--db", master.place, env=master.environment)
     assert second.status == 1
     assert "another master" in second.stderr and "hint:" in second.stderr
     work.release("training")

@@ -7,14 +7,12 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use instep_import::{Dump, Observer, Options, Server, Source, Summary};
-use instep_launch::{Console, Note};
 
-use crate::console::{self, TerminalConsole};
+use crate::console;
 use crate::master::SettingsArguments;
+use crate::progress::{Progress, grouped};
 use crate::report::{Hinted, chain, without_controls};
 
-/// How often the status line changes.
-const STATUS_INTERVAL: Duration = Duration::from_millis(200);
 /// How many renumbered ids of a kind are shown; all are in the JSON.
 const RENUMBERED_SHOWN: usize = 5;
 
@@ -69,7 +67,7 @@ pub(crate) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let mut source = open(arguments).map_err(explained)?;
     let options = Options { unfinished: arguments.unfinished, dry_run: arguments.dry_run };
     let opening = instep_master::opening_by("instep import determined");
-    let mut shown = Shown { console: TerminalConsole::new(true), last: None, table: String::new(), rows: 0, total: 0 };
+    let mut shown = Progress::new();
     let began = Instant::now();
     let outcome = instep_import::run(&mut *source, &target, options, &opening, &mut shown);
     shown.end();
@@ -100,60 +98,14 @@ fn explained(error: instep_import::Error) -> Hinted {
     Hinted::new(chain(&error), hint)
 }
 
-/// Shows how far an import has come: in a line of the terminal, or a line for each table elsewhere.
-struct Shown {
-    console: TerminalConsole,
-    last: Option<Instant>,
-    table: String,
-    rows: u64,
-    total: u64,
-}
-
-impl Shown {
-    /// Says that a table is done, where a status line cannot be seen.
-    fn end_table(&mut self) {
-        if !self.table.is_empty() && self.rows > 0 {
-            let (table, rows, plural) = (&self.table, grouped(self.rows), if self.rows == 1 { "" } else { "s" });
-            self.console.note(Note::Progress(format!("{table}: {rows} row{plural} read")));
-        }
-        self.table.clear();
-    }
-
-    fn end(&mut self) {
-        self.console.end_status();
-        self.end_table();
-    }
-}
-
-impl Observer for Shown {
+impl Observer for Progress {
     fn progress(&mut self, table: &str, rows: u64, total: u64) {
-        if table != self.table {
-            self.end_table();
-            table.clone_into(&mut self.table);
-        }
-        (self.rows, self.total) = (rows, total);
-        if self.last.is_none_or(|last| last.elapsed() >= STATUS_INTERVAL) {
-            self.last = Some(Instant::now());
-            self.console.show(&format!("{table}: {} of {} rows", grouped(rows), grouped(total)));
-        }
+        self.rows(table, "read", rows, total);
     }
 
     fn continued(&mut self) {
-        self.console.note(Note::Progress("continuing an import that was stopped".to_owned()));
+        self.note("continuing an import that was stopped");
     }
-}
-
-/// A number with a comma between groups of digits.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// The summary for people.
@@ -210,16 +162,4 @@ fn described(summary: &Summary, dry_run: bool, took: Duration) -> String {
         line(format_args!("\nThe database as it was before is {}; delete it when all is well.", kept.display()));
     }
     without_controls(&text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_grouped() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), text);
-        }
-    }
 }

@@ -13,6 +13,7 @@ mod drill;
 mod import;
 mod master;
 mod module;
+mod progress;
 mod report;
 mod run;
 mod sshd;

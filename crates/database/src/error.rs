@@ -85,6 +85,14 @@ pub enum Error {
         /// The newest schema that this version knows.
         known: i64,
     },
+    /// A copy to it was stopped on its way.
+    #[error("{place} is an incomplete copy of {original}")]
+    Incomplete {
+        /// The database.
+        place: String,
+        /// What was copied to it.
+        original: String,
+    },
     /// Not a database, or a damaged one.
     #[error("{} is not a usable database: {why}", path.display())]
     Unusable {

@@ -51,6 +51,7 @@ mod sql;
 mod sync;
 mod templates;
 mod tokens;
+mod transfer;
 mod trial_sources;
 mod trials;
 mod usage;
@@ -94,6 +95,7 @@ pub use snapshots::{Snapshot, StoredState};
 use sql::Place;
 pub use sql::{Address as PostgresAddress, AddressError};
 pub use tokens::{NewAccessToken, TokenFilter};
+pub use transfer::{CopiedTable, CopyError, CopyObserver, CopySide, Transfer};
 pub use trial_sources::{SourceOf, TrialSource};
 pub use trials::NewTrial;
 pub use usage::Usage;
@@ -136,6 +138,7 @@ impl Database {
         let place = Place::from(path);
         let unusable = |error: sql::Error| Error::Unusable { path: path.to_owned(), why: error.to_string() };
         let mut writer = place.open_writer().map_err(unusable)?;
+        transfer::refuse_incomplete(&writer, &path.display().to_string())?;
         migrations::migrate(&mut writer, path, opening)?;
         Database::start(path, &place, writer, lock, opening)
     }
@@ -148,7 +151,9 @@ impl Database {
         let lock = Lock::take(path, &opening.holder)?;
         let place = Place::Postgres(Arc::new(address));
         let opened = place.open_writer().map_err(Error::from).and_then(|mut writer| {
-            migrations::upgrade(&mut writer, &place.shown(), opening)?;
+            let shown = place.shown();
+            transfer::refuse_incomplete(&writer, &shown.display().to_string())?;
+            migrations::upgrade(&mut writer, &shown, opening)?;
             Database::start(path, &place, writer, lock, opening)
         });
         opened.map_err(|error| error.on_opening(&place))

@@ -8,6 +8,7 @@ use crate::Opening;
 use crate::backup::{self, with_suffix};
 use crate::error::{Error, Result};
 use crate::sql::{self, Connection, OptionalExtension, params};
+use crate::transfer;
 
 /// Step n of the schema is entry n - 1.
 const STEPS: &[&str] = &[
@@ -32,6 +33,9 @@ const STEPS: &[&str] = &[
     include_str!("schema/0019.sql"),
     include_str!("schema/0020.sql"),
 ];
+
+/// The schema that this version works with.
+pub(crate) const KNOWN: i64 = STEPS.len() as i64;
 
 /// Brings the schema up to date. A database with content is copied first, to a file beside it that says in its name
 /// which schema it has.
@@ -97,7 +101,8 @@ fn version(connection: &Connection) -> sql::Result<i64> {
 /// The schema of a database that this version can use.
 pub(crate) fn check_version(connection: &Connection, path: &Path) -> Result<i64> {
     let foreign = |_| Error::Unusable { path: path.to_owned(), why: "it is not a master's database".to_owned() };
-    let (found, known) = (version(connection).map_err(foreign)?, STEPS.len() as i64);
+    let (found, known) = (version(connection).map_err(foreign)?, KNOWN);
+    transfer::refuse_incomplete(connection, &path.display().to_string())?;
     if found > known { Err(Error::TooNew { path: path.to_owned(), found, known }) } else { Ok(found) }
 }
 

@@ -70,6 +70,7 @@ fn target_hint(error: &instep_database::Error) -> String {
     use instep_database::Error as Database;
     match error {
         Database::InUse { .. } => "stop the master first (`instep down`, or end its process), then import".to_owned(),
+        Database::Incomplete { .. } => "run the same `instep master copy` again first, which begins anew".to_owned(),
         Database::TooNew { .. } => "use the version of instep that wrote it, or a later one".to_owned(),
         Database::Unusable { .. } => {
             "name another file with --to, or restore a backup with `instep master restore`".to_owned()

@@ -66,7 +66,7 @@ mod vault;
 mod webhooks;
 
 pub use cluster::ClusterOptions;
-pub use copies::{SecretsKey, back_up, opening_by, restore};
+pub use copies::{CopyFailed, CopyProgress, CopyReport, KeyOfCopy, SecretsKey, back_up, copy, opening_by, restore};
 pub use encryption::{Encryption, EncryptionError};
 pub use journal::Journal;
 pub use presence::Presence;

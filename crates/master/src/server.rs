@@ -167,6 +167,9 @@ impl ServeError {
             ServeError::Database(Error::Refused { hint, .. }) => hint,
             ServeError::Database(Error::FileExists { .. }) => "choose another file; `restore` also takes --replace",
             ServeError::Database(Error::TooNew { .. }) => "use the version of instep that wrote it, or a later one",
+            ServeError::Database(Error::Incomplete { .. }) => {
+                "run the same `instep master copy` again, which begins anew; or delete it and choose another --db"
+            }
             ServeError::Database(Error::Unusable { .. }) => {
                 "restore a backup with `instep master restore`, or choose another --db"
             }

@@ -297,6 +297,27 @@ impl Settings {
         })
     }
 
+    /// What the settings mean for another database. The password of one that is not configured stands in a file of its
+    /// own, or where PostgreSQL's own programs find it.
+    pub fn options_for(&self, db: &str, password_file: Option<&str>) -> Result<Options, SettingsError> {
+        if PostgresAddress::has_password(db) {
+            return Err(SettingsError::new(
+                format!(
+                    "{}: it says a password, which everybody on this machine sees in the list of processes",
+                    PostgresAddress::masked(db)
+                ),
+                "leave it out, and name a file that holds it with --from-password-file or --to-password-file",
+            ));
+        }
+        let configured = if db == self.text("db") { self.text("db_password_file") } else { "" };
+        let file = password_file.unwrap_or(configured).to_owned();
+        let mut other = self.clone();
+        for (name, value) in [("db", db.to_owned()), ("db_password_file", file)] {
+            other.values.insert(name, (vec![value], Origin::Default));
+        }
+        other.options()
+    }
+
     /// Where the database is, if it is in PostgreSQL.
     fn postgres(&self) -> Result<Option<PostgresAddress>, SettingsError> {
         let text = self.text("db");

@@ -105,14 +105,19 @@ impl Vault {
     }
 }
 
-/// Makes a key: whole and on disk, or not at all. Of several that are made at once, one is kept.
+/// Makes a key.
 fn make(path: &Path) -> io::Result<()> {
+    keep(path, &random::bytes::<KEY_LENGTH>())
+}
+
+/// Writes a key: whole and on disk, or not at all. Of several that are written at once, one is kept.
+pub(crate) fn keep(path: &Path, key: &[u8]) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}", random::uuid()));
     let partial = PathBuf::from(partial);
     let mut file = File::options().create_new(true).write(true).mode(0o600).open(&partial)?;
     let linked = file
-        .write_all(&random::bytes::<KEY_LENGTH>())
+        .write_all(key)
         .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::hard_link(&partial, path));
     std::fs::remove_file(&partial)?;

@@ -244,6 +244,6 @@ fn user_folder(variable: &str, below_home: &str) -> Option<PathBuf> {
     named.or_else(|| Some(std::env::home_dir()?.join(below_home)))
 }
 
-fn explained(error: SettingsError) -> Hinted {
+pub(super) fn explained(error: SettingsError) -> Hinted {
     Hinted::new(error.to_string(), error.hint())
 }

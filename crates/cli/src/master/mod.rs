@@ -3,6 +3,7 @@
 mod arguments;
 mod background;
 mod companion;
+mod copy;
 mod log_file;
 mod logging;
 mod running;
@@ -47,6 +48,8 @@ enum MasterCommand {
         /// Backup file, which must not exist
         file: PathBuf,
     },
+    /// Copy the database to another file or PostgreSQL schema; no master may be running on either
+    Copy(copy::CopyArguments),
     /// Show what a running master says of itself
     Info(MasterInfoArguments),
     /// Show a message to everybody; for administrators
@@ -102,6 +105,7 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Some(MasterCommand::Copy(copy)) => copy::copy(&arguments.settings, &copy),
         Some(MasterCommand::Audit(audit)) => {
             no_settings(&arguments.settings, "audit")?;
             crate::client::master_audit(&audit)
@@ -141,7 +145,8 @@ fn file_of(options: Options, what: &str, instead: &str) -> anyhow::Result<PathBu
     Err(Hinted::new(
         format!("cannot {what} {}: the server makes and restores copies of its databases", options.shown_database()),
         format!(
-            "use `{instead}` with the schema; and keep {} if there are secrets, which nothing else opens",
+            "use `{instead}` with the schema, or copy it between a file and the server with `instep master copy FROM TO`; \
+             and keep {} if there are secrets, which nothing else opens",
             key.display()
         ),
     )

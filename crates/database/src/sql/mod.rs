@@ -9,6 +9,7 @@ mod params;
 mod postgres;
 pub(crate) mod sqlite;
 mod statement;
+mod whole;
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,24 @@ impl Place {
             Place::Postgres(address) => {
                 Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::reader(address)?))))
             }
+        }
+    }
+
+    /// Opens a database in PostgreSQL and takes its lock, and makes nothing; a file, which must be there.
+    pub(crate) fn open_locked(&self) -> Result<Connection> {
+        match self {
+            Place::Sqlite(path) => sqlite::open_existing(path),
+            Place::Postgres(address) => {
+                Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::locked(address)?))))
+            }
+        }
+    }
+
+    /// Whether a session, as [`Connection::session`] gives it, holds the lock of this database.
+    pub(crate) fn is_locked_by(&self, session: (i32, i64)) -> Result<bool> {
+        match self {
+            Place::Sqlite(_) => Ok(false),
+            Place::Postgres(address) => postgres::Connection::visitor(address)?.is_locked_by(session),
         }
     }
 
@@ -147,10 +166,16 @@ impl Connection {
     /// Begins a transaction that changes the schema, which may take long.
     pub(crate) fn migration(&mut self) -> Result<Transaction<'_>> {
         let transaction = self.transaction()?;
-        if let Engine::Postgres(connection) = &transaction.0 {
-            connection.execute_batch("SET LOCAL statement_timeout = 0")?;
-        }
+        transaction.without_time_limit()?;
         Ok(transaction)
+    }
+
+    /// Lets the statements of the open transaction take as long as they need.
+    pub(crate) fn without_time_limit(&self) -> Result<()> {
+        match &self.0 {
+            Engine::Sqlite(_) => Ok(()),
+            Engine::Postgres(connection) => connection.execute_batch("SET LOCAL statement_timeout = 0"),
+        }
     }
 
     /// Begins a transaction that shows one state of the database throughout.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod chunks;
+mod copies;
 mod history;
 mod made;
 mod managed;

@@ -108,6 +108,7 @@ impl From<Error> for Failure {
             | Error::InUseElsewhere { .. } => Code::Unavailable,
             Error::Engine(_) if error.is_lost() => Code::Unavailable,
             Error::NotDurable(_)
+            | Error::Incomplete { .. }
             | Error::TooNew { .. }
             | Error::Unusable { .. }
             | Error::Damaged(_)

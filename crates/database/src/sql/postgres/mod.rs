@@ -71,22 +71,34 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects for writing, and takes the lock. Makes the schema if there is none.
     pub(super) fn writer(address: &Arc<Address>) -> Result<Connection> {
+        let connection = Connection::locked(address)?;
+        connection.make_schema()?;
+        Ok(connection)
+    }
+
+    /// Connects for writing, and takes the lock, of a schema that need not be there.
+    pub(super) fn locked(address: &Arc<Address>) -> Result<Connection> {
         refuse_shared_sessions(address)?;
         let connection = Connection::open(address, Role::Writer)?;
         connection.take_lock(&mut connection.client.borrow_mut())?;
-        let schema = address.schema();
-        let there = connection.client.borrow_mut().query("SELECT 1 FROM pg_namespace WHERE nspname = $1", &[&schema]);
-        if there.map_err(|error| connection.failed(&error))?.is_empty() {
-            let made = connection.execute_batch(&format!("CREATE SCHEMA {}", quoted(schema)));
-            made.map_err(|error| match error {
-                Error::Server { why, code } if code.as_deref() == Some(SqlState::INSUFFICIENT_PRIVILEGE.code()) => {
-                    let hint = "have the schema made by who may, with `CREATE SCHEMA name AUTHORIZATION user`";
-                    Error::Refused { place: address.place().to_owned(), why, hint }
-                }
-                other => other,
-            })?;
-        }
         Ok(connection)
+    }
+
+    /// Makes the schema if there is none.
+    pub(super) fn make_schema(&self) -> Result<()> {
+        let schema = self.address.schema();
+        let there = self.client.borrow_mut().query("SELECT 1 FROM pg_namespace WHERE nspname = $1", &[&schema]);
+        if !there.map_err(|error| self.failed(&error))?.is_empty() {
+            return Ok(());
+        }
+        let made = self.execute_batch(&format!("CREATE SCHEMA {}", quoted(schema)));
+        made.map_err(|error| match error {
+            Error::Server { why, code } if code.as_deref() == Some(SqlState::INSUFFICIENT_PRIVILEGE.code()) => {
+                let hint = "have the schema made by who may, with `CREATE SCHEMA name AUTHORIZATION user`";
+                Error::Refused { place: self.address.place().to_owned(), why, hint }
+            }
+            other => other,
+        })
     }
 
     /// Connects for reading.
@@ -274,6 +286,19 @@ impl Connection {
         let sql = format!("SELECT pg_terminate_backend(pid) {HOLDERS} AND pid = $3 AND {SESSION_START} = $4");
         let found = client.query(&sql, &[&LOCKS.cast_unsigned(), &self.address.schema(), &process, &start]);
         Ok(!found.map_err(|error| self.meaning(&error, client.is_closed()))?.is_empty())
+    }
+
+    /// The session that has taken the lock, as the server calls it.
+    pub(super) fn session(&self) -> Option<(i32, i64)> {
+        self.locked_by.get()
+    }
+
+    /// Whether a session holds the lock of this schema.
+    pub(super) fn is_locked_by(&self, (process, start): (i32, i64)) -> Result<bool> {
+        let sql = format!("SELECT 1 {HOLDERS} AND pid = $3 AND {SESSION_START} = $4");
+        let found =
+            self.client.borrow_mut().query(&sql, &[&LOCKS.cast_unsigned(), &self.address.schema(), &process, &start]);
+        Ok(!found.map_err(|error| self.failed(&error))?.is_empty())
     }
 
     /// Who has the lock, as far as the server knows.

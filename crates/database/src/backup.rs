@@ -11,10 +11,12 @@ use crate::error::{Error, Result};
 use crate::lock::Lock;
 use crate::migrations;
 use crate::sql::{Connection, sqlite};
+use crate::transfer::refuse_incomplete;
 
 /// Copies a database to a file that must not exist yet. The database may be in use.
 pub fn back_up(database: &Path, target: &Path) -> Result<()> {
     let source = open_existing(database)?;
+    refuse_incomplete(&source, &database.display().to_string())?;
     copy(&source, target)
 }
 

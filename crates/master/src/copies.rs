@@ -162,9 +162,7 @@ pub fn copy(from: &Options, to: &Options, progress: &mut dyn CopyProgress) -> Re
 
 fn side(options: &Options) -> CopySide {
     match &options.postgres {
-        Some(address) => {
-            CopySide::Postgres { address: Box::new(address.clone()), path: options.database.clone() }
-        }
+        Some(address) => CopySide::Postgres { address: Box::new(address.clone()), path: options.database.clone() },
         None => CopySide::File(options.database.clone()),
     }
 }

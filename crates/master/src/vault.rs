@@ -116,10 +116,7 @@ pub(crate) fn keep(path: &Path, key: &[u8]) -> io::Result<()> {
     partial.push(format!(".{}", random::uuid()));
     let partial = PathBuf::from(partial);
     let mut file = File::options().create_new(true).write(true).mode(0o600).open(&partial)?;
-    let linked = file
-        .write_all(key)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::hard_link(&partial, path));
+    let linked = file.write_all(key).and_then(|()| file.sync_all()).and_then(|()| std::fs::hard_link(&partial, path));
     std::fs::remove_file(&partial)?;
     match linked {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

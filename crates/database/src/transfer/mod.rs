@@ -49,10 +49,8 @@ pub enum CopyError {
     Unfit { table: String, row: String, column: String, why: String },
     #[error("table {table} is not the same on both sides: {from} here, {to} there")]
     Different { table: String, from: String, to: String },
-    #[error("cannot use {place}")]
-    Place { place: String, source: Error },
-    #[error("the copy failed")]
-    Failed(#[source] Error),
+    #[error(transparent)]
+    Failed(Error),
 }
 
 impl CopyError {
@@ -69,7 +67,7 @@ impl CopyError {
             }
             CopyError::Unfit { .. } => "change it in the database that is copied, and run the same command again",
             CopyError::Different { .. } => "run the same command again, which begins anew",
-            CopyError::Place { source, .. } | CopyError::Failed(source) => match source {
+            CopyError::Failed(source) => match source {
                 Error::Refused { hint, .. } => hint,
                 Error::InUse { .. } => "stop that master with `instep down`, and start it again after the copy",
                 Error::InUseElsewhere { .. } => "stop that master where it runs, and start it again after the copy",
@@ -140,8 +138,8 @@ impl Transfer {
         let target = Held::target(to, opening, &source, &tables)?;
         let was_whole = match target.state {
             State::Empty | State::Marked => false,
-            State::Whole { ref cluster } if Some(cluster) == source.cluster()?.as_ref() => true,
-            State::Whole { .. } => return Err(CopyError::Occupied(to.shown())),
+            State::Whole(ref identity) if Some(identity) == source.identity()?.as_ref() => true,
+            State::Whole(_) => return Err(CopyError::Occupied(to.shown())),
             State::Foreign => return Err(CopyError::Foreign(to.shown())),
         };
         Ok(Transfer { from: source, to: target, tables, was_whole })
@@ -185,7 +183,7 @@ impl Transfer {
                     rows::insert(&transaction, table, &rows)?;
                     transaction.commit()?;
                 }
-                observer.progress(&table.name, false, digest.rows, total);
+                observer.progress(&table.name, self.was_whole, digest.rows, total);
             }
             let next_id = table.counts.then(|| source.next_id(&table.name)).transpose()?;
             if let Some(next) = next_id.filter(|_| !self.was_whole) {

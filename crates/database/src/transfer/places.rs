@@ -62,21 +62,16 @@ impl CopySide {
     /// An error about this database.
     fn failed(&self, error: impl Into<Error>) -> CopyError {
         let place = self.place();
-        match error.into().on_opening(&place) {
-            // These say where already.
-            error @ (Error::Refused { .. }
-            | Error::InUse { .. }
-            | Error::InUseElsewhere { .. }
-            | Error::TooNew { .. }
-            | Error::Incomplete { .. }) => CopyError::Failed(error),
-            Error::Engine(error) => {
-                let source = Error::Unusable { path: place.shown(), why: error.to_string() };
-                CopyError::Place { place: self.shown(), source }
-            }
-            source => CopyError::Place { place: self.shown(), source },
-        }
+        CopyError::Failed(match error.into().on_opening(&place) {
+            Error::Engine(error) => Error::Unusable { path: place.shown(), why: error.to_string() },
+            // The others say where already.
+            error => error,
+        })
     }
 }
+
+/// A cluster's id, and how often its database was opened for work: what has the same is a copy that nobody worked with.
+pub(super) type Identity = (String, i64);
 
 /// What a target holds before anything is copied to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +81,7 @@ pub(super) enum State {
     /// A part of an earlier copy.
     Marked,
     /// A master's database.
-    Whole { cluster: String },
+    Whole(Identity),
     /// Something else.
     Foreign,
 }
@@ -104,8 +99,7 @@ impl Held {
     pub(super) fn source(side: &CopySide, opening: &Opening) -> Result<Held> {
         if let CopySide::File(path) = side {
             // Before there is a lock beside a file that is none.
-            std::fs::metadata(path)
-                .map_err(|source| side.failed(Error::File { path: path.clone(), source }))?;
+            std::fs::metadata(path).map_err(|source| side.failed(Error::File { path: path.clone(), source }))?;
         }
         let lock = Lock::take(side.path(), &opening.holder).map_err(|error| side.failed(error))?;
         let connection = match side {
@@ -142,9 +136,8 @@ impl Held {
         Ok(Held { side: side.clone(), connection, state, _lock: lock })
     }
 
-    /// The id of the cluster whose database it is.
-    pub(super) fn cluster(&self) -> Result<Option<String>> {
-        Ok(cluster(&self.connection)?)
+    pub(super) fn identity(&self) -> Result<Option<Identity>> {
+        Ok(identity(&self.connection)?)
     }
 
     /// Makes the file or the schema, if there is none.
@@ -169,11 +162,13 @@ fn state(connection: &Connection, tables: &[Table]) -> crate::Result<State> {
     if !connection.has_content(tables.iter().map(|table| table.name.as_str()))? {
         return Ok(State::Empty);
     }
-    let known = connection.has_table("schema_steps")? && connection.has_table("settings")?;
-    let cluster = if known { cluster(connection)? } else { None };
-    Ok(cluster.map_or(State::Foreign, |cluster| State::Whole { cluster }))
+    let known = ["schema_steps", "settings", "lease"].into_iter();
+    let known = known.map(|name| connection.has_table(name)).collect::<crate::sql::Result<Vec<bool>>>()?;
+    let identity = if known.into_iter().all(|there| there) { identity(connection)? } else { None };
+    Ok(identity.map_or(State::Foreign, State::Whole))
 }
 
-fn cluster(connection: &Connection) -> crate::sql::Result<Option<String>> {
-    connection.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0)).optional()
+fn identity(connection: &Connection) -> crate::sql::Result<Option<Identity>> {
+    let sql = "SELECT value, epoch FROM settings, lease WHERE settings.name = 'cluster_id' AND lease.name = 'master'";
+    connection.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()
 }

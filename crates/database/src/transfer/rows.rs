@@ -113,7 +113,12 @@ fn values(table: &Table, row: &Row<'_>) -> Result<Values> {
 }
 
 fn unfit(table: &Table, row: &[Value], column: &str, why: &str) -> CopyError {
-    CopyError::Unfit { table: table.name.clone(), row: key_of(table, row), column: column.to_owned(), why: why.to_owned() }
+    CopyError::Unfit {
+        table: table.name.clone(),
+        row: key_of(table, row),
+        column: column.to_owned(),
+        why: why.to_owned(),
+    }
 }
 
 /// What people find a row by.

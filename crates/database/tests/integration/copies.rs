@@ -131,22 +131,22 @@ fn nothing_is_overwritten_and_nothing_is_copied_that_is_in_use_or_no_database() 
     drop(open(&one));
     let refused = |from: &CopySide, to: &CopySide| copied(from, to, None).unwrap_err();
     assert!(matches!(refused(&made(&one), &made(&one)), CopyError::Same(_)));
-    assert!(matches!(refused(&file(&path("none.db")), &made(&two)), CopyError::Place { .. }));
+    assert!(matches!(refused(&file(&path("none.db")), &made(&two)), CopyError::Failed(Error::File { .. })));
     assert!(!path("none.db.lock").exists());
-    let in_use = |error: CopyError| {
-        matches!(error, CopyError::Failed(Error::InUse { .. } | Error::InUseElsewhere { .. }))
-    };
+    let in_use =
+        |error: CopyError| matches!(error, CopyError::Failed(Error::InUse { .. } | Error::InUseElsewhere { .. }));
     let database = open(&one);
     assert!(in_use(refused(&made(&one), &file(&path("c.db")))));
     drop(database);
     std::fs::write(path("text.db"), "no database, although it is long enough to be one".repeat(100)).unwrap();
-    assert!(matches!(refused(&file(&path("text.db")), &made(&two)), CopyError::Place { .. }));
-    assert!(matches!(refused(&made(&one), &file(&path("text.db"))), CopyError::Place { .. }));
+    assert!(matches!(refused(&file(&path("text.db")), &made(&two)), CopyError::Failed(Error::Unusable { .. })));
+    assert!(matches!(refused(&made(&one), &file(&path("text.db"))), CopyError::Failed(Error::Unusable { .. })));
     let foreign = rusqlite::Connection::open(path("foreign.db")).unwrap();
     foreign.execute_batch("CREATE TABLE mine (id INTEGER)").unwrap();
     assert!(matches!(refused(&file(&path("foreign.db")), &made(&two)), CopyError::Absent(_)));
     assert!(matches!(refused(&made(&one), &file(&path("foreign.db"))), CopyError::Foreign(_)));
-    let other = Database::open(&path("other.db"), &instep_database::Opening { cluster_id: "other".into(), ..opening() });
+    let other =
+        Database::open(&path("other.db"), &instep_database::Opening { cluster_id: "other".into(), ..opening() });
     assert!(in_use(refused(&made(&one), &file(&path("other.db")))));
     drop(other);
     assert!(matches!(refused(&made(&one), &file(&path("other.db"))), CopyError::Occupied(_)));
@@ -165,12 +165,16 @@ fn a_text_that_postgresql_does_not_keep_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let [source, target] = ["a.db", "b.db"].map(|name| folder.path().join(name));
     let database = Database::open(&source, &opening()).unwrap();
-    let id = block(database.create_experiment(NewExperiment { name: "no\0text".into(), ..experiment() }, NOW)).unwrap().id;
+    let id =
+        block(database.create_experiment(NewExperiment { name: "no\0text".into(), ..experiment() }, NOW)).unwrap().id;
     drop(database);
     let error = copied(&file(&source), &made(&target), None).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("table experiments, row id {}: column name has the character NUL, which PostgreSQL does not keep", id.0)
+        format!(
+            "table experiments, row id {}: column name has the character NUL, which PostgreSQL does not keep",
+            id.0
+        )
     );
     let again = copied(&file(&source), &made(&target), None).unwrap_err();
     assert!(matches!(again, CopyError::Unfit { .. }), "{again}");

@@ -46,6 +46,10 @@ COMMANDS = {
     "master config": "",
     "master logs": "",
     "master backup": "",
+    "master copy": (
+        "Passwords, kills, what is compared: "
+        "[moving a database](../guides/running-a-master.md#moving-between-sqlite-and-postgresql)."
+    ),
     "master restore": "",
     "up": "Returns when the master accepts requests: [running a master](../guides/running-a-master.md).",
     "down": "",

@@ -6,10 +6,10 @@ Single reports (ten points a request), and batches of a hundred (a thousand poin
 
 Both serve from a SQLite file each, or from a database each of one PostgreSQL server (then MLflow's interpreter needs
 psycopg2), and sync every commit. They are asked by the same client over keep-alive connections, from 1 and from 8
-processes at a time. The client is a socket and little more, and the bodies are written beforehand but for their steps, so
-that the servers are measured and not Python. The servers take turns, so that a
-noisy machine disturbs both alike, and one whose turn it is not stands still (SIGSTOP): MLflow's would go on working
-in the background. Medians of the repetitions are shown. Then each is asked through its own client, in a loop that
+processes at a time. The client is a socket and little more, and the bodies are written beforehand but for their steps,
+so that the servers are measured and not Python. The servers take turns, so that a noisy machine disturbs both alike,
+and one whose turn it is not stands still (SIGSTOP): MLflow's would go on working in the background. Medians of the
+repetitions are shown. Then each is asked through its own client, in a loop that
 "trains" for a millisecond a step, to see how long the training thread spends in a report. `--mlflow` names an
 interpreter with mlflow installed; without it only ours is measured.
 """

@@ -53,7 +53,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 enum State {
     /// The store's launcher has not answered.
-    Handshake(Option<Initiator>),
+    Handshake(Option<Box<Initiator>>),
     Open(Box<Channel>),
 }
 
@@ -106,7 +106,7 @@ impl Link {
         let mut store = End::new(connect(store)?);
         let (initiator, opening) = channel::initiate(token)?;
         store.unsent = opening;
-        let channel = State::Handshake(Some(initiator));
+        let channel = State::Handshake(Some(Box::new(initiator)));
         Ok(Link { worker: End::new(worker), store, channel, arrived: Vec::new(), over: false })
     }
 
@@ -140,15 +140,15 @@ impl Link {
         let moved = match side {
             // Both directions are closed: nobody is there to receive what is left.
             Side::Worker if flags.intersects(broken) => Err(io::ErrorKind::ConnectionReset.into()),
-            Side::Worker => self.from_worker(flags),
-            Side::Store => self.from_store(flags, flags.intersects(broken)),
+            Side::Worker => self.serve_worker(flags),
+            Side::Store => self.serve_store(flags, flags.intersects(broken)),
         };
         let closed_behind = |from: &End, to: &End| from.closed && to.unsent.is_empty();
         self.over |=
             moved.is_err() || closed_behind(&self.worker, &self.store) || closed_behind(&self.store, &self.worker);
     }
 
-    fn from_worker(&mut self, flags: PollFlags) -> io::Result<()> {
+    fn serve_worker(&mut self, flags: PollFlags) -> io::Result<()> {
         self.worker.flush()?;
         if !flags.contains(PollFlags::POLLIN) {
             return Ok(());
@@ -162,7 +162,7 @@ impl Link {
         self.store.flush()
     }
 
-    fn from_store(&mut self, flags: PollFlags, broken: bool) -> io::Result<()> {
+    fn serve_store(&mut self, flags: PollFlags, broken: bool) -> io::Result<()> {
         if flags.contains(PollFlags::POLLOUT) && !broken {
             self.store.flush()?;
         }
@@ -188,7 +188,7 @@ impl Link {
         if let State::Handshake(initiator) = &mut self.channel {
             let Some(answer) = self.arrived.first_chunk::<ANSWER_BYTES>() else { return Ok(()) };
             let initiator = initiator.take().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-            let (channel, proof) = channel::answered(initiator, answer)?;
+            let (channel, proof) = channel::answered(*initiator, answer)?;
             self.arrived.drain(..ANSWER_BYTES);
             self.store.unsent.extend(proof);
             self.store.flush()?;

@@ -1,5 +1,6 @@
 //! Databases that are copied to other places: everything comes along, whatever stops it on the way. On PostgreSQL one of
 //! the two is there.
+#![expect(clippy::unwrap_used, reason = "a test, outside of its functions too")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

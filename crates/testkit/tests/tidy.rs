@@ -427,6 +427,23 @@ fn links(line: &str) -> Vec<String> {
 }
 
 #[test]
+fn every_variable_stands_in_the_documentation() {
+    let mut complaints = Complaints::of("a variable that no page of docs/ names");
+    let pages: String = sources(&["md"]).iter().map(|page| page.text.as_str()).collect();
+    for source in sources(&["rs", "py"]) {
+        let ships = source.path.starts_with("crates/") || source.path.starts_with("python/");
+        for (number, line) in source.shipped_code().filter(|_| ships) {
+            for word in line.split('"').skip(1).step_by(2).filter(|word| word.starts_with("INSTEP_")) {
+                if !pages.contains(word) && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_') {
+                    complaints.add(&source.path, number, word);
+                }
+            }
+        }
+    }
+    complaints.must_be_none();
+}
+
+#[test]
 fn every_to_do_has_an_issue() {
     let mut complaints = Complaints::of("to-do without an issue");
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME")];

@@ -1,3 +1,5 @@
+//! Workers that use the store through relays, and whoever should not.
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;

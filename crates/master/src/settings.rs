@@ -589,7 +589,7 @@ mod tests {
         let cases = [
             ("prot: 1", "unknown key `prot` in m.yaml", "did you mean `port`?"),
             ("zzz: 1", "unknown key `zzz`", "the keys are host"),
-            ("port: 70000", "`port` in m.yaml: `70000` is not a port", "config show"),
+            ("port: 70000", "`port` in m.yaml: `70000` is not a port", "instep master --help"),
             ("port: [1]", "`port` in m.yaml must be a single value", ""),
             ("allow_hosts: {a: 1}", "`allow_hosts` in m.yaml must be a single value", ""),
             ("tls: {crt: x}", "unknown key `tls.crt` in m.yaml", "did you mean `tls.cert`?"),

@@ -2,15 +2,12 @@
 //!
 //! The coordinator asks and passes on, once for all nodes that say so at about the same time. It concludes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use instep_diagnosis::remote::NodeEvidence;
 use instep_policy::membership::NodeId;
-use instep_store::Context;
 
-use super::Coordinator;
-use crate::control::{Examination, FromCoordinator};
+use crate::control::Examination;
 
 /// Between two questions: a rank that comes late again and again must not keep all nodes asking for stacks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -26,40 +23,47 @@ pub(super) struct HangInquiry {
     outstanding: BTreeSet<NodeId>,
 }
 
-impl Coordinator {
-    /// A node's ranks wait for too long: all nodes are to say what theirs do.
-    pub(super) fn handle_overdue(&mut self, context: &mut Context<'_>) {
-        let inquiry = &mut self.hang_inquiry;
-        if inquiry.asked.is_some_and(|asked| context.now < asked + INTERVAL) {
-            return;
+impl HangInquiry {
+    /// Ranks wait for too long: what to ask all nodes, unless they have just been asked. Of each it is known whether its
+    /// launcher is in the coordinator's process.
+    pub(super) fn begin(&mut self, nodes: &BTreeMap<NodeId, bool>, now: Instant) -> Vec<(NodeId, Examination)> {
+        if self.asked.is_some_and(|asked| now < asked + INTERVAL) {
+            return Vec::new();
         }
-        inquiry.number += 1;
-        inquiry.asked = Some(context.now);
-        inquiry.outstanding = self.joined.keys().copied().collect();
-        let (number, nodes) = (inquiry.number, inquiry.outstanding.len());
-        let limit = MOST_OF_ONE.min(MOST_OF_ALL / nodes.max(1));
-        let asked: Vec<(NodeId, bool)> = self.joined.iter().map(|(node, joined)| (*node, joined.host)).collect();
-        for (node, host) in asked {
-            let examination = Examination { number, limit, concludes_from: host.then_some(nodes) };
-            self.send_to(node, &FromCoordinator::Examine(examination), context);
-        }
+        self.number += 1;
+        self.asked = Some(now);
+        self.outstanding = nodes.keys().copied().collect();
+        let limit = MOST_OF_ONE.min(MOST_OF_ALL / nodes.len().max(1));
+        let question =
+            |host: bool| Examination { number: self.number, limit, concludes_from: host.then_some(nodes.len()) };
+        nodes.iter().map(|(node, host)| (*node, question(*host))).collect()
     }
 
-    /// A node's answer goes to the launcher that concludes, once.
-    pub(super) fn handle_evidence(
-        &mut self,
-        node: NodeId,
-        number: u64,
-        evidence: Box<NodeEvidence>,
-        context: &mut Context<'_>,
-    ) {
-        let inquiry = &mut self.hang_inquiry;
-        if number != inquiry.number || !inquiry.outstanding.remove(&node) {
-            return;
-        }
-        let host = self.joined.iter().find(|(_, joined)| joined.host).map(|(host, _)| *host);
-        if let Some(host) = host {
-            self.send_to(host, &FromCoordinator::Evidence { number, evidence }, context);
-        }
+    /// A node answers this question; whether that is its first answer to the newest one.
+    pub(super) fn answered(&mut self, node: NodeId, number: u64) -> bool {
+        number == self.number && self.outstanding.remove(&node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_are_asked_once_and_each_answers_once() {
+        let (first, second) = (NodeId(1), NodeId(2));
+        let nodes = BTreeMap::from([(first, true), (second, false)]);
+        let mut inquiry = HangInquiry::default();
+        let now = Instant::now();
+        let asked = inquiry.begin(&nodes, now);
+        let concludes: Vec<_> = asked.iter().map(|(node, question)| (*node, question.concludes_from)).collect();
+        assert_eq!(concludes, [(first, Some(2)), (second, None)]);
+        assert!(inquiry.begin(&nodes, now + Duration::from_secs(9)).is_empty(), "they have just been asked");
+        let number = asked[0].1.number;
+        assert!(!inquiry.answered(second, number + 1), "to no question");
+        assert!(inquiry.answered(second, number));
+        assert!(!inquiry.answered(second, number), "again");
+        assert!(!inquiry.begin(&nodes, now + INTERVAL).is_empty());
+        assert!(!inquiry.answered(first, number), "too late");
     }
 }

@@ -28,6 +28,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use instep_diagnosis::remote::NodeEvidence;
 use instep_policy::election::{Epoch, HostPort, SUCCESSORS, Successor};
 use instep_policy::failure_detector::FailureDetector;
 use instep_policy::membership::{
@@ -185,6 +186,22 @@ impl Coordinator {
         let clients: Vec<ClientId> = self.joined.values().map(|joined_node| joined_node.client).collect();
         for client in clients {
             self.send(client, message, context);
+        }
+    }
+
+    /// A node's ranks wait for too long: all nodes are to say what theirs do.
+    fn handle_overdue(&mut self, context: &mut Context<'_>) {
+        let nodes = self.joined.iter().map(|(node, joined)| (*node, joined.host)).collect();
+        for (node, question) in self.hang_inquiry.begin(&nodes, context.now) {
+            self.send_to(node, &FromCoordinator::Examine(question), context);
+        }
+    }
+
+    /// A node's answer goes to the launcher that concludes.
+    fn handle_evidence(&mut self, node: NodeId, number: u64, evidence: Box<NodeEvidence>, context: &mut Context<'_>) {
+        let host = self.joined.iter().find(|(_, joined)| joined.host).map(|(host, _)| *host);
+        if let Some(host) = host.filter(|_| self.hang_inquiry.answered(node, number)) {
+            self.send_to(host, &FromCoordinator::Evidence { number, evidence }, context);
         }
     }
 

@@ -163,7 +163,7 @@ impl Relay {
                             self.links.extend(link.and_then(Result::ok));
                         }
                         Owner::ThisUser => self.note(format!("more than {MAX_LINKS} connections to the job's store")),
-                        Owner::Stranger(why) => self.note(format!("refused a connection to the job's store: {why}")),
+                        Owner::Other(why) => self.note(format!("refused a connection to the job's store: {why}")),
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

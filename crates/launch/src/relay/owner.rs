@@ -15,7 +15,7 @@ pub(super) enum Owner {
     /// A program of the user who runs this launcher.
     ThisUser,
     /// Another one, or nobody knows.
-    Stranger(String),
+    Other(String),
 }
 
 /// Who has connected from `peer` to `own`.
@@ -29,8 +29,8 @@ pub(super) fn of(peer: SocketAddr, own: SocketAddr) -> Owner {
 fn judge(caller: Option<u32>, own: u32) -> Owner {
     match caller {
         Some(uid) if uid == own => Owner::ThisUser,
-        Some(uid) => Owner::Stranger(format!("it is of Unix user {uid}, the job of {own}")),
-        None => Owner::Stranger("the system does not say whose it is".to_owned()),
+        Some(uid) => Owner::Other(format!("it is of Unix user {uid}, the job of {own}")),
+        None => Owner::Other("the system does not say whose it is".to_owned()),
     }
 }
 
@@ -42,10 +42,10 @@ mod tests {
     #[test]
     fn only_this_user_is_served() {
         assert_eq!(judge(Some(7), 7), Owner::ThisUser);
-        for stranger in [Some(0), Some(8), None] {
-            assert!(matches!(judge(stranger, 7), Owner::Stranger(_)), "{stranger:?}");
+        for other in [Some(0), Some(8), None] {
+            assert!(matches!(judge(other, 7), Owner::Other(_)), "{other:?}");
         }
-        assert!(matches!(judge(Some(7), 0), Owner::Stranger(_)), "root's job is not everybody's");
+        assert!(matches!(judge(Some(7), 0), Owner::Other(_)), "root's job is not everybody's");
     }
 
     #[test]
@@ -56,7 +56,7 @@ mod tests {
             let (accepted, peer) = listener.accept().expect("accepted");
             assert_eq!(of(peer, accepted.local_addr().expect("connected")), Owner::ThisUser, "{place}");
             let nobody = ([127, 0, 0, 1], 1).into();
-            assert!(matches!(of(nobody, accepted.local_addr().expect("connected")), Owner::Stranger(_)), "{place}");
+            assert!(matches!(of(nobody, accepted.local_addr().expect("connected")), Owner::Other(_)), "{place}");
         }
     }
 }

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stranger_that_says_nothing_is_described_in_words() {
+    fn a_server_that_says_nothing_is_described_in_words() {
         for (kind, said) in [
             (io::ErrorKind::WouldBlock, "it did not answer within 10 s"),
             (io::ErrorKind::TimedOut, "it did not answer within 10 s"),

@@ -128,12 +128,16 @@ fn without_spares_for_all_ranks_of_a_lost_node_all_workers_restart() {
 }
 
 #[test]
-fn a_node_that_is_started_in_place_of_a_lost_one_waits_for_the_next_round() {
+fn a_node_that_is_started_in_place_of_a_lost_one_stands_by() {
     let terms = recovering(1);
     let Job { mut first, second, ranks: _ranks, _server } = Job::with_spares(&terms, &[0, 1, 2, 3], 2);
     drop(second);
     assert!(matches!(first.next_message(), Some(FromCoordinator::Replace(_))));
     let mut third = Launcher::join(&_server, &terms, |hello| hello.node_rank = 1).welcome();
+    let Some(FromCoordinator::StandBy(start)) = third.next_message() else {
+        panic!("expected what the ranks were told")
+    };
+    assert_eq!((start.world_size, start.first_rank), (4, 4), "it has no ranks of its own");
     first.say(&ToCoordinator::Finished {});
     assert_eq!(third.next_message(), Some(FromCoordinator::Complete {}));
 }

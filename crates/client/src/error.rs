@@ -81,6 +81,17 @@ impl Error {
         matches!(self, Error::Protocol { address, what } if !address.is_encrypted() && what.contains("http parse fail"))
     }
 
+    /// Whether the answer is that of a master which does not encrypt connections, to somebody who does.
+    pub fn may_want_no_encryption(&self) -> bool {
+        let Error::Unreachable { source, .. } = self else { return false };
+        let broken = |error: &rustls::Error| matches!(error, rustls::Error::InvalidMessage(_));
+        match source.as_ref() {
+            ureq::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()).is_some_and(broken),
+            ureq::Error::Rustls(error) => broken(error),
+            _ => false,
+        }
+    }
+
     /// Whether the call certainly did not arrive.
     pub(crate) fn is_unsent(&self) -> bool {
         let Error::Unreachable { source, .. } = self else { return false };

@@ -165,7 +165,7 @@ struct ListArguments {
     /// Include archived experiments and those of other users
     #[arg(short, long)]
     all: bool,
-    /// Show only this state, such as running or completed; may be repeated
+    /// Show only this state: queued, pulling, starting, running, paused, completed, canceled or error; may be repeated
     #[arg(long = "state", value_name = "STATE", value_parser = state)]
     states: Vec<State>,
     /// Show only this label; may be repeated
@@ -189,7 +189,7 @@ enum Label {
 
 fn state(text: &str) -> Result<State, String> {
     let name = format!("STATE_{}", text.to_uppercase().replace(['-', ' '], "_"));
-    name.parse().map_err(|_| "unknown state; use running, completed, error or paused, for example".to_owned())
+    name.parse().map_err(|_| "unknown state".to_owned())
 }
 
 pub(crate) fn run(arguments: ExperimentArguments) -> anyhow::Result<()> {

@@ -226,6 +226,9 @@ pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<Ex
 /// Says what to do next where the client's own words do not.
 fn explained(error: anyhow::Error) -> anyhow::Error {
     let hint = match error.downcast_ref::<Error>() {
+        Some(error) if error.may_want_no_encryption() => {
+            "if the master does not encrypt connections, its address begins with http://"
+        }
         Some(error) if error.is_distrust() => {
             "set INSTEP_MASTER_CERT_FILE to a file with the master's certificate (--tls-self-signed creates \
              master.cert.pem next to its database)"

@@ -142,6 +142,9 @@ fn missing_script(config: &Value, packed: &Packed) -> Option<String> {
 
 fn not_sent(script: &str, folder: Option<&Path>) -> String {
     match folder {
+        Some(folder) if folder.join(script).exists() => {
+            format!("{script}, which the entrypoint runs, is not sent: {}/.detignore leaves it out", folder.display())
+        }
         Some(folder) => format!("{} has no {script}, which the entrypoint runs", folder.display()),
         None => format!(
             "no code is sent, and the entrypoint runs {script}\n\
@@ -251,5 +254,9 @@ mod tests {
         let hooked = Packed { files: vec![file("startup-hook.sh")], ..Packed::default() };
         assert_eq!(missing_script(&json!({"entrypoint": "x.py"}), &hooked), None);
         assert!(not_sent("x.py", None).contains("hint:"));
+        let folder = tempfile::tempdir().unwrap();
+        assert!(not_sent("x.py", Some(folder.path())).contains(" has no x.py, which"));
+        std::fs::write(folder.path().join("x.py"), "").unwrap();
+        assert!(not_sent("x.py", Some(folder.path())).ends_with("/.detignore leaves it out"));
     }
 }

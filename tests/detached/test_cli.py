@@ -320,7 +320,9 @@ def test_errors_say_what_to_do(shell: Shell) -> None:
 
 def test_https_at_a_master_that_does_not_encrypt_is_named(shell: Shell) -> None:
     shell.environment["INSTEP_MASTER"] = shell.master.replace("http://", "https://")
-    assert "hint: if the master does not encrypt connections, its address begins with http://" in shell("e list", 1).stderr
+    assert (
+        "hint: if the master does not encrypt connections, its address begins with http://" in shell("e list", 1).stderr
+    )
 
 
 def test_help(shell: Shell) -> None:

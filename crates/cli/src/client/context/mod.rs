@@ -15,7 +15,6 @@ use instep_api::experiments::ModelFile;
 use instep_api::wire::{Base64, Long, Whole};
 use rules::Rules;
 
-use super::shown;
 use crate::report::Hinted;
 
 /// Bytes that a context may have, as `det` has it.
@@ -123,8 +122,8 @@ impl Walk {
             return Ok(());
         }
         let root = self.root.display();
-        let limit = shown::size(i64::try_from(LIMIT).unwrap_or(i64::MAX));
-        let what = format!("{root} exceeds the limit of {limit} for an experiment's code, at {name}");
+        let limit = LIMIT >> 20;
+        let what = format!("{root} exceeds the limit of {limit} MiB for an experiment's code, at {name}");
         Err(Hinted::new(what, "list files that the code does not need in .detignore, as in .gitignore").into())
     }
 }

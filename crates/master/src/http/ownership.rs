@@ -296,12 +296,19 @@ impl Call {
                 FIRST_WORKSPACE => "the workspace Uncategorized".to_owned(),
                 id => format!("workspace {id}"),
             };
-            let hint = if grants.assignments().is_empty() {
-                "you have no role in any workspace: let an administrator, or the owner of a workspace, give you one with \
-                 `instep workspace share WORKSPACE USER --role editor`"
-            } else {
-                "name a workspace where you have it, in the configuration or with --workspace; `instep workspace list` \
-                 shows yours"
+            let hint = match kind {
+                _ if grants.assignments().is_empty() => {
+                    "you have no role in any workspace: let an administrator, or the owner of a workspace, give you one \
+                     with `instep workspace share WORKSPACE USER --role editor`"
+                }
+                Kind::Task => {
+                    "name a workspace where you have it, with --workspace or `workspace` in the configuration; `instep \
+                     workspace list` shows yours"
+                }
+                _ => {
+                    "name a workspace where you have it, such as with `workspace` in an experiment's configuration; \
+                     `instep workspace list` shows yours"
+                }
             };
             Failure::forbidden(format!(
                 "access denied: you may not create {what} in {place}: that takes the role editor there\nhint: {hint}"

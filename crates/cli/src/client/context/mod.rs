@@ -15,6 +15,7 @@ use instep_api::experiments::ModelFile;
 use instep_api::wire::{Base64, Long, Whole};
 use rules::Rules;
 
+use super::session;
 use crate::report::Hinted;
 
 /// Bytes that a context may have, as `det` has it.
@@ -35,8 +36,13 @@ pub(super) struct Packed {
     pub left_out: Vec<String>,
 }
 
-/// Packs a folder.
+/// Packs a folder, without this user's sessions, if they lie in it.
 pub(super) fn pack(folder: &Path) -> anyhow::Result<Packed> {
+    let sessions = session::folder().ok().and_then(|folder| folder.canonicalize().ok());
+    pack_without(sessions, folder)
+}
+
+fn pack_without(sessions: Option<PathBuf>, folder: &Path) -> anyhow::Result<Packed> {
     let missing = |error: std::io::Error| {
         let what = format!("cannot open the folder {}: {error}", folder.display());
         Hinted::new(what, "give the folder that contains the code")
@@ -46,13 +52,15 @@ pub(super) fn pack(folder: &Path) -> anyhow::Result<Packed> {
         let what = format!("{} is not a folder", folder.display());
         return Err(Hinted::new(what, "give the folder that contains the code").into());
     }
-    let mut walk = Walk { rules: Rules::of(&root)?, root, packed: Packed::default() };
+    let mut walk = Walk { rules: Rules::of(&root)?, root, sessions, packed: Packed::default() };
     walk.folder(&PathBuf::new(), 0)?;
     Ok(walk.packed)
 }
 
 struct Walk {
     root: PathBuf,
+    /// Tokens and keys lie there: whoever sees the code would act as this user.
+    sessions: Option<PathBuf>,
     rules: Rules,
     packed: Packed,
 }
@@ -90,6 +98,12 @@ impl Walk {
             return Ok(());
         }
         let target = if link { self.inside(&path) } else { Some(path.clone()) };
+        if let (Some(target), Some(sessions)) = (&target, &self.sessions)
+            && target.starts_with(sessions)
+        {
+            self.packed.left_out.push(format!("{name}: your sessions at masters, which are no code"));
+            return Ok(());
+        }
         let Some(metadata) = target.as_ref().and_then(|target| fs::metadata(target).ok()) else {
             self.packed.left_out.push(format!("{name}: a link that leaves the folder or is broken"));
             return Ok(());
@@ -166,6 +180,23 @@ mod tests {
         let packed = pack(folder.path()).unwrap();
         assert_eq!(names(&packed), ["m.py", "own.db"]);
         assert_eq!(packed.left_out, ["m.db and the files of its master: they are no code"]);
+    }
+
+    #[test]
+    fn sessions_are_no_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let sessions = root.join(".config/instep");
+        fs::create_dir_all(&sessions).unwrap();
+        for file in [&sessions.join("sessions.json"), &root.join("train.py")] {
+            fs::write(file, "x").unwrap();
+        }
+        symlink(sessions.join("sessions.json"), root.join("link")).unwrap();
+        let packed = pack_without(Some(sessions.clone()), &root).unwrap();
+        assert_eq!(names(&packed), [".config", "train.py"]);
+        let reason = "your sessions at masters, which are no code";
+        assert_eq!(packed.left_out, [format!(".config/instep: {reason}"), format!("link: {reason}")]);
+        assert!(pack_without(Some(sessions.clone()), &sessions).unwrap().files.is_empty());
     }
 
     fn names(packed: &Packed) -> Vec<&str> {

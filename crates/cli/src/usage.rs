@@ -71,7 +71,7 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
                 ("invalid float literal", None) => "not a number".to_owned(),
                 (other, None) => other.to_owned(),
             };
-            Some(format!("{option} {value}: {why}\nhint: `instep {subcommand} --help` lists the values of {option}"))
+            Some(format!("{option} {value}: {why}\nhint: `instep {subcommand} --help` describes {option}"))
         }
         ErrorKind::InvalidValue => {
             let (option, value) = (text(error, ContextKind::InvalidArg)?, text(error, ContextKind::InvalidValue)?);
@@ -79,7 +79,7 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
             let option = option.split([' ', '[', '=']).next().unwrap_or(option);
             let what = if value.is_empty() { "needs a value".to_owned() } else { format!("cannot be \"{value}\"") };
             let hint = match choices.is_empty() {
-                true => format!("`instep {subcommand} --help` lists the values of {option}"),
+                true => format!("`instep {subcommand} --help` describes {option}"),
                 false => format!("use one of {}", choices.join(", ")),
             };
             Some(format!("{option} {what}\nhint: {hint}"))

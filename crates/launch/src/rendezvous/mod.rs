@@ -225,7 +225,7 @@ impl Rendezvous<'_> {
                 // Perhaps a node that is ending, whose place another one takes.
                 HandshakeReply::NotACoordinator(what) if at_first => {
                     if no_channel.is_none() {
-                        let news = format!("waiting for the first node: the server at {endpoint} is none: {what}");
+                        let news = format!("waiting for the first node: what listens at {endpoint} is not it: {what}");
                         let _ = self.reports.notes.send(Note::Progress(news));
                     }
                     no_channel = Some(what);

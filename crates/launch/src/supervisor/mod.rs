@@ -368,11 +368,7 @@ impl Supervisor<'_> {
         Ok(None)
     }
 
-    fn start(&mut self, mut start: Start) -> Result<(), LaunchError> {
-        if let (Some(relay), Some(server)) = (&self.relay, self.leadership.server()) {
-            relay.set_upstream(server);
-            start.relay = Some(relay.address().clone());
-        }
+    fn start(&mut self, start: Start) -> Result<(), LaunchError> {
         self.phase = Phase::Running;
         self.timers.round_started();
         self.recovery.round_started();
@@ -388,7 +384,11 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn start_workers(&mut self, start: Start, own: usize) -> Result<Option<Failure>, LaunchError> {
+    fn start_workers(&mut self, mut start: Start, own: usize) -> Result<Option<Failure>, LaunchError> {
+        if let (Some(relay), Some(server)) = (&self.relay, self.leadership.server()) {
+            relay.set_upstream(server);
+            start.relay = Some(relay.address().clone());
+        }
         let is_first_round = self.rounds.count == 1;
         self.workers.start(start, own, is_first_round, &self.reports, self.console).map_err(|source| {
             LaunchError::Logs { directory: self.workers.log_directory().map(PathBuf::from).unwrap_or_default(), source }

@@ -10,6 +10,7 @@ mod demo;
 mod diagnose;
 mod doctor;
 mod drill;
+mod help;
 mod import;
 mod master;
 mod module;
@@ -170,14 +171,18 @@ fn parse() -> Result<Command, clap::Error> {
 /// Help and version are printed as they are; everything else is a command line that cannot be understood.
 fn usage_error(error: &clap::Error) -> ExitCode {
     let program = Cli::command();
-    let words = usage::with_master_behind_the_command(&program, std::env::args_os().collect());
-    let words: Vec<String> = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let given = usage::with_master_behind_the_command(&program, std::env::args_os().collect());
+    let words: Vec<String> = given.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     match usage::explain(error, &program, &usage::subcommand(&program, &words)) {
         Some(text) => {
             report::complain(&text);
             ExitCode::from(2)
         }
-        None => error.exit(),
+        None => {
+            // Says the same, but lists the commands in groups.
+            let _ = help::program().get_matches_from(given);
+            error.exit()
+        }
     }
 }
 

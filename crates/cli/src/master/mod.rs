@@ -201,5 +201,5 @@ fn run_server(arguments: &SettingsArguments, background: bool) -> anyhow::Result
         // It fails only for the leader of a process group, which what `instep up` starts is not.
         let _ = nix::unistd::setsid();
     }
-    serve::serve(arguments, &options, |_| {})
+    serve::serve(arguments, &options, |_| {})?.follow()
 }

@@ -1,0 +1,131 @@
+"""A leader is killed or stopped: another master takes over, and nothing that was acknowledged is lost or there twice."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from detached.conftest import Client
+from detached.postgres import Postgres
+from detached.test_wire import new_trial
+
+from .conftest import TAKEOVER_S, Masters, Reporter
+
+REPORTERS = 8
+
+
+@contextmanager
+def reporting(address: str, api: Client) -> Iterator[list[Reporter]]:
+    """Reporters that report without a pause, each to a trial of its own."""
+    assert api.token is not None
+    reporters = [Reporter(address, api.token, new_trial(api), number) for number in range(REPORTERS)]
+    stop = threading.Event()
+    threads = [threading.Thread(target=reporter.run, args=(stop,), daemon=True) for reporter in reporters]
+    for thread in threads:
+        thread.start()
+    try:
+        yield reporters
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not [error for reporter in reporters for error in reporter.errors]
+
+
+def check(api: Client, reporters: list[Reporter]) -> None:
+    """Every acknowledged point and line is there once, and nothing else is."""
+    for reporter in reporters:
+        expected = Counter(range(1, reporter.acknowledged + 1))
+        path = f"/api/v1/trials/metrics/trial_metrics?trialIds={reporter.trial}&group=g{reporter.number}"
+        points = [each["totalBatches"] for page in api.lines(path) for each in page["metrics"]]
+        assert Counter(points) == expected, (reporter.number, reporter.repeated)
+        lines = api.lines(f"/api/v1/trials/{reporter.trial}/logs")
+        own = f"line {reporter.number} "
+        told = Counter(int(line["message"].split()[-1]) for line in lines if own in line["message"])
+        assert told == expected, (reporter.number, reporter.repeated)
+
+
+def test_a_killed_leader_is_followed_at_once_and_nothing_acknowledged_is_lost(masters: Masters) -> None:
+    first, second, third = masters.start(), masters.start(), masters.start()
+    assert masters.leader() is first
+    api = first.client.login()
+    with reporting(third.address, api) as reporters:
+        masters.wait_until(lambda: all(each.acknowledged >= 20 for each in reporters), 30, "reports to be stored")
+        killed = time.monotonic()
+        first.signal(signal.SIGKILL)
+        before = sum(len(each.times) for each in reporters)
+        masters.wait_until(
+            lambda: all(each.times and each.times[-1] > killed + 0.5 for each in reporters),
+            TAKEOVER_S,
+            masters.told,
+        )
+        leader = masters.leader()
+        assert leader in (second, third)
+        assert leader.health()["epoch"] == 2
+        masters.wait_until(lambda: sum(len(each.times) for each in reporters) > before + 100, 30, "more reports")
+    gaps = [b - a for each in reporters for a, b in zip(each.times, each.times[1:], strict=False)]
+    print(f"the longest wait of a reporter was {max(gaps):.2f} s")
+    assert max(gaps) < 30
+    api = Client(leader.address, api.token)
+    check(api, reporters)
+    other = third if leader is second else second
+    assert Client(other.address, api.token)("GET", "/api/v1/me")["user"]["username"] == "determined"
+
+    # It comes back as one that stands by, and is told which gauges say so.
+    first.process = first.start()
+    assert masters.leader() is leader
+    measures = first.client.raw("GET", "/metrics")[2].decode()
+    assert "instep_leader 0\n" in measures
+    assert "instep_leader_epoch 2\n" in measures
+
+
+def test_a_stopped_leader_loses_its_lease_and_writes_nothing_when_it_wakes(masters: Masters, server: Postgres) -> None:
+    first, second = masters.start(), masters.start()
+    assert masters.leader() is first
+    api = first.client.login()
+    trial = new_trial(api)
+    assert api.token is not None
+    early, late = Reporter(second.address, api.token, trial, 1), Reporter(first.address, api.token, trial, 2)
+    path = f"/api/v1/trials/{trial}/reports"
+    assert Client(second.address, api.token).raw("POST", path, early.batch(1))[0] == 200
+
+    pid = first.process.pid
+    first.signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    asked: list[int] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            asked.append(Client(first.address, api.token).raw("POST", path, late.batch(1))[0])
+
+    # The kernel takes it for the one that is stopped, which finds it when it wakes.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    masters.wait_until(second.leads, TAKEOVER_S, masters.told)
+    print(f"taken over {time.monotonic() - stopped:.2f} s after the stop")
+    after = Client(second.address, api.token)
+    assert after.raw("POST", path, early.batch(2))[0] == 200
+
+    first.signal(signal.SIGCONT)
+    assert masters.leader() is second
+    assert (first.process.pid, first.process.poll()) == (pid, None), "whoever started it notices nothing"
+    assert os.readlink(f"/proc/{pid}/exe").endswith("instep")
+    thread.join(60)
+    assert 200 not in asked, "it wrote after it was replaced"
+    early.acknowledged = 2
+    check(after, [early])
+    assert server.psql(f'SELECT epoch FROM "{masters.folder.name}".lease') == "2\n"
+    # It is of use again: what it is asked is passed on.
+    assert Client(first.address, api.token).raw("POST", path, late.batch(1))[0] == 200
+    late.acknowledged = 1
+    check(Client(first.address, api.token), [early, late])
+    assert json.loads(first.client.raw("GET", "/health")[2])["role"] == "standby"

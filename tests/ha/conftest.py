@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -73,10 +74,10 @@ class Masters:
         self.wait_until = wait_until
         self.members: list[Member] = []
 
-    def start(self, *options: str) -> Member:
+    def start(self, *options: str, scheme: str = "http") -> Member:
         """Start one more, and wait until it answers."""
         port, tasks = free_ports(2)
-        name, address = f"m{len(self.members)}", f"http://127.0.0.1:{port}"
+        name, address = f"m{len(self.members)}", f"{scheme}://127.0.0.1:{port}"
         words = ("--port", str(port), "--proxy-port", str(tasks), "--db", self.place, "--advertise", address, *options)
 
         def start() -> Running:
@@ -85,7 +86,11 @@ class Masters:
 
         member = Member(name, address, start, start())
         self.members.append(member)
-        self.wait_until(lambda: member.health().get("code") == 200, 60, lambda: f"{name}\n{member.process.stderr}")
+        if scheme == "http":
+            self.wait_until(lambda: member.health().get("code") == 200, 60, self.told)
+        else:
+            # Who it follows is asked by a client that trusts it.
+            self.wait_until(lambda: re.search("leading|standing by", member.process.stderr), 60, member.process.stderr)
         return member
 
     def leader(self, seconds: float = TAKEOVER_S) -> Member:

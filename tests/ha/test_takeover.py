@@ -1,18 +1,21 @@
-"""A leader is killed or stopped: another master takes over, and nothing that was acknowledged is lost or there twice."""
+"""A leader is killed or stopped: another one takes over, and nothing that was acknowledged is lost or there twice."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import os
+import re
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from conftest import Runner
 from detached.conftest import Client
 from detached.postgres import Postgres
 from detached.test_wire import new_trial
@@ -118,7 +121,7 @@ def test_a_stopped_leader_loses_its_lease_and_writes_nothing_when_it_wakes(maste
     first.signal(signal.SIGCONT)
     assert masters.leader() is second
     assert (first.process.pid, first.process.poll()) == (pid, None), "whoever started it notices nothing"
-    assert os.readlink(f"/proc/{pid}/exe").endswith("instep")
+    assert Path(f"/proc/{pid}/exe").readlink().name == "instep"
     thread.join(60)
     assert 200 not in asked, "it wrote after it was replaced"
     early.acknowledged = 2
@@ -129,3 +132,40 @@ def test_a_stopped_leader_loses_its_lease_and_writes_nothing_when_it_wakes(maste
     late.acknowledged = 1
     check(Client(first.address, api.token), [early, late])
     assert json.loads(first.client.raw("GET", "/health")[2])["role"] == "standby"
+
+
+def test_encrypted_masters_know_each_other_and_clients_know_both(
+    masters: Masters, run: Runner, instep: Path, tmp_path: Path
+) -> None:
+    first, second = (masters.start("--tls-self-signed", scheme="https") for _ in range(2))
+    certificates = tmp_path / "both.pem"
+    certificates.write_text("".join(path.read_text() for path in sorted(tmp_path.glob("m*/instep/*.cert.pem"))))
+    environment = {"INSTEP_MASTER_CERT_FILE": str(certificates), "HOME": str(tmp_path), "XDG_CONFIG_HOME": None}
+
+    def ask(*words: str) -> Any:  # noqa: ANN401
+        return json.loads(run(instep, *words, "--json", env=environment).expect(0).stdout)
+
+    both = f"{first.address},{second.address}"
+    roles = {each["address"]: each["role"] for each in ask("master", "status", "-m", both)}
+    assert roles == {first.address: "leader", second.address: "standby"}
+    assert ask("whoami", "-m", both)["username"] == "determined"
+
+    # One that is ended in order leaves the lock behind, and clients go to the other.
+    first.signal(signal.SIGTERM)
+    first.process.wait().expect(0)
+    assert ask("whoami", "-m", both)["username"] == "determined"
+    shown = run(instep, "master", "status", "-m", both, env=environment).expect(0).stdout
+    assert re.search(rf"{re.escape(first.address)} +unreachable", shown), shown
+    assert re.search(rf"{re.escape(second.address)} +leader +2 ", shown), shown
+
+    # The session is that of the first address; the answer is the other's, by way of the first.
+    first.process = first.start()
+    status = ("master", "status", "-m", first.address)
+    masters.wait_until(lambda: run(instep, *status, env=environment).status == 0, 30, "a master that stands by")
+    assert [each["role"] for each in ask(*status)] == ["standby", "leader"]
+    assert ask("whoami", "-m", first.address)["username"] == "determined"
+    for member in (first, second):
+        member.signal(signal.SIGTERM)
+        member.process.wait().expect(0)
+    refused = run(instep, "master", "status", "-m", both, env=environment).expect(1)
+    assert "none of the masters can be reached" in refused.stderr

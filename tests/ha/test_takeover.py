@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from conftest import Runner
 from detached.conftest import Client
 from detached.postgres import Postgres
 from detached.test_wire import new_trial
 
-from .conftest import TAKEOVER_S, Masters, Reporter
+from .conftest import TAKEOVER_S, Masters, Member, Reporter
 
 REPORTERS = 8
 
@@ -169,3 +170,47 @@ def test_encrypted_masters_know_each_other_and_clients_know_both(
         member.process.wait().expect(0)
     refused = run(instep, "master", "status", "-m", both, env=environment).expect(1)
     assert "none of the masters can be reached" in refused.stderr
+
+
+def test_masters_go_on_after_the_server_was_restarted(masters: Masters, server: Postgres) -> None:
+    first, second = masters.start(), masters.start()
+    assert masters.leader() is first
+    with reporting(second.address, first.client.login()) as reporters:
+        masters.wait_until(lambda: all(each.acknowledged >= 5 for each in reporters), 30, "reports to be stored")
+        server.restart()
+        before = [each.acknowledged for each in reporters]
+        masters.wait_until(
+            lambda: all(each.acknowledged > count + 5 for each, count in zip(reporters, before, strict=True)),
+            TAKEOVER_S,
+            masters.told,
+        )
+    # Whoever had the lock first.
+    check(Client(masters.leader().address, reporters[0].token), reporters)
+
+
+def asked_from(address: str, member: Member, body: bytes, headers: dict[str, str]) -> int:
+    """Try a password from an address of this machine; give the status."""
+    parts = urlsplit(member.address)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30, source_address=(address, 0))
+    with contextlib.closing(connection):
+        connection.request("POST", "/api/v1/auth/login", body, headers)
+        return connection.getresponse().status
+
+
+def test_the_leader_knows_who_asks_by_way_of_another_master_and_believes_nobody_else(masters: Masters) -> None:
+    first, second = masters.start(), masters.start()
+    assert masters.leader() is first
+    admin = first.client.login("admin")
+    admin("POST", "/api/v1/users", {"user": {"username": "ann", "active": True}, "password": "Long-enough-1"})
+    wrong = json.dumps({"username": "ann", "password": "Wrong-1"}).encode()
+    claim = {"Instep-Forwarded": "0123456789abcdef 10.9.8.7:80"}
+    assert asked_from("127.0.0.5", second, wrong, {}) == 401
+    assert asked_from("127.0.0.6", second, wrong, claim) == 401, "what a client claims is replaced"
+    assert asked_from("127.0.0.7", first, wrong, claim) == 503, "and not believed"
+    records = admin("GET", "/api/v1/master/audit")["records"]
+    found = [each["address"] for each in records if each["action"] == "auth.login" and each["status"] == 401]
+    assert found == ["127.0.0.5", "127.0.0.6"]
+    # Who is local to one master is not to another: nobody without a password logs in there.
+    assert asked_from("127.0.0.1", second, json.dumps({"username": "determined"}).encode(), {}) == 403
+    assert Client(second.address, admin.token).raw("GET", "/api/v1/me", headers={"Host": "elsewhere.example"})[0] == 403

@@ -292,7 +292,7 @@ async fn stand_by(
         peer_secret: random::token(),
     };
     let (role, watching) = watch::channel(Role::Nobody("this master has just started".to_owned()));
-    let door = |port| Door::new(port, own, site.allowed_hosts.clone(), watching.clone());
+    let door = |port| Door::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
     let (master, tasks) = (door(Port::Master), door(Port::Tasks));
     contender.announce(&Presence::serving(&addresses))?;
     let serving = bound.serve(master.router(), tasks.router());

@@ -14,7 +14,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use instep_api::error::Code;
-use instep_database::Leader;
+use instep_database::{Leader, Seat};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -46,8 +46,8 @@ pub(crate) enum Port {
 /// The door of one port.
 pub(crate) struct Door {
     port: Port,
-    /// Where the other masters reach this one.
-    own: String,
+    /// Where the other masters reach this one, and by which secret they will know each other when it leads.
+    own: Seat,
     allowed_hosts: Vec<String>,
     role: watch::Receiver<Role>,
     /// What answers here, once this process leads.
@@ -56,9 +56,9 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn new(port: Port, own: &str, allowed_hosts: Vec<String>, role: watch::Receiver<Role>) -> Arc<Door> {
+    pub(crate) fn new(port: Port, own: &Seat, allowed_hosts: Vec<String>, role: watch::Receiver<Role>) -> Arc<Door> {
         let (routes, way) = (OnceLock::new(), Mutex::default());
-        Arc::new(Door { port, own: own.to_owned(), allowed_hosts, role, routes, way })
+        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way })
     }
 
     /// What serves at this door.
@@ -68,6 +68,11 @@ impl Door {
             let door = Arc::clone(&door);
             async move { door.answer(peer, request).await }
         })
+    }
+
+    /// Whether another master takes this one for the leader. What a client claims is dropped.
+    fn is_meant(&self, forwarded: Option<&HeaderValue>) -> bool {
+        forwarded.is_some_and(|value| forwarded::caller(value, &self.own.peer_secret).is_some())
     }
 
     /// Opens the leader's own routes. The role is told afterwards.
@@ -98,8 +103,8 @@ impl Door {
                         Err(failure) => refused(failure),
                     };
                 }
-                // It has come through one master already, which was told that this one leads: it will in a moment, or not.
-                _ if forwarded.is_some() => {}
+                // Another master, which has passed it on, has been told that this one leads: it will in a moment, or not.
+                _ if self.is_meant(forwarded.as_ref()) => {}
                 other => {
                     if let Some(own) = self.own_answer(&other, request.method(), &path) {
                         return own;
@@ -221,7 +226,7 @@ impl Door {
             }
         };
         answer["role"] = "standby".into();
-        answer["address"] = self.own.as_str().into();
+        answer["address"] = self.own.address.as_str().into();
         let mut response = Response::new(Body::from(answer.to_string()));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

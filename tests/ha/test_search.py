@@ -150,6 +150,10 @@ def test_a_search_does_not_notice_that_the_leader_is_killed(
     work = Work(cluster, tmp_path, python)
     work.begin("training")
     work.wait_for("training")
+    known = {member.address for member in masters.members}
+    scripts = [each for each in cluster.agents["one"].left_behind() if each.cmdline()[-1:] == ["steady.py"]]
+    assert scripts
+    assert not {each.environ()["DET_MASTER"] for each in scripts} & known, "any client in it outlives each of them"
     leader = masters.leader()
     leader.signal(signal.SIGKILL)
     leader.process.wait()

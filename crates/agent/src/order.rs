@@ -47,6 +47,9 @@ pub struct Machine {
     pub agent: String,
     /// The master's address as the agent reaches it.
     pub master: String,
+    /// All addresses of the cluster, if there are several.
+    #[serde(default)]
+    pub masters: String,
     /// A file of certificates to trust instead of the public ones.
     pub certificates: Option<PathBuf>,
     /// Changes with every start of the master.

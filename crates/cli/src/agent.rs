@@ -11,7 +11,7 @@ use instep_agent::agent::{self, AgentError, Host, NoToken, Options};
 use instep_agent::cgroup::limits::{Budget, MemoryBudget, ProcessBudget};
 use instep_agent::order::AllowedMount;
 use instep_api::link::{Device, DeviceKind, RunAs};
-use instep_client::Address;
+use instep_client::Addresses;
 use instep_launch::host_name;
 use instep_launch::machine::{interpreter, nvidia};
 use nix::unistd::User;
@@ -142,8 +142,8 @@ pub(crate) fn lend(common: &Common, arguments: &LendArguments) -> anyhow::Result
         // It fails only for the leader of a process group, which what `instep up` starts is not.
         let _ = nix::unistd::setsid();
     }
-    let (master, certificates) = client::master(common)?;
-    let options = options(master, certificates, arguments)?;
+    let (masters, certificates) = client::master(common)?;
+    let options = options(masters, certificates, arguments)?;
     let token = match &arguments.token_file {
         Some(path) => Some(token_in(path)?),
         None => arguments.token.clone().filter(|token| !token.is_empty()),
@@ -207,7 +207,7 @@ fn explained(error: AgentError) -> anyhow::Error {
     if text.contains("\nhint: ") { anyhow::anyhow!(text) } else { Hinted::new(text, error.hint()).into() }
 }
 
-fn options(master: Address, certificates: Option<PathBuf>, arguments: &LendArguments) -> anyhow::Result<Options> {
+fn options(masters: Addresses, certificates: Option<PathBuf>, arguments: &LendArguments) -> anyhow::Result<Options> {
     let binary = std::env::current_exe()?;
     let python = interpreter::find(arguments.python.as_deref(), |name| std::env::var_os(name), Some(&binary))?;
     let name = arguments.name.clone().unwrap_or_else(host_name);
@@ -216,7 +216,7 @@ fn options(master: Address, certificates: Option<PathBuf>, arguments: &LendArgum
         None => data_folder()?.join("agents").join(&name),
     };
     Ok(Options {
-        master,
+        masters,
         certificates,
         pool: arguments.pool.clone(),
         devices: devices(arguments.slots),

@@ -74,6 +74,62 @@ impl FromStr for Address {
     }
 }
 
+/// The addresses of one or several masters of a cluster, of which any answers for all: `URL1,URL2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Addresses {
+    first: Address,
+    others: Vec<Address>,
+}
+
+impl Addresses {
+    /// The one that the cluster is known by.
+    pub fn first(&self) -> &Address {
+        &self.first
+    }
+
+    /// All, in the order in which they were given.
+    pub fn all(&self) -> impl Iterator<Item = &Address> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// One of them; numbers beyond the last begin again with the first.
+    pub fn at(&self, number: usize) -> &Address {
+        match number % self.count() {
+            0 => &self.first,
+            other => self.others.get(other - 1).unwrap_or(&self.first),
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+}
+
+impl From<Address> for Addresses {
+    fn from(first: Address) -> Addresses {
+        Addresses { first, others: Vec::new() }
+    }
+}
+
+impl fmt::Display for Addresses {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(formatter)?;
+        self.others.iter().try_for_each(|other| write!(formatter, ",{other}"))
+    }
+}
+
+impl FromStr for Addresses {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Addresses, Error> {
+        let mut parts = text.split(',').map(str::parse);
+        // There is always a first part, and an empty one is refused.
+        let first = parts.next().unwrap_or_else(|| "".parse())?;
+        Ok(Addresses { first, others: parts.collect::<Result<_, _>>()? })
+    }
+}
+
 /// Parts `host:port`; `None` if there is a port and it is no port.
 fn split_port(authority: &str) -> Option<(&str, Option<u16>)> {
     // A colon inside brackets belongs to an IPv6 address.
@@ -144,7 +200,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn several_addresses_are_a_list() {
+        let several: Addresses = "a, https://b:1/x ,[::1]:2".parse().unwrap();
+        assert_eq!(several.to_string(), "http://a:8080,https://b:1/x,http://[::1]:2");
+        assert_eq!((several.count(), several.first().as_str()), (3, "http://a:8080"));
+        let turns: Vec<&str> = (0..4).map(|number| several.at(number).as_str()).collect();
+        assert_eq!(turns, ["http://a:8080", "https://b:1/x", "http://[::1]:2", "http://a:8080"]);
+        assert_eq!(Addresses::from(several.first().clone()).to_string(), "http://a:8080");
+        for given in ["", ",", "a,", ",a", "a,,b", "a b", "a,ftp://b"] {
+            assert!(given.parse::<Addresses>().is_err(), "{given}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn any_list_is_refused_or_read_the_same_twice(text in "[a-c.:,/0-9 \\[\\]ht]{0,24}") {
+            if let Ok(addresses) = text.parse::<Addresses>() {
+                prop_assert_eq!(addresses.count(), text.split(',').count());
+                prop_assert_eq!(addresses.to_string().parse::<Addresses>().unwrap(), addresses);
+            }
+        }
+
         #[test]
         fn any_text_is_refused_or_read_the_same_twice(text in any::<String>()) {
             if let Ok(address) = text.parse::<Address>() {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
-use crate::address::Address;
+use crate::address::{Address, Addresses};
 use crate::error::{Error, Result};
 use crate::login::Credentials;
 use crate::resolver::NameResolver;
@@ -32,8 +33,8 @@ const LARGEST_ANSWER: u64 = 256 << 20;
 /// What a client needs to know.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where the master is.
-    pub address: Address,
+    /// Where the master is, or several of which any answers for the cluster.
+    pub addresses: Addresses,
     /// A file of PEM certificates to trust instead of the public ones.
     pub certificates: Option<PathBuf>,
     /// For how long a call is tried again when the master cannot be reached or is unavailable.
@@ -43,7 +44,12 @@ pub struct Settings {
 impl Settings {
     /// The usual ones: public certificates, a patience of ten seconds.
     pub fn at(address: Address) -> Settings {
-        Settings { address, certificates: None, patience: Duration::from_secs(10) }
+        Settings::of(address.into())
+    }
+
+    /// The same for several.
+    pub fn of(addresses: Addresses) -> Settings {
+        Settings { addresses, certificates: None, patience: Duration::from_secs(10) }
     }
 }
 
@@ -59,7 +65,9 @@ pub enum Repeat {
 /// Speaks to a master.
 pub struct Client {
     agent: Agent,
-    address: Address,
+    addresses: Addresses,
+    /// Which of them is asked.
+    turn: AtomicUsize,
     patience: Duration,
     session: RwLock<Session>,
 }
@@ -93,24 +101,35 @@ impl Client {
             .timeout_per_write(Some(ANSWER))
             .timeout_recv_response(Some(ANSWER))
             .timeout_per_read(Some(ANSWER));
-        if settings.address.is_loopback() {
+        if settings.addresses.all().all(Address::is_loopback) {
             config = config.proxy(None);
         }
-        if let Some(path) = settings.certificates.filter(|_| settings.address.is_encrypted()) {
+        if let Some(path) = settings.certificates.filter(|_| settings.addresses.all().any(Address::is_encrypted)) {
             let roots = RootCerts::new_with_certs(&certificates(&path)?);
             config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
         }
         Ok(Client {
             agent: Agent::with_parts(config.build(), DefaultConnector::default(), NameResolver::default()),
-            address: settings.address,
+            addresses: settings.addresses,
+            turn: AtomicUsize::new(0),
             patience: settings.patience,
             session: RwLock::new(Session::default()),
         })
     }
 
-    /// Where the master is.
+    /// Where the master is; of several, the one that the cluster is known by.
     pub fn address(&self) -> &Address {
-        &self.address
+        self.addresses.first()
+    }
+
+    /// All addresses of the cluster.
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// The one that is asked at the moment.
+    fn current(&self) -> &Address {
+        self.addresses.at(self.turn.load(Ordering::Relaxed))
     }
 
     /// The token of the session, to keep it for later.
@@ -229,7 +248,7 @@ impl Client {
     pub fn stream<T: DeserializeOwned>(&self, path: &str, silence: Option<Duration>) -> Result<Lines<T>> {
         let response = self.with_retries(Repeat::Safely, || self.send_for(path, "*/*", silence))?;
         let reader = response.into_body().into_with_config().limit(u64::MAX).reader();
-        Ok(Lines::new(Box::new(reader), self.address.clone()))
+        Ok(Lines::new(Box::new(reader), self.current().clone()))
     }
 
     /// Asks for bytes, to be read as they come, such as a file; `accept` says in which form.
@@ -263,12 +282,19 @@ impl Client {
     fn retry<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let begin = Instant::now();
         let mut backoff = Backoff::default();
+        let mut asked = 1;
         loop {
             let error = match attempt() {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
             let again = error.is_unsent() || repeat == Repeat::Safely && error.is_temporary();
+            if again && asked < self.addresses.count() {
+                // Another master may answer at once.
+                asked += 1;
+                continue;
+            }
+            asked = 1;
             let left = self.patience.saturating_sub(begin.elapsed());
             match backoff.pause_within(left).filter(|_| again) {
                 Some(pause) => thread::sleep(pause),
@@ -335,7 +361,7 @@ impl Client {
         headers: &[(&str, &str)],
         session: Option<(&'static str, String)>,
     ) -> Result<Request<Vec<u8>>> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.address));
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.current()));
         if let Some((name, value)) = session {
             request = request.header(name, value);
         }
@@ -353,6 +379,9 @@ impl Client {
     fn run(&self, outcome: std::result::Result<Response<Body>, ureq::Error>) -> Result<Response<Body>> {
         let mut response = outcome.map_err(|error| self.unreachable(error))?;
         let status = response.status().as_u16();
+        if status == 503 {
+            self.turn.fetch_add(1, Ordering::Relaxed);
+        }
         match status {
             200 => Ok(response),
             300..400 => {
@@ -383,12 +412,16 @@ impl Client {
     fn unreachable(&self, error: ureq::Error) -> Error {
         match error {
             ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => self.protocol_error(error.to_string()),
-            other => Error::Unreachable { address: self.address.clone(), source: Box::new(other) },
+            other => {
+                let address = self.current().clone();
+                self.turn.fetch_add(1, Ordering::Relaxed);
+                Error::Unreachable { address, source: Box::new(other) }
+            }
         }
     }
 
     fn protocol_error(&self, what: String) -> Error {
-        Error::Protocol { address: self.address.clone(), what }
+        Error::Protocol { address: self.current().clone(), what }
     }
 }
 

@@ -26,7 +26,8 @@
 //!    not is repeated only when it cannot have arrived.
 //! 2. Every wait has a deadline: connecting, sending, and each silence while an answer comes.
 //! 3. A session that has run out is renewed once, if the client logged in with [`Client::login`].
-//! 4. Passwords leave this process hashed with Determined's salt, as its own client sends them.
+//! 4. A master that cannot be reached, or that has no leader, is followed by the next of its [`Addresses`], at once.
+//! 5. Passwords leave this process hashed with Determined's salt, as its own client sends them.
 //!
 //! [`Reporter`] sends metrics and lines of output in the background, each exactly once. [`Preemption`] waits in the
 //! background for the word that a task should make room.
@@ -49,7 +50,7 @@ pub mod sync;
 pub mod tunnel;
 pub mod websocket;
 
-pub use address::Address;
+pub use address::{Address, Addresses};
 pub use client::{Client, Repeat, Settings};
 pub use error::{Error, Result};
 pub use login::Credentials;

@@ -14,7 +14,8 @@
 //! 4. Time and randomness are arguments.
 //!
 //! Threads: one writer, three readers, one that merges the tail of metrics into chunks. [`Database::close`] ends them in
-//! the order merger, writer, readers; dropping the last handle does the same.
+//! the order merger, writer, readers; dropping the last handle does the same. Of several masters ([`Contender`]), the one
+//! that leads has one more, which renews its lease.
 
 mod agents;
 mod allocations;
@@ -23,11 +24,13 @@ mod backup;
 mod checkpoints;
 mod collections;
 mod commands;
+mod contender;
 mod deletions;
 mod engine;
 mod error;
 mod experiments;
 pub mod import;
+mod leadership;
 mod lock;
 mod log_quota;
 mod log_retention;
@@ -41,6 +44,7 @@ mod pools;
 mod preferences;
 mod projects;
 mod queue;
+mod renewal;
 mod roles;
 mod rows;
 mod runs;
@@ -62,6 +66,7 @@ mod writable;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use agents::{AgentRow, AgentTokenRow};
 pub use allocations::AllocationRow;
@@ -70,11 +75,13 @@ pub use backup::{back_up, holds_secrets, restore};
 pub use checkpoints::NewCheckpoint;
 pub use collections::Collection;
 pub use commands::{CommandFilter, CommandRow, NewCommand, ShownTrial};
+pub use contender::{Contender, Look};
 pub use deletions::Deletion;
 use engine::Engine;
 pub use engine::Load;
 pub use error::{Error, Result};
 pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
+pub use leadership::{LEASE, Leader, Seat};
 use lock::Lock;
 pub use lock::holder;
 use log_quota::LogQuota;
@@ -105,6 +112,10 @@ pub use workspaces::WorkspaceChange;
 
 use instep_api::wire::Timestamp;
 use metrics::merger::Merger;
+use renewal::Renewal;
+
+/// How often it is asked whether the lease could be renewed.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a process brings when it opens a database.
 #[derive(Debug, Clone)]
@@ -127,7 +138,10 @@ pub struct Database {
     path: Arc<Path>,
     /// Whether the path is the database itself, and its disk the database's.
     is_file: bool,
+    epoch: i64,
     lock: Arc<Lock>,
+    /// Renews the lease, where other masters may take over.
+    renewal: Option<Arc<Renewal>>,
     log_quota: Arc<LogQuota>,
 }
 
@@ -166,7 +180,12 @@ impl Database {
         lock: Lock,
         opening: &Opening,
     ) -> Result<Database> {
-        let epoch = migrations::take_lease(&mut writer, opening)?;
+        let epoch = migrations::take_lease(&mut writer, opening, None)?;
+        Database::serve(path, place, writer, Arc::new(lock), epoch)
+    }
+
+    /// Starts the threads of a process whose lease is `epoch`.
+    fn serve(path: &Path, place: &Place, writer: sql::Connection, lock: Arc<Lock>, epoch: i64) -> Result<Database> {
         let cluster_id: String =
             writer.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0))?;
         let engine = Arc::new(Engine::start(place, writer, epoch)?);
@@ -177,7 +196,9 @@ impl Database {
             cluster_id: cluster_id.into(),
             path: path.into(),
             is_file: matches!(place, Place::Sqlite(_)),
-            lock: Arc::new(lock),
+            epoch,
+            lock,
+            renewal: None,
             log_quota: Arc::default(),
         })
     }
@@ -186,6 +207,12 @@ impl Database {
     pub fn close(&self) {
         self.merger.close();
         self.engine.close();
+        self.renewal.iter().for_each(|renewal| renewal.close());
+    }
+
+    /// The number of this process's term: how often somebody began to decide with this database.
+    pub fn epoch(&self) -> i64 {
+        self.epoch
     }
 
     /// Lets this process write nothing any more, because it must not go on with what it knows; for [`Database::ended`].
@@ -194,7 +221,13 @@ impl Database {
     }
 
     /// Waits until this process may not write any more, and says why. It has to begin anew, with what the database says.
+    /// Where others may take over, a lease that cannot be renewed is noticed here.
     pub async fn ended(&self) -> String {
+        if let Some(renewal) = &self.renewal {
+            while tokio::time::timeout(LOOK_AGAIN, self.engine.ended()).await.is_err() {
+                renewal.lost().iter().for_each(|why| self.end(why));
+            }
+        }
         self.engine.ended().await
     }
 

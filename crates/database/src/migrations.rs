@@ -7,6 +7,7 @@ use instep_api::wire::Timestamp;
 use crate::Opening;
 use crate::backup::{self, with_suffix};
 use crate::error::{Error, Result};
+use crate::leadership::Seat;
 use crate::sql::{self, Connection, OptionalExtension, params};
 use crate::transfer;
 
@@ -32,6 +33,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0018.sql"),
     include_str!("schema/0019.sql"),
     include_str!("schema/0020.sql"),
+    include_str!("schema/0021.sql"),
 ];
 
 /// The schema that this version works with.
@@ -130,8 +132,8 @@ fn first_content(connection: &Connection, opening: &Opening) -> Result<()> {
     Ok(())
 }
 
-/// Makes this process the one that decides; gives its epoch.
-pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening) -> Result<i64> {
+/// Makes this process the one that decides; gives its epoch. Where others may take over, they learn how to reach it.
+pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening, seat: Option<&Seat>) -> Result<i64> {
     let transaction = connection.transaction()?;
     let last: Option<i64> =
         transaction.query_row("SELECT epoch FROM lease WHERE name = 'master'", [], |row| row.get(0)).optional()?;
@@ -141,6 +143,15 @@ pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening) -> Resu
          ON CONFLICT (name) DO UPDATE SET epoch = excluded.epoch, holder = excluded.holder, taken_at = excluded.taken_at",
         params![epoch, opening.holder, opening.now.0],
     )?;
+    transaction.execute("DELETE FROM leader", [])?;
+    if let Some(seat) = seat {
+        transaction.execute(
+            "INSERT INTO leader (name, epoch, address, tasks_address, certificate, peer_secret, renewed_at) \
+             VALUES ('master', ?, ?, ?, ?, ?, 0)",
+            params![epoch, seat.address, seat.tasks_address, seat.certificate, seat.peer_secret],
+        )?;
+        transaction.renew(epoch)?;
+    }
     transaction.commit()?;
     Ok(epoch)
 }

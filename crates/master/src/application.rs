@@ -20,6 +20,7 @@ use crate::notices::Notices;
 use crate::passwords::token_hash;
 use crate::random;
 use crate::sites::Sites;
+use crate::standby::Term;
 use crate::storage::StorageRoots;
 use crate::task_access::TaskAccess;
 use crate::telemetry::Telemetry;
@@ -68,6 +69,8 @@ pub(crate) struct Application {
     pub log_retention_days: Option<i64>,
     /// Bytes that all the code which one user sent may take.
     pub user_context_limit: Option<u64>,
+    /// The term, where there are several masters.
+    pub term: Option<Arc<Term>>,
 }
 
 /// Who asks, and what they have been given.
@@ -93,6 +96,7 @@ pub(crate) struct ApplicationOptions {
     pub user_context_limit: Option<u64>,
     pub sites: Sites,
     pub roles: bool,
+    pub term: Option<Arc<Term>>,
 }
 
 impl Application {
@@ -127,6 +131,7 @@ impl Application {
             task_access: Mutex::default(),
             strangers: Arc::default(),
             roles: told.roles,
+            term: told.term,
         })
     }
 

@@ -5,10 +5,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio_rustls::TlsAcceptor;
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{self, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ServerConfig, crypto};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Where the certificate comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +82,84 @@ pub(crate) fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, En
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
+/// The certificate that a server with these files shows, without those that vouch for it.
+pub(crate) fn shown(certificate: &Path) -> Result<Vec<u8>, EncryptionError> {
+    let failed = |why: String| EncryptionError { path: certificate.to_owned(), why };
+    let mut chain = CertificateDer::pem_file_iter(certificate).map_err(|error| failed(error.to_string()))?;
+    let first = chain.next().ok_or_else(|| failed("it contains no certificate".to_owned()))?;
+    Ok(first.map_err(|error| failed(error.to_string()))?.to_vec())
+}
+
+/// Connects to a server that shows one certificate and no other, whoever signed it and whatever it is called.
+#[derive(Clone)]
+pub(crate) struct Pinned(TlsConnector);
+
+impl Pinned {
+    pub(crate) fn to(certificate: &[u8]) -> Result<Pinned, String> {
+        let provider = crypto::ring::default_provider();
+        let verifier = Arc::new(Only {
+            certificate: certificate.to_vec(),
+            algorithms: provider.signature_verification_algorithms,
+        });
+        let config = ClientConfig::builder_with_provider(Arc::new(provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let config = config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        Ok(Pinned(TlsConnector::from(Arc::new(config))))
+    }
+
+    pub(crate) async fn connect(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        // A name has to be said; the certificate is known.
+        let name = ServerName::try_from("leader.invalid").map_err(std::io::Error::other)?;
+        self.0.connect(name, stream).await
+    }
+}
+
+/// Takes this certificate, from who has its key.
+#[derive(Debug)]
+struct Only {
+    certificate: Vec<u8>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for Only {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if certificate.as_ref() == self.certificate {
+            return Ok(ServerCertVerified::assertion());
+        }
+        Err(rustls::Error::General("it shows another certificate than the leader's".to_owned()))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +176,30 @@ mod tests {
         assert_eq!(std::fs::read(&certificate).unwrap(), first);
         let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&key).unwrap().permissions());
         assert_eq!(mode & 0o077, 0);
+    }
+
+    #[tokio::test]
+    async fn a_pinned_certificate_is_the_only_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other] = ["one.db", "other.db"].map(|name| folder.path().join(name));
+        let names = ["somewhere".to_owned()];
+        let (certificate, key) = Encryption::SelfSigned.files(&one, &names).unwrap();
+        let (foreign, _) = Encryption::SelfSigned.files(&other, &names).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = acceptor(&certificate, &key).unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                // The one that wants another certificate breaks off.
+                let _ = acceptor.accept(stream).await;
+            }
+        });
+        for (file, expected) in [(&certificate, true), (&foreign, false)] {
+            let pinned = Pinned::to(&shown(file).unwrap()).unwrap();
+            let stream = TcpStream::connect(address).await.unwrap();
+            assert_eq!(pinned.connect(stream).await.is_ok(), expected, "{}", file.display());
+        }
     }
 
     #[test]

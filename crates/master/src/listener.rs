@@ -75,7 +75,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, Peer) {
                 let _ = connection.set_nodelay(true);
                 // A connection that has no address any more is gone.
                 let Ok(local) = connection.local_addr() else { continue };
-                return (connection, Peer { remote, local });
+                return (connection, Peer { remote, local, forwarded: false });
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {

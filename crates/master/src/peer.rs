@@ -15,12 +15,14 @@ pub(crate) struct Peer {
     pub remote: SocketAddr,
     /// Where it is served.
     pub local: SocketAddr,
+    /// Another master has passed the request on, and says who the caller is; its machine is not this one.
+    pub forwarded: bool,
 }
 
 impl Peer {
     /// Whether the caller is on this machine.
     pub(crate) fn is_local(&self) -> bool {
-        self.remote.ip().to_canonical().is_loopback()
+        !self.forwarded && self.remote.ip().to_canonical().is_loopback()
     }
 
     /// Whether the caller is a process of the user that this process belongs to, on this machine. Reads files of the
@@ -44,8 +46,10 @@ mod tests {
             let Ok(listener) = std::net::TcpListener::bind(server) else { continue };
             let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (served, remote) = listener.accept().unwrap();
-            let peer = Peer { remote, local: served.local_addr().unwrap() };
+            let peer = Peer { remote, local: served.local_addr().unwrap(), forwarded: false };
             assert!(peer.is_own_user(), "{peer:?}");
+            let elsewhere = Peer { forwarded: true, ..peer };
+            assert!(!elsewhere.is_own_user() && !elsewhere.is_local(), "who is local to another master is not to this");
             drop(client);
             let stranger = Peer { remote: SocketAddr::from(([10, 0, 0, 1], 80)), ..peer };
             assert!(!stranger.is_own_user());

@@ -3,11 +3,15 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use instep_database::{Database, Opening, PostgresAddress};
+use axum::Router;
+use instep_database::{Contender, Database, Opening, PostgresAddress, Seat};
 use tokio::net::{TcpListener, lookup_host};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use crate::application::{Application, ApplicationOptions};
@@ -16,6 +20,7 @@ use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
 use crate::heartbeat;
+use crate::http::door::{Door, Port};
 use crate::http::router::{router, task_router};
 use crate::http::serving::{self, Limits};
 use crate::journal::Journal;
@@ -24,6 +29,7 @@ use crate::port_holder;
 use crate::presence::Presence;
 use crate::random;
 use crate::sites::{Sites, host_of_origin};
+use crate::standby::{self, Candidacy, Role, Term};
 use crate::storage::StorageRoots;
 use crate::webhooks::WebhookOptions;
 
@@ -31,6 +37,8 @@ use crate::webhooks::WebhookOptions;
 const CLEANING: Duration = Duration::from_secs(3600);
 /// How long requests may take to finish once the master is told to end.
 const GRACE: Duration = Duration::from_secs(5);
+/// The same where another master waits to take over.
+const HAND_OVER: Duration = Duration::from_millis(500);
 
 /// What to do where files cannot be made: those of a database in PostgreSQL are beside no file that was named.
 pub const NO_FILES: &str =
@@ -51,6 +59,10 @@ pub struct Options {
     pub database: PathBuf,
     /// Where the database is, if it is in PostgreSQL.
     pub postgres: Option<PostgresAddress>,
+    /// Where other masters of the same database reach this one, if there may be others.
+    pub advertise: Option<String>,
+    /// Folders that a master must see before it takes over from another one.
+    pub shared_folders: Vec<PathBuf>,
     /// Further names under which the master may be asked.
     pub allowed_hosts: Vec<String>,
     /// How long a login lasts.
@@ -162,7 +174,8 @@ impl ServeError {
             }
             ServeError::Database(Error::InUse { .. }) => "stop it with `instep down`, or choose another --db",
             ServeError::Database(Error::InUseElsewhere { .. }) => {
-                "stop it where it runs, or name another database, or another schema of this one with `?schema=NAME`"
+                "stop it where it runs, or name another database, or another schema of this one with `?schema=NAME`; or \
+                 give all its masters --advertise, and they take over from each other"
             }
             ServeError::Database(Error::Refused { hint, .. }) => hint,
             ServeError::Database(Error::FileExists { .. }) => "choose another file; `restore` also takes --replace",
@@ -204,118 +217,326 @@ pub fn serve(options: &Options, announce: impl FnOnce(&Addresses)) -> Result<(),
         .thread_name("instep-master")
         .build()
         .map_err(ServeError::System)?;
-    let opening = Opening { holder: Presence::starting(), cluster_id: random::uuid(), now: now() };
-    let database = match &options.postgres {
-        Some(address) => Database::open_postgres(&options.database, address.clone(), &opening),
-        None => Database::open(&options.database, &opening),
+    let (database, outcome) = match (&options.postgres, &options.advertise) {
+        (Some(address), Some(own)) => {
+            let contender = Contender::new(&options.database, address.clone(), &Presence::starting());
+            let contender = contender.map_err(Presence::name_holder)?;
+            let mut database = None;
+            let outcome = runtime.block_on(stand_by(options, contender, own, &mut database, announce));
+            (database, outcome)
+        }
+        (postgres, _) => {
+            let opening = opening(Presence::starting());
+            let database = match postgres {
+                Some(address) => Database::open_postgres(&options.database, address.clone(), &opening),
+                None => Database::open(&options.database, &opening),
+            };
+            let database = database.map_err(Presence::name_holder)?;
+            let outcome = runtime.block_on(run(options, database.clone(), announce));
+            (Some(database), outcome)
+        }
     };
-    let database = database.map_err(Presence::name_holder)?;
-    database.limit_logs(options.task_log_limit);
-    let outcome = runtime.block_on(run(options, database.clone(), announce));
     // Streams that still wait for something end here; what they read is not lost to anybody.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    database.close();
+    database.iter().for_each(Database::close);
     outcome
 }
 
+fn opening(holder: String) -> Opening {
+    Opening { holder, cluster_id: random::uuid(), now: now() }
+}
+
+/// Serves as the only master of a database.
 async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addresses)) -> Result<(), ServeError> {
     let address = resolve(options).await?;
-    if !address.ip().to_canonical().is_loopback() {
-        let users = database.users_without_password().await?;
-        if !users.is_empty() {
-            return Err(ServeError::Unsafe { address, users: users.join(", ") });
-        }
-    }
-    let listener = match TcpListener::bind(address).await {
-        Ok(listener) => listener,
-        Err(error) => return Err(ServeError::Bind { address, source: port_holder::named(address, error).await }),
-    };
-    let address = listener.local_addr().map_err(ServeError::System)?;
-    let task_listener = bind_for_tasks(options, address).await?;
-    let task_address = task_listener.local_addr().map_err(ServeError::System)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
-    let mut allowed_hosts = options.allowed_hosts.clone();
-    allowed_hosts.push(options.host.clone());
-    allowed_hosts.extend(options.proxy_url.as_deref().map(|url| host_of_origin(url).to_owned()));
-    let scheme = if options.encryption.is_some() { "https" } else { "http" };
-    if scheme == "http" && !address.ip().to_canonical().is_loopback() {
-        tracing::warn!(%address, "passwords and tokens cross the network unencrypted: use --tls-cert");
-    }
-    let acceptor = acceptor(options, &allowed_hosts)?;
-    let sites = Sites::new(acceptor.is_some(), address.port(), task_address.port(), options.proxy_url.clone());
-    let task_connections = Connections::of(task_listener, acceptor.clone());
-    let connections = Connections::of(listener, acceptor);
-    let told = ApplicationOptions {
-        allowed_hosts,
-        session: options.session,
-        defaults: defaults(options),
-        storage: StorageRoots::of(
-            &options.storage_roots,
-            &options.checkpoints,
-            address.ip().to_canonical().is_loopback(),
-        ),
-        cluster: options.cluster.clone(),
-        journal: options.journal.clone(),
-        audit_retention_days: options.audit_retention_days,
-        webhooks: options.webhooks.clone(),
-        log_retention_days: options.log_retention_days,
-        user_context_limit: options.user_context_limit,
-        sites,
-        roles: options.roles,
-    };
-    if options.roles {
-        say_who_sees_nothing(&database).await?;
-    }
-    let application = Arc::new(Application::start(database.clone(), told).await?);
-    // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
-    let deletions = tokio::spawn({
-        let application = Arc::clone(&application);
-        async move {
-            loop {
-                if let Err(error) = crate::deletions::carry_out(&application).await {
-                    tracing::error!(%error, "cannot finish pending deletions");
-                }
-                application.notices.next_deletions().await;
-            }
-        }
-    });
-    let heartbeats = tokio::spawn(heartbeat::watch(Arc::clone(&application)));
-    let auditing = tokio::spawn(audit::watch(Arc::clone(&application)));
-    let telling = tokio::spawn(crate::webhooks::watch(Arc::clone(&application)));
-    let looking = tokio::spawn(crate::webhooks::watch_logs(Arc::clone(&application)));
-    let cleaning = tokio::spawn(clean_logs(Arc::clone(&application)));
-    let addresses = Addresses { master: format!("{scheme}://{address}"), tasks: format!("{scheme}://{task_address}") };
+    check_passwords(address, &database).await?;
+    let mut signals = Signals::catch()?;
+    let bound = Bound::at(options, address).await?;
+    let (addresses, site) = (bound.site.addresses(), bound.site.clone());
+    let work = Work::begin(options, &database, &site, None).await?;
     database.announce(&Presence::serving(&addresses))?;
-    let (stop, stopped) = tokio::sync::watch::channel(());
-    let stopping = |mut stopped: tokio::sync::watch::Receiver<()>| async move {
-        // An error means that the sender is gone, which ends the server just as well.
-        let _ = stopped.changed().await;
-    };
-    let (limits, pages) = (Limits::default(), task_router(&application));
-    let serving_tasks = tokio::spawn(serving::serve(task_connections, pages, limits, stopping(stopped.clone())));
-    let serving = tokio::spawn(serving::serve(connections, router(&application), limits, stopping(stopped)));
+    let serving = bound.serve(router(&work.application), task_router(&work.application));
     announce(&addresses);
-    tracing::info!(%address, tasks = %task_address, scheme, version = env!("CARGO_PKG_VERSION"), "serving");
+    tracing::info!(address = %site.address, tasks = %site.task_address, scheme = site.scheme(),
+        version = env!("CARGO_PKG_VERSION"), "serving");
     let stepped_down = tokio::select! {
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
+        () = signals.next() => None,
         why = database.ended() => Some(why),
     };
     match &stepped_down {
         None => tracing::info!("ending"),
         Some(why) => tracing::error!(why, "stepping down: the next master goes on with what the database says"),
     }
-    drop(stop);
-    let _ = tokio::time::timeout(GRACE, async { tokio::join!(serving, serving_tasks) }).await;
-    heartbeats.abort();
-    auditing.abort();
-    cleaning.abort();
-    telling.abort();
-    looking.abort();
-    application.audit.finish().await;
-    deletions.abort();
+    serving.end(GRACE).await;
+    work.end().await;
     stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
+}
+
+/// Serves as one of several masters: passes requests on to the one that leads, until it leads itself. `led` is the
+/// database then.
+async fn stand_by(
+    options: &Options,
+    contender: Contender,
+    own: &str,
+    led: &mut Option<Database>,
+    announce: impl FnOnce(&Addresses),
+) -> Result<(), ServeError> {
+    let address = resolve(options).await?;
+    let mut signals = Signals::catch()?;
+    let bound = Bound::at(options, address).await?;
+    let (addresses, site) = (bound.site.addresses(), bound.site.clone());
+    let seat = Seat {
+        address: own.to_owned(),
+        tasks_address: at_port(own, site.task_address.port()),
+        certificate: bound.certificate.clone(),
+        peer_secret: random::token(),
+    };
+    let (role, watching) = watch::channel(Role::Nobody("this master has just started".to_owned()));
+    let door = |port| Door::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
+    let (master, tasks) = (door(Port::Master), door(Port::Tasks));
+    contender.announce(&Presence::serving(&addresses))?;
+    let serving = bound.serve(master.router(), tasks.router());
+    announce(&addresses);
+    tracing::info!(address = %site.address, tasks = %site.task_address, scheme = site.scheme(), advertise = own,
+        version = env!("CARGO_PKG_VERSION"), "serving, as one of several masters");
+    let stop = Arc::new(AtomicBool::new(false));
+    let holder = format!("{own}, pid {}", std::process::id());
+    let candidacy = Candidacy {
+        contender,
+        seat: seat.clone(),
+        folders: options.shared_folders.clone(),
+        opening: Box::new(move || opening(holder.clone())),
+        role: role.clone(),
+        stop: Arc::clone(&stop),
+    };
+    let winning = standby::start(candidacy).map_err(ServeError::System)?;
+    let won = tokio::select! {
+        () = signals.next() => None,
+        won = winning => won.ok(),
+    };
+    stop.store(true, Ordering::Relaxed);
+    let Some(database) = won else {
+        tracing::info!("ending");
+        serving.end(HAND_OVER).await;
+        return Ok(());
+    };
+    *led = Some(database.clone());
+    database.limit_logs(options.task_log_limit);
+    check_passwords(address, &database).await?;
+    let term = Arc::new(Term { epoch: database.epoch(), since: now(), seat });
+    let work = Work::begin(options, &database, &site, Some(Arc::clone(&term))).await?;
+    master.open(router(&work.application));
+    tasks.open(task_router(&work.application));
+    tracing::info!(epoch = term.epoch, "leading");
+    role.send_replace(Role::Leads(term));
+    let stepped_down = tokio::select! {
+        () = signals.next() => None,
+        why = database.ended() => Some(why),
+    };
+    match &stepped_down {
+        None => tracing::info!("ending: another master takes over"),
+        Some(why) => tracing::warn!(why, "stepping down, and standing by again"),
+    }
+    role.send_replace(Role::Nobody("this master has stepped down".to_owned()));
+    serving.end(HAND_OVER).await;
+    work.end().await;
+    stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
+}
+
+/// An origin with another port.
+fn at_port(origin: &str, port: u16) -> String {
+    let (scheme, authority) = origin.split_once("://").unwrap_or(("http", origin));
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => host,
+        _ => authority.trim_end_matches('/'),
+    };
+    format!("{scheme}://{host}:{port}")
+}
+
+/// Refuses to serve other machines while somebody has no password.
+async fn check_passwords(address: SocketAddr, database: &Database) -> Result<(), ServeError> {
+    if !address.ip().to_canonical().is_loopback() {
+        let users = database.users_without_password().await?;
+        if !users.is_empty() {
+            return Err(ServeError::Unsafe { address, users: users.join(", ") });
+        }
+    }
+    Ok(())
+}
+
+/// What ends a master in order.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Signals, ServeError> {
+        let catch = |kind| signal(kind).map_err(ServeError::System);
+        Ok(Signals { interrupt: catch(SignalKind::interrupt())?, terminate: catch(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Where a master serves, as far as its requests need to know.
+#[derive(Debug, Clone)]
+struct Site {
+    address: SocketAddr,
+    task_address: SocketAddr,
+    allowed_hosts: Vec<String>,
+    encrypted: bool,
+    sites: Sites,
+}
+
+impl Site {
+    fn scheme(&self) -> &'static str {
+        if self.encrypted { "https" } else { "http" }
+    }
+
+    fn addresses(&self) -> Addresses {
+        let of = |address| format!("{}://{address}", self.scheme());
+        Addresses { master: of(self.address), tasks: of(self.task_address) }
+    }
+}
+
+/// The two ports, before anything is served there.
+struct Bound {
+    listener: TcpListener,
+    task_listener: TcpListener,
+    acceptor: Option<TlsAcceptor>,
+    /// What is shown of it.
+    certificate: Option<Vec<u8>>,
+    site: Site,
+}
+
+impl Bound {
+    async fn at(options: &Options, address: SocketAddr) -> Result<Bound, ServeError> {
+        let listener = match TcpListener::bind(address).await {
+            Ok(listener) => listener,
+            Err(error) => return Err(ServeError::Bind { address, source: port_holder::named(address, error).await }),
+        };
+        let address = listener.local_addr().map_err(ServeError::System)?;
+        let task_listener = bind_for_tasks(options, address).await?;
+        let task_address = task_listener.local_addr().map_err(ServeError::System)?;
+        let mut allowed_hosts = options.allowed_hosts.clone();
+        allowed_hosts.push(options.host.clone());
+        let origins = [&options.proxy_url, &options.advertise];
+        allowed_hosts.extend(origins.into_iter().flatten().map(|url| host_of_origin(url).to_owned()));
+        let encrypted = options.encryption.is_some();
+        if !encrypted && !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(%address, "passwords and tokens cross the network unencrypted: use --tls-cert");
+        }
+        let (acceptor, certificate) = match acceptor(options, &allowed_hosts)? {
+            Some((acceptor, certificate)) => (Some(acceptor), Some(certificate)),
+            None => (None, None),
+        };
+        let sites = Sites::new(encrypted, address.port(), task_address.port(), options.proxy_url.clone());
+        let site = Site { address, task_address, allowed_hosts, encrypted, sites };
+        Ok(Bound { listener, task_listener, acceptor, certificate, site })
+    }
+
+    /// Begins to answer.
+    fn serve(self, router: Router, task_router: Router) -> Serving {
+        let (stop, stopped) = watch::channel(());
+        let stopping = |mut stopped: watch::Receiver<()>| async move {
+            // An error means that the sender is gone, which ends the server just as well.
+            let _ = stopped.changed().await;
+        };
+        let limits = Limits::default();
+        let tasks = Connections::of(self.task_listener, self.acceptor.clone());
+        let connections = Connections::of(self.listener, self.acceptor);
+        let tasks = tokio::spawn(serving::serve(tasks, task_router, limits, stopping(stopped.clone())));
+        let master = tokio::spawn(serving::serve(connections, router, limits, stopping(stopped)));
+        Serving { stop, master, tasks }
+    }
+}
+
+/// The two servers.
+struct Serving {
+    stop: watch::Sender<()>,
+    master: JoinHandle<()>,
+    tasks: JoinHandle<()>,
+}
+
+impl Serving {
+    /// Takes no more requests, and lets those that have begun take so long.
+    async fn end(self, grace: Duration) {
+        drop(self.stop);
+        let _ = tokio::time::timeout(grace, async { tokio::join!(self.master, self.tasks) }).await;
+    }
+}
+
+/// What a master does besides answering.
+struct Work {
+    application: Arc<Application>,
+    watches: Vec<JoinHandle<()>>,
+    deletions: JoinHandle<()>,
+}
+
+impl Work {
+    /// Goes on with what the database says.
+    async fn begin(
+        options: &Options,
+        database: &Database,
+        site: &Site,
+        term: Option<Arc<Term>>,
+    ) -> Result<Work, ServeError> {
+        let told = ApplicationOptions {
+            allowed_hosts: site.allowed_hosts.clone(),
+            session: options.session,
+            defaults: defaults(options),
+            storage: StorageRoots::of(
+                &options.storage_roots,
+                &options.checkpoints,
+                site.address.ip().to_canonical().is_loopback(),
+            ),
+            cluster: options.cluster.clone(),
+            journal: options.journal.clone(),
+            audit_retention_days: options.audit_retention_days,
+            webhooks: options.webhooks.clone(),
+            log_retention_days: options.log_retention_days,
+            user_context_limit: options.user_context_limit,
+            sites: site.sites.clone(),
+            roles: options.roles,
+            term,
+        };
+        if options.roles {
+            say_who_sees_nothing(database).await?;
+        }
+        let application = Arc::new(Application::start(database.clone(), told).await?);
+        // What an earlier master did not get to delete. If it fails again, the next deletion or start tries once more.
+        let deletions = tokio::spawn({
+            let application = Arc::clone(&application);
+            async move {
+                loop {
+                    if let Err(error) = crate::deletions::carry_out(&application).await {
+                        tracing::error!(%error, "cannot finish pending deletions");
+                    }
+                    application.notices.next_deletions().await;
+                }
+            }
+        });
+        let watches = vec![
+            tokio::spawn(heartbeat::watch(Arc::clone(&application))),
+            tokio::spawn(audit::watch(Arc::clone(&application))),
+            tokio::spawn(crate::webhooks::watch(Arc::clone(&application))),
+            tokio::spawn(crate::webhooks::watch_logs(Arc::clone(&application))),
+            tokio::spawn(clean_logs(Arc::clone(&application))),
+        ];
+        Ok(Work { application, watches, deletions })
+    }
+
+    async fn end(self) {
+        self.watches.iter().for_each(JoinHandle::abort);
+        self.application.audit.finish().await;
+        self.deletions.abort();
+    }
 }
 
 /// Takes the port for the pages of tasks. One that nobody chose is the next one, so that people can guess it; if that is
@@ -362,8 +583,8 @@ fn defaults(options: &Options) -> serde_json::Value {
     serde_json::json!({"checkpoint_storage": {"type": "shared_fs", "host_path": options.checkpoints}})
 }
 
-/// What encrypts connections, if they are to be.
-fn acceptor(options: &Options, allowed_hosts: &[String]) -> Result<Option<TlsAcceptor>, ServeError> {
+/// What encrypts connections, if they are to be, and the certificate that is shown.
+fn acceptor(options: &Options, allowed_hosts: &[String]) -> Result<Option<(TlsAcceptor, Vec<u8>)>, ServeError> {
     let Some(wanted) = &options.encryption else { return Ok(None) };
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     names.extend(nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()));
@@ -373,7 +594,7 @@ fn acceptor(options: &Options, allowed_hosts: &[String]) -> Result<Option<TlsAcc
     let (certificate, key) = wanted.files(&options.database, &names)?;
     let acceptor = encryption::acceptor(&certificate, &key)?;
     tracing::info!(certificate = %certificate.display(), "connections are encrypted");
-    Ok(Some(acceptor))
+    Ok(Some((acceptor, encryption::shown(&certificate)?)))
 }
 
 async fn resolve(options: &Options) -> Result<SocketAddr, ServeError> {
@@ -391,5 +612,22 @@ async fn clean_logs(application: Arc<Application>) {
             Err(error) => tracing::error!(%error, "cannot delete old logs"),
         }
         tokio::time::sleep(CLEANING).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pages_of_tasks_are_at_the_same_host() {
+        for (own, expected) in [
+            ("http://a:8080", "http://a:8081"),
+            ("https://a.example/", "https://a.example:8081"),
+            ("http://[::1]:8080", "http://[::1]:8081"),
+            ("http://[::1]", "http://[::1]:8081"),
+        ] {
+            assert_eq!(at_port(own, 8081), expected);
+        }
     }
 }

@@ -69,6 +69,7 @@ pub const KEYS: &[Key] = &[
     key("proxy_url", "proxy-url", "INSTEP_MASTER_PROXY_URL", "", Kind::Origin),
     key("db", "db", "INSTEP_MASTER_DB", "", Kind::Path),
     key("db_password_file", "db-password-file", "INSTEP_MASTER_DB_PASSWORD_FILE", "", Kind::Path),
+    key("advertise", "advertise", "INSTEP_MASTER_ADVERTISE", "", Kind::Origin),
     key("allow_hosts", "allow-host", "INSTEP_MASTER_ALLOW_HOSTS", "", Kind::Words),
     key("checkpoints", "checkpoints", "INSTEP_MASTER_CHECKPOINTS", "", Kind::Path),
     key("storage_roots", "storage-root", "INSTEP_MASTER_STORAGE_ROOTS", "", Kind::Words),
@@ -276,6 +277,8 @@ impl Settings {
             proxy_port: proxy_port.parse().ok(),
             proxy_url: Some(proxy_url.to_owned()).filter(|url| !url.is_empty()),
             database: database.clone(),
+            advertise: self.advertise(postgres.is_some())?,
+            shared_folders: self.shared_folders(database),
             postgres,
             allowed_hosts: self.values["allow_hosts"].0.clone(),
             session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
@@ -295,6 +298,42 @@ impl Settings {
             journal: Journal::default(),
             roles: self.text("roles") == "true",
         })
+    }
+
+    /// Where other masters reach this one, if it may have others.
+    fn advertise(&self, in_postgres: bool) -> Result<Option<String>, SettingsError> {
+        let own = self.text("advertise").trim_end_matches('/');
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let refused = |what: &str, hint: &str| Err(SettingsError::new(what, hint));
+        if !in_postgres {
+            return refused(
+                "--advertise is for several masters of one database, and a file has one master alone",
+                "put the database into PostgreSQL, with `instep master copy` if there is one; or leave out --advertise",
+            );
+        }
+        if self.text("port") == "0" {
+            return refused(
+                "--advertise says where other masters reach this one, and --port 0 is another port after each start",
+                "choose a --port",
+            );
+        }
+        if own.starts_with("https://") != self.encryption()?.is_some() {
+            return refused(
+                &format!("--advertise says {own}, which is not how this master serves"),
+                "it begins with https:// if the master encrypts connections itself, else with http://: masters ask each \
+                 other directly, without a server in between",
+            );
+        }
+        Ok(Some(own.to_owned()))
+    }
+
+    /// The folders of checkpoints that somebody has named: every machine of several must see them.
+    fn shared_folders(&self, database: &Path) -> Vec<PathBuf> {
+        let named = !self.text("checkpoints").is_empty();
+        let roots = self.values["storage_roots"].0.iter().map(|root| absolute(root.into()));
+        named.then(|| self.checkpoints(database)).into_iter().chain(roots).collect()
     }
 
     /// What the settings mean for another database. The password of one that is not configured stands in a file of its
@@ -628,6 +667,27 @@ mod tests {
         assert_eq!(options.shown_database(), "ann@db:5432/x, schema instep");
         let refused = gather("", &[], vec![("db", vec!["POSTGRES://ann:s3cret@db/x".into()])]).unwrap_err();
         assert!(refused.to_string().contains("list of processes") && !refused.to_string().contains("s3cret"));
+    }
+
+    #[test]
+    fn several_masters_need_a_server_and_an_address_that_stays() {
+        let options = |file: &str| gather(file, &[], vec![]).unwrap().options();
+        let db = "db: postgres://ann@db/x\n";
+        let file = format!("{db}advertise: http://a:8080/\ncheckpoints: /c\nstorage_roots: [/d]");
+        let options_of_several = options(&file).unwrap();
+        assert_eq!(options_of_several.advertise.as_deref(), Some("http://a:8080"));
+        assert_eq!(options_of_several.shared_folders, [PathBuf::from("/c"), PathBuf::from("/d")]);
+        assert_eq!(options(db).unwrap().advertise, None);
+        for (file, what) in [
+            ("advertise: http://a:8080".to_owned(), "a file has one master"),
+            (format!("{db}advertise: http://a:8080\nport: 0"), "another port after each start"),
+            (format!("{db}advertise: https://a:8080"), "not how this master serves"),
+            (format!("{db}advertise: http://a:8080\ntls: {{self_signed: true}}"), "not how this master serves"),
+        ] {
+            let error = options(&file).unwrap_err();
+            assert!(error.to_string().contains(what) && !error.hint().is_empty(), "{file}: {error}");
+        }
+        assert!(gather("advertise: a:8080", &[], vec![]).is_err());
     }
 
     #[test]

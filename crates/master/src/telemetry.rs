@@ -73,8 +73,10 @@ impl Telemetry {
         database: &instep_database::Load,
         passes: Passes,
         goodput: &ClassSeconds,
+        epoch: i64,
     ) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::with_prefix("instep");
+        register_leadership(&mut registry, true, Some(epoch));
         let info = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Version of the master", info);
         registry.register("requests", "Requests answered", self.answers.clone());
@@ -102,6 +104,23 @@ impl Telemetry {
     }
 }
 
+/// What a master counts that stands by: nothing but whether it leads.
+pub(crate) fn of_standby(epoch: Option<i64>) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("instep");
+    register_leadership(&mut registry, false, epoch);
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+fn register_leadership(registry: &mut Registry, leads: bool, epoch: Option<i64>) {
+    registry.register("leader", "1 if this master leads, 0 if it stands by", ConstGauge::new(i64::from(leads)));
+    if let Some(epoch) = epoch {
+        let help = "Term of the leader: how often a master began to lead";
+        registry.register("leader_epoch", help, ConstGauge::new(epoch));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,13 +136,15 @@ mod tests {
         let load = instep_database::Load { points: 7, waiting_writes: 1, waiting_reads: 0 };
         let goodput = ClassSeconds { compute: 1.5, ..ClassSeconds::default() };
         let passes = Passes { count: 3, longest: Duration::from_millis(20), waiting: 5, ..Passes::default() };
-        let text = telemetry.text(&load, passes, &goodput).unwrap();
+        let text = telemetry.text(&load, passes, &goodput, 7).unwrap();
         let version = env!("CARGO_PKG_VERSION");
         for line in [
             "instep_requests_total{method=\"GET\",route=\"/info\",status=\"200\"} 2",
             "instep_request_seconds_bucket{le=\"0.0005\",method=\"GET\",route=\"/info\"} 1",
             "instep_request_seconds_count{method=\"GET\",route=\"/info\"} 2",
             "instep_requests_running 1",
+            "instep_leader 1",
+            "instep_leader_epoch 7",
             "instep_metric_points_total 7",
             "instep_database_writes_waiting 1",
             "instep_scheduling_passes_total 3",
@@ -136,5 +157,8 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
+        let standby = of_standby(Some(8)).unwrap();
+        assert!(standby.contains("instep_leader 0\n") && standby.contains("instep_leader_epoch 8\n"), "{standby}");
+        assert!(!of_standby(None).unwrap().contains("epoch"), "nobody knows who leads");
     }
 }

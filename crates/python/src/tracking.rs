@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::wire::Timestamp;
-use instep_client::{Address, Client, Credentials, Repeat, Reporting, Settings, Undelivered};
+use instep_client::{Addresses, Client, Credentials, Repeat, Reporting, Settings, Undelivered};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyList};
@@ -25,9 +25,9 @@ impl MasterClient {
     #[new]
     #[pyo3(signature = (address, *, certificates=None, patience=10.0))]
     fn new(py: Python<'_>, address: &str, certificates: Option<String>, patience: f64) -> PyResult<MasterClient> {
-        let address: Address = address.parse().map_err(|error| errors::client(py, &error))?;
+        let addresses: Addresses = address.parse().map_err(|error| errors::client(py, &error))?;
         let patience = errors::duration(patience)?;
-        let settings = Settings { address, certificates: certificates.map(Into::into), patience };
+        let settings = Settings { addresses, certificates: certificates.map(Into::into), patience };
         let client = Client::new(settings).map_err(|error| errors::client(py, &error))?;
         Ok(MasterClient { client: Arc::new(client) })
     }

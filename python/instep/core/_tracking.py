@@ -27,6 +27,12 @@ def master_address() -> str | None:
     return os.environ.get("INSTEP_MASTER") or os.environ.get("DET_MASTER") or None
 
 
+def all_of(address: str) -> str:
+    """Give all addresses of a task's cluster: an agent that knows several says them beside the one that it uses."""
+    several = os.environ.get("INSTEP_MASTER", "")
+    return several if address in several.split(",") else address
+
+
 def connect(address: str) -> MasterClient:
     """Reach the master and log in; an error with a hint if that cannot be done."""
     environment = os.environ
@@ -154,7 +160,7 @@ class Tracking:
     @classmethod
     def join(cls, info: ClusterInfo, storage: dict[str, Any], distributed: DistributedContext) -> Tracking:
         """Speak for the trial of a cluster that this script is; the allocation's token says that it may."""
-        client = MasterClient(info.master_url, certificates=info.master_cert_file, patience=PATIENCE_S)
+        client = MasterClient(all_of(info.master_url), certificates=info.master_cert_file, patience=PATIENCE_S)
         client.use_token(info.session_token)
         body = {"runId": info.trial.trial_id, "checkpointStorage": storage}
 

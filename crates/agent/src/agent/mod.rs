@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use instep_api::link::{Device, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
-use instep_client::{Address, Backoff};
+use instep_client::{Address, Addresses, Backoff};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -53,8 +53,8 @@ const QUIET_FAILURES: u32 = 2;
 
 /// What an agent is told by whoever starts it.
 pub struct Options {
-    /// Where the master is.
-    pub master: Address,
+    /// Where the master is, or several of which any answers for the cluster.
+    pub masters: Addresses,
     /// A file of certificates to trust instead of the public ones.
     pub certificates: Option<PathBuf>,
     /// By which it is known for ever.
@@ -154,7 +154,7 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     }
     let shares = Shares::find(state.clone(), environment, tenant, groups).map_err(failed)?;
     let signals = block_signals()?;
-    let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, leaving: None };
+    let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, turn: 0, leaving: None };
     if agent.shares.running() > 0 {
         host.say(&format!("{} from before still running here", tasks(agent.shares.running())));
     }
@@ -198,6 +198,8 @@ struct Agent<'a> {
     machine: Option<Machine>,
     /// Connections that failed since one worked.
     failures: u32,
+    /// Which of the masters is asked.
+    turn: usize,
     /// It ends what it runs before it goes, and waits for that until then.
     leaving: Option<Instant>,
 }
@@ -224,16 +226,35 @@ impl Agent<'_> {
                 backoff.reset();
             }
             self.failures += 1;
-            if self.failures == QUIET_FAILURES {
+            if self.failures == self.quiet_failures() {
                 let running = self.shares.running();
                 let tasks =
                     if running == 0 { String::new() } else { format!("; {} left running for now", tasks(running)) };
                 host.say(&format!("no connection to the master: {why}; retrying until it works{tasks}"));
             }
-            if let Some(leave) = self.wait(backoff.pause()) {
+            self.turn += 1;
+            // Another master may be there at once; after a round of all of them there is a pause.
+            let round = self.masters() > 1 && !self.failures.is_multiple_of(self.masters());
+            let pause = if round { Duration::ZERO } else { backoff.pause() };
+            if let Some(leave) = self.wait(pause) {
                 return Ok(leave);
             }
         }
+    }
+
+    /// How many masters there are to ask.
+    fn masters(&self) -> u32 {
+        u32::try_from(self.options.masters.count()).unwrap_or(u32::MAX)
+    }
+
+    /// How many failures in a row need no words.
+    fn quiet_failures(&self) -> u32 {
+        QUIET_FAILURES.saturating_mul(self.masters())
+    }
+
+    /// The one that is asked at the moment.
+    fn master(&self) -> &Address {
+        self.options.masters.at(self.turn)
     }
 
     /// Waits, looks after the shares, and hears signals.
@@ -272,7 +293,7 @@ impl Agent<'_> {
             Err(NoToken::NotLoggedIn(why)) if self.machine.is_none() => return Err(AgentError::Refused(why)),
             Err(NoToken::NotLoggedIn(why) | NoToken::Later(why)) => return Ok(Disconnected::Broken(why)),
         };
-        let opened = Link::open(&self.options.master, self.options.certificates.as_deref(), &token);
+        let opened = Link::open(self.master(), self.options.certificates.as_deref(), &token);
         let mut link = match opened {
             Ok(link) => link,
             Err(LinkError::Refused(why)) => return Err(AgentError::Refused(why)),
@@ -295,9 +316,9 @@ impl Agent<'_> {
             self.lock.note_registered(&self.options.devices);
         }
         let again = if self.failures == 0 { "" } else { " again" };
-        if self.failures == 0 || self.failures >= QUIET_FAILURES {
+        if self.failures == 0 || self.failures >= self.quiet_failures() {
             let slots = Lent::of(&self.options.devices);
-            let (name, master) = (&self.options.name, &self.options.master);
+            let (name, master) = (&self.options.name, self.master());
             host.say(&format!("agent {name} offers {slots} to {master}{again}"));
         }
         self.failures = 0;
@@ -392,7 +413,8 @@ impl Agent<'_> {
     fn machine(&self, welcome: &Welcome) -> Machine {
         Machine {
             agent: self.options.name.clone(),
-            master: self.options.master.to_string(),
+            master: self.master().to_string(),
+            masters: if self.masters() > 1 { self.options.masters.to_string() } else { String::new() },
             certificates: self.options.certificates.clone(),
             master_id: welcome.master_id.clone(),
             cluster_id: welcome.cluster_id.clone(),

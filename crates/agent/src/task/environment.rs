@@ -103,6 +103,10 @@ fn of_machine(order: &TaskOrder, view: &View) -> Vec<(&'static str, OsString)> {
         ("TMPDIR", view.tmp.clone().into()),
         (MARK, start.share.resources.clone().into()),
     ];
+    if !machine.masters.is_empty() {
+        // What Determined's own client does not understand, ours does: a task outlives the host of its master.
+        all.push(("INSTEP_MASTER", machine.masters.clone().into()));
+    }
     all.extend(machine.certificates.as_ref().map(|path| ("DET_MASTER_CERT_FILE", path.clone().into())));
     all
 }

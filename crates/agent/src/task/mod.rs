@@ -16,6 +16,7 @@
 //! | [`view`], [`mounts`], [`mount_points`] | a `/run/determined` and a `/tmp` of its own; folders of the machine elsewhere |
 //! | [`preparation`], [`context`], `information`, [`storage`], [`master`] | what is done before the entrypoint |
 //! | [`environment`], [`entrypoint`], [`interface`] | what is started, with which variables |
+//! | `forwarder` | the way to whichever of several masters answers |
 //! | [`ssh`] | what Determined's launchers for several machines look for |
 //! | [`output`], [`hiding`], [`spool`] | where its output goes, without secrets |
 //! | [`service`], `notebook`, [`listener`] | whether what it serves can be used, and is; whose program listens there |
@@ -25,6 +26,7 @@
 pub mod context;
 pub mod entrypoint;
 pub mod environment;
+mod forwarder;
 pub mod guardian;
 pub mod hiding;
 mod information;

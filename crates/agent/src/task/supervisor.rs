@@ -33,7 +33,7 @@ use super::relay::Orders;
 use super::service::Watch;
 use super::summary::Summary;
 use super::view::View;
-use super::{information, interface, preparation, ssh, summary, tree};
+use super::{forwarder, information, interface, preparation, ssh, summary, tree};
 use crate::cgroup::task_group::TaskGroup;
 use crate::order::{StopOrder, TaskOrder};
 
@@ -81,11 +81,24 @@ struct Supervisor {
     ended: BTreeMap<i32, i32>,
 }
 
+/// Lets everything in the task reach whichever of several masters answers, by one address.
+fn use_forwarder(order: &mut TaskOrder) -> io::Result<()> {
+    let masters = &order.machine.masters;
+    if masters.is_empty() {
+        return Ok(());
+    }
+    if let Some(here) = forwarder::start(&masters.parse().map_err(io::Error::other)?)? {
+        (order.machine.master, order.machine.masters) = (here, String::new());
+    }
+    Ok(())
+}
+
 impl Supervisor {
-    fn start(orders: Orders, order: TaskOrder, view: View) -> io::Result<Supervisor> {
+    fn start(orders: Orders, mut order: TaskOrder, view: View) -> io::Result<Supervisor> {
         let handled: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
         handled.thread_block()?;
         let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        use_forwarder(&mut order)?;
         let client = master::connect(&order).map_err(io::Error::other)?;
         let output = Output::start(&order, &view.run.join("train/logs"), &view.own().join("spool"), client)?;
         let (stop, summary, watch, ended) = (None, None, None, BTreeMap::new());

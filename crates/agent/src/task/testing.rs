@@ -38,6 +38,7 @@ pub fn order() -> TaskOrder {
         machine: Machine {
             agent: "agent-0".to_owned(),
             master: "http://10.0.0.1:8080".to_owned(),
+            masters: String::new(),
             certificates: None,
             master_id: "m".to_owned(),
             cluster_id: "c".to_owned(),

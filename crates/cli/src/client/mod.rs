@@ -32,6 +32,7 @@ mod logs;
 mod lookup;
 mod master_log;
 mod master_message;
+mod master_status;
 mod metrics;
 mod model;
 mod notebook;
@@ -71,6 +72,7 @@ use instep_client::Error;
 pub(crate) use audit::MasterAuditArguments;
 pub(crate) use master_log::MasterLogsArguments;
 pub(crate) use master_message::{ClusterMessageArguments, MasterInfoArguments};
+pub(crate) use master_status::MasterStatusArguments;
 pub(crate) use options::Common;
 
 use crate::report::{Hinted, chain};
@@ -149,7 +151,7 @@ pub(crate) enum Verb {
 }
 
 /// The master that is meant, and the certificates to trust instead of the public ones.
-pub(crate) fn master(common: &Common) -> anyhow::Result<(instep_client::Address, Option<std::path::PathBuf>)> {
+pub(crate) fn master(common: &Common) -> anyhow::Result<(instep_client::Addresses, Option<std::path::PathBuf>)> {
     session::master(common).map_err(explained)
 }
 
@@ -201,6 +203,11 @@ pub(crate) fn master_logs(arguments: &MasterLogsArguments) -> anyhow::Result<Exi
 /// Prints what a master says of itself.
 pub(crate) fn master_info(arguments: &MasterInfoArguments) -> anyhow::Result<ExitCode> {
     master_message::info(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
+}
+
+/// Prints which of several masters leads.
+pub(crate) fn master_status(arguments: &MasterStatusArguments) -> anyhow::Result<ExitCode> {
+    master_status::run(arguments).map(|()| ExitCode::SUCCESS).map_err(explained)
 }
 
 /// Sets, shows or deletes what administrators say to everybody.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use instep_api::users::User;
-use instep_client::{Address, Client, Credentials, Settings};
+use instep_client::{Addresses, Client, Credentials, Settings};
 use serde::{Deserialize, Serialize};
 
 use super::options::Common;
@@ -48,17 +48,17 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The address of the master that is meant.
-fn address(given: Option<&str>) -> anyhow::Result<Address> {
+/// The address of the master that is meant, or several of which any answers.
+fn addresses(given: Option<&str>) -> anyhow::Result<Addresses> {
     let text = given.map(str::to_owned).or_else(|| variable("INSTEP_MASTER")).or_else(|| variable("DET_MASTER"));
-    Ok(text.as_deref().unwrap_or(DEFAULT_MASTER).parse::<Address>()?)
+    Ok(text.as_deref().unwrap_or(DEFAULT_MASTER).parse::<Addresses>()?)
 }
 
 /// The address of the master that is meant, and the certificates to trust instead of the public ones.
-pub(super) fn master(common: &Common) -> anyhow::Result<(Address, Option<PathBuf>)> {
+pub(super) fn master(common: &Common) -> anyhow::Result<(Addresses, Option<PathBuf>)> {
     let certificates = variable("INSTEP_MASTER_CERT_FILE").or_else(|| variable("DET_MASTER_CERT_FILE"));
     let certificates = certificates.filter(|path| path != "noverify").map(PathBuf::from);
-    Ok((address(common.master.as_deref())?, certificates))
+    Ok((addresses(common.master.as_deref())?, certificates))
 }
 
 /// The token of an administrator's session.
@@ -96,8 +96,8 @@ pub(super) fn administrator(common: &Common, needed: &str, hint: &'static str) -
 
 /// A client of the master that is meant; it has not said who it is.
 pub(super) fn without_session(common: &Common) -> anyhow::Result<Client> {
-    let (address, certificates) = master(common)?;
-    let settings = Settings { certificates, patience: PATIENCE, ..Settings::at(address) };
+    let (addresses, certificates) = master(common)?;
+    let settings = Settings { certificates, patience: PATIENCE, ..Settings::of(addresses) };
     Ok(Client::new(settings)?)
 }
 

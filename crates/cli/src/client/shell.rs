@@ -259,7 +259,8 @@ fn host(shell: &Command) -> anyhow::Result<String> {
 fn options(client: &Client, key: &Path) -> anyhow::Result<Vec<String>> {
     let program = std::env::current_exe().context("this program cannot be found")?;
     let words =
-        [program.to_string_lossy().as_ref(), "shell", "-m", client.address().as_str(), "tunnel", "%h"].map(quoted);
+        [program.to_string_lossy().as_ref(), "shell", "-m", client.addresses().to_string().as_str(), "tunnel", "%h"]
+            .map(quoted);
     // A shell has another key with each start, and no name that another one could have.
     let settings = [
         format!("ProxyCommand={}", words.join(" ")),
@@ -327,16 +328,26 @@ impl Drop for Folder {
 
 /// What ssh runs: connects its two ends with the shell. No login is asked for on this way, as with Determined.
 fn carry(common: &Common, task: &str) -> anyhow::Result<()> {
-    let (master, certificates) = session::master(common)?;
+    let (masters, certificates) = session::master(common)?;
     let path = format!("/proxy/{}/", segment(task));
-    let destination = Destination {
-        master: &master,
-        certificates: certificates.as_deref(),
-        path: &path,
-        token: None,
-        longest_message: LONGEST_MESSAGE,
+    let open = |master| {
+        Destination {
+            master,
+            certificates: certificates.as_deref(),
+            path: &path,
+            token: None,
+            longest_message: LONGEST_MESSAGE,
+        }
+        .open()
     };
-    let mut socket = destination.open().map_err(|error| match error {
+    let mut opened = open(masters.first());
+    for master in masters.all().skip(1) {
+        // Of several masters the next one is asked where one cannot be reached.
+        if matches!(opened, Err(SocketError::Broken { .. } | SocketError::Answered { status: 503, .. })) {
+            opened = open(master);
+        }
+    }
+    let mut socket = opened.map_err(|error| match error {
         SocketError::Answered { status: 401, .. } => {
             let hint = format!("see how it stands with `instep shell describe {task}`");
             anyhow::Error::from(Hinted::new(format!("shell {task} does not run"), hint))

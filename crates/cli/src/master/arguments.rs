@@ -34,6 +34,11 @@ pub(crate) struct SettingsArguments {
     /// INSTEP_MASTER_DB_PASSWORD_FILE]
     #[arg(long, global = true, value_name = "FILE")]
     db_password_file: Option<PathBuf>,
+    /// Address at which other masters of the same PostgreSQL database reach this one, such as `http://host1:8080`: one of
+    /// them leads, and the others pass requests on to it and take over from it [default: there is one master] [env:
+    /// INSTEP_MASTER_ADVERTISE]
+    #[arg(long, global = true, value_name = "URL")]
+    advertise: Option<String>,
     /// Accept requests for this host name, besides addresses and localhost; may be repeated [env:
     /// INSTEP_MASTER_ALLOW_HOSTS]
     #[arg(long = "allow-host", global = true, value_name = "NAME")]
@@ -179,6 +184,7 @@ impl SettingsArguments {
         said.extend(self.db.as_ref().map(|path| ("db", vec![path.to_string_lossy().into_owned()])));
         let file = self.db_password_file.as_ref().map(|path| path.to_string_lossy().into_owned());
         said.extend(file.map(|path| ("db_password_file", vec![path])));
+        said.extend(self.advertise.clone().map(|url| ("advertise", vec![url])));
         if !self.allow_hosts.is_empty() {
             said.push(("allow_hosts", self.allow_hosts.clone()));
         }

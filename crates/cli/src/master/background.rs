@@ -117,7 +117,7 @@ fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<E
         }
     });
     drop(beside);
-    outcome
+    outcome?.follow()
 }
 
 /// Stops the master of this database with its agent, and waits for their end.

@@ -18,7 +18,9 @@ use instep_master::{Options, SecretsKey};
 pub(crate) use arguments::SettingsArguments;
 pub(crate) use background::{DownArguments, UpArguments, down, up};
 
-use crate::client::{ClusterMessageArguments, MasterAuditArguments, MasterInfoArguments, MasterLogsArguments};
+use crate::client::{
+    ClusterMessageArguments, MasterAuditArguments, MasterInfoArguments, MasterLogsArguments, MasterStatusArguments,
+};
 use crate::console;
 use crate::report::Hinted;
 
@@ -56,6 +58,8 @@ enum MasterCommand {
     ClusterMessage(ClusterMessageArguments),
     /// Print the recent log of a running master; for administrators
     Logs(MasterLogsArguments),
+    /// Show which of several masters leads, and how fresh its lease is
+    Status(MasterStatusArguments),
     /// Restore the database from a backup; no master may be running
     Restore {
         /// File created by `instep master backup`
@@ -121,6 +125,10 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         Some(MasterCommand::Logs(logs)) => {
             no_settings(&arguments.settings, "logs")?;
             crate::client::master_logs(&logs)
+        }
+        Some(MasterCommand::Status(status)) => {
+            no_settings(&arguments.settings, "status")?;
+            crate::client::master_status(&status)
         }
         Some(MasterCommand::Restore { file, replace }) => {
             let database = file_of(arguments.settings.options()?, "restore", "pg_restore --clean")?;
@@ -201,5 +209,5 @@ fn run_server(arguments: &SettingsArguments, background: bool) -> anyhow::Result
         // It fails only for the leader of a process group, which what `instep up` starts is not.
         let _ = nix::unistd::setsid();
     }
-    serve::serve(arguments, &options, |_| {})
+    serve::serve(arguments, &options, |_| {})?.follow()
 }

@@ -70,6 +70,7 @@ impl Case {
                 decided_at: Timestamp(0),
             },
             machine: Machine {
+                masters: String::new(),
                 agent: "agent-0".to_owned(),
                 master: master.address.clone(),
                 certificates: None,

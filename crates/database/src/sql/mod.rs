@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::leadership::{Session, Sight};
+
 pub use error::Error;
 pub(crate) use error::{OptionalExtension, Result};
 pub(crate) use params::{Params, params, params_from_iter};
@@ -107,6 +109,46 @@ enum Engine {
 }
 
 impl Connection {
+    /// Opens the connection of a master that may lead, without the lock. Only PostgreSQL has several masters.
+    pub(crate) fn open_candidate(address: &Arc<Address>) -> Result<Connection> {
+        Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::candidate(address)?))))
+    }
+
+    /// Opens a connection that says that a term goes on.
+    pub(crate) fn open_renewing(address: &Arc<Address>) -> Result<Connection> {
+        let connection = postgres::Connection::visitor(address)?;
+        connection.commit_at_once()?;
+        Ok(Connection(Engine::Postgres(Box::new(connection))))
+    }
+
+    /// That of PostgreSQL, which alone knows of several masters.
+    fn server(&self) -> Result<&postgres::Connection> {
+        match &self.0 {
+            Engine::Sqlite(_) => Err(Error::Server { why: "a file has one master".to_owned(), code: None }),
+            Engine::Postgres(connection) => Ok(connection),
+        }
+    }
+
+    /// Takes the lock that keeps other masters out, if it is free.
+    pub(crate) fn try_lock(&self) -> Result<bool> {
+        self.server()?.try_lock()
+    }
+
+    /// Looks at who leads.
+    pub(crate) fn sight(&self) -> Result<Sight> {
+        self.server()?.sight()
+    }
+
+    /// Ends the session of a leader that has let its lease expire. Gives whether the server let us.
+    pub(crate) fn end_session(&self, session: Session) -> Result<bool> {
+        self.server()?.end_session(session)
+    }
+
+    /// Says that a term goes on. Gives whether it does.
+    pub(crate) fn renew(&self, epoch: i64) -> Result<bool> {
+        self.server()?.renew(epoch)
+    }
+
     /// Prepares a statement that is used once. (PostgreSQL keeps it all the same: making one is a way to the server.)
     pub(crate) fn prepare(&self, sql: &str) -> Result<Statement<'_>> {
         match &self.0 {

@@ -10,7 +10,9 @@ use crate::made::{
     NOW, address, address_at, block, blocking, change, experiment, new_trial, number, open, opening, report, schema,
     server, text,
 };
-use instep_database::{Database, Error, ExperimentFilter, ExperimentSort, NewExperiment, PostgresAddress};
+use instep_database::{
+    Contender, Database, Error, ExperimentFilter, ExperimentSort, Look, NewExperiment, PostgresAddress, Seat,
+};
 use serde_json::json;
 
 /// Ends the sessions that have a schema's tables open, or that wait for their next statement there.
@@ -201,6 +203,93 @@ fn one_whose_lock_was_taken_meanwhile_steps_down() {
         drop(database);
         other.report_metrics(report(trial, 1, "training", 1, json!({"a": 1}))).await.unwrap();
     });
+}
+
+fn seat(name: &str) -> Seat {
+    Seat {
+        address: format!("http://{name}:1"),
+        tasks_address: format!("http://{name}:2"),
+        certificate: Some(vec![1, 2, 3]),
+        peer_secret: format!("the secret of {name}"),
+    }
+}
+
+/// Looks until something is so: sessions end a moment after they are told to.
+fn look_until(contender: &mut Contender, wanted: impl Fn(&Look) -> bool) -> Look {
+    let deadline = Instant::now() + Duration::from_secs(40);
+    loop {
+        let look = blocking(|| contender.look(None)).expect("the server answers");
+        if wanted(&look) || Instant::now() > deadline {
+            return look;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn one_of_several_masters_leads_and_the_next_takes_over() {
+    if server().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let [mut first, mut second] =
+        ["first", "second"].map(|name| Contender::new(&folder.path().join(name), address(&path), "test").unwrap());
+    assert_eq!(blocking(|| first.look(None)).unwrap(), Look::Won);
+    assert!(matches!(blocking(|| second.look(None)).unwrap(), Look::Nobody(_)), "it has the lock, and leads not yet");
+    let database = blocking(|| first.lead(&opening(), &seat("first"))).unwrap();
+    match blocking(|| second.look(None)).unwrap() {
+        Look::Leads(leader) => assert_eq!((leader.epoch, leader.seat), (1, seat("first"))),
+        other => panic!("{other:?}"),
+    }
+    let trial = block(async {
+        let trial = new_trial(&database, true).await;
+        database.report_metrics(report(trial, 1, "training", 1, json!({"a": 1}))).await.unwrap();
+        trial
+    });
+
+    // Its lease expires, whatever it believes, and its session is ended.
+    change(
+        &path,
+        "CREATE FUNCTION stays() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN NEW.renewed_at = OLD.renewed_at; RETURN NEW; END $$",
+    );
+    change(&path, "CREATE TRIGGER stays BEFORE UPDATE ON leader FOR EACH ROW EXECUTE FUNCTION stays()");
+    assert_eq!(look_until(&mut second, |look| *look == Look::Won), Look::Won);
+    change(&path, "DROP TRIGGER stays ON leader");
+    let other = blocking(|| second.lead(&opening(), &seat("second"))).unwrap();
+    assert_eq!(other.epoch(), 2);
+    block(async {
+        let refused = database.report_metrics(report(trial, 1, "training", 2, json!({"a": 1}))).await.unwrap_err();
+        assert!(matches!(refused, Error::SteppedDown(_)), "{refused}");
+        assert!(!database.ended().await.is_empty());
+        other.report_metrics(report(trial, 1, "training", 2, json!({"a": 1}))).await.unwrap();
+    });
+    drop(database);
+    // One that ends in order is followed at once, also by a master that was away.
+    let mut third = Contender::new(&folder.path().join("third"), address(&path), "test").unwrap();
+    assert!(matches!(blocking(|| third.look(None)).unwrap(), Look::Leads(leader) if leader.epoch == 2));
+    assert!(matches!(blocking(|| third.look(Some("no folder"))).unwrap(), Look::Leads(_)));
+    drop((other, second));
+    assert_eq!(blocking(|| third.look(Some("no folder"))).unwrap(), Look::Nobody("no folder".to_owned()));
+    assert_eq!(look_until(&mut third, |look| *look == Look::Won), Look::Won);
+}
+
+#[test]
+fn a_master_that_is_alone_is_followed_by_nobody_and_never_ended() {
+    if server().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.db");
+    let database = open(&path);
+    let mut contender = Contender::new(&folder.path().join("other"), address(&path), "test").unwrap();
+    match blocking(|| contender.look(None)).unwrap() {
+        Look::Nobody(why) => assert!(why.contains("without --advertise"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    drop(database);
+    assert_eq!(look_until(&mut contender, |look| *look == Look::Won), Look::Won);
 }
 
 #[test]

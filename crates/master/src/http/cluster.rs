@@ -22,13 +22,22 @@ const LINES_PER_READ: usize = 100;
 /// How long a follower of the log waits for a wake-up before it looks whether its reader is still there.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether requests can be done: the database answers, and has room for changes.
+/// Whether requests can be done: the database answers, and has room for changes. Where there are several masters, also
+/// that this one leads; [`Door`](super::door::Door) answers for those that stand by.
 pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
     if let Some(why) = call.application.database.unwritable().await? {
         let hint = "free space on the disk of the master's database";
         return Err(Failure::new(Code::Unavailable, format!("the database cannot be written: {why}\nhint: {hint}")));
     }
-    Reply::json(&json!({"status": "up"}))
+    let Some(term) = &call.application.term else { return Reply::json(&json!({"status": "up"})) };
+    Reply::json(&json!({
+        "status": "up",
+        "role": "leader",
+        "address": term.seat.address,
+        "leader": term.seat.address,
+        "epoch": term.epoch,
+        "since": term.since,
+    }))
 }
 
 /// What Prometheus reads: on this machine without a token, as its users expect; from elsewhere with one, because it
@@ -36,7 +45,8 @@ pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
 pub(crate) async fn measures(call: Call) -> Result<Reply, Failure> {
     let (database, cluster) = (&call.application.database, &call.application.cluster);
     let passes = cluster.scheduler_stats().passes();
-    let text = call.application.telemetry.text(&database.load(), passes, &cluster.goodput().seconds());
+    let text =
+        call.application.telemetry.text(&database.load(), passes, &cluster.goodput().seconds(), database.epoch());
     text.map(Reply::Measures).map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 

@@ -52,6 +52,12 @@ impl Failure {
         Failure { code: Code::NotFound, message: message.into(), status }
     }
 
+    /// Another server was to do it, and was lost meanwhile.
+    pub(crate) fn bad_gateway(message: impl Into<String>) -> Failure {
+        let status = Some(StatusCode::BAD_GATEWAY);
+        Failure { code: Code::Unavailable, message: message.into(), status }
+    }
+
     fn status(&self) -> StatusCode {
         self.status.unwrap_or(match self.code {
             Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,

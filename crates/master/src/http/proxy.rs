@@ -181,7 +181,7 @@ async fn relay(caller: OnUpgrade, task: OnUpgrade, application: Arc<Application>
 }
 
 /// Removes what belongs to one connection: the known ones, and those that `Connection` names.
-fn without_those_of_the_connection(headers: &mut HeaderMap) {
+pub(super) fn without_those_of_the_connection(headers: &mut HeaderMap) {
     let named: Vec<String> = headers
         .get_all(header::CONNECTION)
         .iter()

@@ -73,8 +73,8 @@ fn router_of(
 /// The answer to what no route serves; strangers are told nothing else than by a route.
 fn refused(application: &Application, request: &Request, failure: Failure) -> Response<Body> {
     let id = request_id::of(request.headers());
-    let checked =
-        check_framing(request.extensions()).and_then(|()| check_origin(request.headers(), &application.allowed_hosts));
+    let checked = check_framing(request.extensions())
+        .and_then(|()| check_origin(request.extensions(), request.headers(), &application.allowed_hosts));
     let failure = checked.err().unwrap_or(failure);
     request_id::mark(closed(failure.response("", &id)), &id)
 }
@@ -177,7 +177,7 @@ async fn handle(
 ) -> Result<Reply, Failure> {
     let (mut head, body) = request.into_parts();
     check_framing(&head.extensions)?;
-    check_origin(&head.headers, &application.allowed_hosts)?;
+    check_origin(&head.extensions, &head.headers, &application.allowed_hosts)?;
     let (token, by_cookie) = match shown(&head.headers, &route, &application.cookies)? {
         Credential::None => (None, false),
         Credential::Bearer(token) => (Some(token), false),

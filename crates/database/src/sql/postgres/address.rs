@@ -125,6 +125,12 @@ impl Address {
         Ok(Address { config, schema, encryption, place })
     }
 
+    /// The same for one of several masters, whose sessions are called otherwise: another one may end them.
+    pub(crate) fn of_several(mut self) -> Address {
+        self.config.application_name(super::standby::OF_SEVERAL);
+        self
+    }
+
     /// How people call it: `user@host:port/database, schema instep`.
     pub fn place(&self) -> &str {
         &self.place

@@ -6,6 +6,7 @@
 
 mod address;
 mod dialect;
+mod standby;
 mod tls;
 mod values;
 
@@ -258,16 +259,9 @@ impl Connection {
     /// still have it; an earlier session of ours, which only the server takes for alive, is ended.
     fn take_lock(&self, client: &mut Client) -> Result<()> {
         let (begin, mut patience) = (Instant::now(), LOCK_PATIENCE);
-        let schema = self.address.schema();
-        let sql = format!(
-            "SELECT pg_try_advisory_lock($1, hashtext($2)), pid, {SESSION_START} FROM pg_stat_activity \
-             WHERE pid = pg_backend_pid()"
-        );
         loop {
-            let taken = client.query_one(&sql, &[&LOCKS, &schema]);
-            let taken = taken.map_err(|error| self.meaning(&error, client.is_closed()))?;
-            if taken.get(0) {
-                self.locked_by.set(Some((taken.get(1), taken.get(2))));
+            if let Some(session) = self.ask_for_lock(client)? {
+                self.locked_by.set(Some(session));
                 return Ok(());
             }
             if self.end_own_session(client)? {
@@ -278,6 +272,17 @@ impl Connection {
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Takes the lock if it is free, and gives the session that has it then.
+    fn ask_for_lock(&self, client: &mut Client) -> Result<Option<(i32, i64)>> {
+        let sql = format!(
+            "SELECT pg_try_advisory_lock($1, hashtext($2)), pid, {SESSION_START} FROM pg_stat_activity \
+             WHERE pid = pg_backend_pid()"
+        );
+        let taken = client.query_one(&sql, &[&LOCKS, &self.address.schema()]);
+        let taken = taken.map_err(|error| self.meaning(&error, client.is_closed()))?;
+        Ok(taken.get::<_, bool>(0).then(|| (taken.get(1), taken.get(2))))
     }
 
     /// Ends the session that has the lock, if it is an earlier one of this connection. Gives whether it is.

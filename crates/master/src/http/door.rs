@@ -1,0 +1,271 @@
+//! What every request comes to first where there are several masters: the leader's own routes, or the way to the leader.
+//!
+//! A request waits a moment for a leader while one takes over from another, as long as none of it has been sent: clients
+//! rarely notice. `/health` and `/metrics` are about this process, whoever leads.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use instep_api::error::Code;
+use instep_database::{Leader, Seat};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::failure::Failure;
+use super::forwarded;
+use super::guard::{Vouched, check_framing, check_origin};
+use super::request_id;
+use super::way::{Trouble, Way};
+use crate::peer::Peer;
+use crate::standby::{Role, Term};
+use crate::sync::lock;
+use crate::telemetry;
+
+/// How long a request waits for a leader.
+const HOLD: Duration = Duration::from_secs(5);
+/// Before the leader is tried once more.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Which of the two ports it is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Port {
+    /// Of the API and the pages.
+    Master,
+    /// Of the pages of tasks.
+    Tasks,
+}
+
+/// The door of one port.
+pub(crate) struct Door {
+    port: Port,
+    /// Where the other masters reach this one, and by which secret they will know each other when it leads.
+    own: Seat,
+    allowed_hosts: Vec<String>,
+    role: watch::Receiver<Role>,
+    /// What answers here, once this process leads.
+    routes: OnceLock<Router>,
+    way: Mutex<Option<Arc<Way>>>,
+}
+
+impl Door {
+    pub(crate) fn new(port: Port, own: &Seat, allowed_hosts: Vec<String>, role: watch::Receiver<Role>) -> Arc<Door> {
+        let (routes, way) = (OnceLock::new(), Mutex::default());
+        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way })
+    }
+
+    /// What serves at this door.
+    pub(crate) fn router(self: &Arc<Door>) -> Router {
+        let door = Arc::clone(self);
+        Router::new().fallback(move |ConnectInfo(peer): ConnectInfo<Peer>, request: Request| {
+            let door = Arc::clone(&door);
+            async move { door.answer(peer, request).await }
+        })
+    }
+
+    /// Whether another master takes this one for the leader. What a client claims is dropped.
+    fn is_meant(&self, forwarded: Option<&HeaderValue>) -> bool {
+        forwarded.is_some_and(|value| forwarded::caller(value, &self.own.peer_secret).is_some())
+    }
+
+    /// Opens the leader's own routes. The role is told afterwards.
+    pub(crate) fn open(&self, routes: Router) {
+        // It leads once in its life.
+        let _ = self.routes.set(routes);
+    }
+
+    async fn answer(&self, peer: Peer, mut request: Request) -> Response<Body> {
+        let forwarded = forwarded::take(request.headers_mut());
+        let id = request_id::of(request.headers());
+        let path = request.uri().path().to_owned();
+        let refused = |failure: Failure| {
+            let mut response = failure.response(&path, &id);
+            if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+                response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            request_id::mark(response, &id)
+        };
+        let (mut role, deadline) = (self.role.clone(), Instant::now() + HOLD);
+        let mut trouble = None;
+        loop {
+            let current = role.borrow_and_update().clone();
+            match current {
+                Role::Leads(term) => {
+                    return match self.lead(&term, peer, forwarded, request).await {
+                        Ok(response) => response,
+                        Err(failure) => refused(failure),
+                    };
+                }
+                // Another master, which has passed it on, has been told that this one leads: it will in a moment, or not.
+                _ if self.is_meant(forwarded.as_ref()) => {}
+                other => {
+                    if let Some(own) = self.own_answer(&other, request.method(), &path) {
+                        return own;
+                    }
+                    match self.follow(other, peer, request).await {
+                        Ok(response) => return response,
+                        Err(Ended::Refused(failure)) => return refused(failure),
+                        Err(Ended::Again(unsent, why)) => (request, trouble) = (*unsent, why.or(trouble)),
+                    }
+                }
+            }
+            if Instant::now() >= deadline {
+                let what = trouble.unwrap_or_else(|| "no master leads at the moment".to_owned());
+                let hint = "try again in a moment; `instep master status` shows who leads";
+                return refused(Failure::new(Code::Unavailable, format!("{what}\nhint: {hint}")));
+            }
+            // A leader that could not be reached is tried again; a new one at once.
+            let again = if trouble.is_some() { deadline.min(Instant::now() + PAUSE) } else { deadline };
+            let _ = timeout_at(again, role.changed()).await;
+        }
+    }
+
+    /// Answers as the leader.
+    async fn lead(
+        &self,
+        term: &Term,
+        mut peer: Peer,
+        forwarded: Option<HeaderValue>,
+        mut request: Request,
+    ) -> Result<Response<Body>, Failure> {
+        if let Some(value) = forwarded {
+            let Some(caller) = forwarded::caller(&value, &term.seat.peer_secret) else {
+                let what = "this request was passed on by a master that does not know who leads now";
+                return Err(Failure::new(Code::Unavailable, what));
+            };
+            peer = Peer { remote: caller, forwarded: true, ..peer };
+            request.extensions_mut().insert(Vouched);
+        }
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let Some(routes) = self.routes.get() else {
+            return Err(Failure::new(Code::Internal, "this master leads without routes"));
+        };
+        match TowerToHyperService::new(routes.clone()).call(request).await {
+            Ok(response) => Ok(response),
+            Err(never) => match never {},
+        }
+    }
+
+    /// Passes a request on to the leader, if there is one.
+    async fn follow(&self, role: Role, peer: Peer, mut request: Request) -> Result<Response<Body>, Ended> {
+        check_framing(request.extensions()).map_err(Ended::Refused)?;
+        check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map_err(Ended::Refused)?;
+        let Role::Follows(leader) = role else { return Err(Ended::Again(Box::new(request), None)) };
+        let way = self.way(&leader).map_err(|why| Ended::Refused(Failure::new(Code::Internal, why)))?;
+        let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
+            return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
+        };
+        request.headers_mut().insert(forwarded::FORWARDED, value);
+        let again = repeatable(&request);
+        let address = &leader.seat.address;
+        match way.pass(request).await {
+            Ok(response) => Ok(response),
+            Err(Trouble::Unsent(mut request, why)) => {
+                forwarded::take(request.headers_mut());
+                Err(Ended::Again(request, Some(format!("the leader at {address} cannot be reached: {why}"))))
+            }
+            Err(Trouble::Lost(why)) => match again {
+                Some(request) => {
+                    Err(Ended::Again(Box::new(request), Some(format!("the leader at {address} was lost: {why}"))))
+                }
+                None => Err(Ended::Refused(Failure::bad_gateway(format!(
+                    "the leader at {address} was lost while it had this request: {why}\n\
+                     hint: nobody knows whether it was done; look, and do it again if it was not"
+                )))),
+            },
+        }
+    }
+
+    /// The way to a leader, which is made once for its term.
+    fn way(&self, leader: &Leader) -> Result<Arc<Way>, String> {
+        let mut known = lock(&self.way);
+        if let Some(way) = known.as_ref().filter(|way| way.epoch() == leader.epoch) {
+            return Ok(Arc::clone(way));
+        }
+        let address = match self.port {
+            Port::Master => &leader.seat.address,
+            Port::Tasks => &leader.seat.tasks_address,
+        };
+        let way = Arc::new(Way::to(leader, address, self.role.clone())?);
+        *known = Some(Arc::clone(&way));
+        Ok(way)
+    }
+
+    /// What is asked about this process, and not about the cluster.
+    fn own_answer(&self, role: &Role, method: &Method, path: &str) -> Option<Response<Body>> {
+        match (self.port, method, path) {
+            (Port::Master, &Method::GET, "/health") => Some(self.health(role)),
+            (Port::Master, &Method::GET, "/metrics") => Some(measures(role)),
+            _ => None,
+        }
+    }
+
+    /// What this process is, for load balancers and people: 200 if requests are answered.
+    fn health(&self, role: &Role) -> Response<Body> {
+        let (status, mut answer) = match role {
+            Role::Follows(leader) => (
+                StatusCode::OK,
+                json!({
+                    "status": "up",
+                    "leader": leader.seat.address,
+                    "epoch": leader.epoch,
+                    "since": leader.since,
+                    "leaseAgeSeconds": leader.lease_age.as_secs_f64(),
+                }),
+            ),
+            Role::Nobody(why) => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "down", "message": why})),
+            Role::Starting | Role::Leads(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "down", "message": "this master is taking over"}))
+            }
+        };
+        answer["role"] = "standby".into();
+        answer["address"] = self.own.address.as_str().into();
+        let mut response = Response::new(Body::from(answer.to_string()));
+        *response.status_mut() = status;
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response
+    }
+}
+
+/// Why a request has no answer of the leader's.
+enum Ended {
+    Refused(Failure),
+    /// It was not sent, or can be sent again; why not, if it was tried.
+    Again(Box<Request>, Option<String>),
+}
+
+/// A copy of a request that may be asked twice and has no body.
+fn repeatable(request: &Request) -> Option<Request> {
+    let empty = hyper::body::Body::is_end_stream(request.body());
+    if !empty
+        || !matches!(*request.method(), Method::GET | Method::HEAD)
+        || super::proxy::asks_for_websocket(request.headers())
+    {
+        return None;
+    }
+    let mut copy = Request::new(Body::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    forwarded::take(copy.headers_mut());
+    Some(copy)
+}
+
+/// What Prometheus reads of a master that stands by.
+fn measures(role: &Role) -> Response<Body> {
+    let text = telemetry::of_standby(role.epoch()).unwrap_or_default();
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(super::routes::MEASURES));
+    response
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

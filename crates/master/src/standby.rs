@@ -1,0 +1,199 @@
+//! One of several masters on one PostgreSQL: it stands by, and leads when nobody else does.
+//!
+//! A thread looks at the server every few hundred milliseconds ([`instep_database::Contender`] decides) and tells all
+//! requests what this process is at the moment: its [`Role`]. When it has the lock it opens the database, once: a process
+//! that has led and may not any more begins anew.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use instep_api::wire::Timestamp;
+use instep_database::{Contender, Database, Leader, Look, Opening, Seat};
+use tokio::sync::{oneshot, watch};
+
+/// Between two looks at who leads.
+const PAUSE: Duration = Duration::from_millis(300);
+/// The same while a leader's session is being ended.
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause while the server is away.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A term of this process as the leader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Term {
+    pub epoch: i64,
+    pub since: Timestamp,
+    pub seat: Seat,
+}
+
+/// What this process is to those who ask it for something.
+#[derive(Debug, Clone)]
+pub(crate) enum Role {
+    /// Nobody is known to lead, and why.
+    Nobody(String),
+    /// This process has the lock, and begins with what the database says.
+    Starting,
+    /// Another master leads.
+    Follows(Arc<Leader>),
+    /// This one does.
+    Leads(Arc<Term>),
+}
+
+impl Role {
+    /// The number of the term, if somebody leads.
+    pub(crate) fn epoch(&self) -> Option<i64> {
+        match self {
+            Role::Nobody(_) | Role::Starting => None,
+            Role::Follows(leader) => Some(leader.epoch),
+            Role::Leads(term) => Some(term.epoch),
+        }
+    }
+}
+
+/// What the thread needs.
+pub(crate) struct Candidacy {
+    pub contender: Contender,
+    pub seat: Seat,
+    /// Folders that must be there for a master to lead.
+    pub folders: Vec<PathBuf>,
+    pub opening: Box<dyn Fn() -> Opening + Send>,
+    pub role: watch::Sender<Role>,
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Candidacy {
+    /// Stands by until this process leads; gives the database then, and nothing if it is to stop.
+    pub(crate) fn run(mut self) -> Option<Database> {
+        let (mut failures, mut said) = (0, String::new());
+        while !self.stop.load(Ordering::Relaxed) {
+            let unfit = missing(&self.folders);
+            let pause = match self.contender.look(unfit.as_deref()) {
+                Ok(Look::Won) => {
+                    self.become_(Role::Starting);
+                    tracing::info!("taking over: nobody else leads");
+                    match self.contender.lead(&(self.opening)(), &self.seat) {
+                        Ok(database) => return Some(database),
+                        Err(error) => {
+                            self.say(&mut said, &format!("cannot lead: {}", chain(&error)));
+                            LONGEST_PAUSE
+                        }
+                    }
+                }
+                Ok(Look::Leads(leader)) => {
+                    (failures, said) = (0, String::new());
+                    self.follow(*leader);
+                    PAUSE
+                }
+                Ok(Look::Nobody(why)) => {
+                    failures = 0;
+                    self.say(&mut said, &why);
+                    SHORT_PAUSE
+                }
+                Err(error) => {
+                    let why = format!("cannot see who leads: {}", chain(&error));
+                    // Whoever led may lead still: the server is away from here, or from everybody.
+                    if matches!(*self.role.borrow(), Role::Follows(_)) && failures < 3 {
+                        tracing::debug!("{why}");
+                    } else {
+                        self.say(&mut said, &why);
+                    }
+                    failures += 1;
+                    LONGEST_PAUSE.min(PAUSE * 2_u32.saturating_pow(failures.min(8)))
+                }
+            };
+            self.wait(pause);
+        }
+        None
+    }
+
+    /// Tells that nobody leads; people are told once for each reason.
+    fn say(&self, said: &mut String, why: &str) {
+        if said != why {
+            tracing::warn!("standing by, without a leader: {why}");
+            why.clone_into(said);
+        }
+        self.become_(Role::Nobody(why.to_owned()));
+    }
+
+    fn follow(&self, leader: Leader) {
+        if leader.seat.address == self.seat.address {
+            tracing::debug!("the leader has this master's address; it may be an earlier one of this process");
+        }
+        if self.role.borrow().epoch() != Some(leader.epoch) {
+            let (epoch, address) = (leader.epoch, leader.seat.address.as_str());
+            tracing::info!(epoch, leader = address, "standing by");
+        }
+        self.become_(Role::Follows(Arc::new(leader)));
+    }
+
+    /// Changes the role. Only those who wait for another leader are woken, not at every look.
+    fn become_(&self, role: Role) {
+        self.role.send_if_modified(|current| {
+            let same = match (&*current, &role) {
+                (Role::Follows(before), Role::Follows(now)) => before.epoch == now.epoch,
+                (Role::Nobody(_), Role::Nobody(_)) => true,
+                _ => false,
+            };
+            *current = role;
+            !same
+        });
+    }
+
+    fn wait(&self, pause: Duration) {
+        let end = std::time::Instant::now() + pause;
+        while std::time::Instant::now() < end && !self.stop.load(Ordering::Relaxed) {
+            std::thread::sleep(SHORT_PAUSE.min(pause));
+        }
+    }
+}
+
+/// Starts the thread; the database comes when this process leads. It ends with that, or soon after it is told to stop.
+pub(crate) fn start(candidacy: Candidacy) -> std::io::Result<oneshot::Receiver<Database>> {
+    let (won, winning) = oneshot::channel();
+    let work = move || {
+        if let Some(database) = candidacy.run() {
+            // If nobody takes it the process is ending, and it is closed here.
+            drop(won.send(database));
+        }
+    };
+    std::thread::Builder::new().name("instep-standby".to_owned()).spawn(work)?;
+    Ok(winning)
+}
+
+/// Why this machine must not lead: the folder that it does not see.
+fn missing(folders: &[PathBuf]) -> Option<String> {
+    let folder = folders.iter().find(|folder| !folder.is_dir())?;
+    Some(format!(
+        "this machine does not see the folder {}, in which checkpoints are: mount it, or say where they are with \
+         --checkpoints and --storage-root",
+        folder.display()
+    ))
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_the_folders_of_checkpoints_is_unfit() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(missing(&[]), None);
+        assert_eq!(missing(&[folder.path().to_owned()]), None);
+        let lacking = folder.path().join("lacking");
+        let said = missing(&[folder.path().to_owned(), lacking.clone()]).unwrap();
+        assert!(said.contains(lacking.to_str().unwrap()), "{said}");
+    }
+}

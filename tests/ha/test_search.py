@@ -1,0 +1,170 @@
+"""Takeovers of every kind, one after the other, while a search runs: no trial runs twice, and none is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Runner
+from detached.conftest import Client
+from detached.postgres import Postgres
+from managed.conftest import Cluster
+from managed.faults import CONTEXT, Work
+
+from .conftest import TAKEOVER_S, Masters, Member
+
+TAKEOVERS = 50
+TRIALS = 24
+
+
+class AnyMaster(Client):
+    """A client that asks the next master when one gives no answer, as clients with several addresses do."""
+
+    def __init__(self, masters: Masters, token: str) -> None:
+        super().__init__(masters.members[0].address, token)
+        self._masters = masters
+
+    def raw(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send bytes until somebody does what they say."""
+        deadline = time.monotonic() + TAKEOVER_S
+        while True:
+            for member in self._masters.members:
+                self.address = member.address
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    found = super().raw(method, path, body, headers)
+                    if found[0] not in (502, 503) or time.monotonic() > deadline:
+                        return found
+            assert time.monotonic() < deadline, self._masters.told()
+            time.sleep(0.1)
+
+
+class Addresses:
+    """What agents and tests know of the cluster."""
+
+    def __init__(self, masters: Masters) -> None:
+        self.address = ",".join(member.address for member in masters.members)
+
+
+@pytest.fixture
+def cluster(
+    run: Runner, instep: Path, python: Path, masters: Masters, tmp_path: Path, wait_until: Callable[..., None]
+) -> Iterator[Cluster]:
+    """Three masters, and agents that know all of them."""
+    for _ in range(3):
+        masters.start("--checkpoints", str(tmp_path))
+    leader = masters.leader().client
+    token = leader.login().token
+    assert token is not None
+    # Whoever has no password logs in at the leader's own machine alone, and agents come from anywhere.
+    (tmp_path / "token").write_text(leader.login("admin")("POST", "/api/v1/agents/tokens", {"name": "all"})["token"])
+    known: Any = Addresses(masters)
+    made = Cluster(run, instep, python, known, tmp_path, wait_until, AnyMaster(masters, token))
+    yield made
+    made.end()
+
+
+def start_agent(cluster: Cluster, name: str) -> None:
+    cluster.agent(name, 2, "--token-file", str(cluster.folder / "token"))
+
+
+def kill(_masters: Masters, leader: Member, _server: Postgres) -> None:
+    leader.signal(signal.SIGKILL)
+    leader.process.wait()
+    leader.process = leader.start()
+
+
+def end(_masters: Masters, leader: Member, _server: Postgres) -> None:
+    leader.signal(signal.SIGTERM)
+    leader.process.wait().expect(0)
+    leader.process = leader.start()
+
+
+def stop(masters: Masters, leader: Member, _server: Postgres) -> None:
+    leader.signal(signal.SIGSTOP)
+    others = [member for member in masters.members if member is not leader]
+    masters.wait_until(lambda: any(member.leads() for member in others), TAKEOVER_S, masters.told)
+    leader.signal(signal.SIGCONT)
+
+
+def cut(_masters: Masters, _leader: Member, server: Postgres) -> None:
+    # Whoever is first takes the lock.
+    server.psql("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+
+
+def restart(_masters: Masters, _leader: Member, server: Postgres) -> None:
+    server.restart()
+
+
+def disturb(masters: Masters, server: Postgres, chance: random.Random) -> None:
+    """Do something to the leader, and wait until all agree who leads."""
+    leader = masters.leader()
+    kinds = [kill, kill, kill, end, cut, restart, stop]
+    chance.choice(kinds)(masters, leader, server)
+    masters.leader()
+
+
+def run_search(cluster: Cluster, folder: Path, python: Path, name: str) -> Work:
+    """Begin a search with a folder of its own to watch it."""
+    (folder / name).mkdir()
+    work = Work(cluster, folder / name, python)
+    searcher = {"name": "random", "metric": "x", "max_trials": TRIALS, "smaller_is_better": False}
+    hyperparameters = {"a": {"type": "int", "minval": 1, "maxval": 1000}}
+    work.begin(searcher=searcher, hyperparameters=hyperparameters)
+    return work
+
+
+def takeovers(
+    cluster: Cluster, masters: Masters, server: Postgres, folder: Path, python: Path, count: int, seed: int
+) -> None:
+    assert CONTEXT.is_dir()
+    chance = random.Random(seed)
+    for agent in ("one", "two"):
+        start_agent(cluster, agent)
+    done, searches = 0, 0
+    while done < count:
+        searches += 1
+        work = run_search(cluster, folder, python, f"search-{searches}")
+        while done < count and cluster.experiment(work.number)["state"] != "STATE_COMPLETED":
+            time.sleep(chance.uniform(0.2, 2))
+            disturb(masters, server, chance)
+            done += 1
+        cluster.wait_for(work.number, "STATE_COMPLETED", 300)
+        work.check(TRIALS)
+    print(f"{done} takeovers in {searches} searches; the last term is {masters.leader().health()['epoch']}")
+
+
+def test_a_search_does_not_notice_that_the_leader_is_killed(
+    cluster: Cluster, masters: Masters, python: Path, tmp_path: Path
+) -> None:
+    start_agent(cluster, "one")
+    work = Work(cluster, tmp_path, python)
+    work.begin("training")
+    work.wait_for("training")
+    known = {member.address for member in masters.members}
+    scripts = [each for each in cluster.agents["one"].left_behind() if each.cmdline()[-1:] == ["steady.py"]]
+    assert scripts
+    assert not {each.environ()["DET_MASTER"] for each in scripts} & known, "any client in it outlives each of them"
+    leader = masters.leader()
+    leader.signal(signal.SIGKILL)
+    leader.process.wait()
+    assert masters.leader() is not leader
+    work.release("training")
+    work.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_fifty_takeovers_under_a_search(
+    cluster: Cluster, masters: Masters, server: Postgres, python: Path, tmp_path: Path
+) -> None:
+    takeovers(cluster, masters, server, tmp_path, python, TAKEOVERS, 7)

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+import pytest
+
 from conftest import Runner
 from detached.conftest import Client
 from detached.postgres import Postgres
@@ -214,3 +217,33 @@ def test_the_leader_knows_who_asks_by_way_of_another_master_and_believes_nobody_
     # Who is local to one master is not to another: nobody without a password logs in there.
     assert asked_from("127.0.0.1", second, json.dumps({"username": "determined"}).encode(), {}) == 403
     assert Client(second.address, admin.token).raw("GET", "/api/v1/me", headers={"Host": "elsewhere.example"})[0] == 403
+
+
+@pytest.mark.soak
+def test_a_leader_that_hears_nothing_of_the_server_steps_down_and_goes_on_with_it(
+    masters: Masters, server: Postgres
+) -> None:
+    first, second = masters.start(), masters.start()
+    assert masters.leader() is first
+    api = first.client.login()
+    trial = new_trial(api)
+    assert api.token is not None
+    postmaster = psutil.Process(int((Path(server.sockets) / "data/postmaster.pid").read_text().split()[0]))
+    # What is asked meanwhile has to wait, or is refused; nobody leads for sure.
+    stopped = [postmaster, *postmaster.children(recursive=True)]
+    for process in stopped:
+        process.suspend()
+    try:
+        masters.wait_until(
+            lambda: all(each.health().get("role") == "standby" for each in (first, second)), 90, masters.told
+        )
+        assert first.process.poll() is None, "it begins anew"
+    finally:
+        for process in stopped:
+            process.resume()
+    leader = masters.leader(90)
+    reporter = Reporter(leader.address, api.token, trial, 1)
+    path = f"/api/v1/trials/{trial}/reports"
+    assert Client(leader.address, api.token).raw("POST", path, reporter.batch(1))[0] == 200
+    reporter.acknowledged = 1
+    check(Client(leader.address, api.token), [reporter])

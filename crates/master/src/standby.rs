@@ -7,15 +7,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use instep_api::wire::Timestamp;
-use instep_database::{Contender, Database, Leader, Look, Opening, Seat};
+use instep_database::{Contender, Database, LEASE, Leader, Look, Opening, Seat};
 use tokio::sync::{oneshot, watch};
 
 /// Between two looks at who leads.
 const PAUSE: Duration = Duration::from_millis(300);
-/// The same while a leader's session is being ended.
+/// The same while somebody takes over.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause while the server is away.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ pub(crate) struct Candidacy {
 impl Candidacy {
     /// Stands by until this process leads; gives the database then, and nothing if it is to stop.
     pub(crate) fn run(mut self) -> Option<Database> {
-        let (mut failures, mut said) = (0, String::new());
+        let (mut failures, mut said, mut seen) = (0, String::new(), Instant::now());
         while !self.stop.load(Ordering::Relaxed) {
             let unfit = missing(&self.folders);
             let pause = match self.contender.look(unfit.as_deref()) {
@@ -82,19 +82,22 @@ impl Candidacy {
                     }
                 }
                 Ok(Look::Leads(leader)) => {
+                    seen = Instant::now();
                     (failures, said) = (0, String::new());
                     self.follow(*leader);
                     PAUSE
                 }
                 Ok(Look::Nobody(why)) => {
                     failures = 0;
+                    // At first it may be over in a moment.
+                    let pause = if said == why { PAUSE } else { SHORT_PAUSE };
                     self.say(&mut said, &why);
-                    SHORT_PAUSE
+                    pause
                 }
                 Err(error) => {
                     let why = format!("cannot see who leads: {}", chain(&error));
                     // Whoever led may lead still: the server is away from here, or from everybody.
-                    if matches!(*self.role.borrow(), Role::Follows(_)) && failures < 3 {
+                    if matches!(*self.role.borrow(), Role::Follows(_)) && seen.elapsed() < LEASE {
                         tracing::debug!("{why}");
                     } else {
                         self.say(&mut said, &why);
@@ -118,9 +121,6 @@ impl Candidacy {
     }
 
     fn follow(&self, leader: Leader) {
-        if leader.seat.address == self.seat.address {
-            tracing::debug!("the leader has this master's address; it may be an earlier one of this process");
-        }
         if self.role.borrow().epoch() != Some(leader.epoch) {
             let (epoch, address) = (leader.epoch, leader.seat.address.as_str());
             tracing::info!(epoch, leader = address, "standing by");
@@ -142,8 +142,8 @@ impl Candidacy {
     }
 
     fn wait(&self, pause: Duration) {
-        let end = std::time::Instant::now() + pause;
-        while std::time::Instant::now() < end && !self.stop.load(Ordering::Relaxed) {
+        let end = Instant::now() + pause;
+        while Instant::now() < end && !self.stop.load(Ordering::Relaxed) {
             std::thread::sleep(SHORT_PAUSE.min(pause));
         }
     }

@@ -106,6 +106,9 @@ impl Door {
                 // Another master, which has passed it on, has been told that this one leads: it will in a moment, or not.
                 _ if self.is_meant(forwarded.as_ref()) => {}
                 other => {
+                    if let Some(failure) = came_back(forwarded.as_ref(), &other) {
+                        return refused(failure);
+                    }
                     if let Some(own) = self.own_answer(&other, request.method(), &path) {
                         return own;
                     }
@@ -234,6 +237,20 @@ impl Door {
     }
 }
 
+/// Why a request is passed on no more: it was already, to an address that is not the leader's alone.
+fn came_back(forwarded: Option<&HeaderValue>, role: &Role) -> Option<Failure> {
+    let Role::Follows(leader) = role else { return None };
+    forwarded::caller(forwarded?, &leader.seat.peer_secret)?;
+    Some(Failure::new(
+        Code::Unavailable,
+        format!(
+            "a request for the leader at {} came to a master that stands by\n\
+             hint: each master's --advertise must lead to that master alone, not to all of them",
+            leader.seat.address
+        ),
+    ))
+}
+
 /// Why a request has no answer of the leader's.
 enum Ended {
     Refused(Failure),
@@ -268,4 +285,49 @@ fn measures(role: &Role) -> Response<Body> {
 
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use instep_api::wire::Timestamp;
+
+    use super::*;
+
+    fn follows(secret: &str) -> Role {
+        let seat = Seat {
+            address: "http://a:1".to_owned(),
+            tasks_address: "http://a:2".to_owned(),
+            certificate: None,
+            peer_secret: secret.to_owned(),
+        };
+        Role::Follows(Arc::new(Leader { epoch: 1, since: Timestamp(0), seat, lease_age: Duration::ZERO }))
+    }
+
+    #[test]
+    fn a_request_goes_round_no_circle() {
+        let value = forwarded::value("secret", "10.0.0.1:1".parse().unwrap());
+        let refused = came_back(value.as_ref(), &follows("secret")).unwrap();
+        assert!(refused.message.contains("--advertise"), "{}", refused.message);
+        assert_eq!(came_back(value.as_ref(), &follows("other")), None, "what a client claims");
+        assert_eq!(came_back(None, &follows("secret")), None);
+        assert_eq!(came_back(value.as_ref(), &Role::Starting), None);
+    }
+
+    #[test]
+    fn what_has_no_body_and_changes_nothing_may_be_asked_again() {
+        let request = |method: Method, body: Body| {
+            let mut request = Request::new(body);
+            *request.method_mut() = method;
+            request
+        };
+        assert!(repeatable(&request(Method::GET, Body::empty())).is_some());
+        assert!(repeatable(&request(Method::GET, Body::from("x"))).is_none());
+        assert!(repeatable(&request(Method::POST, Body::empty())).is_none());
+        let mut websocket = request(Method::GET, Body::empty());
+        websocket.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        websocket.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        assert!(repeatable(&websocket).is_none());
+    }
 }

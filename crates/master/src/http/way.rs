@@ -78,9 +78,18 @@ impl Way {
     pub(crate) async fn pass(&self, mut request: Request<Body>) -> Result<Response<Body>, Trouble> {
         let upgrade = request.extensions_mut().remove::<OnUpgrade>();
         let request = prepared(request);
-        tokio::select! {
-            answer = self.send(request) => Ok(self.answered(answer?, upgrade)),
+        let sent = tokio::select! {
+            sent = self.send(request) => sent,
             () = self.over() => Err(Trouble::Lost("its term has ended".to_owned())),
+        };
+        match (sent, upgrade) {
+            (Ok(answer), upgrade) => Ok(self.answered(answer, upgrade)),
+            // To be asked elsewhere it has to be whole.
+            (Err(Trouble::Unsent(mut request, why)), Some(upgrade)) => {
+                request.extensions_mut().insert(upgrade);
+                Err(Trouble::Unsent(request, why))
+            }
+            (Err(trouble), _) => Err(trouble),
         }
     }
 

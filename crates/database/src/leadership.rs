@@ -27,6 +27,8 @@ pub struct Seat {
     pub certificate: Option<Vec<u8>>,
     /// Made for this term.
     pub peer_secret: String,
+    /// The settings that decide who may do what, in words: all masters have the same.
+    pub settings: String,
 }
 
 impl std::fmt::Debug for Seat {
@@ -179,6 +181,7 @@ mod tests {
             tasks_address: "http://a:2".into(),
             certificate: None,
             peer_secret: "s".into(),
+            settings: String::new(),
         };
         Sight {
             now: now * SECOND,

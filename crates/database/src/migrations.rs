@@ -146,9 +146,9 @@ pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening, seat: O
     transaction.execute("DELETE FROM leader", [])?;
     if let Some(seat) = seat {
         transaction.execute(
-            "INSERT INTO leader (name, epoch, address, tasks_address, certificate, peer_secret, renewed_at) \
-             VALUES ('master', ?, ?, ?, ?, ?, 0)",
-            params![epoch, seat.address, seat.tasks_address, seat.certificate, seat.peer_secret],
+            "INSERT INTO leader (name, epoch, address, tasks_address, certificate, peer_secret, settings, renewed_at) \
+             VALUES ('master', ?, ?, ?, ?, ?, ?, 0)",
+            params![epoch, seat.address, seat.tasks_address, seat.certificate, seat.peer_secret, seat.settings],
         )?;
         transaction.renew(epoch)?;
     }

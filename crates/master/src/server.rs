@@ -29,7 +29,7 @@ use crate::port_holder;
 use crate::presence::Presence;
 use crate::random;
 use crate::sites::{Sites, host_of_origin};
-use crate::standby::{self, Candidacy, Role, Term};
+use crate::standby::{self, Candidacy, Role, Term, Won};
 use crate::storage::StorageRoots;
 use crate::webhooks::WebhookOptions;
 
@@ -290,6 +290,7 @@ async fn stand_by(
         tasks_address: at_port(own, site.task_address.port()),
         certificate: bound.certificate.clone(),
         peer_secret: random::token(),
+        settings: shared_settings(options),
     };
     let (role, watching) = watch::channel(Role::Nobody("this master has just started".to_owned()));
     let door = |port| Door::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
@@ -315,14 +316,20 @@ async fn stand_by(
         won = winning => won.ok(),
     };
     stop.store(true, Ordering::Relaxed);
-    let Some(database) = won else {
+    let Some(Won { database, has_followed }) = won else {
         tracing::info!("ending");
         serving.end(HAND_OVER).await;
         return Ok(());
     };
     *led = Some(database.clone());
     database.limit_logs(options.task_log_limit);
-    check_passwords(address, &database).await?;
+    if let Err(error) = check_passwords(address, &database).await {
+        // A cluster that works goes on; nobody logs in without a password from another machine anyway.
+        if !has_followed {
+            return Err(error);
+        }
+        tracing::error!("{error}: give each of them a password");
+    }
     let term = Arc::new(Term { epoch: database.epoch(), since: now(), seat });
     let work = Work::begin(options, &database, &site, Some(Arc::clone(&term))).await?;
     master.open(router(&work.application));
@@ -341,6 +348,12 @@ async fn stand_by(
     serving.end(HAND_OVER).await;
     work.end().await;
     stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
+}
+
+/// What all masters must have set alike, so that who may do what stays the same when another one leads.
+fn shared_settings(options: &Options) -> String {
+    let yes = |is: bool| if is { "yes" } else { "no" };
+    format!("roles: {}, encryption: {}", yes(options.roles), yes(options.encryption.is_some()))
 }
 
 /// An origin with another port.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -317,6 +318,12 @@ impl Settings {
             return refused(
                 "--advertise says where other masters reach this one, and --port 0 is another port after each start",
                 "choose a --port",
+            );
+        }
+        if host_of_origin(own).parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
+            return refused(
+                &format!("--advertise says {own}, which is every machine's own address"),
+                "give this machine's name, or an address at which the other masters reach it",
             );
         }
         if own.starts_with("https://") != self.encryption()?.is_some() {
@@ -681,6 +688,8 @@ mod tests {
         for (file, what) in [
             ("advertise: http://a:8080".to_owned(), "a file has one master"),
             (format!("{db}advertise: http://a:8080\nport: 0"), "another port after each start"),
+            (format!("{db}advertise: http://0.0.0.0:8080"), "every machine's own address"),
+            (format!("{db}advertise: 'http://[::]:8080'"), "every machine's own address"),
             (format!("{db}advertise: https://a:8080"), "not how this master serves"),
             (format!("{db}advertise: http://a:8080\ntls: {{self_signed: true}}"), "not how this master serves"),
         ] {

@@ -35,8 +35,8 @@ pub(crate) enum Role {
     Nobody(String),
     /// This process has the lock, and begins with what the database says.
     Starting,
-    /// Another master leads.
-    Follows(Arc<Leader>),
+    /// Another master leads, as was seen at that moment.
+    Follows(Arc<Leader>, Instant),
     /// This one does.
     Leads(Arc<Term>),
 }
@@ -46,7 +46,7 @@ impl Role {
     pub(crate) fn epoch(&self) -> Option<i64> {
         match self {
             Role::Nobody(_) | Role::Starting => None,
-            Role::Follows(leader) => Some(leader.epoch),
+            Role::Follows(leader, _) => Some(leader.epoch),
             Role::Leads(term) => Some(term.epoch),
         }
     }
@@ -65,16 +65,23 @@ pub(crate) struct Candidacy {
 
 impl Candidacy {
     /// Stands by until this process leads; gives the database then, and nothing if it is to stop.
-    pub(crate) fn run(mut self) -> Option<Database> {
+    pub(crate) fn run(mut self) -> Option<Won> {
         let (mut failures, mut said, mut seen) = (0, String::new(), Instant::now());
+        let (mut has_followed, mut differs, mut warned) = (false, None, None);
         while !self.stop.load(Ordering::Relaxed) {
-            let unfit = missing(&self.folders);
+            let unfit = missing(&self.folders).or_else(|| differs.clone());
+            if unfit != warned {
+                if let Some(why) = &unfit {
+                    tracing::warn!("this master does not take over: {why}");
+                }
+                warned.clone_from(&unfit);
+            }
             let pause = match self.contender.look(unfit.as_deref()) {
                 Ok(Look::Won) => {
                     self.become_(Role::Starting);
                     tracing::info!("taking over: nobody else leads");
                     match self.contender.lead(&(self.opening)(), &self.seat) {
-                        Ok(database) => return Some(database),
+                        Ok(database) => return Some(Won { database, has_followed }),
                         Err(error) => {
                             self.say(&mut said, &format!("cannot lead: {}", chain(&error)));
                             LONGEST_PAUSE
@@ -83,7 +90,8 @@ impl Candidacy {
                 }
                 Ok(Look::Leads(leader)) => {
                     seen = Instant::now();
-                    (failures, said) = (0, String::new());
+                    (failures, said, has_followed) = (0, String::new(), true);
+                    differs = difference(&self.seat.settings, &leader.seat.settings);
                     self.follow(*leader);
                     PAUSE
                 }
@@ -97,7 +105,7 @@ impl Candidacy {
                 Err(error) => {
                     let why = format!("cannot see who leads: {}", chain(&error));
                     // Whoever led may lead still: the server is away from here, or from everybody.
-                    if matches!(*self.role.borrow(), Role::Follows(_)) && seen.elapsed() < LEASE {
+                    if matches!(*self.role.borrow(), Role::Follows(..)) && seen.elapsed() < LEASE {
                         tracing::debug!("{why}");
                     } else {
                         self.say(&mut said, &why);
@@ -125,14 +133,14 @@ impl Candidacy {
             let (epoch, address) = (leader.epoch, leader.seat.address.as_str());
             tracing::info!(epoch, leader = address, "standing by");
         }
-        self.become_(Role::Follows(Arc::new(leader)));
+        self.become_(Role::Follows(Arc::new(leader), Instant::now()));
     }
 
     /// Changes the role. Only those who wait for another leader are woken, not at every look.
     fn become_(&self, role: Role) {
         self.role.send_if_modified(|current| {
             let same = match (&*current, &role) {
-                (Role::Follows(before), Role::Follows(now)) => before.epoch == now.epoch,
+                (Role::Follows(before, _), Role::Follows(now, _)) => before.epoch == now.epoch,
                 (Role::Nobody(_), Role::Nobody(_)) => true,
                 _ => false,
             };
@@ -149,13 +157,20 @@ impl Candidacy {
     }
 }
 
+/// What a master that leads from now on has.
+pub(crate) struct Won {
+    pub database: Database,
+    /// Whether another one led before, as far as it knows.
+    pub has_followed: bool,
+}
+
 /// Starts the thread; the database comes when this process leads. It ends with that, or soon after it is told to stop.
-pub(crate) fn start(candidacy: Candidacy) -> std::io::Result<oneshot::Receiver<Database>> {
+pub(crate) fn start(candidacy: Candidacy) -> std::io::Result<oneshot::Receiver<Won>> {
     let (won, winning) = oneshot::channel();
     let work = move || {
-        if let Some(database) = candidacy.run() {
+        if let Some(leads) = candidacy.run() {
             // If nobody takes it the process is ending, and it is closed here.
-            drop(won.send(database));
+            drop(won.send(leads));
         }
     };
     std::thread::Builder::new().name("instep-standby".to_owned()).spawn(work)?;
@@ -172,6 +187,16 @@ fn missing(folders: &[PathBuf]) -> Option<String> {
     ))
 }
 
+/// Why a master must not take over whose settings are not the leader's: who may do what would change without a word.
+fn difference(own: &str, leaders: &str) -> Option<String> {
+    (own != leaders).then(|| {
+        format!(
+            "it is set up with {own}, and the leader with {leaders}: give all masters the same settings, and start this one \
+             again; to change them, stop all masters"
+        )
+    })
+}
+
 /// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -186,6 +211,13 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_master_with_other_settings_does_not_take_over() {
+        assert_eq!(difference("roles: on", "roles: on"), None);
+        let said = difference("roles: off", "roles: on").unwrap();
+        assert!(said.contains("with roles: off, and the leader with roles: on"), "{said}");
+    }
 
     #[test]
     fn a_machine_without_the_folders_of_checkpoints_is_unfit() {

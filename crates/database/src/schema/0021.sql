@@ -7,5 +7,6 @@ CREATE TABLE leader (
     tasks_address TEXT NOT NULL,
     certificate {bytes},
     peer_secret TEXT NOT NULL,
+    settings TEXT NOT NULL,
     renewed_at BIGINT NOT NULL
 );

@@ -211,6 +211,7 @@ fn seat(name: &str) -> Seat {
         tasks_address: format!("http://{name}:2"),
         certificate: Some(vec![1, 2, 3]),
         peer_secret: format!("the secret of {name}"),
+        settings: String::new(),
     }
 }
 

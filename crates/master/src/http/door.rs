@@ -4,6 +4,7 @@
 //! rarely notice. `/health` and `/metrics` are about this process, whoever leads.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use instep_api::error::Code;
-use instep_database::{Leader, Seat};
+use instep_database::{LEASE, Leader, Seat};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -53,12 +54,14 @@ pub(crate) struct Door {
     /// What answers here, once this process leads.
     routes: OnceLock<Router>,
     way: Mutex<Option<Arc<Way>>>,
+    /// The term of the leader of whom it was said that it cannot be reached.
+    complained: AtomicI64,
 }
 
 impl Door {
     pub(crate) fn new(port: Port, own: &Seat, allowed_hosts: Vec<String>, role: watch::Receiver<Role>) -> Arc<Door> {
-        let (routes, way) = (OnceLock::new(), Mutex::default());
-        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way })
+        let (routes, way, complained) = (OnceLock::new(), Mutex::default(), AtomicI64::default());
+        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way, complained })
     }
 
     /// What serves at this door.
@@ -109,8 +112,8 @@ impl Door {
                     if let Some(failure) = came_back(forwarded.as_ref(), &other) {
                         return refused(failure);
                     }
-                    if let Some(own) = self.own_answer(&other, request.method(), &path) {
-                        return own;
+                    if let Some(own) = self.own_answer(&other, &peer, &request) {
+                        return own.unwrap_or_else(refused);
                     }
                     match self.follow(other, peer, request).await {
                         Ok(response) => return response,
@@ -143,7 +146,10 @@ impl Door {
                 let what = "this request was passed on by a master that does not know who leads now";
                 return Err(Failure::new(Code::Unavailable, what));
             };
-            peer = Peer { remote: caller, forwarded: true, ..peer };
+            // Somebody on the other master's machine is there, and not here.
+            let is_elsewhere = caller.ip().is_loopback() && !peer.remote.ip().to_canonical().is_loopback();
+            let remote = if is_elsewhere { peer.remote } else { caller };
+            peer = Peer { remote, forwarded: true, ..peer };
             request.extensions_mut().insert(Vouched);
         }
         request.extensions_mut().insert(ConnectInfo(peer));
@@ -157,22 +163,25 @@ impl Door {
     }
 
     /// Passes a request on to the leader, if there is one.
-    async fn follow(&self, role: Role, peer: Peer, mut request: Request) -> Result<Response<Body>, Ended> {
+    async fn follow(&self, role: Role, peer: Peer, request: Request) -> Result<Response<Body>, Ended> {
         check_framing(request.extensions()).map_err(Ended::Refused)?;
         check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map_err(Ended::Refused)?;
-        let Role::Follows(leader) = role else { return Err(Ended::Again(Box::new(request), None)) };
+        let Role::Follows(leader, _) = role else { return Err(Ended::Again(Box::new(request), None)) };
         let way = self.way(&leader).map_err(|why| Ended::Refused(Failure::new(Code::Internal, why)))?;
         let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
             return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
         };
-        request.headers_mut().insert(forwarded::FORWARDED, value);
         let again = repeatable(&request);
         let address = &leader.seat.address;
-        match way.pass(request).await {
+        match way.pass(request, value).await {
             Ok(response) => Ok(response),
             Err(Trouble::Unsent(mut request, why)) => {
                 forwarded::take(request.headers_mut());
-                Err(Ended::Again(request, Some(format!("the leader at {address} cannot be reached: {why}"))))
+                let what = format!("the leader at {address} cannot be reached: {why}");
+                if self.complained.swap(leader.epoch, Ordering::Relaxed) != leader.epoch {
+                    tracing::warn!("{what}; each master's --advertise must lead to it from all others");
+                }
+                Err(Ended::Again(request, Some(what)))
             }
             Err(Trouble::Lost(why)) => match again {
                 Some(request) => {
@@ -202,31 +211,36 @@ impl Door {
     }
 
     /// What is asked about this process, and not about the cluster.
-    fn own_answer(&self, role: &Role, method: &Method, path: &str) -> Option<Response<Body>> {
-        match (self.port, method, path) {
-            (Port::Master, &Method::GET, "/health") => Some(self.health(role)),
-            (Port::Master, &Method::GET, "/metrics") => Some(measures(role)),
-            _ => None,
-        }
+    fn own_answer(&self, role: &Role, peer: &Peer, request: &Request) -> Option<Result<Response<Body>, Failure>> {
+        let answer = match (self.port, request.method(), request.uri().path()) {
+            (Port::Master, &(Method::GET | Method::HEAD), "/health") => self.health(role, peer),
+            (Port::Master, &(Method::GET | Method::HEAD), "/metrics") => measures(role),
+            _ => return None,
+        };
+        Some(check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map(|()| answer))
     }
 
     /// What this process is, for load balancers and people: 200 if requests are answered.
-    fn health(&self, role: &Role) -> Response<Body> {
+    fn health(&self, role: &Role, peer: &Peer) -> Response<Body> {
+        let down = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "down", "message": why}));
         let (status, mut answer) = match role {
-            Role::Follows(leader) => (
-                StatusCode::OK,
-                json!({
-                    "status": "up",
-                    "leader": leader.seat.address,
-                    "epoch": leader.epoch,
-                    "since": leader.since,
-                    "leaseAgeSeconds": leader.lease_age.as_secs_f64(),
-                }),
-            ),
-            Role::Nobody(why) => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "down", "message": why})),
-            Role::Starting | Role::Leads(_) => {
-                (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "down", "message": "this master is taking over"}))
-            }
+            Role::Follows(leader, seen) => match leader.lease_age + seen.elapsed() {
+                age if age >= LEASE => down("nothing has been heard of the leader for the time of a lease"),
+                age => (
+                    StatusCode::OK,
+                    json!({
+                        "status": "up",
+                        "leader": leader.seat.address,
+                        "epoch": leader.epoch,
+                        "since": leader.since,
+                        "leaseAgeSeconds": age.as_secs_f64(),
+                    }),
+                ),
+            },
+            // It may name the database and its user.
+            Role::Nobody(why) if peer.is_local() => down(why),
+            Role::Nobody(_) => down("no master is known to lead; the log of this one says why"),
+            Role::Starting | Role::Leads(_) => down("this master is taking over"),
         };
         answer["role"] = "standby".into();
         answer["address"] = self.own.address.as_str().into();
@@ -239,7 +253,7 @@ impl Door {
 
 /// Why a request is passed on no more: it was already, to an address that is not the leader's alone.
 fn came_back(forwarded: Option<&HeaderValue>, role: &Role) -> Option<Failure> {
-    let Role::Follows(leader) = role else { return None };
+    let Role::Follows(leader, _) = role else { return None };
     forwarded::caller(forwarded?, &leader.seat.peer_secret)?;
     Some(Failure::new(
         Code::Unavailable,
@@ -301,8 +315,10 @@ mod tests {
             tasks_address: "http://a:2".to_owned(),
             certificate: None,
             peer_secret: secret.to_owned(),
+            settings: String::new(),
         };
-        Role::Follows(Arc::new(Leader { epoch: 1, since: Timestamp(0), seat, lease_age: Duration::ZERO }))
+        let leader = Leader { epoch: 1, since: Timestamp(0), seat, lease_age: Duration::ZERO };
+        Role::Follows(Arc::new(leader), std::time::Instant::now())
     }
 
     #[test]

@@ -22,6 +22,7 @@ use instep_database::Leader;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
+use super::forwarded::FORWARDED;
 use super::proxy::{asks_for_websocket, without_those_of_the_connection};
 use crate::encryption::Pinned;
 use crate::standby::Role;
@@ -74,10 +75,14 @@ impl Way {
         self.epoch
     }
 
-    /// Passes a request on, and the answer back.
-    pub(crate) async fn pass(&self, mut request: Request<Body>) -> Result<Response<Body>, Trouble> {
+    /// Passes a request on, with the header that says for whom, and the answer back.
+    pub(crate) async fn pass(
+        &self,
+        mut request: Request<Body>,
+        forwarded: HeaderValue,
+    ) -> Result<Response<Body>, Trouble> {
         let upgrade = request.extensions_mut().remove::<OnUpgrade>();
-        let request = prepared(request);
+        let request = prepared(request, forwarded);
         let sent = tokio::select! {
             sent = self.send(request) => sent,
             () = self.over() => Err(Trouble::Lost("its term has ended".to_owned())),
@@ -195,12 +200,19 @@ where
     Ok(sender)
 }
 
-/// A request without what belongs to the caller's connection. Its `Host` stays: it says which origin a browser sees.
-fn prepared(mut request: Request<Body>) -> Request<Body> {
+/// A request without what belongs to the caller's connection, and with the header that says for whom it is. Its `Host`
+/// stays, whatever the caller says: it says which origin a browser sees.
+fn prepared(mut request: Request<Body>, forwarded: HeaderValue) -> Request<Body> {
     let websocket = asks_for_websocket(request.headers());
     let headers = request.headers_mut();
+    let host = headers.get(header::HOST).cloned();
     without_those_of_the_connection(headers);
     headers.remove(header::EXPECT);
+    if let Some(host) = host {
+        headers.insert(header::HOST, host);
+    }
+    // Last: a caller names in `Connection` what is to be removed.
+    headers.insert(FORWARDED, forwarded);
     if websocket {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
@@ -235,5 +247,28 @@ async fn relay(caller: OnUpgrade, leader: OnUpgrade, over: Pin<Box<impl Future<O
         // Either end may break off as it likes.
         _ = tokio::io::copy_bidirectional(&mut caller, &mut leader) => {}
         () = over => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_cannot_have_removed_for_whom_a_request_is() {
+        let mut request = Request::new(Body::empty());
+        for (name, value) in [
+            ("connection", "close, Instep-Forwarded, host"),
+            ("instep-forwarded", "stale 10.0.0.1:1"),
+            ("host", "standby:8080"),
+            ("keep-alive", "1"),
+        ] {
+            request.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        let prepared = prepared(request, HeaderValue::from_static("secret 10.0.0.9:1"));
+        let all = |name: &str| prepared.headers().get_all(name).iter().cloned().collect::<Vec<_>>();
+        assert_eq!(all("instep-forwarded"), ["secret 10.0.0.9:1"]);
+        assert_eq!(all("host"), ["standby:8080"]);
+        assert!(all("connection").is_empty());
     }
 }

@@ -55,8 +55,8 @@ impl Connection {
         let leader = match has_leader {
             false => None,
             true => {
-                let sql = "SELECT leader.epoch, address, tasks_address, certificate, peer_secret, renewed_at, taken_at \
-                           FROM leader JOIN lease USING (name, epoch) WHERE name = 'master'";
+                let sql = "SELECT leader.epoch, address, tasks_address, certificate, peer_secret, settings, renewed_at, \
+                           taken_at FROM leader JOIN lease USING (name, epoch) WHERE name = 'master'";
                 client.query_opt(sql, &[]).map_err(|error| failed(error, false))?
             }
         };
@@ -67,9 +67,10 @@ impl Connection {
                 tasks_address: row.get(2),
                 certificate: row.get(3),
                 peer_secret: row.get(4),
+                settings: row.get(5),
             },
-            renewed_at: row.get(5),
-            taken_at: row.get(6),
+            renewed_at: row.get(6),
+            taken_at: row.get(7),
         });
         Ok(Sight { now: found.get(0), schema, holder, leader })
     }

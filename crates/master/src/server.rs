@@ -15,6 +15,7 @@ use crate::audit;
 use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
+use crate::engines::slurm::missing_commands;
 use crate::heartbeat;
 use crate::http::router::{router, task_router};
 use crate::http::serving::{self, Limits};
@@ -142,6 +143,14 @@ pub enum ServeError {
         /// What happened to its database.
         why: String,
     },
+    /// A pool's work is to be run by something that is not here.
+    #[error("pool {pool} of `resource_pools` is Slurm's, and this machine has no {commands}")]
+    NoSlurm {
+        /// The first such pool.
+        pool: String,
+        /// What is missing.
+        commands: String,
+    },
     /// The runtime or its signals cannot be set up.
     #[error("cannot start")]
     System(#[source] std::io::Error),
@@ -182,6 +191,9 @@ impl ServeError {
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::SteppedDown { .. } => {
                 "start it again, unless another master has taken over: it continues with what the database says"
+            }
+            ServeError::NoSlurm { .. } => {
+                "start the master where Slurm's commands are, such as on a login node, with their folder in PATH"
             }
             ServeError::System(_) => "the system's limits may be too low for this user",
         }
@@ -255,7 +267,7 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
             &options.checkpoints,
             address.ip().to_canonical().is_loopback(),
         ),
-        cluster: options.cluster.clone(),
+        cluster: cluster(options, &format!("{scheme}://{}", reachable(address)))?,
         journal: options.journal.clone(),
         audit_retention_days: options.audit_retention_days,
         webhooks: options.webhooks.clone(),
@@ -316,6 +328,28 @@ async fn run(options: &Options, database: Database, announce: impl FnOnce(&Addre
     application.audit.finish().await;
     deletions.abort();
     stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
+}
+
+/// Where other machines reach an address that may stand for all of this machine's.
+fn reachable(address: SocketAddr) -> String {
+    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    match name {
+        Some(name) if address.ip().is_unspecified() => format!("{name}:{}", address.port()),
+        _ => address.to_string(),
+    }
+}
+
+/// How the cluster is run, with what its engines need to know of this master.
+fn cluster(options: &Options, address: &str) -> Result<ClusterOptions, ServeError> {
+    let mut cluster = options.cluster.clone();
+    let Some(pool) = cluster.engines.pools.first() else { return Ok(cluster) };
+    let missing = missing_commands();
+    if !missing.is_empty() {
+        return Err(ServeError::NoSlurm { pool: pool.pool_name.clone(), commands: missing.join(", ") });
+    }
+    address.clone_into(&mut cluster.engines.address);
+    cluster.engines.binary = std::env::current_exe().map_err(ServeError::System)?;
+    Ok(cluster)
 }
 
 /// Takes the port for the pages of tasks. One that nobody chose is the next one, so that people can guess it; if that is

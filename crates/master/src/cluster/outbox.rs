@@ -11,6 +11,7 @@ use instep_database::Decision;
 use super::allocation::Signal;
 use super::{Refusal, Reply};
 use crate::clock::now;
+use crate::engines::line::Call;
 
 /// What is done once a decision is stored.
 pub(super) enum Action {
@@ -20,6 +21,8 @@ pub(super) enum Action {
     Signal(String, Signal),
     /// Deletes the checkpoints that an experiment does not keep.
     Collect(ExperimentId),
+    /// Asks an engine for something.
+    Engine(Call),
     /// Answers a request.
     Reply(Box<dyn FnOnce() + Send>),
 }

@@ -90,6 +90,11 @@ pub enum Report {
     Started { share: Share },
     /// The agent goes and wants no more work: it ends what it runs, or leaves it to the next agent of its name.
     Leaving,
+    /// The scheduler that started the agent is about to end it: what it runs should stop in good order.
+    Notice {
+        /// For people.
+        why: String,
+    },
     /// The share has ended and nothing of it runs any more.
     Exited { share: Share, exit: Ending },
 }

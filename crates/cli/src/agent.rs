@@ -1,5 +1,6 @@
 //! `instep agent`: lends this machine's slots to a master.
 
+mod pod;
 mod slurm;
 
 use std::ffi::OsString;
@@ -84,7 +85,7 @@ pub(crate) struct LendArguments {
     /// Stop the tasks too when the agent gets SIGTERM
     #[arg(long)]
     pub(crate) stop_tasks: bool,
-    /// Serve this allocation alone, and end with it: what the master's jobs in Slurm start on each node
+    /// Serve this allocation alone, and end with it: what the master's jobs in Slurm and Kubernetes start
     #[arg(
         long = "for",
         value_name = "ALLOCATION",
@@ -253,6 +254,7 @@ fn options(
         serve_user: arguments.serve_user.clone(),
         budget: Budget { memory: arguments.task_memory, processes: arguments.task_processes },
         bound: node.map(|node| node.bound.clone()),
+        term_is_notice: node.is_some_and(|node| node.is_pod),
         name,
     })
 }

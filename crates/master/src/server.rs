@@ -15,6 +15,7 @@ use crate::audit;
 use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
+use crate::engines::options::{EngineKind, EnginePool};
 use crate::engines::slurm::missing_commands;
 use crate::heartbeat;
 use crate::http::router::{router, task_router};
@@ -342,9 +343,9 @@ fn reachable(address: SocketAddr) -> String {
 /// How the cluster is run, with what its engines need to know of this master.
 fn cluster(options: &Options, address: &str) -> Result<ClusterOptions, ServeError> {
     let mut cluster = options.cluster.clone();
-    let Some(pool) = cluster.engines.pools.first() else { return Ok(cluster) };
+    let is_slurm = |pool: &&EnginePool| pool.engine.kind() == EngineKind::Slurm;
     let missing = missing_commands();
-    if !missing.is_empty() {
+    if let Some(pool) = cluster.engines.pools.iter().find(is_slurm).filter(|_| !missing.is_empty()) {
         return Err(ServeError::NoSlurm { pool: pool.pool_name.clone(), commands: missing.join(", ") });
     }
     address.clone_into(&mut cluster.engines.address);

@@ -15,6 +15,7 @@ pub mod lock;
 pub mod shares;
 pub mod tenant;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -91,6 +92,8 @@ pub struct Options {
     pub budget: Budget,
     /// The allocation that a scheduler has started it for: it serves no other, and goes when that has ended.
     pub bound: Option<Bound>,
+    /// Whether SIGTERM is that scheduler's notice, as in Kubernetes: what runs is asked to stop, and killed later.
+    pub term_is_notice: bool,
 }
 
 /// Why there is no token, in words for people.
@@ -173,6 +176,8 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
         machine: None,
         failures: 0,
         leaving: None,
+        noticed: Cell::new(false),
+        ending: Cell::new(false),
         heard: Instant::now(),
     };
     if agent.shares.running() > 0 {
@@ -220,6 +225,10 @@ struct Agent<'a> {
     failures: u32,
     /// It ends what it runs before it goes, and waits for that until then.
     leaving: Option<Instant>,
+    /// The scheduler will end it, which the master has not heard yet.
+    noticed: Cell<bool>,
+    /// The scheduler has said so by SIGTERM.
+    ending: Cell<bool>,
     /// When the master was last heard.
     heard: Instant,
 }
@@ -284,6 +293,12 @@ impl Agent<'_> {
             // Somebody at a terminal expects that nothing is left.
             Ok(Signal::SIGINT) => Some(Leave::AndStop),
             Ok(HAND_OVER) => Some(Leave::Quietly),
+            // It is told once; whoever tells it twice is in a hurry.
+            Ok(Signal::SIGTERM) if self.options.term_is_notice && self.shares.running() > 0 && !self.ending.get() => {
+                self.noticed.set(true);
+                self.ending.set(true);
+                None
+            }
             _ if self.options.stop_tasks => Some(Leave::AndStop),
             _ => Some(Leave::Quietly),
         }
@@ -351,6 +366,10 @@ impl Agent<'_> {
             }
             for report in self.shares.poll() {
                 link.send(&report)?;
+            }
+            if self.noticed.take() {
+                let why = "the scheduler that started its agents is about to end them".to_owned();
+                link.send(&Report::Notice { why })?;
             }
             if pinged.elapsed() >= ping {
                 link.ping()?;

@@ -7,33 +7,38 @@ use std::path::{Path, PathBuf};
 use instep_agent::agent::lock;
 use instep_api::link::Bound;
 
+use super::pod;
 use crate::report::Hinted;
 
 /// Letters of an agent's name that are the node's.
-const LONGEST_NODE: usize = 200;
+pub(super) const LONGEST_NODE: usize = 200;
 
 /// Where this agent runs.
 #[derive(Debug)]
 pub(super) struct Node {
     name: String,
     pub(super) bound: Bound,
+    /// Of Kubernetes, and not a node of Slurm's.
+    pub(super) is_pod: bool,
     pub(super) folder: NodeFolder,
 }
 
 impl Node {
-    /// From what Slurm tells every task of a step.
+    /// From what Slurm tells every task of a step, or the master its pods in Kubernetes.
     pub(super) fn this(allocation: &str) -> anyhow::Result<Node> {
-        let (name, bound) = read(allocation, |name| std::env::var(name).ok())?;
-        Ok(Node { name, bound, folder: NodeFolder::make()? })
+        let variable = |name: &str| std::env::var(name).ok();
+        let is_pod = pod::is_here(variable);
+        let (name, bound) = if is_pod { pod::read(allocation, variable) } else { read(allocation, variable) }?;
+        Ok(Node { name, bound, is_pod, folder: NodeFolder::make()? })
     }
 
-    /// No two agents of a cluster have it, also if Slurm starts jobs on a node one after the other.
+    /// The node's name, `-` and more: no two agents of a cluster have it, also if a node runs jobs one after the other.
     pub(super) fn agent_name(&self) -> String {
-        format!("{}-{}", self.name, self.bound.job)
+        self.name.clone()
     }
 }
 
-/// The name of the node, and what binds its agent.
+/// The name of the agent, and what binds it.
 fn read(allocation: &str, variable: impl Fn(&str) -> Option<String>) -> Result<(String, Bound), Hinted> {
     let hint = "the master's jobs in Slurm start such agents by themselves, through srun; leave out --for elsewhere";
     let said = |name: &str| {
@@ -52,7 +57,7 @@ fn read(allocation: &str, variable: impl Fn(&str) -> Option<String>) -> Result<(
         node: number("SLURM_NODEID")?,
         nodes: number("SLURM_STEP_NUM_NODES")?,
     };
-    Ok((node, bound))
+    Ok((format!("{node}-{}", bound.job), bound))
 }
 
 /// A folder of this node alone, which goes with the agent.
@@ -104,7 +109,7 @@ mod tests {
         };
         let (name, bound) = read("5.t.1", step).unwrap();
         let expected = Bound { allocation: "5.t.1".to_owned(), job: "1234".to_owned(), node: 1, nodes: 4 };
-        assert_eq!((name.as_str(), bound), ("gpu07", expected));
+        assert_eq!((name.as_str(), bound), ("gpu07-1234", expected));
         for missing in ["SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_STEP_NUM_NODES"] {
             let error = read("5.t.1", |name| step(name).filter(|_| name != missing)).unwrap_err();
             assert!(error.to_string().contains(missing), "{error}");

@@ -60,7 +60,7 @@ pub(crate) struct SettingsArguments {
     /// INSTEP_MASTER_FITTING_POLICY]
     #[arg(long, global = true, value_name = "POLICY")]
     fitting_policy: Option<String>,
-    /// Pools whose work Slurm runs, in YAML, as the settings file has them [env: INSTEP_MASTER_RESOURCE_POOLS]
+    /// Pools whose work Slurm or Kubernetes runs, in YAML, as the settings file has them [env: INSTEP_MASTER_RESOURCE_POOLS]
     #[arg(long, global = true, value_name = "YAML")]
     resource_pools: Option<String>,
     /// Hours until a login expires [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]

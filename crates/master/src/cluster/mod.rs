@@ -63,6 +63,7 @@ use instep_policy::schedule;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::engines::Container;
 use crate::engines::options::EngineOptions;
 use crate::notices::Notices;
 use actor::Actor;
@@ -363,6 +364,15 @@ impl Cluster {
     /// What a pool has for tasks; `None` if there is no such pool.
     pub(crate) async fn room_in(&self, pool: String) -> Result<Option<Room>, Refusal> {
         self.read(move |state| state.room_in(&pool)).await
+    }
+
+    /// Why a pool does not take what a configuration says of containers.
+    pub(crate) async fn container_objection(
+        &self,
+        pool: String,
+        container: Container,
+    ) -> Result<Option<String>, Refusal> {
+        self.read(move |state| state.engines.container_objection(&pool, &container)).await
     }
 
     /// An agent says hello; orders for it go to `orders`. Gives the number of the connection.

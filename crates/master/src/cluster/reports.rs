@@ -87,6 +87,7 @@ impl ClusterState {
             // It came when the connection began.
             Report::Hello(_) => {}
             Report::Leaving => self.agents.leaving(agent),
+            Report::Notice { why } => self.notice_to_bound(agent, why, outbox),
             Report::Started { share } => self.started(agent, &share, outbox),
             Report::Exited { share, exit } => self.exited(agent, &share, exit, outbox),
         }

@@ -20,6 +20,7 @@ use super::allocation::{Allocation, Purpose, Share};
 use super::commands::LiveCommand;
 use super::experiments::Live;
 use super::state::ClusterState;
+use crate::engines::options::EngineKind;
 
 /// What the allocations of a job have and want.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,13 +96,13 @@ impl ClusterState {
         let preemption = matches!(pool.settings.rule, Rule::Priority { preemption: true }) || is_fair(pool);
         let engine = self.engines.pool(name);
         let slots_per_agent = match engine {
-            Some((_, per_node)) => i64::from(per_node),
+            Some((_, per_node, _)) => i64::from(per_node),
             None => here.iter().map(|agent| count(agent.devices.len())).max().unwrap_or(0),
         };
         let preemption = preemption && engine.is_none();
         ResourcePool {
             name: name.to_owned(),
-            description: engine.map_or_else(String::new, |(description, _)| description.to_owned()),
+            description: engine.map_or_else(String::new, |(description, ..)| description.to_owned()),
             kind: "RESOURCE_POOL_TYPE_STATIC".to_owned(),
             num_agents: count(here.len()),
             slots_available: count(slots),
@@ -115,13 +116,15 @@ impl ClusterState {
             default_aux_pool: default,
             preemptible: preemption,
             scheduler_type: match engine {
-                Some(_) => "SCHEDULER_TYPE_SLURM",
+                Some((_, _, EngineKind::Slurm)) => "SCHEDULER_TYPE_SLURM",
+                Some((_, _, EngineKind::Kubernetes)) => "SCHEDULER_TYPE_KUBERNETES",
                 None if is_fair(pool) => "SCHEDULER_TYPE_FAIR_SHARE",
                 None => "SCHEDULER_TYPE_PRIORITY",
             }
             .to_owned(),
             scheduler_fitting_policy: match (engine, pool.settings.fitting) {
-                (Some(_), _) => "FITTING_POLICY_SLURM",
+                (Some((_, _, EngineKind::Slurm)), _) => "FITTING_POLICY_SLURM",
+                (Some((_, _, EngineKind::Kubernetes)), _) => "FITTING_POLICY_KUBERNETES",
                 (None, Fitting::Best) => "FITTING_POLICY_BEST",
                 (None, Fitting::Worst) => "FITTING_POLICY_WORST",
             }

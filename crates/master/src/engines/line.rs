@@ -18,7 +18,7 @@ use super::{Gang, ResourceManager};
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What an engine is asked.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq)]
 pub(crate) enum Call {
     Submit(Box<Gang>),
     Cancel(JobId),
@@ -104,6 +104,7 @@ where
 mod tests {
     use std::sync::Mutex;
 
+    use super::super::Container;
     use super::*;
     use crate::sync::lock;
 
@@ -131,6 +132,8 @@ mod tests {
     fn submit(allocation: &str) -> Call {
         let gang = Gang {
             allocation: allocation.to_owned(),
+            user: String::new(),
+            container: Container::default(),
             title: String::new(),
             pool: String::new(),
             nodes: 1,

@@ -8,6 +8,7 @@ use instep_api::config::{Giver, is_gpu_type, sbatch_objection};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::kubernetes::settings::KubernetesSettings;
 use crate::names;
 
 /// A pool whose work an engine runs.
@@ -27,6 +28,44 @@ pub struct EnginePool {
 pub enum EngineSettings {
     /// Slurm.
     Slurm(SlurmSettings),
+    /// Kubernetes.
+    Kubernetes(Box<KubernetesSettings>),
+}
+
+/// Which engine it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EngineKind {
+    Slurm,
+    Kubernetes,
+}
+
+impl EngineKind {
+    pub(crate) const ALL: [EngineKind; 2] = [EngineKind::Slurm, EngineKind::Kubernetes];
+
+    /// How people call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            EngineKind::Slurm => "Slurm",
+            EngineKind::Kubernetes => "Kubernetes",
+        }
+    }
+}
+
+impl EngineSettings {
+    pub(crate) fn kind(&self) -> EngineKind {
+        match self {
+            EngineSettings::Slurm(_) => EngineKind::Slurm,
+            EngineSettings::Kubernetes(_) => EngineKind::Kubernetes,
+        }
+    }
+
+    /// The slots of each node, unless a configuration says.
+    pub(crate) fn slots_per_node(&self) -> u32 {
+        match self {
+            EngineSettings::Slurm(slurm) => slurm.slots_per_node,
+            EngineSettings::Kubernetes(kubernetes) => kubernetes.slots_per_node,
+        }
+    }
 }
 
 /// What a slot is for Slurm.
@@ -98,9 +137,9 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// Between two lists of Slurm's jobs.
     pub(crate) fn slurm_interval(&self) -> Duration {
-        let intervals = self.pools.iter().map(|pool| {
-            let EngineSettings::Slurm(slurm) = &pool.engine;
-            slurm.poll_interval
+        let intervals = self.pools.iter().filter_map(|pool| match &pool.engine {
+            EngineSettings::Slurm(slurm) => Some(slurm.poll_interval),
+            EngineSettings::Kubernetes(_) => None,
         });
         Duration::from_secs(intervals.min().unwrap_or_else(ten).into())
     }
@@ -140,43 +179,59 @@ fn objection(pool: &EnginePool) -> Option<String> {
     if let Some(why) = names::objection(&pool.pool_name).or_else(|| names::objection(&pool.description)) {
         return Some(format!("a name or description {why}"));
     }
-    let EngineSettings::Slurm(slurm) = &pool.engine;
-    slurm_objection(slurm)
+    let slots = pool.engine.slots_per_node();
+    if !(1..=MOST_SLOTS).contains(&slots) {
+        return Some(format!("`slots_per_node` is {slots}, and must be from 1 to {MOST_SLOTS}"));
+    }
+    match &pool.engine {
+        EngineSettings::Slurm(slurm) => slurm_objection(slurm),
+        EngineSettings::Kubernetes(kubernetes) => {
+            let texts = [&kubernetes.master_url, &kubernetes.master_cert_file];
+            agent_objection(kubernetes.master_url.as_deref(), &kubernetes.agent_options)
+                .or_else(|| texts_objection(texts.into_iter().flatten().chain([&kubernetes.instep])))
+                .or_else(|| kubernetes.objection())
+        }
+    }
+}
+
+/// What is wrong with what an agent is told.
+fn agent_objection(master_url: Option<&str>, agent_options: &[String]) -> Option<String> {
+    if let Some(url) = master_url.filter(|url| !url.starts_with("http://") && !url.starts_with("https://")) {
+        return Some(format!("`master_url`: `{url}` is not an address such as https://master.example.org:8080"));
+    }
+    let of_the_master = |option: &&String| {
+        let name = option.split('=').next().unwrap_or_default();
+        !name.starts_with("--") || OF_THE_MASTER.contains(&name)
+    };
+    if let Some(option) = agent_options.iter().find(of_the_master) {
+        return Some(format!(
+            "`agent_options`: `{option}` is given by the master, or is not one option such as --default-user=nobody"
+        ));
+    }
+    texts_objection(agent_options.iter())
+}
+
+fn texts_objection<'a>(mut texts: impl Iterator<Item = &'a String>) -> Option<String> {
+    let is_wrong = |text: &&String| text.is_empty() || text.len() > LONGEST_TEXT || text.chars().any(char::is_control);
+    texts.find(is_wrong).map(|_| "a value is empty, too long, or has control characters".to_owned())
 }
 
 fn slurm_objection(slurm: &SlurmSettings) -> Option<String> {
-    if !(1..=MOST_SLOTS).contains(&slurm.slots_per_node) {
-        return Some(format!("`slots_per_node` is {}, and must be from 1 to {MOST_SLOTS}", slurm.slots_per_node));
-    }
     if !(1..=3600).contains(&slurm.poll_interval) {
         return Some(format!("`poll_interval` is {}, and must be from 1 to 3600 seconds", slurm.poll_interval));
     }
     if let Some(name) = slurm.gpu_type.as_ref().filter(|name| !is_gpu_type(name)) {
         return Some(format!("`gpu_type`: `{name}` is not the name of a kind of GPU, such as a100"));
     }
-    if let Some(url) =
-        slurm.master_url.as_ref().filter(|url| !url.starts_with("http://") && !url.starts_with("https://"))
-    {
-        return Some(format!("`master_url`: `{url}` is not an address such as https://master.example.org:8080"));
+    if let Some(why) = agent_objection(slurm.master_url.as_deref(), &slurm.agent_options) {
+        return Some(why);
     }
     if let Some(path) = slurm.output.as_ref().filter(|path| !path.starts_with('/')) {
         return Some(format!("`output`: `{path}` is not a whole path, such as /shared/instep/%j.out"));
     }
     let texts = [&slurm.partition, &slurm.master_url, &slurm.master_cert_file, &slurm.instep, &slurm.output];
-    let texts = texts.into_iter().flatten().chain(&slurm.agent_options);
-    for text in texts {
-        if text.is_empty() || text.len() > LONGEST_TEXT || text.chars().any(char::is_control) {
-            return Some("a value is empty, too long, or has control characters".to_owned());
-        }
-    }
-    let of_the_master = |option: &&String| {
-        let name = option.split('=').next().unwrap_or_default();
-        !name.starts_with("--") || OF_THE_MASTER.contains(&name)
-    };
-    if let Some(option) = slurm.agent_options.iter().find(of_the_master) {
-        return Some(format!(
-            "`agent_options`: `{option}` is given by the master, or is not one option such as --default-user=nobody"
-        ));
+    if let Some(why) = texts_objection(texts.into_iter().flatten()) {
+        return Some(why);
     }
     let objection = |option: &String| sbatch_objection(option, Giver::Administrator);
     slurm.options.iter().find_map(objection).map(|why| format!("`options`: {why}"))
@@ -193,7 +248,7 @@ mod tests {
         let text =
             "- {pool_name: gpu, engine: {type: slurm, partition: a100, slots_per_node: 8, options: [--account=x]}}";
         let pools = read_pools(text).unwrap();
-        let EngineSettings::Slurm(slurm) = &pools[0].engine;
+        let EngineSettings::Slurm(slurm) = &pools[0].engine else { panic!("it is Slurm's") };
         assert_eq!((slurm.slots_per_node, slurm.slot_type, slurm.poll_interval), (8, SlotType::Cuda, 10));
         assert!(read_pools("").unwrap().is_empty());
     }

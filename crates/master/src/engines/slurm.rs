@@ -44,15 +44,15 @@ pub(crate) struct Slurm {
 
 impl Slurm {
     pub(crate) fn new(cluster: &str, options: &EngineOptions) -> Slurm {
-        let pool = |pool: &super::options::EnginePool| {
-            let EngineSettings::Slurm(settings) = &pool.engine;
-            (pool.pool_name.clone(), settings.clone())
+        let pool = |pool: &super::options::EnginePool| match &pool.engine {
+            EngineSettings::Slurm(settings) => Some((pool.pool_name.clone(), settings.clone())),
+            EngineSettings::Kubernetes(_) => None,
         };
         Slurm {
             cluster: cluster.to_owned(),
             address: options.address.clone(),
             binary: options.binary.clone(),
-            pools: options.pools.iter().map(pool).collect(),
+            pools: options.pools.iter().filter_map(pool).collect(),
         }
     }
 
@@ -190,6 +190,8 @@ mod tests {
         Gang {
             allocation: "5.t.1".to_owned(),
             title: "instep trial 7".to_owned(),
+            user: "ada".to_owned(),
+            container: super::super::Container::default(),
             pool: "gpu".to_owned(),
             nodes: 2,
             slots_per_node: 4,

@@ -250,7 +250,7 @@ async fn launch_warnings(call: &Call, config: &ExperimentConfig) -> Result<Vec<S
     let one_machine = resources.is_single_node == Some(true);
     let (pool, slots) = (resources.resource_pool.as_str(), resources.slots_per_trial);
     let slots_per_node = config.slurm.slots_per_node;
-    fitting::check(call, Wish { pool, slots, one_machine, slots_per_node }).await
+    fitting::check(call, Wish { pool, slots, one_machine, slots_per_node, environment: &config.environment }).await
 }
 
 pub(crate) async fn create(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {

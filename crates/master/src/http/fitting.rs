@@ -1,7 +1,11 @@
 //! Whether what a task asks for can ever be had.
 
+use instep_api::config::Environment;
+
 use super::call::Call;
 use super::failure::Failure;
+use super::pools::named_or_default;
+use crate::engines::Container;
 
 /// Slots that are asked for.
 pub(super) struct Wish<'a> {
@@ -12,6 +16,8 @@ pub(super) struct Wish<'a> {
     pub one_machine: bool,
     /// The slots of each node, where the configuration says other than the pool.
     pub slots_per_node: Option<u32>,
+    /// What it runs in.
+    pub environment: &'a Environment,
 }
 
 /// Refuses what can never be had, and gives what whoever asks should know of when it can.
@@ -20,6 +26,11 @@ pub(super) async fn check(call: &Call, wish: Wish<'_>) -> Result<Vec<String>, Fa
         let what = format!("invalid resource configuration: resource pool '{}' not found", wish.pool);
         Failure::invalid(format!("{what}\nhint: `instep agent list` shows which pools agents are in"))
     })?;
+    let container = Container::of(wish.environment, wish.slots > 0);
+    let pool = named_or_default(wish.pool).to_owned();
+    if let Some(what) = call.application.cluster.container_objection(pool, container).await? {
+        return Err(Failure::invalid(what));
+    }
     let slots = wish.slots as usize;
     let per_node = room.per_node.map(|per_node| wish.slots_per_node.map_or(per_node, |wished| wished as usize));
     if let Some(per_node) = per_node.filter(|per_node| slots > *per_node && !slots.is_multiple_of(*per_node)) {

@@ -19,6 +19,7 @@ from project import fail, say
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
 TEST = BUILD | {"ip": "iproute2", "chromium": "chromium", "ssh": "openssh-client", "pg_dump": "postgresql"}
 TEST |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+TEST |= {"etcd": "etcd-server"}
 BENCH = TEST | {"mpirun": "openmpi-bin"}
 SOAK = TEST | {"debootstrap": "debootstrap", "g++": "g++", "pdsh": "pdsh", "sshd": "openssh-server"}
 SOAK |= {"python3-config": "python3-dev"}  # DeepSpeed compiles a part of itself with the Python that all users reach

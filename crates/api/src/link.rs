@@ -90,6 +90,11 @@ pub enum Report {
     Started { share: Share },
     /// The agent goes and wants no more work: it ends what it runs, or leaves it to the next agent of its name.
     Leaving,
+    /// The scheduler that started the agent is about to end it: what it runs should stop in good order.
+    Notice {
+        /// For people.
+        why: String,
+    },
     /// The share has ended and nothing of it runs any more.
     Exited { share: Share, exit: Ending },
 }
@@ -114,6 +119,22 @@ pub struct Hello {
     /// Whose tasks it takes.
     #[serde(default)]
     pub serves: Serves,
+    /// The allocation that it was started for by a scheduler such as Slurm: it serves no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
+}
+
+/// What binds an agent to one allocation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bound {
+    /// The allocation.
+    pub allocation: String,
+    /// The scheduler's job that the agent belongs to.
+    pub job: String,
+    /// Which of the job's nodes it is on, from 0 on.
+    pub node: u32,
+    /// How many the job has.
+    pub nodes: u32,
 }
 
 /// Whose tasks an agent takes. One whose tasks all run as one Unix user takes one user's, since they could read each other's
@@ -243,6 +264,11 @@ pub enum Order {
     },
     /// Its exit is recorded: remove what is left of it.
     Forget { share: Share },
+    /// The allocation that the agent was started for has ended: it goes, without an error.
+    Leave {
+        /// For people.
+        why: String,
+    },
 }
 
 /// What an agent needs to know of the master.

@@ -23,7 +23,7 @@ const EXAMPLES: &[&str] = &[
     "{searcher: {name: single, metric: m}, checkpoint_storage: {type: azure, container: c, account_url: u}, \
      bind_mounts: [{host_path: /x, container_path: /y}], resources: {devices: ['/x:/y']}}",
     "{searcher: {name: single, metric: m}, checkpoint_storage: {type: azure, container: c, connection_string: s}, \
-     log_policies: [{name: p}]}",
+     log_policies: [{name: p}], slurm: {slots_per_node: 4, gpu_type: a100, sbatch_args: [--time=60]}}",
     "{searcher: {name: single, metric: m}, checkpoint_storage: {type: shared_fs, host_path: /x, storage_path: z, \
      propagation: p, container_path: /c, checkpoint_path: c, tensorboard_path: t}}",
 ];

@@ -1,5 +1,8 @@
 //! `instep agent`: lends this machine's slots to a master.
 
+mod pod;
+mod slurm;
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -82,6 +85,13 @@ pub(crate) struct LendArguments {
     /// Stop the tasks too when the agent gets SIGTERM
     #[arg(long)]
     pub(crate) stop_tasks: bool,
+    /// Serve this allocation alone, and end with it: what the master's jobs in Slurm and Kubernetes start
+    #[arg(
+        long = "for",
+        value_name = "ALLOCATION",
+        conflicts_with_all = ["name", "pool", "state_folder", "shared_uid", "serve_user", "stop_tasks"]
+    )]
+    pub(crate) allocation: Option<String>,
     /// Detach from the terminal's session; used by `instep up`
     #[arg(long, hide = true)]
     pub(crate) background: bool,
@@ -143,7 +153,8 @@ pub(crate) fn lend(common: &Common, arguments: &LendArguments) -> anyhow::Result
         let _ = nix::unistd::setsid();
     }
     let (masters, certificates) = client::master(common)?;
-    let options = options(masters, certificates, arguments)?;
+    let node = arguments.allocation.as_ref().map(|allocation| slurm::Node::this(allocation)).transpose()?;
+    let options = options(masters, certificates, arguments, node.as_ref())?;
     let token = match &arguments.token_file {
         Some(path) => Some(token_in(path)?),
         None => arguments.token.clone().filter(|token| !token.is_empty()),
@@ -207,13 +218,23 @@ fn explained(error: AgentError) -> anyhow::Error {
     if text.contains("\nhint: ") { anyhow::anyhow!(text) } else { Hinted::new(text, error.hint()).into() }
 }
 
-fn options(masters: Addresses, certificates: Option<PathBuf>, arguments: &LendArguments) -> anyhow::Result<Options> {
+fn options(
+    masters: Addresses,
+    certificates: Option<PathBuf>,
+    arguments: &LendArguments,
+    node: Option<&slurm::Node>,
+) -> anyhow::Result<Options> {
     let binary = std::env::current_exe()?;
     let python = interpreter::find(arguments.python.as_deref(), |name| std::env::var_os(name), Some(&binary))?;
-    let name = arguments.name.clone().unwrap_or_else(host_name);
-    let state = match &arguments.state_folder {
-        Some(folder) => std::path::absolute(folder)?,
-        None => data_folder()?.join("agents").join(&name),
+    let name = match (node, &arguments.name) {
+        (Some(node), _) => node.agent_name(),
+        (None, Some(name)) => name.clone(),
+        (None, None) => host_name(),
+    };
+    let state = match (node, &arguments.state_folder) {
+        (Some(node), _) => node.folder.path().to_owned(),
+        (None, Some(folder)) => std::path::absolute(folder)?,
+        (None, None) => data_folder()?.join("agents").join(&name),
     };
     Ok(Options {
         masters,
@@ -224,13 +245,16 @@ fn options(masters: Addresses, certificates: Option<PathBuf>, arguments: &LendAr
         state,
         python: python.path,
         binary,
-        stop_tasks: arguments.stop_tasks,
+        // Nobody comes after it.
+        stop_tasks: arguments.stop_tasks || node.is_some(),
         pass_environment: arguments.pass_environment.clone(),
         default_user: default_user(&arguments.default_user)?,
         allowed_mounts: arguments.allow_mount.iter().map(|text| allowed_mount(text)).collect::<Result<_, _>>()?,
         shared_uid: arguments.shared_uid,
         serve_user: arguments.serve_user.clone(),
         budget: Budget { memory: arguments.task_memory, processes: arguments.task_processes },
+        bound: node.map(|node| node.bound.clone()),
+        term_is_notice: node.is_some_and(|node| node.is_pod),
         name,
     })
 }

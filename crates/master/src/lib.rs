@@ -37,6 +37,7 @@ mod config;
 mod copies;
 mod deletions;
 mod encryption;
+pub mod engines;
 mod export;
 mod file_owners;
 mod grants;

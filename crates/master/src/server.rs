@@ -19,6 +19,8 @@ use crate::audit;
 use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{self, Encryption, EncryptionError};
+use crate::engines::options::{EngineKind, EnginePool};
+use crate::engines::slurm::missing_commands;
 use crate::heartbeat;
 use crate::http::door::{Door, Port};
 use crate::http::router::{router, task_router};
@@ -154,6 +156,14 @@ pub enum ServeError {
         /// What happened to its database.
         why: String,
     },
+    /// A pool's work is to be run by something that is not here.
+    #[error("pool {pool} of `resource_pools` is Slurm's, and this machine has no {commands}")]
+    NoSlurm {
+        /// The first such pool.
+        pool: String,
+        /// What is missing.
+        commands: String,
+    },
     /// The runtime or its signals cannot be set up.
     #[error("cannot start")]
     System(#[source] std::io::Error),
@@ -195,6 +205,9 @@ impl ServeError {
             ServeError::Encryption(_) => "both files are PEM: the certificate with its chain, and its own key",
             ServeError::SteppedDown { .. } => {
                 "start it again, unless another master has taken over: it continues with what the database says"
+            }
+            ServeError::NoSlurm { .. } => {
+                "start the master where Slurm's commands are, such as on a login node, with their folder in PATH"
             }
             ServeError::System(_) => "the system's limits may be too low for this user",
         }
@@ -282,6 +295,8 @@ async fn stand_by(
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
     let address = resolve(options).await?;
+    // What is missing for an engine is missed now, and not when it takes over.
+    cluster(options, own)?;
     let mut signals = Signals::catch()?;
     let bound = Bound::at(options, address).await?;
     let (addresses, site) = (bound.site.addresses(), bound.site.clone());
@@ -412,6 +427,12 @@ impl Site {
         if self.encrypted { "https" } else { "http" }
     }
 
+    /// Where other machines reach this master, as far as it knows.
+    fn reached_at(&self, options: &Options) -> String {
+        let own = || format!("{}://{}", self.scheme(), reachable(self.address));
+        options.advertise.clone().unwrap_or_else(own)
+    }
+
     fn addresses(&self) -> Addresses {
         let of = |address| format!("{}://{address}", self.scheme());
         Addresses { master: of(self.address), tasks: of(self.task_address) }
@@ -509,7 +530,7 @@ impl Work {
                 &options.checkpoints,
                 site.address.ip().to_canonical().is_loopback(),
             ),
-            cluster: options.cluster.clone(),
+            cluster: cluster(options, &site.reached_at(options))?,
             journal: options.journal.clone(),
             audit_retention_days: options.audit_retention_days,
             webhooks: options.webhooks.clone(),
@@ -550,6 +571,28 @@ impl Work {
         self.application.audit.finish().await;
         self.deletions.abort();
     }
+}
+
+/// Where other machines reach an address that may stand for all of this machine's.
+fn reachable(address: SocketAddr) -> String {
+    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    match name {
+        Some(name) if address.ip().is_unspecified() => format!("{name}:{}", address.port()),
+        _ => address.to_string(),
+    }
+}
+
+/// How the cluster is run, with what its engines need to know of this master.
+fn cluster(options: &Options, address: &str) -> Result<ClusterOptions, ServeError> {
+    let mut cluster = options.cluster.clone();
+    let is_slurm = |pool: &&EnginePool| pool.engine.kind() == EngineKind::Slurm;
+    let missing = missing_commands();
+    if let Some(pool) = cluster.engines.pools.iter().find(is_slurm).filter(|_| !missing.is_empty()) {
+        return Err(ServeError::NoSlurm { pool: pool.pool_name.clone(), commands: missing.join(", ") });
+    }
+    address.clone_into(&mut cluster.engines.address);
+    cluster.engines.binary = std::env::current_exe().map_err(ServeError::System)?;
+    Ok(cluster)
 }
 
 /// Takes the port for the pages of tasks. One that nobody chose is the next one, so that people can guess it; if that is

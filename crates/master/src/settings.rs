@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::cluster::ClusterOptions;
 use crate::encryption::Encryption;
+use crate::engines::options::{EngineOptions, read_pools};
 use crate::journal::Journal;
 use crate::server::Options;
 use crate::sites::{host_of_origin, is_origin, port_of_origin};
@@ -54,6 +55,8 @@ enum Kind {
     Hours,
     /// A number of seconds.
     Seconds,
+    /// Pools whose work an engine runs, in YAML.
+    Pools,
     /// One of these.
     Choice(&'static [&'static str]),
 }
@@ -102,6 +105,7 @@ pub const KEYS: &[Key] = &[
         "false",
         Kind::Truth,
     ),
+    key("resource_pools", "resource-pools", "INSTEP_MASTER_RESOURCE_POOLS", "", Kind::Pools),
     key("session_hours", "session-hours", "INSTEP_MASTER_SESSION_HOURS", "168", Kind::Hours),
     key("roles", "roles", "INSTEP_MASTER_ROLES", "false", Kind::Truth),
     key("tls.cert", "tls-cert", "INSTEP_MASTER_TLS_CERT", "", Kind::Path),
@@ -430,6 +434,11 @@ impl Settings {
         let window = self.text("agent_reconnect_wait").parse().unwrap_or_default();
         ClusterOptions {
             scheduling: schedule::Settings { rule, fitting, ..schedule::Settings::default() },
+            engines: EngineOptions {
+                // What is none was refused before.
+                pools: read_pools(self.text("resource_pools")).unwrap_or_default(),
+                ..EngineOptions::default()
+            },
             ..ClusterOptions::with_window(Duration::from_secs(window))
         }
     }
@@ -493,7 +502,7 @@ fn split(key: &Key, text: &str) -> Vec<String> {
         Kind::Text | Kind::Port | Kind::Path | Kind::Truth | Kind::Days | Kind::Size | Kind::Hours | Kind::Seconds => {
             vec![text.to_owned()]
         }
-        Kind::Origin | Kind::Choice(_) => vec![text.to_owned()],
+        Kind::Origin | Kind::Pools | Kind::Choice(_) => vec![text.to_owned()],
     }
 }
 
@@ -521,6 +530,7 @@ fn check(key: &Key, value: &str) -> Result<(), String> {
             Ok(1..=876_000) => Ok(()),
             _ => Err(format!("`{value}` is not a number of hours, 1 to 876000")),
         },
+        Kind::Pools => read_pools(value).map(drop),
         Kind::Choice(choices) if choices.contains(&value) => Ok(()),
         Kind::Choice(choices) => Err(format!("`{value}` is not one of {}", choices.join(", "))),
         Kind::Text | Kind::Path | Kind::Words if value.trim().is_empty() => Err("it is empty".to_owned()),
@@ -562,6 +572,9 @@ fn collect(
             (Some(key), Value::Array(words)) if key.kind == Kind::Words => {
                 let words = words.iter().map(scalar).collect::<Option<Vec<_>>>();
                 found.push((key, words.ok_or_else(|| wrong_kind(&name, "a list of words", path))?));
+            }
+            (Some(key), value @ Value::Array(_)) if key.kind == Kind::Pools => {
+                found.push((key, vec![value.to_string()]));
             }
             (Some(key), value) => {
                 let text = scalar(value).ok_or_else(|| wrong_kind(&name, "a single value", path))?;

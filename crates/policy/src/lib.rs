@@ -4,6 +4,7 @@
 //! decision goes out together with the sentence that explains it. The shells that perform the decisions live in the
 //! crates that own the sockets and the processes.
 //!
+//! - [`engine`]: which jobs an engine such as Slurm is to run, and whose agents are let in.
 //! - [`filter`]: which experiments or runs a search means, and in which order.
 //! - [`heartbeat`]: when a trial that runs elsewhere has been silent for too long.
 //! - [`lifecycle`]: experiments, their trials and the trials' runs.
@@ -17,6 +18,7 @@
 //! - [`search`]: which trials an experiment runs, and which of them stop early.
 
 pub mod election;
+pub mod engine;
 pub mod failure_detector;
 pub mod filter;
 pub mod heartbeat;

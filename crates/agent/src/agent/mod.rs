@@ -15,10 +15,11 @@ pub mod lock;
 pub mod shares;
 pub mod tenant;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
+use instep_api::link::{Bound, Device, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
 use instep_client::{Address, Addresses, Backoff};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
@@ -36,6 +37,8 @@ use tenant::Tenant;
 
 /// The signal upon which an agent goes and leaves its tasks to the next one, whatever `stop_tasks` says.
 pub const HAND_OVER: Signal = Signal::SIGUSR1;
+/// How long an agent that a scheduler started waits for the master while it runs nothing: it holds a node.
+const LONELY: Duration = Duration::from_secs(600);
 /// Between two looks at the shares while the master says nothing.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Until the master must have answered a hello.
@@ -44,6 +47,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Between SIGTERM and SIGKILL for tasks that end with their agent.
 const GRACE_SECONDS: u32 = 10;
+/// The same where a scheduler ends both: it waits 30 s itself, unless its administrator says otherwise.
+const BOUND_GRACE_SECONDS: u32 = 3;
 /// How long their end is waited for.
 const ENDING: Duration = Duration::from_secs(90);
 /// How long thanks for the last end are waited for.
@@ -85,6 +90,10 @@ pub struct Options {
     pub serve_user: Option<String>,
     /// How much of the machine tasks may take.
     pub budget: Budget,
+    /// The allocation that a scheduler has started it for: it serves no other, and goes when that has ended.
+    pub bound: Option<Bound>,
+    /// Whether SIGTERM is that scheduler's notice, as in Kubernetes: what runs is asked to stop, and killed later.
+    pub term_is_notice: bool,
 }
 
 /// Why there is no token, in words for people.
@@ -118,6 +127,9 @@ pub enum AgentError {
     /// The master does not want it.
     #[error("{0}")]
     Refused(String),
+    /// It was started for one allocation, and nobody tells it what to do.
+    #[error("no word of the master for {seconds} s: {why}")]
+    Lonely { why: String, seconds: u64 },
     /// Something of the system failed.
     #[error("{0}")]
     System(#[from] std::io::Error),
@@ -132,6 +144,7 @@ impl AgentError {
             AgentError::Refused(_) => {
                 "administrators and agent tokens may connect: --token, INSTEP_AGENT_TOKEN or `instep login`"
             }
+            AgentError::Lonely { .. } => "the nodes must reach the master: see `master_url` of the pool",
             AgentError::System(_) => "see the agent's log",
         }
     }
@@ -154,7 +167,20 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     }
     let shares = Shares::find(state.clone(), environment, tenant, groups).map_err(failed)?;
     let signals = block_signals()?;
-    let mut agent = Agent { options, state, lock, shares, signals, machine: None, failures: 0, turn: 0, leaving: None };
+    let mut agent = Agent {
+        options,
+        state,
+        lock,
+        shares,
+        signals,
+        machine: None,
+        failures: 0,
+        turn: 0,
+        leaving: None,
+        noticed: Cell::new(false),
+        ending: Cell::new(false),
+        heard: Instant::now(),
+    };
     if agent.shares.running() > 0 {
         host.say(&format!("{} from before still running here", tasks(agent.shares.running())));
     }
@@ -202,6 +228,12 @@ struct Agent<'a> {
     turn: usize,
     /// It ends what it runs before it goes, and waits for that until then.
     leaving: Option<Instant>,
+    /// The scheduler will end it, which the master has not heard yet.
+    noticed: Cell<bool>,
+    /// The scheduler has said so by SIGTERM.
+    ending: Cell<bool>,
+    /// When the master was last heard.
+    heard: Instant,
 }
 
 /// How a connection ended.
@@ -231,6 +263,9 @@ impl Agent<'_> {
                 let tasks =
                     if running == 0 { String::new() } else { format!("; {} left running for now", tasks(running)) };
                 host.say(&format!("no connection to the master: {why}; retrying until it works{tasks}"));
+            }
+            if self.options.bound.is_some() && self.shares.running() == 0 && self.heard.elapsed() > LONELY {
+                return Err(AgentError::Lonely { why, seconds: LONELY.as_secs() });
             }
             self.turn += 1;
             // Another master may be there at once; after a round of all of them there is a pause.
@@ -280,6 +315,12 @@ impl Agent<'_> {
             // Somebody at a terminal expects that nothing is left.
             Ok(Signal::SIGINT) => Some(Leave::AndStop),
             Ok(HAND_OVER) => Some(Leave::Quietly),
+            // It is told once; whoever tells it twice is in a hurry.
+            Ok(Signal::SIGTERM) if self.options.term_is_notice && self.shares.running() > 0 && !self.ending.get() => {
+                self.noticed.set(true);
+                self.ending.set(true);
+                None
+            }
             _ if self.options.stop_tasks => Some(Leave::AndStop),
             _ => Some(Leave::Quietly),
         }
@@ -329,7 +370,7 @@ impl Agent<'_> {
                 link::Received::Order(order) => {
                     heard = Instant::now();
                     self.note_contact();
-                    self.apply(link, *order)?;
+                    self.apply(link, *order, host)?;
                 }
                 link::Received::SignOfLife => {
                     heard = Instant::now();
@@ -337,8 +378,20 @@ impl Agent<'_> {
                 }
                 link::Received::Nothing => {}
             }
+            // A scheduler signals tasks, too: the agent must know it before it sees what becomes of them.
+            if self.options.bound.is_some()
+                && self.leaving.is_none()
+                && let Some(leave) = self.leave(link, host)?
+            {
+                link.close();
+                return Ok(leave);
+            }
             for report in self.shares.poll() {
                 link.send(&report)?;
+            }
+            if self.noticed.take() {
+                let why = "the scheduler that started its agents is about to end them".to_owned();
+                link.send(&Report::Notice { why })?;
             }
             if pinged.elapsed() >= ping {
                 link.ping()?;
@@ -369,6 +422,8 @@ impl Agent<'_> {
                 let _ = link.send(&Report::Leaving);
                 Ok(Some(leave))
             }
+            // A scheduler repeats it; what is left then is ended by its next signal.
+            (Some(_), Some(end)) if self.options.bound.is_some() && Instant::now() < end => Ok(None),
             // The second signal: what still runs is left to itself.
             (Some(_), Some(_)) => Ok(Some(Leave::Quietly)),
             // What has ended is known until the master has thanked for it.
@@ -407,6 +462,7 @@ impl Agent<'_> {
             devices: self.options.devices.clone(),
             shares: self.shares.states(),
             serves: self.shares.serves(),
+            bound: self.options.bound.clone(),
         }
     }
 
@@ -427,7 +483,7 @@ impl Agent<'_> {
         }
     }
 
-    fn apply(&mut self, link: &mut Link, order: Order) -> Result<(), LinkError> {
+    fn apply(&mut self, link: &mut Link, order: Order, host: &mut dyn Host) -> Result<(), LinkError> {
         match (order, &self.machine) {
             (Order::Start(start), _) if self.leaving.is_some() => {
                 let why = "the agent is being stopped".to_owned();
@@ -445,20 +501,40 @@ impl Agent<'_> {
             }
             (Order::Forget { share }, _) => self.shares.forget(&share),
             (Order::Refused { why }, _) => return Err(LinkError::Refused(why)),
+            (Order::Leave { why }, _) => self.go(&why, host),
             (Order::Welcome(_) | Order::Start(_), _) => {}
         }
         Ok(())
     }
 
+    /// The allocation that it was started for has ended.
+    fn go(&mut self, why: &str, host: &mut dyn Host) {
+        if self.leaving.is_none() {
+            host.say(&format!("leaving: {why}"));
+            self.shares.stop_all(0, why);
+            self.leaving = Some(Instant::now() + ENDING);
+        }
+    }
+
     /// Tasks look at this: while it is fresh, they run on. A disk that is full for a while must not end the agent.
-    fn note_contact(&self) {
+    fn note_contact(&mut self) {
+        self.heard = Instant::now();
         let _ = self.state.note_contact();
     }
 
     fn begin_to_stop(&mut self, host: &mut dyn Host) {
         let running = tasks(self.shares.running());
-        host.say(&format!("stopping {running}; repeat the signal to leave them running"));
-        self.shares.stop_all(GRACE_SECONDS, "the agent was stopped");
+        let (why, grace_seconds) = match self.options.bound {
+            Some(_) => ("the scheduler that started its agents has ended them", BOUND_GRACE_SECONDS),
+            None => ("the agent was stopped", GRACE_SECONDS),
+        };
+        if self.options.bound.is_some() {
+            host.say(&format!("stopping {running}: {why}"));
+            self.shares.end_from_outside(why);
+        } else {
+            host.say(&format!("stopping {running}; repeat the signal to leave them running"));
+        }
+        self.shares.stop_all(grace_seconds, why);
     }
 
     /// Ends what runs without a connection.

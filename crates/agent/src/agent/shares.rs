@@ -88,6 +88,8 @@ pub struct Shares {
     tenant: Tenant,
     groups: Groups,
     known: BTreeMap<String, Known>,
+    /// Somebody else than the master ends everything here, tasks included: what fails from now on was not their fault.
+    ended_from_outside: Option<String>,
 }
 
 impl Shares {
@@ -112,7 +114,7 @@ impl Shares {
             let found = Known::new(record.share, folder, record.devices, record.cgroup);
             known.insert(name, found);
         }
-        let mut shares = Shares { state, environment, tenant, groups, known };
+        let mut shares = Shares { state, environment, tenant, groups, known, ended_from_outside: None };
         shares.poll();
         let running = shares.known.iter().filter(|(_, known)| known.exit.is_none()).map(|(name, _)| name.clone());
         shares.groups.sweep(&shares.state, &running.collect::<BTreeSet<_>>());
@@ -157,7 +159,8 @@ impl Shares {
         let mut reports = Vec::new();
         for (name, known) in &mut self.known {
             if known.exit.is_none() {
-                known.exit = look_at(name, known);
+                let outside = self.ended_from_outside.as_ref();
+                known.exit = look_at(name, known).map(|ending| outside.map_or(ending.clone(), |why| lost(ending, why)));
             }
             let share = || known.share.clone();
             match &known.exit {
@@ -251,6 +254,11 @@ impl Shares {
         None
     }
 
+    /// Somebody else ends everything here, and says so to tasks as to us.
+    pub fn end_from_outside(&mut self, why: &str) {
+        self.ended_from_outside.get_or_insert_with(|| why.to_owned());
+    }
+
     /// Asks all to end, on our own account.
     pub fn stop_all(&mut self, grace_seconds: u32, why: &str) {
         for known in self.known.values_mut().filter(|known| known.exit.is_none() && known.folder.stop().is_none()) {
@@ -267,6 +275,14 @@ impl Shares {
             let _ = known.folder.remove();
             known.group.iter().for_each(TaskGroup::remove);
         }
+    }
+}
+
+/// A failure that has a reason outside of the task.
+fn lost(ending: Ending, why: &str) -> Ending {
+    match ending.exit {
+        Exit::Code { code, .. } if code != 0 => Ending { exit: Exit::Lost { why: why.to_owned() }, ..ending },
+        Exit::Code { .. } | Exit::Failed { .. } | Exit::Killed | Exit::Lost { .. } => ending,
     }
 }
 

@@ -55,6 +55,12 @@ const IMAGE: &str = "determinedai/pytorch-ngc-dev:0736b6d";
 const ROCM_IMAGE: &str = "determinedai/environments:rocm-5.6-pytorch-1.3-tf-2.10-rocm-mpich-0736b6d";
 
 impl Environment {
+    /// The image that somebody has named, for a task with or without GPUs.
+    pub fn named_image(&self, cuda: bool) -> Option<&str> {
+        let image = if cuda { self.image.cuda.as_deref() } else { self.image.cpu.as_deref() };
+        image.filter(|image| *image != IMAGE)
+    }
+
     pub(super) fn read(mut fields: Fields<'_>) -> Environment {
         let mistakes = fields.mistakes();
         let image = fields.take("image").map(|value| images(&fields.path("image"), value, mistakes));

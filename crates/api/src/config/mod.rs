@@ -21,6 +21,7 @@ mod reader;
 mod resources;
 mod searcher;
 mod secrets;
+mod slurm;
 mod storage;
 mod task;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub use searcher::{AdaptiveAsha, AsyncHalving, Method, Mode, SearchLength, Searc
 pub use secrets::{
     Configuration, ConfigurationText, MASK, StorageConfiguration, is_secret_name, masked, masks, restored,
 };
+pub use slurm::{Giver, SlurmSection, is_gpu_type, sbatch_objection};
 pub use storage::{CheckpointStorage, StorageKind};
 pub use task::{TaskConfig, TaskSources};
 pub use training::{Optimizations, Profiling, Reproducibility, RetentionPolicy};
@@ -79,6 +81,7 @@ pub struct ExperimentConfig {
     /// In seconds.
     pub preemption_timeout: u32,
     pub retention_policy: RetentionPolicy,
+    pub slurm: SlurmSection,
     /// Sections that are accepted and handed on as they are.
     #[serde(flatten)]
     pub others: Map<String, Value>,
@@ -121,7 +124,6 @@ const OTHERS: &[(&str, &str)] = &[
     ("internal", "null"),
     ("pbs", "{}"),
     ("security", "null"),
-    ("slurm", "{}"),
     ("tensorboard_storage", "null"),
 ];
 
@@ -224,6 +226,7 @@ fn read(mut fields: Fields<'_>, sources: &Sources) -> ExperimentConfig {
         log_policies: policies::read(&mut fields),
         preemption_timeout: fields.count("preemption_timeout", 0).unwrap_or(3600),
         retention_policy: RetentionPolicy::read(fields.section("retention_policy")),
+        slurm: SlurmSection::read(fields.section("slurm")),
         others: others(&mut fields),
         warnings,
     };

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::reader::{Fields, Mistakes, kind};
-use super::{BindMount, ConfigError, Entrypoint, Environment, Resources, bind_mounts, merge};
+use super::{BindMount, ConfigError, Entrypoint, Environment, Resources, SlurmSection, bind_mounts, merge};
 use crate::wire::span;
 
 /// A configuration that has been checked, defaults filled in.
@@ -27,6 +27,8 @@ pub struct TaskConfig {
     #[serde(serialize_with = "seconds")]
     pub idle_timeout: Option<Duration>,
     pub debug: bool,
+    #[serde(serialize_with = "null_if_empty")]
+    pub slurm: SlurmSection,
     /// Sections that are accepted and handed on as they are.
     #[serde(flatten)]
     pub others: Map<String, Value>,
@@ -50,7 +52,7 @@ const SHARED: &[&str] = &["description", "entrypoint", "resources", "environment
 /// What a template may say about tasks alone.
 const OWN: &[&str] = &["idle_timeout", "notebook_idle_type", "tensorboard_args", "work_dir"];
 /// Sections without a meaning here.
-const OTHERS: &[&str] = &["notebook_idle_type", "pbs", "slurm", "work_dir"];
+const OTHERS: &[&str] = &["notebook_idle_type", "pbs", "work_dir"];
 
 impl TaskConfig {
     /// Reads a configuration.
@@ -123,10 +125,15 @@ fn read(mut fields: Fields<'_>, sources: &TaskSources) -> TaskConfig {
         tensorboard_args: fields.texts("tensorboard_args"),
         idle_timeout: duration(&mut fields, "idle_timeout"),
         debug: fields.flag("debug").unwrap_or(false),
+        slurm: SlurmSection::read(fields.section("slurm")),
         others: OTHERS.iter().map(|name| ((*name).to_owned(), fields.take(name).unwrap_or(Value::Null))).collect(),
     };
     fields.finish();
     config
+}
+
+fn null_if_empty<S: Serializer>(section: &SlurmSection, serializer: S) -> Result<S::Ok, S::Error> {
+    Some(section).filter(|section| !section.is_empty()).serialize(serializer)
 }
 
 fn duration(fields: &mut Fields<'_>, name: &'static str) -> Option<Duration> {
@@ -143,7 +150,7 @@ fn duration(fields: &mut Fields<'_>, name: &'static str) -> Option<Duration> {
 }
 
 #[expect(clippy::ref_option, reason = "serde's signature")]
-fn seconds<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+fn seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     time.map(|time| time.as_secs()).serialize(serializer)
 }
 

@@ -65,6 +65,9 @@ pub(crate) struct SettingsArguments {
     /// INSTEP_MASTER_FITTING_POLICY]
     #[arg(long, global = true, value_name = "POLICY")]
     fitting_policy: Option<String>,
+    /// Pools whose work Slurm or Kubernetes runs, in YAML, as the settings file has them [env: INSTEP_MASTER_RESOURCE_POOLS]
+    #[arg(long, global = true, value_name = "YAML")]
+    resource_pools: Option<String>,
     /// Hours until a login expires [default: 168] [env: INSTEP_MASTER_SESSION_HOURS]
     #[arg(long, global = true, value_name = "HOURS")]
     session_hours: Option<u32>,
@@ -209,6 +212,7 @@ impl SettingsArguments {
         said.extend(self.log_retention_days.map(|days| ("log_retention_days", vec![days.to_string()])));
         said.extend(self.task_log_limit.clone().map(|size| ("task_log_limit", vec![size])));
         said.extend(self.user_context_limit.clone().map(|size| ("user_context_limit", vec![size])));
+        said.extend(self.resource_pools.clone().map(|pools| ("resource_pools", vec![pools])));
         said.extend(self.session_hours.map(|hours| ("session_hours", vec![hours.to_string()])));
         if self.roles {
             said.push(("roles", vec!["true".to_owned()]));

@@ -76,6 +76,10 @@ impl Actor {
         self.state.let_time_pass(&mut self.outbox);
         self.state.give_up_lost_agents(&mut self.outbox);
         self.store().await;
+        for ready in self.state.ready_in_engines() {
+            self.start(&ready.request, &ready.placement).await;
+            self.store().await;
+        }
         if self.outbox.pass_wanted() && self.state.scheduler.is_due(Instant::now()) && !self.over {
             self.schedule().await;
             self.store().await;
@@ -84,7 +88,12 @@ impl Actor {
 
     /// Stores and acts, until nothing more follows.
     async fn store(&mut self) {
-        while !self.outbox.is_empty() && !self.over {
+        loop {
+            // What has begun or ended is wanted of an engine, or not any more.
+            self.state.reconcile_engines(&mut self.outbox);
+            if self.outbox.is_empty() || self.over {
+                return;
+            }
             let (rows, changed) = self.outbox.take_rows();
             let decision = self.state.add_rows(rows, changed);
             let created: Vec<(ExperimentId, String)> =
@@ -133,6 +142,7 @@ impl Actor {
             match action {
                 Action::Order(agent, order) => self.state.agents.send(&agent, order),
                 Action::Signal(allocation, signal) => self.state.allocations.signal(&allocation, signal),
+                Action::Engine(kind, call) => self.state.engines.ask(kind, call, &mut self.outbox),
                 Action::Collect(id) => super::collection::collect(self.database.clone(), Arc::clone(&self.notices), id),
                 Action::Reply(send) => send(),
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use instep_api::link::{Device, Hello, Order, Serves, VERSION, Welcome};
+use instep_api::link::{Bound, Device, Hello, Order, Serves, VERSION, Welcome};
 use instep_api::wire::Timestamp;
 use instep_database::AgentRow;
 use serde_json::json;
@@ -35,6 +35,8 @@ pub(crate) struct Agent {
     pub serves: Serves,
     pub admin: AdminState,
     pub registered_at: Timestamp,
+    /// The allocation that an engine has started it for: it is given nothing else, and not remembered.
+    pub bound: Option<String>,
     /// It ends what it runs, and goes.
     pub leaving: bool,
     /// The connection; `None` since `silent_since`.
@@ -79,14 +81,37 @@ impl Agent {
                 disabled_slots: serde_json::from_value(row.disabled_slots).unwrap_or_default(),
             },
             registered_at: row.registered_at,
+            bound: None,
             leaving: false,
             link: None,
             silent_since: Instant::now(),
         }
     }
 
-    fn row(&self) -> AgentRow {
-        AgentRow {
+    /// Of an engine's job, which the database knows by its allocation.
+    fn awaited_of(name: &str, allocation: &str, pool: &str) -> Agent {
+        Agent {
+            name: name.to_owned(),
+            pool: pool.to_owned(),
+            version: String::new(),
+            addresses: Vec::new(),
+            devices: Vec::new(),
+            serves: Serves::Everybody,
+            admin: AdminState::default(),
+            registered_at: now(),
+            bound: Some(allocation.to_owned()),
+            leaving: false,
+            link: None,
+            silent_since: Instant::now(),
+        }
+    }
+
+    /// As it is remembered, if it is.
+    fn row(&self) -> Option<AgentRow> {
+        if self.bound.is_some() {
+            return None;
+        }
+        Some(AgentRow {
             name: self.name.clone(),
             pool: self.pool.clone(),
             version: self.version.clone(),
@@ -97,7 +122,7 @@ impl Agent {
             disabled_slots: json!(self.admin.disabled_slots),
             registered_at: self.registered_at,
             last_seen_at: now(),
-        }
+        })
     }
 
     fn disconnect(&mut self) {
@@ -141,7 +166,9 @@ fn contradiction(hello: &Hello) -> Option<String> {
     };
     let devices = hello.devices.iter().flat_map(|device| [("device", &device.brand), ("device", &device.uuid)]);
     let addresses = hello.addresses.iter().map(|address| ("address", address));
-    let texts = [("pool", &hello.pool), ("version", &hello.version)].into_iter().chain(addresses).chain(devices);
+    let bound = hello.bound.iter().flat_map(|bound| [("allocation", &bound.allocation), ("job", &bound.job)]);
+    let texts = [("pool", &hello.pool), ("version", &hello.version)].into_iter();
+    let texts = texts.chain(addresses).chain(devices).chain(bound);
     for (what, text) in texts.chain(served.map(|name| ("user", name))) {
         if text.len() > LONGEST_TEXT {
             return Some(format!("the agent's {what} is longer than {LONGEST_TEXT} bytes"));
@@ -176,6 +203,11 @@ impl Agents {
                 self.absent.insert(agent.name.clone(), agent.admin);
             }
         }
+    }
+
+    /// Waits for an agent of an engine's job, on which something runs.
+    pub(super) fn wait_for_bound(&mut self, name: &str, allocation: &str, pool: &str) {
+        self.known.entry(name.to_owned()).or_insert_with(|| Agent::awaited_of(name, allocation, pool));
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Agent> {
@@ -215,13 +247,14 @@ impl Agents {
             serves: hello.serves,
             admin,
             registered_at,
+            bound: hello.bound.map(|bound| bound.allocation),
             leaving: false,
             link: Some(Link { number, orders }),
             silent_since: Instant::now(),
             name: hello.agent,
         };
         tracing::info!(agent = agent.name, pool = agent.pool, slots = agent.devices.len(), "agent connected");
-        outbox.decision.agents.push(agent.row());
+        outbox.decision.agents.extend(agent.row());
         outbox.order(&agent.name, Order::Welcome(self.welcome.clone()));
         outbox.request_pass();
         self.known.insert(agent.name.clone(), agent);
@@ -246,6 +279,9 @@ impl Agents {
         if let Some(why) = contradiction(hello) {
             return Some(why);
         }
+        if let Some(why) = self.name_of_others(hello) {
+            return Some(why);
+        }
         let known = self.known.get(&hello.agent).filter(|agent| agent.link.is_some() && !agent.leaving)?;
         // The same agent over a new connection, before the end of the old one was noticed.
         if known.addresses == hello.addresses && known.devices == hello.devices {
@@ -253,6 +289,23 @@ impl Agents {
         }
         let (name, address) = (&known.name, known.addresses.first().map_or("elsewhere", String::as_str));
         Some(format!("an agent named {name} is connected already, from {address}\nhint: choose another name"))
+    }
+
+    /// Why a name is not free, if it is that of an agent of another kind: one that an engine has started shows a token that
+    /// its tasks know, too, and must not pass for a machine that lends its slots.
+    fn name_of_others(&self, hello: &Hello) -> Option<String> {
+        let allocation = |bound: &Bound| bound.allocation.clone();
+        let taken = match self.known.get(&hello.agent) {
+            Some(known) => known.bound != hello.bound.as_ref().map(allocation),
+            None => hello.bound.is_some() && self.absent.contains_key(&hello.agent),
+        };
+        let name = &hello.agent;
+        taken.then(|| format!("{name} is the name of another agent\nhint: choose another with --name"))
+    }
+
+    /// Whether an agent has a connection.
+    pub(super) fn is_here(&self, agent: &str) -> bool {
+        self.known.get(agent).is_some_and(|agent| agent.link.is_some())
     }
 
     /// Whether this is the connection that an agent has now.
@@ -274,13 +327,14 @@ impl Agents {
         let Some(known) = self.known.get_mut(agent).filter(|_| current) else { return false };
         tracing::warn!(agent, "agent disconnected");
         known.disconnect();
-        outbox.decision.agents.push(known.row());
-        known.leaving
+        outbox.decision.agents.extend(known.row());
+        // The engine's job does not come back.
+        known.leaving || known.bound.is_some()
     }
 
     /// Stops waiting for an agent; it may come again.
     pub(super) fn forget(&mut self, agent: &str) {
-        if let Some(gone) = self.known.remove(agent) {
+        if let Some(gone) = self.known.remove(agent).filter(|gone| gone.bound.is_none()) {
             self.absent.insert(agent.to_owned(), gone.admin);
         }
     }
@@ -319,7 +373,7 @@ impl Agents {
         let agent = self.known.get_mut(name).ok_or_else(|| missing(name))?;
         agent.admin.enabled = availability == Availability::Enabled;
         agent.admin.draining = availability == Availability::Draining;
-        outbox.decision.agents.push(agent.row());
+        outbox.decision.agents.extend(agent.row());
         outbox.request_pass();
         Ok(())
     }
@@ -340,7 +394,7 @@ impl Agents {
             Availability::Enabled => agent.admin.disabled_slots.remove(&slot),
             Availability::Draining | Availability::Disabled => agent.admin.disabled_slots.insert(slot),
         };
-        outbox.decision.agents.push(agent.row());
+        outbox.decision.agents.extend(agent.row());
         outbox.request_pass();
         Ok(())
     }
@@ -348,12 +402,13 @@ impl Agents {
     /// What a pool has for tasks; `None` if there is no such pool.
     pub(super) fn room_in(&self, pool: &str) -> Option<Room> {
         let name = if pool.is_empty() { DEFAULT_POOL } else { pool };
-        let agents: Vec<&Agent> = self.known.values().filter(|agent| agent.pool == name).collect();
+        let agents: Vec<&Agent> =
+            self.known.values().filter(|agent| agent.pool == name && agent.bound.is_none()).collect();
         if agents.is_empty() && name != DEFAULT_POOL {
             return None;
         }
         let slots = agents.iter().filter(|agent| agent.takes_work()).map(|agent| agent.devices.len()).sum();
-        Some(Room { slots, largest: agents.iter().map(|agent| agent.devices.len()).max() })
+        Some(Room { slots, largest: agents.iter().map(|agent| agent.devices.len()).max(), per_node: None })
     }
 }
 
@@ -364,6 +419,8 @@ pub(crate) struct Room {
     pub slots: usize,
     /// Slots of the largest agent, be it away; `None` if no agent was ever here.
     pub largest: Option<usize>,
+    /// Slots of every node, where an engine gives whole nodes.
+    pub per_node: Option<usize>,
 }
 
 #[cfg(test)]
@@ -384,6 +441,7 @@ mod tests {
             devices: vec![device(0), device(1)],
             shares: Vec::new(),
             serves: Serves::Everybody,
+            bound: None,
         };
         assert_eq!(contradiction(&hello()), None);
         type Spoil = fn(&mut Hello);

@@ -11,6 +11,7 @@
 //!   `log_policies`: patterns in their output. `commands`: commands, TensorBoards, notebooks and shells, `serving`: where tasks serve.
 //! - `allocations`: the attempts to run something, each an `allocation`, with their `ports`. `rendezvous`: what the
 //!   running tasks ask.
+//! - `engines`: allocations that a scheduler such as Slurm runs, and the agents that it starts for them.
 //! - `goodput`: what became of the time of trials.
 //! - `agents`: the machines that lend slots. `reports`: what they report.
 //! - `scheduler`: which allocation gets which slots. `launch`: starts them there, with an `environment`; `permit`: those
@@ -25,6 +26,7 @@ mod allocations;
 mod changes;
 mod collection;
 mod commands;
+mod engines;
 mod environment;
 mod experiments;
 mod goodput;
@@ -61,6 +63,8 @@ use instep_policy::schedule;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::engines::Container;
+use crate::engines::options::EngineOptions;
 use crate::notices::Notices;
 use actor::Actor;
 use agents::Agents;
@@ -70,6 +74,7 @@ pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};
 pub(crate) use collection::given_up_by;
 pub(crate) use commands::{Details, Folder, Kind};
+use engines::Engines;
 use goodput::GoodputTotals;
 pub(crate) use goodput::of_trial;
 #[cfg(test)]
@@ -123,6 +128,8 @@ pub struct ClusterOptions {
     pub default_priority: u32,
     /// Whether roles decide who may run what where.
     pub roles: bool,
+    /// Schedulers of the site that run allocations of some pools.
+    pub engines: EngineOptions,
 }
 
 impl Default for ClusterOptions {
@@ -140,6 +147,7 @@ impl ClusterOptions {
             scheduling: schedule::Settings::default(),
             default_priority: 42,
             roles: false,
+            engines: EngineOptions::default(),
         };
         options.margin += options.silence();
         options
@@ -185,7 +193,8 @@ impl Cluster {
         let agents = Agents::new(welcome, options.reconnect_window + options.margin);
         let scheduler = Scheduler::new(options.scheduling.clone(), options.default_priority, Arc::clone(&stats));
         let silence = options.silence();
-        let state = ClusterState::new(options, agents, scheduler);
+        let engines = Engines::start(&options.engines, database.cluster_id(), &messages);
+        let state = ClusterState::new(options, agents, scheduler, engines);
         let cluster = Cluster { messages, stats, goodput: state.allocations.goodput(), silence };
         let mut actor = Actor::new(database, notices, state);
         actor.restore().await?;
@@ -354,7 +363,16 @@ impl Cluster {
 
     /// What a pool has for tasks; `None` if there is no such pool.
     pub(crate) async fn room_in(&self, pool: String) -> Result<Option<Room>, Refusal> {
-        self.read(move |state| state.agents.room_in(&pool)).await
+        self.read(move |state| state.room_in(&pool)).await
+    }
+
+    /// Why a pool does not take what a configuration says of containers.
+    pub(crate) async fn container_objection(
+        &self,
+        pool: String,
+        container: Container,
+    ) -> Result<Option<String>, Refusal> {
+        self.read(move |state| state.engines.container_objection(&pool, &container)).await
     }
 
     /// An agent says hello; orders for it go to `orders`. Gives the number of the connection.

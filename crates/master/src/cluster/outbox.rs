@@ -11,6 +11,8 @@ use instep_database::Decision;
 use super::allocation::Signal;
 use super::{Refusal, Reply};
 use crate::clock::now;
+use crate::engines::line::Call;
+use crate::engines::options::EngineKind;
 
 /// What is done once a decision is stored.
 pub(super) enum Action {
@@ -20,6 +22,8 @@ pub(super) enum Action {
     Signal(String, Signal),
     /// Deletes the checkpoints that an experiment does not keep.
     Collect(ExperimentId),
+    /// Asks an engine for something.
+    Engine(EngineKind, Call),
     /// Answers a request.
     Reply(Box<dyn FnOnce() + Send>),
 }

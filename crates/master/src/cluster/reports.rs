@@ -34,7 +34,15 @@ impl ClusterState {
         outbox: &mut Outbox,
     ) -> Result<u64, Refusal> {
         let (name, shares) = (hello.agent.clone(), std::mem::take(&mut hello.shares));
+        let bound = hello.bound.clone();
+        match &bound {
+            Some(_) => self.admit_bound(&mut hello, outbox)?,
+            None => self.refuse_in_pool_of_engine(&hello)?,
+        }
         let number = self.agents.register(hello, orders, outbox)?;
+        if let Some(bound) = &bound {
+            self.bound_joined(bound, &name);
+        }
         self.reconcile(&name, shares, outbox);
         Ok(number)
     }
@@ -79,6 +87,7 @@ impl ClusterState {
             // It came when the connection began.
             Report::Hello(_) => {}
             Report::Leaving => self.agents.leaving(agent),
+            Report::Notice { why } => self.notice_to_bound(agent, why, outbox),
             Report::Started { share } => self.started(agent, &share, outbox),
             Report::Exited { share, exit } => self.exited(agent, &share, exit, outbox),
         }
@@ -107,7 +116,11 @@ impl ClusterState {
     }
 
     pub(super) fn disconnected(&mut self, agent: &str, connection: u64, outbox: &mut Outbox) {
+        let bound = self.agents.get(agent).and_then(|agent| agent.bound.clone());
         let leaving = self.agents.disconnected(agent, connection, outbox);
+        if let (Some(allocation), false) = (bound, self.agents.is_here(agent)) {
+            self.bound_left(&allocation, agent, outbox);
+        }
         // One that is leaving and runs nothing is not waited for.
         if leaving && self.allocations.expected_on(agent).is_empty() {
             self.agents.forget(agent);

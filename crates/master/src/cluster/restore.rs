@@ -40,6 +40,7 @@ impl Actor {
         }
         let busy = state.allocations.busy_agents();
         state.agents.restore(agents, &busy);
+        state.wait_for_bound_agents();
         outbox.request_pass();
         Ok(())
     }

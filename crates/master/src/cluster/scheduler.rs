@@ -117,7 +117,7 @@ impl ClusterState {
     /// Decides who gets slots, who makes room and why the others wait.
     pub(super) fn plan_pass(&mut self) -> Schedule {
         let began = Instant::now();
-        let plan = schedule::schedule(&self.cluster(), &self.queue());
+        let plan = schedule::schedule(&self.cluster(), &self.queue_of_agents());
         let took = began.elapsed();
         self.scheduler.pass_done(took, plan.waiting.len());
         let (start, preempt, waiting) = (plan.start.len(), plan.preempt.len(), plan.waiting.len());
@@ -145,7 +145,8 @@ impl ClusterState {
         let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
         let pool = || Pool { settings: self.scheduler.settings.clone(), agents: Vec::new() };
         pools.insert(DEFAULT_POOL.to_owned(), pool());
-        for agent in self.agents.iter() {
+        pools.extend(self.engines.pools().map(|name| (name.to_owned(), pool())));
+        for agent in self.agents.iter().filter(|agent| agent.bound.is_none()) {
             let slots = agent
                 .devices
                 .iter()
@@ -201,6 +202,14 @@ impl ClusterState {
                 }),
             }
         }
+        queue
+    }
+
+    /// The same without what waits for an engine. What an engine runs is on none of the machines that a pass looks at.
+    fn queue_of_agents(&self) -> Queue {
+        let mut queue = self.queue();
+        let Queue { jobs, waiting, .. } = &mut queue;
+        waiting.retain(|request| jobs.get(&request.job).is_none_or(|job| !self.engines.has(&job.pool)));
         queue
     }
 

@@ -15,6 +15,7 @@ use super::agents::Agents;
 use super::allocation::{Allocation, AllocationEvent, Purpose};
 use super::allocations::Allocations;
 use super::commands::Commands;
+use super::engines::Engines;
 use super::experiments::Experiments;
 use super::outbox::{Changed, Outbox};
 use super::scheduler::Scheduler;
@@ -27,10 +28,11 @@ pub(crate) struct ClusterState {
     pub(super) allocations: Allocations,
     pub(super) agents: Agents,
     pub(super) scheduler: Scheduler,
+    pub(super) engines: Engines,
 }
 
 impl ClusterState {
-    pub(super) fn new(options: ClusterOptions, agents: Agents, scheduler: Scheduler) -> ClusterState {
+    pub(super) fn new(options: ClusterOptions, agents: Agents, scheduler: Scheduler, engines: Engines) -> ClusterState {
         ClusterState {
             options,
             experiments: Experiments::default(),
@@ -38,6 +40,7 @@ impl ClusterState {
             allocations: Allocations::default(),
             agents,
             scheduler,
+            engines,
         }
     }
 
@@ -68,7 +71,8 @@ impl ClusterState {
 
     /// How long no experiment or command has a deadline; `None` if none has any.
     pub(super) fn until_deadline(&self) -> Option<Duration> {
-        let soonest = self.experiments.deadlines().chain(self.commands.deadlines()).min()?;
+        let engines = self.engines.deadline();
+        let soonest = self.experiments.deadlines().chain(self.commands.deadlines()).chain(engines).min()?;
         Some(Duration::from_micros(u64::try_from(soonest.0.saturating_sub(now().0)).unwrap_or(0)))
     }
 

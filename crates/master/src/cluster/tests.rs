@@ -151,6 +151,7 @@ fn hello(name: &str, slots: u32, shares: Vec<ShareState>) -> Hello {
         devices: (0..slots).map(device).collect(),
         shares,
         serves: Serves::Everybody,
+        bound: None,
     }
 }
 

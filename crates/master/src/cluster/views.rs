@@ -20,6 +20,7 @@ use super::allocation::{Allocation, Purpose, Share};
 use super::commands::LiveCommand;
 use super::experiments::Live;
 use super::state::ClusterState;
+use crate::engines::options::EngineKind;
 
 /// What the allocations of a job have and want.
 #[derive(Debug, Clone, Copy, Default)]
@@ -93,31 +94,44 @@ impl ClusterState {
         let scheduled = self.allocations.open().filter(mine).count() - waiting;
         let default = name == DEFAULT_POOL;
         let preemption = matches!(pool.settings.rule, Rule::Priority { preemption: true }) || is_fair(pool);
+        let engine = self.engines.pool(name);
+        let slots_per_agent = match engine {
+            Some((_, per_node, _)) => i64::from(per_node),
+            None => here.iter().map(|agent| count(agent.devices.len())).max().unwrap_or(0),
+        };
+        let preemption = preemption && engine.is_none();
         ResourcePool {
             name: name.to_owned(),
-            description: String::new(),
+            description: engine.map_or_else(String::new, |(description, ..)| description.to_owned()),
             kind: "RESOURCE_POOL_TYPE_STATIC".to_owned(),
             num_agents: count(here.len()),
             slots_available: count(slots),
             slots_used: count(used),
             slot_type: here.iter().flat_map(|agent| &agent.devices).next().map_or("TYPE_UNSPECIFIED", kind).to_owned(),
-            slots_per_agent: here.iter().map(|agent| count(agent.devices.len())).max().unwrap_or(0),
+            slots_per_agent,
             aux_container_capacity: count(pool.settings.most_without_slots * here.len()),
             aux_containers_running: count(auxiliary),
             aux_container_capacity_per_agent: count(pool.settings.most_without_slots),
             default_compute_pool: default,
             default_aux_pool: default,
             preemptible: preemption,
-            scheduler_type: if is_fair(pool) { "SCHEDULER_TYPE_FAIR_SHARE" } else { "SCHEDULER_TYPE_PRIORITY" }
-                .to_owned(),
-            scheduler_fitting_policy: match pool.settings.fitting {
-                Fitting::Best => "FITTING_POLICY_BEST",
-                Fitting::Worst => "FITTING_POLICY_WORST",
+            scheduler_type: match engine {
+                Some((_, _, EngineKind::Slurm)) => "SCHEDULER_TYPE_SLURM",
+                Some((_, _, EngineKind::Kubernetes)) => "SCHEDULER_TYPE_KUBERNETES",
+                None if is_fair(pool) => "SCHEDULER_TYPE_FAIR_SHARE",
+                None => "SCHEDULER_TYPE_PRIORITY",
+            }
+            .to_owned(),
+            scheduler_fitting_policy: match (engine, pool.settings.fitting) {
+                (Some((_, _, EngineKind::Slurm)), _) => "FITTING_POLICY_SLURM",
+                (Some((_, _, EngineKind::Kubernetes)), _) => "FITTING_POLICY_KUBERNETES",
+                (None, Fitting::Best) => "FITTING_POLICY_BEST",
+                (None, Fitting::Worst) => "FITTING_POLICY_WORST",
             }
             .to_owned(),
             location: "on-prem".to_owned(),
             details: PoolDetails {
-                priority_scheduler: (!is_fair(pool)).then(|| PrioritySchedulerDetails {
+                priority_scheduler: (!is_fair(pool) && engine.is_none()).then(|| PrioritySchedulerDetails {
                     preemption,
                     default_priority: i64::from(self.options.default_priority),
                     k8_priorities: Vec::new(),

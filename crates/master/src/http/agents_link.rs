@@ -89,6 +89,8 @@ struct Permit {
     address: String,
     /// `None` for administrators, who have logged in.
     token: Option<(String, AgentTokenRow)>,
+    /// The only allocation that it may be used for: an engine has started the agent.
+    allocation: Option<String>,
     revocations: watch::Receiver<()>,
 }
 
@@ -109,12 +111,14 @@ impl Permit {
             call.noted.subject(format!("token {}", row.name));
         }
         let address = call.peer.remote.ip().to_canonical().to_string();
-        Ok(Permit { application, address, token, revocations })
+        let allocation = call.task.as_ref().map(|task| task.allocation.clone());
+        Ok(Permit { application, address, token, allocation, revocations })
     }
 
     /// Why an agent is not one that may use the token.
     fn objection(&self, hello: &Hello) -> Option<String> {
-        objection(&self.token.as_ref()?.1, hello)
+        let of_allocation = || allocation_objection(self.allocation.as_deref(), hello);
+        of_allocation().or_else(|| objection(&self.token.as_ref()?.1, hello))
     }
 
     /// Records that an agent was sent away, after its connection was let in.
@@ -138,6 +142,19 @@ impl Permit {
         // The sender lives as long as the master.
         std::future::pending().await
     }
+}
+
+/// An allocation's token lets in its own agents, which no other token does.
+fn allocation_objection(allocation: Option<&str>, hello: &Hello) -> Option<String> {
+    let bound = hello.bound.as_ref().map(|bound| bound.allocation.as_str());
+    if bound == allocation {
+        return None;
+    }
+    let why = match bound {
+        Some(bound) => format!("the token is not one for agents of allocation {bound}"),
+        None => "the token of a task lets no agent in that lends its slots".to_owned(),
+    };
+    Some(format!("{why}\nhint: create a token with `instep agent token create NAME`"))
 }
 
 fn objection(token: &AgentTokenRow, hello: &Hello) -> Option<String> {
@@ -255,12 +272,12 @@ async fn send(socket: &mut WebSocket, order: &Order) -> Result<(), axum::Error> 
 #[cfg(test)]
 mod tests {
     use instep_api::identifiers::UserId;
-    use instep_api::link::{Serves, VERSION};
+    use instep_api::link::{Bound, Serves, VERSION};
 
     use super::*;
 
     #[test]
-    fn a_token_lets_in_its_agent_and_its_pool() {
+    fn a_token_lets_in_its_agent_and_its_pool_or_its_allocation() {
         let token = |agent: Option<&str>, pool: Option<&str>| AgentTokenRow {
             name: "machines".to_owned(),
             user: UserId(1),
@@ -277,7 +294,22 @@ mod tests {
             devices: Vec::new(),
             shares: Vec::new(),
             serves: Serves::Everybody,
+            bound: None,
         };
+        let bound = |allocation: &str| Hello {
+            bound: Some(Bound { allocation: allocation.to_owned(), job: "1".to_owned(), node: 0, nodes: 1 }),
+            ..hello("a-1", "")
+        };
+        assert_eq!(allocation_objection(None, &hello("a", "")), None);
+        assert_eq!(allocation_objection(Some("5.t.1"), &bound("5.t.1")), None);
+        for (allocation, hello, said) in [
+            (Some("5.t.1"), hello("a", ""), "lets no agent in that lends its slots"),
+            (Some("5.t.1"), bound("5.t.2"), "not one for agents of allocation 5.t.2"),
+            (None, bound("5.t.1"), "not one for agents of allocation 5.t.1"),
+        ] {
+            let why = allocation_objection(allocation, &hello).unwrap();
+            assert!(why.contains(said) && why.contains("\nhint: "), "{why}");
+        }
         assert_eq!(objection(&token(None, None), &hello("a", "gpu")), None);
         assert_eq!(objection(&token(Some("a"), None), &hello("a", "gpu")), None);
         assert_eq!(objection(&token(Some("a"), Some(DEFAULT_POOL)), &hello("a", "")), None);

@@ -139,7 +139,9 @@ pub(super) async fn launch_task(call: &Call, launch: Launch) -> Result<Launched,
     let task = random::uuid();
     let pool = Some(config.resources.resource_pool.clone()).filter(|pool| !pool.is_empty());
     let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
-    let wish = Wish { pool: &pool, slots: config.slots, one_machine: true };
+    let slots_per_node = config.slurm.slots_per_node;
+    let (slots, environment) = (config.slots, &config.environment);
+    let wish = Wish { pool: &pool, slots, one_machine: true, slots_per_node, environment };
     let warnings = fitting::check(call, wish).await?;
     let description = config.description.clone().filter(|text| !text.is_empty());
     let new = NewCommand {

@@ -248,7 +248,9 @@ fn validated(warnings: Vec<String>) -> Json<CreateExperimentResponse> {
 async fn launch_warnings(call: &Call, config: &ExperimentConfig) -> Result<Vec<String>, Failure> {
     let resources = &config.resources;
     let one_machine = resources.is_single_node == Some(true);
-    fitting::check(call, Wish { pool: &resources.resource_pool, slots: resources.slots_per_trial, one_machine }).await
+    let (pool, slots) = (resources.resource_pool.as_str(), resources.slots_per_trial);
+    let slots_per_node = config.slurm.slots_per_node;
+    fitting::check(call, Wish { pool, slots, one_machine, slots_per_node, environment: &config.environment }).await
 }
 
 pub(crate) async fn create(call: Call) -> Result<Json<CreateExperimentResponse>, Failure> {

@@ -42,7 +42,8 @@ pub(crate) enum Access {
     Change(Thing),
     /// Users who administrate and have logged in.
     Administrator,
-    /// Agents by a token of their own, and users who administrate and have logged in.
+    /// Agents by a token of their own, those of an engine's job by their allocation's, and users who administrate and have
+    /// logged in.
     Agent,
     /// Users and their tasks, by a token in a header: what a task serves. Whoever has none is let through: browsers that want
     /// a page are sent to where the pages of tasks are, and the handler passes on what is for everybody.
@@ -191,7 +192,9 @@ pub(crate) async fn admit(
         (Access::TaskKey, _) => Ok(None),
         (Access::LocalOrUser, None) if peer.is_local() => Ok(None),
         (Access::Agent, None) if is_agent => Ok(None),
-        (Access::Login | Access::Share | Access::Administrator | Access::Agent, Some((_, Some(task)))) => {
+        // It is let in for its own allocation alone.
+        (Access::Agent, Some((_, Some(_)))) => Ok(known),
+        (Access::Login | Access::Share | Access::Administrator, Some((_, Some(task)))) => {
             Err(Failure::forbidden(format!(
                 "the token of task {} may not do this: it only reads, makes things, and changes what is the task's own\n\
                  hint: log in, and do it with the token of the login",

@@ -165,6 +165,8 @@ fn expected_with_roles(route: &Route, token: &str) -> Told {
         (Access::Read(Thing::Several), _) if route.path.contains("/by-external-id/") => Hidden,
         (Access::Open | Access::LocalOrUser | Access::Read(Thing::Common | Thing::Several), _) => Allowed,
         (Access::TaskKey, _) => panic!("a route of the tasks' pages in the master's table"),
+        // It opens the connection, for an agent of its own allocation alone.
+        (Access::Agent, _) if is_task => Allowed,
         (Access::Administrator | Access::Agent | Access::Read(Thing::Log), token) => {
             if token == "administrator" {
                 Allowed

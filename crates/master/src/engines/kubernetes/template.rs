@@ -1,0 +1,290 @@
+//! Pod templates: the pool's, which an administrator wrote, and `environment.pod_spec` of a configuration, which a user did.
+//!
+//! What a user wrote is taken part by part: each has a name below, such as `spec.tolerations`, and is one that users may
+//! set ([`USUAL`]), one that the pool may allow besides ([`ON_REQUEST`]), or refused. Nothing that is not listed passes.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+/// How Determined calls the container that the task runs in. Ours has the same name.
+pub(crate) const CONTAINER: &str = "determined-container";
+
+/// What users may set.
+const USUAL: &[&str] = &[
+    "container.env",
+    "container.resources",
+    "container.volumeMounts",
+    "spec.affinity",
+    "spec.imagePullSecrets",
+    "spec.nodeSelector",
+    "spec.tolerations",
+    "spec.topologySpreadConstraints",
+    "volumes.emptyDir",
+    "volumes.persistentVolumeClaim",
+];
+
+/// What gives a pod rights, other people's secrets or a place before others: users may set it where the pool says so.
+const ON_REQUEST: &[&str] = &[
+    "container.env.valueFrom",
+    "container.envFrom",
+    "container.securityContext",
+    "container.volumeDevices",
+    "metadata.annotations",
+    "metadata.labels",
+    "spec.dnsConfig",
+    "spec.dnsPolicy",
+    "spec.hostAliases",
+    "spec.hostIPC",
+    "spec.hostNetwork",
+    "spec.initContainers",
+    "spec.priorityClassName",
+    "spec.runtimeClassName",
+    "spec.schedulerName",
+    "spec.securityContext",
+    "spec.serviceAccountName",
+    "volumes.configMap",
+    "volumes.csi",
+    "volumes.ephemeral",
+    "volumes.hostPath",
+    "volumes.nfs",
+    "volumes.projected",
+    "volumes.secret",
+];
+
+/// Labels with these beginnings say whose a pod is, and are not for templates.
+const OUR_LABELS: &[&str] = &["instep.", "kueue.x-k8s.io/", "batch.kubernetes.io/", "job-name", "controller-uid"];
+
+/// What a pool's template may not say, because it follows from what is run.
+const OURS: &[&str] = &["restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds", "nodeName"];
+const OURS_OF_CONTAINER: &[&str] =
+    &["command", "args", "image", "stdin", "tty", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"];
+
+/// Whether `allow` of a pool may name this.
+pub(crate) fn can_be_allowed(part: &str) -> bool {
+    USUAL.contains(&part) || ON_REQUEST.contains(&part)
+}
+
+/// What `allow` of a pool may name, for people.
+pub(crate) fn allowable() -> String {
+    ON_REQUEST.join(", ")
+}
+
+/// What is wrong with a pool's template: a path and why.
+pub(crate) fn pool_objection(template: &Map<String, Value>) -> Option<String> {
+    for key in template.keys() {
+        if key != "metadata" && key != "spec" {
+            return Some(format!("{key}: is not in a pod template, which has `metadata` and `spec`"));
+        }
+    }
+    let Some(spec) = template.get("spec") else { return our_label(template) };
+    let Some(spec) = spec.as_object() else { return Some("spec: must be a map".to_owned()) };
+    let ours = |path: &str, found: &Map<String, Value>, names: &[&str]| {
+        let found = names.iter().find(|name| found.contains_key(**name));
+        found.map(|name| format!("{path}{name}: follows from what is run, and cannot be set"))
+    };
+    if let Some(what) = ours("spec.", spec, OURS) {
+        return Some(what);
+    }
+    match the_container(spec) {
+        Ok(Some(container)) => {
+            ours("spec.containers[0].", container, OURS_OF_CONTAINER).or_else(|| our_label(template))
+        }
+        Ok(None) => our_label(template),
+        Err(what) => Some(what),
+    }
+}
+
+fn our_label(template: &Map<String, Value>) -> Option<String> {
+    let labels = template.get("metadata").and_then(|metadata| metadata.get("labels")).and_then(Value::as_object)?;
+    let ours = |label: &&String| OUR_LABELS.iter().any(|beginning| label.starts_with(beginning));
+    labels.keys().find(ours).map(|label| format!("metadata.labels.{label}: is set by instep"))
+}
+
+/// The container of a template that becomes ours; `None` if it has none. Init containers are others.
+fn the_container(spec: &Map<String, Value>) -> Result<Option<&Map<String, Value>>, String> {
+    let Some(containers) = spec.get("containers") else { return Ok(None) };
+    let only = "spec.containers: may have one container, named `determined-container`: a Job ends with all its containers, \
+                and others would keep it";
+    match containers.as_array().map(Vec::as_slice) {
+        Some([]) => Ok(None),
+        Some([Value::Object(container)]) if container.get("name").is_none_or(|name| name == CONTAINER) => {
+            Ok(Some(container))
+        }
+        _ => Err(only.to_owned()),
+    }
+}
+
+/// What of a user's `environment.pod_spec` the pool does not allow, for people; none if all of it may be merged.
+pub(crate) fn user_objection(template: &Map<String, Value>, allow: &BTreeSet<String>) -> Option<String> {
+    let mut parts = Vec::new();
+    if let Err(what) = parts_of(template, &mut parts) {
+        return Some(what);
+    }
+    if let Some(what) = our_label(template) {
+        return Some(what);
+    }
+    let may = |part: &str| USUAL.contains(&part) || (ON_REQUEST.contains(&part) && allow.contains(part));
+    let refused = parts.iter().find(|part| !may(part))?;
+    let hint = match ON_REQUEST.contains(&refused.as_str()) {
+        true => format!("\nhint: an administrator may add `{refused}` to `allow` of the pool"),
+        false => String::new(),
+    };
+    Some(format!("{refused}: users may not set this{hint}"))
+}
+
+/// Names the parts of a template, as in [`USUAL`].
+fn parts_of(template: &Map<String, Value>, parts: &mut Vec<String>) -> Result<(), String> {
+    let map = |path: &str, value: &Value| value.as_object().cloned().ok_or_else(|| format!("{path}: must be a map"));
+    for (key, value) in template {
+        match key.as_str() {
+            "apiVersion" | "kind" => {}
+            "metadata" => parts.extend(map("metadata", value)?.keys().map(|key| format!("metadata.{key}"))),
+            "spec" => {
+                let spec = map("spec", value)?;
+                for (key, value) in &spec {
+                    match key.as_str() {
+                        "containers" => {}
+                        "volumes" => volumes(value, parts)?,
+                        key => parts.push(format!("spec.{key}")),
+                    }
+                }
+                if let Some(container) = the_container(&spec)? {
+                    parts.extend(container.keys().filter(|key| *key != "name").map(|key| format!("container.{key}")));
+                    variables(container, parts)?;
+                }
+            }
+            key => parts.push(key.to_owned()),
+        }
+    }
+    Ok(())
+}
+
+fn volumes(value: &Value, parts: &mut Vec<String>) -> Result<(), String> {
+    let wrong = || "spec.volumes: must be a list of maps".to_owned();
+    for volume in value.as_array().ok_or_else(wrong)? {
+        let kinds = volume.as_object().ok_or_else(wrong)?.keys().filter(|key| *key != "name");
+        parts.extend(kinds.map(|kind| format!("volumes.{kind}")));
+    }
+    Ok(())
+}
+
+/// Variables are values; what they are taken from may be somebody else's secret.
+fn variables(container: &Map<String, Value>, parts: &mut Vec<String>) -> Result<(), String> {
+    let wrong = || "spec.containers[0].env: must be a list of maps with `name` and `value`".to_owned();
+    let Some(variables) = container.get("env") else { return Ok(()) };
+    for variable in variables.as_array().ok_or_else(wrong)? {
+        let variable = variable.as_object().ok_or_else(wrong)?;
+        let name = variable.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
+        if name.starts_with("INSTEP_") || name.starts_with("DET_") {
+            return Err(format!("spec.containers[0].env: {name} is set by instep"));
+        }
+        if variable.contains_key("valueFrom") {
+            parts.push("container.env.valueFrom".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Adds what `upper` says to `lower`: maps key by key, lists of named things by name, other lists one after the other, and all
+/// else replaces what is there.
+pub(crate) fn merge(lower: &mut Value, upper: Value) {
+    match (lower, upper) {
+        (Value::Object(lower), Value::Object(upper)) => {
+            for (key, value) in upper {
+                match lower.get_mut(&key) {
+                    Some(there) => merge(there, value),
+                    None => drop(lower.insert(key, value)),
+                }
+            }
+        }
+        (Value::Array(lower), Value::Array(upper)) => {
+            for value in upper {
+                let name = value.get("name").filter(|name| name.is_string());
+                match lower.iter_mut().find(|there| name.is_some() && there.get("name") == name) {
+                    Some(there) => merge(there, value),
+                    None => lower.push(value),
+                }
+            }
+        }
+        (lower, upper) => *lower = upper,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn objection(template: Value, allow: &[&str]) -> Option<String> {
+        let allow = allow.iter().map(|part| (*part).to_owned()).collect();
+        user_objection(template.as_object().unwrap(), &allow)
+    }
+
+    fn with_container(container: Value) -> Value {
+        json!({"spec": {"containers": [container]}})
+    }
+
+    #[test]
+    fn users_set_what_moves_their_own_pods_alone() {
+        let usual = json!({"spec": {
+            "tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"},
+            "imagePullSecrets": [{"name": "registry"}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            "containers": [{"name": "determined-container", "resources": {"requests": {"memory": "8Gi"}},
+                            "env": [{"name": "A", "value": "1"}],
+                            "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}});
+        assert_eq!(objection(usual, &[]), None);
+        let refused = [
+            (json!({"spec": {"hostNetwork": true}}), "spec.hostNetwork"),
+            (json!({"spec": {"hostPID": true}}), "spec.hostPID"),
+            (json!({"spec": {"serviceAccountName": "admin"}}), "spec.serviceAccountName"),
+            (json!({"spec": {"automountServiceAccountToken": true}}), "spec.automountServiceAccountToken"),
+            (json!({"spec": {"priorityClassName": "system-cluster-critical"}}), "spec.priorityClassName"),
+            (json!({"spec": {"nodeName": "n"}}), "spec.nodeName"),
+            (json!({"spec": {"volumes": [{"name": "r", "hostPath": {"path": "/"}}]}}), "volumes.hostPath"),
+            (json!({"spec": {"volumes": [{"name": "r", "secret": {"secretName": "s"}}]}}), "volumes.secret"),
+            (json!({"spec": {"volumes": "all"}}), "spec.volumes"),
+            (json!({"metadata": {"ownerReferences": []}}), "metadata.ownerReferences"),
+            (json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "theirs"}}}), "is set by instep"),
+            (json!({"spec": {"containers": [{"name": "miner"}]}}), "may have one container"),
+            (json!({"spec": {"containers": [{}, {}]}}), "may have one container"),
+            (with_container(json!({"securityContext": {"privileged": true}})), "container.securityContext"),
+            (with_container(json!({"command": ["sh"]})), "container.command"),
+            (with_container(json!({"envFrom": [{"secretRef": {"name": "s"}}]})), "container.envFrom"),
+            (with_container(json!({"env": [{"name": "INSTEP_AGENT_TOKEN", "value": ""}]})), "is set by instep"),
+            (with_container(json!({"env": [{"name": "A", "valueFrom": {}}]})), "container.env.valueFrom"),
+            (json!({"status": {}}), "status"),
+        ];
+        for (template, part) in refused {
+            let what = objection(template.clone(), &[]).unwrap_or_default();
+            assert!(what.contains(part), "{template}: {what}");
+        }
+    }
+
+    #[test]
+    fn a_pool_allows_more_and_never_everything() {
+        let template = || json!({"spec": {"priorityClassName": "high"}});
+        assert!(
+            objection(template(), &[]).unwrap().contains("hint: an administrator may add `spec.priorityClassName`")
+        );
+        assert_eq!(objection(template(), &["spec.priorityClassName"]), None);
+        let never = with_container(json!({"image": "mine"}));
+        assert!(objection(never, &["container.image"]).is_some(), "only what is on the list counts");
+        assert!(!can_be_allowed("container.image"));
+        assert!(ON_REQUEST.iter().all(|part| !USUAL.contains(part)));
+    }
+
+    #[test]
+    fn named_things_are_merged_by_name() {
+        let mut lower = json!({"a": 1, "list": [{"name": "x", "v": 1}, {"name": "y"}], "plain": [1], "deep": {"k": 1}});
+        merge(
+            &mut lower,
+            json!({"a": 2, "list": [{"name": "x", "w": 2}, {"name": "z"}], "plain": [2], "deep": {"l": 2}}),
+        );
+        let expected = json!({"a": 2, "list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}, {"name": "z"}],
+                              "plain": [1, 2], "deep": {"k": 1, "l": 2}});
+        assert_eq!(lower, expected);
+    }
+}

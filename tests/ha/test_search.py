@@ -179,7 +179,8 @@ def test_a_task_whose_agent_has_come_through_another_master_outlives_a_stopped_l
         survivor = Client(others[0].address, cluster.api.token)
 
         def is_back() -> bool:
-            return any(agent["id"] == "one" for agent in survivor("GET", "/api/v1/agents")["agents"])
+            found = survivor("GET", "/api/v1/agents")["agents"]
+            return any(agent["id"] == "one" and agent["enabled"] for agent in found)
 
         masters.wait_until(is_back, TAKEOVER_S, lambda: cluster.agents["one"].stderr[-3000:])
         work.release("training")

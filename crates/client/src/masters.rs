@@ -170,7 +170,12 @@ mod tests {
     fn one_that_does_not_answer_is_certain_not_to_have_been_asked() {
         let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = frozen.local_addr().unwrap();
-        let masters = Masters::direct(format!("{address},{address}").parse().unwrap());
-        assert!(masters.choose().unwrap_err().is_unsent());
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let masters = Masters::direct(format!("{gone},{address}").parse().unwrap());
+        let error = masters.choose().unwrap_err();
+        assert!(
+            matches!(&error, Error::Unreachable { address: last, .. } if last.as_str() == format!("http://{address}"))
+        );
+        assert!(error.is_unsent(), "{error:?}");
     }
 }

@@ -162,6 +162,38 @@ def test_a_search_does_not_notice_that_the_leader_is_killed(
     work.check()
 
 
+def test_a_task_whose_agent_has_come_through_another_master_outlives_a_stopped_leader(
+    cluster: Cluster, masters: Masters, python: Path, tmp_path: Path
+) -> None:
+    leader = masters.leader()
+    others = [member for member in masters.members if member is not leader]
+    # The stopped one is the next that the agent knows: it still accepts connections, and answers nothing.
+    way = ",".join(member.address for member in (others[0], leader, others[1]))
+    cluster.agent("one", 2, "--token-file", str(tmp_path / "token"), master=way)
+    work = Work(cluster, tmp_path, python)
+    work.begin("training")
+    work.wait_for("training")
+    leader.signal(signal.SIGSTOP)
+    try:
+        masters.wait_until(lambda: any(member.leads() for member in others), TAKEOVER_S, masters.told)
+        survivor = Client(others[0].address, cluster.api.token)
+
+        def is_back() -> bool:
+            found = survivor("GET", "/api/v1/agents")["agents"]
+            return any(agent["id"] == "one" and agent["enabled"] for agent in found)
+
+        masters.wait_until(is_back, TAKEOVER_S, lambda: cluster.agents["one"].stderr[-3000:])
+        work.release("training")
+        cluster.wait_until(
+            lambda: survivor("GET", f"/api/v1/experiments/{work.number}")["experiment"]["state"] == "STATE_COMPLETED",
+            60,
+            lambda: f"the search to complete\n{work.log()}",
+        )
+    finally:
+        leader.signal(signal.SIGCONT)
+    work.check()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_fifty_takeovers_under_a_search(

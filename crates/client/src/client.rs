@@ -2,7 +2,6 @@
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use ureq::{Agent, Body};
 use crate::address::{Address, Addresses};
 use crate::error::{Error, Result};
 use crate::login::Credentials;
+use crate::masters::Masters;
 use crate::resolver::NameResolver;
 use crate::retry::Backoff;
 use crate::stream::Lines;
@@ -65,9 +65,7 @@ pub enum Repeat {
 /// Speaks to a master.
 pub struct Client {
     agent: Agent,
-    addresses: Addresses,
-    /// Which of them is asked.
-    turn: AtomicUsize,
+    masters: Masters,
     patience: Duration,
     session: RwLock<Session>,
 }
@@ -108,10 +106,10 @@ impl Client {
             let roots = RootCerts::new_with_certs(&certificates(&path)?);
             config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
         }
+        let agent = Agent::with_parts(config.build(), DefaultConnector::default(), NameResolver::default());
         Ok(Client {
-            agent: Agent::with_parts(config.build(), DefaultConnector::default(), NameResolver::default()),
-            addresses: settings.addresses,
-            turn: AtomicUsize::new(0),
+            agent: agent.clone(),
+            masters: Masters::of(settings.addresses, agent),
             patience: settings.patience,
             session: RwLock::new(Session::default()),
         })
@@ -119,17 +117,17 @@ impl Client {
 
     /// Where the master is; of several, the one that the cluster is known by.
     pub fn address(&self) -> &Address {
-        self.addresses.first()
+        self.masters.addresses().first()
     }
 
     /// All addresses of the cluster.
     pub fn addresses(&self) -> &Addresses {
-        &self.addresses
+        self.masters.addresses()
     }
 
     /// The one that is asked at the moment.
     fn current(&self) -> &Address {
-        self.addresses.at(self.turn.load(Ordering::Relaxed))
+        self.masters.current()
     }
 
     /// The token of the session, to keep it for later.
@@ -289,7 +287,7 @@ impl Client {
                 Err(error) => error,
             };
             let again = error.is_unsent() || repeat == Repeat::Safely && error.is_temporary();
-            if again && asked < self.addresses.count() {
+            if again && asked < self.masters.addresses().count() {
                 // Another master may answer at once.
                 asked += 1;
                 continue;
@@ -361,7 +359,7 @@ impl Client {
         headers: &[(&str, &str)],
         session: Option<(&'static str, String)>,
     ) -> Result<Request<Vec<u8>>> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.current()));
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.masters.choose()?));
         if let Some((name, value)) = session {
             request = request.header(name, value);
         }
@@ -380,7 +378,9 @@ impl Client {
         let mut response = outcome.map_err(|error| self.unreachable(error))?;
         let status = response.status().as_u16();
         if status == 503 {
-            self.turn.fetch_add(1, Ordering::Relaxed);
+            self.masters.pass_on();
+        } else {
+            self.masters.note_answer();
         }
         match status {
             200 => Ok(response),
@@ -414,7 +414,7 @@ impl Client {
             ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => self.protocol_error(error.to_string()),
             other => {
                 let address = self.current().clone();
-                self.turn.fetch_add(1, Ordering::Relaxed);
+                self.masters.pass_on();
                 Error::Unreachable { address, source: Box::new(other) }
             }
         }

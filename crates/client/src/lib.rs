@@ -26,7 +26,8 @@
 //!    not is repeated only when it cannot have arrived.
 //! 2. Every wait has a deadline: connecting, sending, and each silence while an answer comes.
 //! 3. A session that has run out is renewed once, if the client logged in with [`Client::login`].
-//! 4. A master that cannot be reached, or that has no leader, is followed by the next of its [`Addresses`], at once.
+//! 4. A master that cannot be reached, or that has no leader, is followed by the next of its [`Addresses`], at once; what is
+//!    asked is asked of one that has answered in the last seconds, so that a stopped one costs seconds too: [`Masters`].
 //! 5. Passwords leave this process hashed with Determined's salt, as its own client sends them.
 //!
 //! [`Reporter`] sends metrics and lines of output in the background, each exactly once. [`Preemption`] waits in the
@@ -40,6 +41,7 @@ mod address;
 mod client;
 mod error;
 mod login;
+mod masters;
 mod path;
 mod preemption;
 mod reporter;
@@ -54,6 +56,7 @@ pub use address::{Address, Addresses};
 pub use client::{Client, Repeat, Settings};
 pub use error::{Error, Result};
 pub use login::Credentials;
+pub use masters::Masters;
 pub use path::{Query, segment};
 pub use preemption::Preemption;
 pub use reporter::{ReportError, Reporter, Reporting, Undelivered};

@@ -15,11 +15,15 @@ use tungstenite::client::IntoClientRequest;
 use tungstenite::http::HeaderValue;
 use tungstenite::protocol::WebSocketConfig;
 
-use crate::Address;
+use crate::{Address, Addresses};
 
 /// Until a connection stands, and until something is written.
 const CONNECT: Duration = Duration::from_secs(5);
 const WRITE: Duration = Duration::from_secs(30);
+/// How long a master may be silent before there is a websocket, if it is the only one.
+const ONLY_ONE: Duration = Duration::from_secs(30);
+/// The same where another can be asked: a process that is stopped still accepts connections.
+const ONE_OF_SEVERAL: Duration = Duration::from_secs(5);
 
 /// Why there is no websocket.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +64,13 @@ pub struct Destination<'a> {
     pub token: Option<&'a str>,
     /// Bytes of a message from the master.
     pub longest_message: usize,
+    /// How long the master may take for each answer until there is a websocket: see [`patience`].
+    pub patience: Duration,
+}
+
+/// How long one of so many masters may be silent before there is a websocket.
+pub fn patience(masters: &Addresses) -> Duration {
+    if masters.count() > 1 { ONE_OF_SEVERAL } else { ONLY_ONE }
 }
 
 /// Plain or with TLS.
@@ -111,7 +122,7 @@ impl Destination<'_> {
         let master = self.master;
         let broken = |why: String| SocketError::Broken { master: master.to_string(), why };
         let (host, port) = host_and_port(master);
-        let socket = connect(&host, port).map_err(|error| broken(error.to_string()))?;
+        let socket = connect(&host, port, self.patience).map_err(|error| broken(error.to_string()))?;
         let stream = if master.is_encrypted() {
             encrypted(socket, &host, self.certificates).map_err(broken)?
         } else {
@@ -143,9 +154,9 @@ fn host_and_port(master: &Address) -> (String, u16) {
     (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(80))
 }
 
-fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+fn connect(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name does not resolve");
-    let deadline = Instant::now() + 3 * CONNECT;
+    let deadline = Instant::now() + patience.min(3 * CONNECT);
     for address in (host, port).to_socket_addrs()? {
         if Instant::now() > deadline {
             break;
@@ -154,7 +165,7 @@ fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
             Ok(socket) => {
                 socket.set_nodelay(true)?;
                 // For the handshakes; later reads have their own.
-                socket.set_read_timeout(Some(WRITE))?;
+                socket.set_read_timeout(Some(patience))?;
                 socket.set_write_timeout(Some(WRITE))?;
                 return Ok(socket);
             }
@@ -194,4 +205,29 @@ fn said(body: &[u8]) -> String {
         return error.error.error;
     }
     serde_json::from_slice::<PlainErrorBody>(body).map_or_else(|_| "no reason given".to_owned(), |body| body.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_master_that_accepts_and_says_nothing_is_given_up() {
+        let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
+        let master: Address = frozen.local_addr().unwrap().to_string().parse().unwrap();
+        let patience = Duration::from_millis(200);
+        let destination =
+            Destination { master: &master, certificates: None, path: "/x", token: None, longest_message: 1, patience };
+        let begin = Instant::now();
+        assert!(matches!(destination.open(), Err(SocketError::Broken { .. })));
+        assert!(begin.elapsed() < ONE_OF_SEVERAL, "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn several_masters_are_waited_for_less_than_one() {
+        let of = |text: &str| patience(&text.parse().unwrap());
+        assert_eq!((of("a"), of("a,b")), (ONLY_ONE, ONE_OF_SEVERAL));
+    }
 }

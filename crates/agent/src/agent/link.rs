@@ -38,9 +38,14 @@ pub struct Link {
 
 impl Link {
     /// Connects, and shows the token.
-    pub fn open(master: &Address, certificates: Option<&Path>, token: &str) -> Result<Link, LinkError> {
-        let token = Some(token);
-        let destination = Destination { master, certificates, path: PATH, token, longest_message: LONGEST_MESSAGE };
+    pub fn open(
+        master: &Address,
+        certificates: Option<&Path>,
+        token: &str,
+        patience: Duration,
+    ) -> Result<Link, LinkError> {
+        let (token, longest_message) = (Some(token), LONGEST_MESSAGE);
+        let destination = Destination { master, certificates, path: PATH, token, longest_message, patience };
         match destination.open() {
             Ok(socket) => Ok(Link { socket }),
             Err(SocketError::Answered { status: 401 | 403, said, .. }) => {

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use instep_api::link::{Bound, Device, Exit, Hello, Order, Report, RunAs, VERSION, Welcome};
-use instep_client::{Address, Addresses, Backoff};
+use instep_client::{Address, Addresses, Backoff, websocket};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -194,6 +194,12 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
     outcome.map(drop)
 }
 
+/// Whether the next master is asked after so many failures in a row. One that an agent was connected to and that ended the
+/// connection is asked again first: where it stands by, it knows the next leader before the last one answers anybody.
+fn passes_on(failures: u32, was_welcome: bool) -> bool {
+    failures > 0 || !was_welcome
+}
+
 fn tasks(count: usize) -> String {
     if count == 1 { "1 task".to_owned() } else { format!("{count} tasks") }
 }
@@ -257,6 +263,7 @@ impl Agent<'_> {
             if self.failures == 0 {
                 backoff.reset();
             }
+            self.turn += usize::from(passes_on(self.failures, self.machine.is_some()));
             self.failures += 1;
             if self.failures == self.quiet_failures() {
                 let running = self.shares.running();
@@ -267,7 +274,6 @@ impl Agent<'_> {
             if self.options.bound.is_some() && self.shares.running() == 0 && self.heard.elapsed() > LONELY {
                 return Err(AgentError::Lonely { why, seconds: LONELY.as_secs() });
             }
-            self.turn += 1;
             // Another master may be there at once; after a round of all of them there is a pause.
             let round = self.masters() > 1 && !self.failures.is_multiple_of(self.masters());
             let pause = if round { Duration::ZERO } else { backoff.pause() };
@@ -334,7 +340,8 @@ impl Agent<'_> {
             Err(NoToken::NotLoggedIn(why)) if self.machine.is_none() => return Err(AgentError::Refused(why)),
             Err(NoToken::NotLoggedIn(why) | NoToken::Later(why)) => return Ok(Disconnected::Broken(why)),
         };
-        let opened = Link::open(self.master(), self.options.certificates.as_deref(), &token);
+        let patience = websocket::patience(&self.options.masters);
+        let opened = Link::open(self.master(), self.options.certificates.as_deref(), &token, patience);
         let mut link = match opened {
             Ok(link) => link,
             Err(LinkError::Refused(why)) => return Err(AgentError::Refused(why)),
@@ -398,6 +405,8 @@ impl Agent<'_> {
                 pinged = Instant::now();
             }
             if heard.elapsed() > 3 * ping {
+                // Nor would it answer a hello.
+                self.turn += 1;
                 return Err(LinkError::Broken(format!("the master was silent for {} s", (3 * ping).as_secs())));
             }
             if let Some(leave) = self.leave(link, host)? {
@@ -563,5 +572,17 @@ impl Agent<'_> {
                 self.state.path().display(),
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_master_that_an_agent_was_connected_to_is_asked_again_first() {
+        assert!(passes_on(0, false), "one that never worked");
+        assert!(!passes_on(0, true), "one that worked until now");
+        assert!(passes_on(1, true), "one that worked, and does not any more");
     }
 }

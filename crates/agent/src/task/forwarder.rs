@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use instep_api::sockets::{TABLES, caller};
-use instep_client::{Address, Addresses};
+use instep_client::{Address, Addresses, Masters};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::geteuid;
 
@@ -30,11 +30,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 const SILENCE_MILLISECONDS: u32 = 15_000;
 const KEEPALIVE_SECONDS: u32 = 5;
 
-/// The masters, and which of them answered last.
+/// After so much silence it is asked whether another master is asked by now.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// The masters, and how many connections to them there are.
 #[derive(Debug)]
-struct Masters {
-    addresses: Addresses,
-    turn: AtomicUsize,
+struct Way {
+    masters: Masters,
     open: AtomicUsize,
 }
 
@@ -46,9 +48,8 @@ pub(super) fn start(addresses: &Addresses) -> io::Result<Option<String>> {
     }
     let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
     let here = format!("http://{}", listener.local_addr()?);
-    let masters =
-        Arc::new(Masters { addresses: addresses.clone(), turn: AtomicUsize::new(0), open: AtomicUsize::new(0) });
-    thread::Builder::new().name("instep-task-way".to_owned()).spawn(move || accept(&listener, &masters))?;
+    let way = Arc::new(Way { masters: Masters::direct(addresses.clone()), open: AtomicUsize::new(0) });
+    thread::Builder::new().name("instep-task-way".to_owned()).spawn(move || accept(&listener, &way))?;
     Ok(Some(here))
 }
 
@@ -57,24 +58,24 @@ fn is_plain(address: &Address) -> bool {
     address.as_str().strip_prefix("http://").is_some_and(|rest| !rest.contains('/'))
 }
 
-fn accept(listener: &TcpListener, masters: &Arc<Masters>) {
+fn accept(listener: &TcpListener, way: &Arc<Way>) {
     for connection in listener.incoming() {
         let Ok(connection) = connection else {
             thread::sleep(PAUSE);
             continue;
         };
-        if masters.open.load(Ordering::Relaxed) >= MOST || !is_own(&connection) {
+        if way.open.load(Ordering::Relaxed) >= MOST || !is_own(&connection) {
             continue;
         }
-        let carrying = Arc::clone(masters);
-        masters.open.fetch_add(1, Ordering::Relaxed);
+        let carrying = Arc::clone(way);
+        way.open.fetch_add(1, Ordering::Relaxed);
         let work = move || {
             // What cannot be reached is closed, which says as much.
             let _ = forward(connection, &carrying);
             carrying.open.fetch_sub(1, Ordering::Relaxed);
         };
         if thread::Builder::new().name("instep-task-way".to_owned()).spawn(work).is_err() {
-            masters.open.fetch_sub(1, Ordering::Relaxed);
+            way.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -89,21 +90,33 @@ fn is_own(connection: &TcpStream) -> bool {
     })
 }
 
-fn forward(task: TcpStream, masters: &Masters) -> io::Result<()> {
-    let master = masters.reach()?;
+fn forward(task: TcpStream, way: &Arc<Way>) -> io::Result<()> {
+    let (address, master) = reach(&way.masters)?;
     task.set_nodelay(true)?;
+    master.set_read_timeout(Some(QUIET))?;
+    let asking = Arc::clone(way);
+    // Where none answers this one may yet.
+    let is_left = move || asking.masters.choose().is_ok_and(|now| *now != address);
     let (from_task, to_task) = (task.try_clone()?, task);
     let (from_master, to_master) = (master.try_clone()?, master);
-    let inward =
-        thread::Builder::new().name("instep-task-way".to_owned()).spawn(move || carry(from_master, to_task))?;
-    carry(from_task, to_master);
+    let inward = thread::Builder::new()
+        .name("instep-task-way".to_owned())
+        .spawn(move || carry(from_master, to_task, is_left))?;
+    carry(from_task, to_master, || false);
     let _ = inward.join();
     Ok(())
 }
 
-/// Carries bytes until there are no more, and says so to the other end.
-fn carry(mut from: TcpStream, mut to: TcpStream) {
-    let (from_end, to_end) = match io::copy(&mut from, &mut to) {
+/// Carries bytes until there are no more, and says so to the other end; or until there are none and nobody waits for them.
+fn carry(mut from: TcpStream, mut to: TcpStream, is_left: impl Fn() -> bool) {
+    let carried = loop {
+        match io::copy(&mut from, &mut to) {
+            // Nothing was read, so nothing is lost.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_left() => {}
+            outcome => break outcome,
+        }
+    };
+    let (from_end, to_end) = match carried {
         Ok(_) => (Shutdown::Read, Shutdown::Write),
         // One end is gone, and with it what it would have answered.
         Err(_) => (Shutdown::Both, Shutdown::Both),
@@ -112,22 +125,18 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
     let _ = (from.shutdown(from_end), to.shutdown(to_end));
 }
 
-impl Masters {
-    /// Connects to the one that answered last, else to the next.
-    fn reach(&self) -> io::Result<TcpStream> {
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        let begin = self.turn.load(Ordering::Relaxed);
-        for turn in begin..begin + self.addresses.count() {
-            match connect(self.addresses.at(turn)) {
-                Ok(connection) => {
-                    self.turn.store(turn % self.addresses.count(), Ordering::Relaxed);
-                    return Ok(connection);
-                }
-                Err(error) => last = error,
-            }
+/// Connects to one that answers.
+fn reach(masters: &Masters) -> io::Result<(Address, TcpStream)> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for _ in masters.addresses().all() {
+        let address = masters.choose().map_err(io::Error::other)?.clone();
+        match connect(&address) {
+            Ok(connection) => return Ok((address, connection)),
+            Err(error) => last = error,
         }
-        Err(last)
+        masters.pass_on();
     }
+    Err(last)
 }
 
 fn connect(master: &Address) -> io::Result<TcpStream> {
@@ -151,49 +160,76 @@ fn connect(master: &Address) -> io::Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::sync::atomic::AtomicBool;
 
     use super::*;
 
-    /// A server that says who it is to every connection, and then repeats what it hears.
-    fn echo(name: &'static str) -> (SocketAddr, thread::JoinHandle<()>) {
+    /// A master that is well, and says who it is to so many that ask something else.
+    fn master(name: &'static str, times: usize) -> (SocketAddr, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let serving = thread::spawn(move || {
-            let (mut connection, _) = listener.accept().unwrap();
-            connection.write_all(name.as_bytes()).unwrap();
-            let mut heard = String::new();
-            connection.read_to_string(&mut heard).unwrap();
-            connection.write_all(heard.as_bytes()).unwrap();
+            let mut said = 0;
+            while said < times {
+                let (mut connection, _) = listener.accept().unwrap();
+                let heard = BufReader::new(connection.try_clone().unwrap()).lines().map_while(io::Result::ok);
+                let heard: Vec<String> = heard.take_while(|line| !line.is_empty()).collect();
+                let is_health = heard[0].starts_with("GET /health ");
+                said += usize::from(!is_health);
+                let head = "HTTP/1.1 200 x\r\nConnection: close\r\nContent-Length:";
+                write!(connection, "{head} {}\r\n\r\n{name}", name.len()).unwrap();
+            }
         });
         (address, serving)
     }
 
-    /// Asks as a client of HTTP does: it says no more once it was answered.
+    /// Who answers at the other end.
     fn ask(way: &str) -> String {
         let mut connection = TcpStream::connect(way.trim_start_matches("http://")).unwrap();
-        let mut first = [0];
+        let mut said = String::new();
         // Where nobody answers the connection is closed, in order or not.
-        if !matches!(connection.read(&mut first), Ok(1)) {
-            return String::new();
-        }
-        connection.write_all(b" heard").unwrap();
-        connection.shutdown(Shutdown::Write).unwrap();
-        let mut said = String::from(char::from(first[0]));
-        connection.read_to_string(&mut said).unwrap();
-        said
+        let _ = connection.write_all(b"GET /x HTTP/1.1\r\n\r\n").and_then(|()| connection.read_to_string(&mut said));
+        said.rsplit("\r\n").next().unwrap_or_default().to_owned()
     }
 
     #[test]
     fn whoever_answers_is_reached() {
-        let ((one, first), (other, second)) = (echo("one"), echo("other"));
-        let way = start(&format!("http://{one},http://{other}").parse().unwrap()).unwrap().unwrap();
-        assert_eq!(ask(&way), "one heard");
+        // It accepts connections and says nothing on them, as a process that is stopped.
+        let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ((one, first), (other, second)) = (master("one", 1), master("other", 1));
+        let addresses = format!("http://{},http://{one},http://{other}", frozen.local_addr().unwrap());
+        let way = start(&addresses.parse().unwrap()).unwrap().unwrap();
+        assert_eq!(ask(&way), "one");
         first.join().unwrap();
-        // It serves one connection, and is gone.
-        assert_eq!(ask(&way), "other heard");
+        // It is gone.
+        assert_eq!(ask(&way), "other");
         second.join().unwrap();
         assert_eq!(ask(&way), "", "nobody is there any more");
+    }
+
+    #[test]
+    fn a_silent_connection_ends_when_another_master_is_asked() {
+        let pair = || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (there, listener.accept().unwrap().0)
+        };
+        let ((mut master, from), (mut task, to)) = (pair(), pair());
+        from.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let left = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&left);
+        let carrying = thread::spawn(move || carry(from, to, || asked.load(Ordering::Relaxed)));
+        let mut heard = [0; 4];
+        for word in [b"late", b"more"] {
+            thread::sleep(Duration::from_millis(60));
+            master.write_all(word).unwrap();
+            task.read_exact(&mut heard).unwrap();
+            assert_eq!(&heard, word, "silence alone ends nothing");
+        }
+        left.store(true, Ordering::Relaxed);
+        assert_eq!(task.read(&mut heard).unwrap_or(0), 0);
+        carrying.join().unwrap();
     }
 
     #[test]

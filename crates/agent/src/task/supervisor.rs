@@ -68,6 +68,8 @@ pub(super) fn supervise(orders: Orders, order: TaskOrder, view: View, inherited:
 struct Supervisor {
     orders: Orders,
     order: TaskOrder,
+    /// The same as the task is to know it.
+    known: TaskOrder,
     view: View,
     output: Output,
     signals: SignalFd,
@@ -81,28 +83,28 @@ struct Supervisor {
     ended: BTreeMap<i32, i32>,
 }
 
-/// Lets everything in the task reach whichever of several masters answers, by one address.
-fn use_forwarder(order: &mut TaskOrder) -> io::Result<()> {
-    let masters = &order.machine.masters;
-    if masters.is_empty() {
-        return Ok(());
+/// Lets everything in the task reach whichever of several masters answers, by one address; gives the order as the task is to
+/// know it. Its supervisor asks the masters themselves.
+fn with_forwarder(order: &TaskOrder) -> io::Result<TaskOrder> {
+    let (mut known, masters) = (order.clone(), &order.machine.masters);
+    if !masters.is_empty()
+        && let Some(here) = forwarder::start(&masters.parse().map_err(io::Error::other)?)?
+    {
+        (known.machine.master, known.machine.masters) = (here, String::new());
     }
-    if let Some(here) = forwarder::start(&masters.parse().map_err(io::Error::other)?)? {
-        (order.machine.master, order.machine.masters) = (here, String::new());
-    }
-    Ok(())
+    Ok(known)
 }
 
 impl Supervisor {
-    fn start(orders: Orders, mut order: TaskOrder, view: View) -> io::Result<Supervisor> {
+    fn start(orders: Orders, order: TaskOrder, view: View) -> io::Result<Supervisor> {
         let handled: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
         handled.thread_block()?;
         let signals = SignalFd::with_flags(&handled, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-        use_forwarder(&mut order)?;
+        let known = with_forwarder(&order)?;
         let client = master::connect(&order).map_err(io::Error::other)?;
         let output = Output::start(&order, &view.run.join("train/logs"), &view.own().join("spool"), client)?;
         let (stop, summary, watch, ended) = (None, None, None, BTreeMap::new());
-        Ok(Supervisor { orders, order, view, output, signals, stop, summary, watch, ended })
+        Ok(Supervisor { orders, order, known, view, output, signals, stop, summary, watch, ended })
     }
 
     /// From the context to the end of the entrypoint.
@@ -110,7 +112,7 @@ impl Supervisor {
         for note in self.order.start.notes.clone() {
             self.output.say(LogLevel::Warning, &note);
         }
-        let mut all = variables(&self.order, &self.view, inherited).map_err(Ended::Failed)?;
+        let mut all = variables(&self.known, &self.view, inherited).map_err(Ended::Failed)?;
         self.prepare(&all)?;
         let mut place = self.view.run.join("workdir");
         if let Some(hook) = preparation::hook(&self.view) {

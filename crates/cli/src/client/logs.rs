@@ -1,10 +1,18 @@
 //! Logs of a trial or another task: which lines, and how.
 
+use std::thread;
+use std::time::Duration;
+
 use clap::Args;
 use instep_api::logs::ShownLine;
-use instep_client::{Client, Query};
+use instep_client::{Client, Error, Lines, Query};
 
 use crate::console;
+
+/// After so much silence one of several masters is asked again, or another that answers.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Before a stream that broke is asked for again.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Which lines are wanted.
 #[derive(Debug, Default, Args)]
@@ -104,15 +112,43 @@ pub(super) fn each(
     arguments: &LogArguments,
     mut take: impl FnMut(&ShownLine) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let path = format!("{path}{}", arguments.query());
-    // Without a limit to the silence: a person watches, and can end it.
-    let mut lines = client.stream::<ShownLine>(&path, None)?;
     if arguments.tail.is_some() {
+        let lines = client.stream::<ShownLine>(&format!("{path}{}", arguments.query()), None)?;
         let mut last: Vec<ShownLine> = lines.collect::<Result<_, _>>()?;
         last.reverse();
         return last.iter().try_for_each(take);
     }
-    lines.try_for_each(|line| take(&line?))
+    // Without a limit to the silence of the only master: a person watches, and can end it.
+    let silence = (arguments.follow && client.addresses().count() > 1).then_some(SILENCE);
+    let mut last: Option<String> = None;
+    loop {
+        let query = arguments.query().with_some("afterId", last.as_ref());
+        let lines = client.stream::<ShownLine>(&format!("{path}{query}"), silence)?;
+        match each_of(lines, &mut take, &mut last)? {
+            None => return Ok(()),
+            // Whoever follows goes on after the last line, with whichever master answers.
+            Some(error) if arguments.follow && error.is_temporary() => thread::sleep(PAUSE),
+            Some(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Hands over the lines of one stream and notes the last one's number; gives why the stream broke, if it did.
+fn each_of(
+    lines: Lines<ShownLine>,
+    take: &mut impl FnMut(&ShownLine) -> anyhow::Result<()>,
+    last: &mut Option<String>,
+) -> anyhow::Result<Option<Error>> {
+    for line in lines {
+        match line {
+            Ok(line) => {
+                take(&line)?;
+                *last = Some(line.id);
+            }
+            Err(error) => return Ok(Some(error)),
+        }
+    }
+    Ok(None)
 }
 
 /// A line as it is printed.
@@ -122,4 +158,55 @@ pub(super) fn text(line: &ShownLine, json: bool) -> anyhow::Result<String> {
         text.push('\n');
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use instep_client::Settings;
+
+    use super::*;
+
+    /// Answers one request with a line of a log, and says what was asked.
+    fn answer(mut connection: &TcpStream, id: i64, end: &str) -> String {
+        let heard = BufReader::new(connection.try_clone().unwrap()).lines().map_while(Result::ok);
+        let heard: Vec<String> = heard.take_while(|line| !line.is_empty()).collect();
+        let line = format!(
+            r#"{{"result":{{"id":"{id}","timestamp":"2026-01-01T00:00:00Z","level":"LOG_LEVEL_INFO","message":"{id}","taskId":"t","log":""}}}}"#
+        );
+        let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+        write!(connection, "{head}{:x}\r\n{line}\n\r\n{end}", line.len() + 1).unwrap();
+        heard[0].clone()
+    }
+
+    #[test]
+    fn whoever_follows_goes_on_after_the_last_line_with_the_next_master() {
+        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (lost, other) = (listen(), listen());
+        let addresses = format!("{},{}", lost.local_addr().unwrap(), other.local_addr().unwrap());
+        let masters = thread::spawn(move || {
+            // Its health, then a line, and it is gone in the middle of its answer.
+            answer(&lost.accept().unwrap().0, 0, "0\r\n\r\n");
+            let first = answer(&lost.accept().unwrap().0, 7, "");
+            drop(lost);
+            let mut asked = vec![first];
+            while asked.len() < 2 {
+                let said = answer(&other.accept().unwrap().0, 8, "0\r\n\r\n");
+                asked.extend(Some(said).filter(|said| !said.contains("/health")));
+            }
+            asked
+        });
+        let client = Client::new(Settings::of(addresses.parse().unwrap())).unwrap();
+        let mut found = Vec::new();
+        let taken = each(&client, "/logs", &LogArguments::following(), |line| {
+            found.push(line.message.clone());
+            Ok(())
+        });
+        taken.unwrap();
+        assert_eq!(found, ["7", "8"]);
+        let asked = masters.join().unwrap();
+        assert_eq!(asked, ["GET /logs?follow=true HTTP/1.1", "GET /logs?follow=true&afterId=7 HTTP/1.1"]);
+    }
 }

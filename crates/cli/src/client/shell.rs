@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use instep_api::commands::{Command, LaunchRequest, LaunchShellResponse, ShellResponse, ShellsResponse};
 use instep_api::states::AllocationState;
 use instep_client::tunnel;
-use instep_client::websocket::{Destination, SocketError};
+use instep_client::websocket::{self, Destination, SocketError};
 use instep_client::{Client, segment};
 use serde_json::Value;
 
@@ -337,6 +337,7 @@ fn carry(common: &Common, task: &str) -> anyhow::Result<()> {
             path: &path,
             token: None,
             longest_message: LONGEST_MESSAGE,
+            patience: websocket::patience(&masters),
         }
         .open()
     };

@@ -1,5 +1,6 @@
 //! The websocket over which an agent hears what to run and says what became of it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::clock::now;
 use crate::cluster::{Cluster, DEFAULT_POOL, Refusal, can_name_an_agent};
 use crate::names;
 use crate::passwords::token_hash;
+use crate::peer::Peer;
 use crate::random;
 
 /// Orders that may wait for a slow agent. One that does not take them is cut off, and hears them again.
@@ -87,6 +89,7 @@ struct Permit {
     application: Arc<Application>,
     /// Where the agent is.
     address: String,
+    peer: Peer,
     /// `None` for administrators, who have logged in.
     token: Option<(String, AgentTokenRow)>,
     /// The only allocation that it may be used for: an engine has started the agent.
@@ -112,13 +115,14 @@ impl Permit {
         }
         let address = call.peer.remote.ip().to_canonical().to_string();
         let allocation = call.task.as_ref().map(|task| task.allocation.clone());
-        Ok(Permit { application, address, token, allocation, revocations })
+        Ok(Permit { application, address, peer: call.peer, token, allocation, revocations })
     }
 
-    /// Why an agent is not one that may use the token.
+    /// Why an agent is not one that may use the token, or not one that can be found.
     fn objection(&self, hello: &Hello) -> Option<String> {
-        let of_allocation = || allocation_objection(self.allocation.as_deref(), hello);
-        of_allocation().or_else(|| objection(&self.token.as_ref()?.1, hello))
+        let of_allocation = allocation_objection(self.allocation.as_deref(), hello);
+        let of_token = || objection(&self.token.as_ref()?.1, hello);
+        of_allocation.or_else(of_token).or_else(|| found_elsewhere(self.peer, hello))
     }
 
     /// Records that an agent was sent away, after its connection was let in.
@@ -169,6 +173,24 @@ fn objection(token: &AgentTokenRow, hello: &Hello) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Why an agent cannot be found under the address it gives: it has reached another master by loopback, and there this
+/// master would find its own machine. A master that passes requests on by loopback is on this machine, and so is the agent.
+fn found_elsewhere(peer: Peer, hello: &Hello) -> Option<String> {
+    if !peer.forwarded || peer.local.ip().to_canonical().is_loopback() {
+        return None;
+    }
+    let is_loopback = |address: &&String| {
+        let address = address.parse::<IpAddr>().map(|address| address.to_canonical());
+        address.is_ok_and(|address| address.is_loopback())
+    };
+    let address = hello.addresses.iter().find(|address| is_loopback(address) || *address == "localhost")?;
+    let agent = &hello.agent;
+    Some(format!(
+        "agent {agent} gives {address} as its address, under which the master that leads, on another machine, does not find it\n\
+         hint: start it with `--address` and one that other machines reach, or with such addresses of masters in `--master`"
+    ))
 }
 
 async fn talk(mut socket: WebSocket, cluster: Cluster, mut permit: Permit) {
@@ -276,16 +298,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_token_lets_in_its_agent_and_its_pool_or_its_allocation() {
-        let token = |agent: Option<&str>, pool: Option<&str>| AgentTokenRow {
-            name: "machines".to_owned(),
-            user: UserId(1),
-            created_at: now(),
-            agent: agent.map(str::to_owned),
-            pool: pool.map(str::to_owned),
-        };
-        let hello = |agent: &str, pool: &str| Hello {
+    fn hello(agent: &str, pool: &str) -> Hello {
+        Hello {
             protocol: VERSION,
             version: String::new(),
             agent: agent.to_owned(),
@@ -295,6 +309,39 @@ mod tests {
             shares: Vec::new(),
             serves: Serves::Everybody,
             bound: None,
+        }
+    }
+
+    #[test]
+    fn an_agent_that_another_machine_s_master_knows_by_loopback_is_refused() {
+        let peer = |forwarded, local: &str| Peer {
+            remote: "127.0.0.1:9".parse().unwrap(),
+            local: local.parse().unwrap(),
+            forwarded,
+        };
+        let known_as = |address: &str| Hello { addresses: vec![address.to_owned()], ..hello("a", "") };
+        let (elsewhere, here) = (peer(true, "10.0.0.1:8080"), peer(true, "127.0.0.1:8080"));
+        for address in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "localhost"] {
+            let why = found_elsewhere(elsewhere, &known_as(address)).unwrap();
+            assert!(why.contains(&format!("agent a gives {address} as")) && why.contains("\nhint: "), "{why}");
+            assert_eq!(found_elsewhere(here, &known_as(address)), None, "all masters are on one machine");
+            let direct = peer(false, "10.0.0.1:8080");
+            assert_eq!(found_elsewhere(direct, &known_as(address)), None, "it is on the leader's machine");
+        }
+        for address in ["10.0.0.2", "fd00::1", "host2"] {
+            assert_eq!(found_elsewhere(elsewhere, &known_as(address)), None, "{address}");
+        }
+        assert_eq!(found_elsewhere(elsewhere, &hello("a", "")), None);
+    }
+
+    #[test]
+    fn a_token_lets_in_its_agent_and_its_pool_or_its_allocation() {
+        let token = |agent: Option<&str>, pool: Option<&str>| AgentTokenRow {
+            name: "machines".to_owned(),
+            user: UserId(1),
+            created_at: now(),
+            agent: agent.map(str::to_owned),
+            pool: pool.map(str::to_owned),
         };
         let bound = |allocation: &str| Hello {
             bound: Some(Bound { allocation: allocation.to_owned(), job: "1".to_owned(), node: 0, nodes: 1 }),

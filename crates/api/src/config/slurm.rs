@@ -74,7 +74,6 @@ const OF_USERS: &[&str] = &[
     "hint",
     "licenses",
     "mail-type",
-    "mail-user",
     "mem",
     "mem-per-cpu",
     "mem-per-gpu",
@@ -129,7 +128,17 @@ pub fn sbatch_objection(option: &str, giver: Giver) -> Option<String> {
     if !is_of_users && (name.is_empty() || OF_THE_MASTER.iter().any(|known| known.starts_with(name))) {
         return Some(format!("--{name} is given by the master, which starts the job and looks for it"));
     }
+    let value = option.split_once('=').map_or("", |(_, value)| value);
     match giver {
+        Giver::User if matches!(name, "nodelist" | "exclude") && value.contains('/') => {
+            Some(format!("--{name} takes names of nodes here, and no file"))
+        }
+        Giver::User if name == "dependency" && value.contains("expand") => {
+            Some("--dependency=expand:… is for jobs of one's own, and all jobs here are the master's".to_owned())
+        }
+        Giver::User if name == "gres" && value.split(',').any(is_of_gpus) => {
+            Some("GPUs follow from the slots of the task; `gpu_type` chooses their kind".to_owned())
+        }
         Giver::User if !is_of_users => Some(format!(
             "--{name} can be given by the administrator of the master alone; experiments may give --{}",
             OF_USERS.join(", --")
@@ -197,6 +206,12 @@ fn option(path: &str, value: &serde_json::Value, mistakes: &Mistakes) -> Option<
     }
 }
 
+/// Whether a part of `--gres` asks for GPUs.
+fn is_of_gpus(part: &str) -> bool {
+    let part = part.trim().to_ascii_lowercase();
+    part.trim_start_matches("gres:").trim_start_matches("gres/").starts_with("gpu")
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -226,6 +241,15 @@ mod tests {
             ("--account physics", User, Some("one option")),
             ("--comment", Administrator, Some("given by the master")),
             ("--account=a\nb", User, Some("control characters")),
+            ("--nodelist=n[1-3],n7", User, None),
+            ("--nodelist=/dev/zero", User, Some("no file")),
+            ("--exclude=./hosts", User, Some("no file")),
+            ("--dependency=afterok:12", User, None),
+            ("--dependency=expand:12", User, Some("one's own")),
+            ("--gres=craynetwork:1", User, None),
+            ("--gres=license:1,GPU:8", User, Some("slots of the task")),
+            ("--gres=gpu:8", Administrator, None),
+            ("--mail-user=a@example.org", User, Some("by the administrator")),
         ] {
             let found = sbatch_objection(option, giver);
             match said {

@@ -122,7 +122,10 @@ impl Permit {
     fn objection(&self, hello: &Hello) -> Option<String> {
         let of_allocation = allocation_objection(self.allocation.as_deref(), hello);
         let of_token = || objection(&self.token.as_ref()?.1, hello);
-        of_allocation.or_else(of_token).or_else(|| found_elsewhere(self.peer, hello))
+        of_allocation
+            .or_else(of_token)
+            .or_else(|| found_elsewhere(self.peer, hello))
+            .or_else(|| misplaced(self.peer, hello))
     }
 
     /// Records that an agent was sent away, after its connection was let in.
@@ -190,6 +193,26 @@ fn found_elsewhere(peer: Peer, hello: &Hello) -> Option<String> {
     Some(format!(
         "agent {agent} gives {address} as its address, under which the master that leads, on another machine, does not find it\n\
          hint: start it with `--address` and one that other machines reach, or with such addresses of masters in `--master`"
+    ))
+}
+
+/// Why an address is not one of an agent that an engine has started, whose program may be a user's: the master connects there
+/// for the pages of its task. Its own machine and the link's neighbours are no place for them.
+fn misplaced(peer: Peer, hello: &Hello) -> Option<String> {
+    hello.bound.as_ref()?;
+    let is_local = peer.remote.ip().to_canonical().is_loopback();
+    let is_proper = |address: &IpAddr| match address.to_canonical() {
+        address if address.is_unspecified() || address.is_multicast() => false,
+        address if address.is_loopback() => is_local,
+        IpAddr::V4(address) => !address.is_link_local() && !address.is_broadcast(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    let improper = |address: &&String| !address.parse().as_ref().is_ok_and(is_proper);
+    let address = hello.addresses.iter().find(improper)?;
+    Some(format!(
+        "agent {} of an engine's job gives {address} as its address, where the master connects to nobody\n\
+         hint: give an IP address at which other machines reach its node, with `--address`",
+        hello.agent
     ))
 }
 
@@ -332,6 +355,44 @@ mod tests {
             assert_eq!(found_elsewhere(elsewhere, &known_as(address)), None, "{address}");
         }
         assert_eq!(found_elsewhere(elsewhere, &hello("a", "")), None);
+    }
+
+    #[test]
+    fn an_agent_of_an_engine_s_job_sends_the_master_nowhere_but_to_a_node() {
+        let peer = |remote: &str| Peer {
+            remote: remote.parse().unwrap(),
+            local: "10.0.0.1:8080".parse().unwrap(),
+            forwarded: false,
+        };
+        let at = |address: &str| Hello {
+            addresses: vec!["10.0.0.2".to_owned(), address.to_owned()],
+            bound: Some(Bound { allocation: "5.t.1".to_owned(), job: "1".to_owned(), node: 0, nodes: 1 }),
+            ..hello("a-1", "")
+        };
+        let node = peer("10.0.0.2:9");
+        for address in ["10.0.0.3", "fd00::1", "192.0.2.1"] {
+            assert_eq!(misplaced(node, &at(address)), None, "{address}");
+        }
+        for address in [
+            "127.0.0.1",
+            "::1",
+            "::ffff:127.0.0.1",
+            "localhost",
+            "db.internal",
+            "169.254.169.254",
+            "fe80::1",
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+            "255.255.255.255",
+            "",
+        ] {
+            let why = misplaced(node, &at(address)).unwrap_or_default();
+            assert!(why.contains("\nhint: "), "{address}: {why}");
+            let unbound = Hello { bound: None, ..at(address) };
+            assert_eq!(misplaced(node, &unbound), None, "agents that lend slots have a token of their own: {address}");
+        }
+        assert_eq!(misplaced(peer("127.0.0.5:9"), &at("127.0.0.5")), None, "all is one machine");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The header in which a master that passes a request on says for whom: the secret of the leader's term, which only the
 //! masters of one database know, and the caller's address.
 //!
-//!     Instep-Forwarded: SECRET ADDRESS:PORT
+//! ```text
+//! Instep-Forwarded: SECRET ADDRESS:PORT
+//! ```
 //!
 //! It is believed with the right secret alone, and no handler sees it.
 

@@ -145,6 +145,10 @@ fn pod(place: Place<'_>, gang: &Gang, name: &str, (labels, annotations): (Value,
         }
         merge(&mut pod, template);
     }
+    // Where the pool's pods may run is not for users to widen.
+    if let Some(selector) = pool.pod_template.get("spec").and_then(|spec| spec.get("nodeSelector")) {
+        merge(&mut pod, json!({"spec": {"nodeSelector": selector}}));
+    }
     let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
     let mut command = vec![pool.instep.clone(), "agent".to_owned(), format!("--for={}", gang.allocation)];
     command.push("--address=$(INSTEP_POD_ADDRESS)".to_owned());

@@ -15,28 +15,31 @@ const USUAL: &[&str] = &[
     "container.env",
     "container.resources",
     "container.volumeMounts",
-    "spec.affinity",
-    "spec.imagePullSecrets",
+    "spec.affinity.nodeAffinity",
     "spec.nodeSelector",
     "spec.tolerations",
     "spec.topologySpreadConstraints",
     "volumes.emptyDir",
-    "volumes.persistentVolumeClaim",
 ];
 
-/// What gives a pod rights, other people's secrets or a place before others: users may set it where the pool says so.
+/// What gives a pod rights, other people's secrets and data, a place before others, or more than its slots: users may set it
+/// where the pool says so.
 const ON_REQUEST: &[&str] = &[
     "container.env.valueFrom",
     "container.envFrom",
+    "container.resources.extended",
     "container.securityContext",
     "container.volumeDevices",
     "metadata.annotations",
     "metadata.labels",
+    "spec.affinity.podAffinity",
+    "spec.affinity.podAntiAffinity",
     "spec.dnsConfig",
     "spec.dnsPolicy",
     "spec.hostAliases",
     "spec.hostIPC",
     "spec.hostNetwork",
+    "spec.imagePullSecrets",
     "spec.initContainers",
     "spec.priorityClassName",
     "spec.runtimeClassName",
@@ -48,6 +51,7 @@ const ON_REQUEST: &[&str] = &[
     "volumes.ephemeral",
     "volumes.hostPath",
     "volumes.nfs",
+    "volumes.persistentVolumeClaim",
     "volumes.projected",
     "volumes.secret",
 ];
@@ -118,7 +122,10 @@ fn the_container(spec: &Map<String, Value>) -> Result<Option<&Map<String, Value>
 /// What of a user's `environment.pod_spec` the pool does not allow, for people; none if all of it may be merged.
 pub(crate) fn user_objection(template: &Map<String, Value>, allow: &BTreeSet<String>) -> Option<String> {
     let mut parts = Vec::new();
-    if let Err(what) = parts_of(template, &mut parts) {
+    if template.values().any(has_null) {
+        return Some("null would take away what the pool sets: leave out what you do not set".to_owned());
+    }
+    if let Err(what) = parts_of(template, &mut parts).and_then(|()| mounts(template)) {
         return Some(what);
     }
     if let Some(what) = our_label(template) {
@@ -146,12 +153,17 @@ fn parts_of(template: &Map<String, Value>, parts: &mut Vec<String>) -> Result<()
                     match key.as_str() {
                         "containers" => {}
                         "volumes" => volumes(value, parts)?,
+                        "affinity" => {
+                            let kinds = map("spec.affinity", value)?;
+                            parts.extend(kinds.keys().map(|kind| format!("spec.affinity.{kind}")));
+                        }
                         key => parts.push(format!("spec.{key}")),
                     }
                 }
                 if let Some(container) = the_container(&spec)? {
                     parts.extend(container.keys().filter(|key| *key != "name").map(|key| format!("container.{key}")));
                     variables(container, parts)?;
+                    resources(container, parts)?;
                 }
             }
             key => parts.push(key.to_owned()),
@@ -165,6 +177,51 @@ fn volumes(value: &Value, parts: &mut Vec<String>) -> Result<(), String> {
     for volume in value.as_array().ok_or_else(wrong)? {
         let kinds = volume.as_object().ok_or_else(wrong)?.keys().filter(|key| *key != "name");
         parts.extend(kinds.map(|kind| format!("volumes.{kind}")));
+    }
+    Ok(())
+}
+
+/// A null anywhere in what is merged.
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(values) => values.iter().any(has_null),
+        Value::Object(fields) => fields.values().any(has_null),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+/// Users mount the volumes that they name themselves: entries for the pool's own would change how those are mounted.
+fn mounts(template: &Map<String, Value>) -> Result<(), String> {
+    let Some(spec) = template.get("spec").and_then(Value::as_object) else { return Ok(()) };
+    let Some(container) = the_container(spec)? else { return Ok(()) };
+    let Some(mounts) = container.get("volumeMounts") else { return Ok(()) };
+    let wrong = || "spec.containers[0].volumeMounts: must be a list of maps with `name` and `mountPath`".to_owned();
+    let volumes = spec.get("volumes").and_then(Value::as_array);
+    for mount in mounts.as_array().ok_or_else(wrong)? {
+        let name = mount.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
+        let declared = volumes.is_some_and(|volumes| {
+            volumes.iter().any(|volume| volume.get("name").and_then(Value::as_str) == Some(name))
+        });
+        if !declared {
+            return Err(format!(
+                "spec.containers[0].volumeMounts: {name} is not one of the `volumes` of this pod_spec; those of the pool are \
+                 mounted as its administrator says"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Processors and memory are counted by nobody; GPUs and other devices are slots.
+fn resources(container: &Map<String, Value>, parts: &mut Vec<String>) -> Result<(), String> {
+    let wrong = || "spec.containers[0].resources: must have `limits` and `requests`, which are maps".to_owned();
+    let Some(resources) = container.get("resources") else { return Ok(()) };
+    for (kind, amounts) in resources.as_object().ok_or_else(wrong)? {
+        let names = amounts.as_object().filter(|_| kind == "limits" || kind == "requests").ok_or_else(wrong)?;
+        if names.keys().any(|name| name.contains('/')) {
+            parts.push("container.resources.extended".to_owned());
+        }
     }
     Ok(())
 }
@@ -230,8 +287,8 @@ mod tests {
     fn users_set_what_moves_their_own_pods_alone() {
         let usual = json!({"spec": {
             "tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"},
-            "imagePullSecrets": [{"name": "registry"}],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            "affinity": {"nodeAffinity": {}},
+            "volumes": [{"name": "data", "emptyDir": {"medium": "Memory"}}],
             "containers": [{"name": "determined-container", "resources": {"requests": {"memory": "8Gi"}},
                             "env": [{"name": "A", "value": "1"}],
                             "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}});
@@ -256,6 +313,21 @@ mod tests {
             (with_container(json!({"env": [{"name": "INSTEP_AGENT_TOKEN", "value": ""}]})), "is set by instep"),
             (with_container(json!({"env": [{"name": "A", "valueFrom": {}}]})), "container.env.valueFrom"),
             (json!({"status": {}}), "status"),
+            (
+                json!({"spec": {"volumes": [{"name": "m", "persistentVolumeClaim": {"claimName": "instep-master"}}]}}),
+                "volumes.persistentVolumeClaim",
+            ),
+            (json!({"spec": {"affinity": {"podAntiAffinity": {}}}}), "spec.affinity.podAntiAffinity"),
+            (json!({"spec": {"affinity": "all"}}), "spec.affinity"),
+            (json!({"spec": {"imagePullSecrets": [{"name": "theirs"}]}}), "spec.imagePullSecrets"),
+            (json!({"spec": {"nodeSelector": null}}), "null"),
+            (
+                with_container(json!({"volumeMounts": [{"name": "data", "readOnly": false, "subPath": ""}]})),
+                "data is not one of the `volumes`",
+            ),
+            (with_container(json!({"volumeMounts": {}})), "volumeMounts"),
+            (with_container(json!({"resources": {"limits": {"nvidia.com/gpu": 8}}})), "container.resources.extended"),
+            (with_container(json!({"resources": {"claims": []}})), "container"),
         ];
         for (template, part) in refused {
             let what = objection(template.clone(), &[]).unwrap_or_default();

@@ -215,7 +215,10 @@ def test_the_leader_knows_who_asks_by_way_of_another_master_and_believes_nobody_
     found = [each["address"] for each in records if each["action"] == "auth.login" and each["status"] == 401]
     assert found == ["127.0.0.5", "127.0.0.6"]
     # Who is local to one master is not to another: nobody without a password logs in there.
-    assert asked_from("127.0.0.1", second, json.dumps({"username": "determined"}).encode(), {}) == 403
+    nobody = json.dumps({"username": "determined"}).encode()
+    assert asked_from("127.0.0.1", second, nobody, {}) == 403
+    for named in ("Instep-Forwarded", "close, instep-forwarded"):
+        assert asked_from("127.0.0.1", second, nobody, {"Connection": named}) == 403, "nor by having the header removed"
     assert Client(second.address, admin.token).raw("GET", "/api/v1/me", headers={"Host": "elsewhere.example"})[0] == 403
 
 

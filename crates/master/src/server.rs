@@ -337,7 +337,6 @@ async fn stand_by(
         return Ok(());
     };
     *led = Some(database.clone());
-    database.limit_logs(options.task_log_limit);
     if let Err(error) = check_passwords(address, &database).await {
         // A cluster that works goes on; nobody logs in without a password from another machine anyway.
         if !has_followed {
@@ -521,6 +520,7 @@ impl Work {
         site: &Site,
         term: Option<Arc<Term>>,
     ) -> Result<Work, ServeError> {
+        database.limit_logs(options.task_log_limit);
         let told = ApplicationOptions {
             allowed_hosts: site.allowed_hosts.clone(),
             session: options.session,

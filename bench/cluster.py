@@ -119,6 +119,8 @@ class Agent:
         self.slots = slots
         self.hold = hold
         self.started = 0
+        # By which master, and when.
+        self.welcomed = (0, 0.0)
         self._writer: asyncio.StreamWriter | None = None
         self._ends: dict[str, asyncio.Task[None]] = {}
 
@@ -193,6 +195,8 @@ class Agent:
         """Do what an order asks for, without doing it."""
         if order["type"] == "refused":
             raise RuntimeError(f"{self.name} is refused: {order['why']}")
+        if order["type"] == "welcome":
+            self.welcomed = (self.master.port, time.monotonic())
         if order["type"] == "start":
             self.started += 1
             self.say({"type": "started", "share": order["share"]})

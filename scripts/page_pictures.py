@@ -76,9 +76,9 @@ def fill(client: Client) -> int:
 
 def main() -> None:
     """Serve, fill, photograph."""
-    browser_path = shutil.which("chromium")
+    browser_path = shutil.which("chromium-headless-shell")
     if browser_path is None:
-        fail("there is no chromium", hint="python3 scripts/system.py test")
+        fail("there is no chromium-headless-shell", hint="python3 scripts/system.py test")
     with tempfile.TemporaryDirectory() as folder:
         command = [ROOT / "target/quick/instep", "master", "--port", "0", "--db", Path(folder) / "a.db"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as master, sync_playwright() as playwright:

@@ -365,7 +365,7 @@ def main(arguments: Iterable[str]) -> None:
         raise SystemExit("no kill struck in the middle of a step")
     if options.png:
         size = f"--window-size={Canvas.width},600"
-        chromium = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--force-device-scale-factor=2"]
+        chromium = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--force-device-scale-factor=2"]
         command = [*chromium, size, f"--screenshot={options.png.absolute()}", PICTURE.as_uri()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -28,9 +28,9 @@ HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>&l
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One browser for all tests."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
+    found = shutil.which("chromium-headless-shell")
     if found is None:
-        pytest.fail("there is no chromium\nhint: python3 scripts/system.py test", pytrace=False)
+        pytest.fail("there is no chromium-headless-shell\nhint: python3 scripts/system.py test", pytrace=False)
     # Chromium's own sandbox does not work for root.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:

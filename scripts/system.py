@@ -18,7 +18,9 @@ from project import fail, say
 # command -> Debian package
 BUILD = {"gcc": "gcc", "readelf": "binutils"}
 TEST = BUILD | {"ip": "iproute2", "ssh": "openssh-client", "pg_dump": "postgresql"}
-TEST |= {"chromium-headless-shell": "chromium-headless-shell"}  # the pages: a third of the processor that Chromium takes
+TEST |= {
+    "chromium-headless-shell": "chromium-headless-shell"
+}  # the pages: a third of the processor that Chromium takes
 TEST |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 TEST |= {"etcd": "etcd-server"}
 BENCH = TEST | {"mpirun": "openmpi-bin"}

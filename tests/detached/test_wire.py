@@ -370,7 +370,7 @@ def test_other_addresses_need_passwords(
     in_use = run(instep, "master", "--port", "0", "--db", master.place, env=master.environment).expect(1)
     assert "in use by another master" in in_use.stderr
     taken = run(instep, "master", "--port", str(master.port), "--db", tmp_path / "third.db").expect(1)
-    assert "another program uses this port" in taken.stderr
+    assert "stop what uses this port" in taken.stderr
     admin = master.client.login("admin")
     for user in (1, 2):
         admin = master.client.login("admin", "" if user == 1 else "Secret12")

@@ -207,7 +207,7 @@ fn hint(failure: &Failure) -> Option<&'static str> {
         (_, 127) => Some("check the program's name and PATH"),
         (_, 126) => Some("make the program executable: chmod +x"),
         (None, code) if code != 0 && failure.message.is_none() && failure.last_lines.is_empty() => Some(
-            "the worker printed nothing; wrap its main function with torch's elastic `record` to see the exception here",
+            "the worker printed nothing; a Python script whose main function has torch's elastic `record` shows its exception here",
         ),
         _ => None,
     }

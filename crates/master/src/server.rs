@@ -175,7 +175,7 @@ impl ServeError {
         use instep_database::Error;
         match self {
             ServeError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
-                "another program uses this port: choose another --port, or 0 for any free port"
+                "stop what uses this port (a master: `instep down`, with its --db), or choose another --port; 0 is any free one"
             }
             ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
             ServeError::BindProxy { .. } => "choose another --proxy-port, or 0 for any free port",

@@ -8,13 +8,36 @@ use serde_json::{Map, Value, json};
 
 use crate::report::Hinted;
 
+/// How many files are named when one cannot be read.
+const MOST_NAMED: usize = 5;
+
 /// Reads a file with single settings laid over it. Without any, the text stays as it was written, comments and all.
 pub(super) fn read(path: &Path, settings: &[String]) -> anyhow::Result<String> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let text = fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
     if settings.is_empty() {
         return Ok(text);
     }
     Ok(with(parse_file(path, &text)?, settings)?.to_string())
+}
+
+/// Names the files beside it that could have been meant.
+fn unreadable(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut others: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| [".yaml", ".yml", ".json"].iter().any(|kind| name.ends_with(kind)))
+        .collect();
+    others.sort();
+    others.truncate(MOST_NAMED);
+    let what = format!("cannot read the configuration {}: {error}", path.display());
+    let at = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf());
+    let hint = match others.is_empty() {
+        true => format!("there are no .yaml files in {}", at.display()),
+        false => format!("{} has {}", at.display(), others.join(", ")),
+    };
+    Hinted::new(what, hint).into()
 }
 
 /// Reads a file with single settings laid over it, and takes it apart.

@@ -109,9 +109,10 @@ fn missing_script(plan: &Plan) -> anyhow::Result<()> {
         return Ok(());
     };
     let folder = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
-    Err(Hinted::new(
-        format!("the script {} does not exist", script.display()),
-        format!("paths are relative to {folder}; -m runs a module, --no-python another program"),
-    )
-    .into())
+    let what = match script.as_os_str().is_empty() {
+        true => "the name of the script is empty".to_owned(),
+        false => format!("the script {} does not exist", script.display()),
+    };
+    Err(Hinted::new(what, format!("paths are relative to {folder}; -m runs a module, --no-python another program"))
+        .into())
 }

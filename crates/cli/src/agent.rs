@@ -1,6 +1,7 @@
 //! `instep agent`: lends this machine's slots to a master.
 
 mod pod;
+mod reach;
 mod slurm;
 
 use std::ffi::OsString;
@@ -196,6 +197,19 @@ fn default_user(text: &str) -> anyhow::Result<RunAs> {
     Ok(RunAs::unnamed(uid.as_raw(), group.unwrap_or(own.as_raw())))
 }
 
+/// Tasks of accounts without a Unix user would fail one by one.
+fn warn_of_python(python: &Path, user: &RunAs) {
+    let Some(barrier) = reach::barrier(python, user.uid, user.gid) else { return };
+    let name = User::from_uid(user.uid.into()).ok().flatten().map_or_else(|| user.uid.to_string(), |user| user.name);
+    console::print_error(&format!(
+        "warning: tasks of accounts without a Unix user run as {name}, who may not pass {}: their Python is {}\nhint: choose \
+         one that this user reaches with --python, another user with --default-user, or link the accounts to Unix users \
+         (`instep user link-with-agent-user`)\n",
+        barrier.display(),
+        python.display()
+    ));
+}
+
 /// What `--allow-mount` allows, without links.
 fn allowed_mount(text: &str) -> anyhow::Result<AllowedMount> {
     let (path, writable) = match text.strip_suffix(":rw") {
@@ -226,6 +240,8 @@ fn options(
 ) -> anyhow::Result<Options> {
     let binary = std::env::current_exe()?;
     let python = interpreter::find(arguments.python.as_deref(), |name| std::env::var_os(name), Some(&binary))?;
+    let default_user = default_user(&arguments.default_user)?;
+    warn_of_python(&python.path, &default_user);
     let name = match (node, &arguments.name) {
         (Some(node), _) => node.agent_name(),
         (None, Some(name)) => name.clone(),
@@ -248,7 +264,7 @@ fn options(
         // Nobody comes after it.
         stop_tasks: arguments.stop_tasks || node.is_some(),
         pass_environment: arguments.pass_environment.clone(),
-        default_user: default_user(&arguments.default_user)?,
+        default_user,
         allowed_mounts: arguments.allow_mount.iter().map(|text| allowed_mount(text)).collect::<Result<_, _>>()?,
         shared_uid: arguments.shared_uid,
         serve_user: arguments.serve_user.clone(),

@@ -98,6 +98,9 @@ pub(crate) fn failure(plan: &Plan, outcome: &Outcome) {
 fn render(program: &str, outcome: &Outcome) -> String {
     let rule = |letter: &str| letter.repeat(RULE_WIDTH);
     let (end, reason) = match outcome.signal {
+        Some(signal) if outcome.rounds == 0 => {
+            ("STOPPED", Some(format!("the launcher received {signal} before it had started a worker")))
+        }
         Some(signal) => ("STOPPED", Some(format!("the launcher received {signal} and stopped its workers"))),
         None => ("FAILED", outcome.reason.clone()),
     };
@@ -120,7 +123,7 @@ fn render(program: &str, outcome: &Outcome) -> String {
         }
     }
     // Where the cause itself is not to be seen, what was seen first comes with all that is known of it.
-    let first = outcome.first_failure().filter(|_| root.is_none() && outcome.signal.is_none());
+    let first = outcome.first_failure().filter(|first| root.is_none() && outcome.signal.is_none() && !first.stopped);
     if let Some(first) = first {
         text.push_str(&format!("{}\n{}\n{}", rule("-"), paint("1", "First failure seen:"), details(first)));
     }

@@ -55,6 +55,11 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
         ErrorKind::MissingRequiredArgument if matches!(subcommand, "run" | "launch") => {
             Some(format!("no script given\nhint: instep {subcommand} --nproc-per-node 2 train.py"))
         }
+        ErrorKind::MissingRequiredArgument => {
+            let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
+            let what = format!("instep {subcommand} needs {}", missing.join(" and "));
+            Some(format!("{what}\nhint: `instep {subcommand} --help` describes it, with examples"))
+        }
         ErrorKind::ValueValidation => {
             let (option, value) = (text(error, ContextKind::InvalidArg)?, text(error, ContextKind::InvalidValue)?);
             let option = option.split(' ').next().unwrap_or(option);

@@ -67,8 +67,8 @@ impl Decision {
 pub struct ExperimentDecision {
     pub id: ExperimentId,
     pub state: State,
-    /// How far it is, 0 to 1.
-    pub progress: f64,
+    /// How far it is, 0 to 1; none where it stays as it was.
+    pub progress: Option<f64>,
     /// What its state machine needs to go on.
     pub snapshot: Snapshot,
 }
@@ -415,7 +415,7 @@ fn update_state(connection: &Connection, decision: &ExperimentDecision, now: Tim
     let before = crate::experiments::stored_state(connection, decision.id)?;
     connection
         .prepare_cached(
-            "UPDATE experiments SET state = ?1, progress = ?2, \
+            "UPDATE experiments SET state = ?1, progress = COALESCE(?2, progress), \
              ended_at = CASE WHEN ?3 THEN COALESCE(ended_at, ?4) END WHERE id = ?5",
         )?
         .execute(params![decision.state.as_str(), decision.progress, ended, now.0, decision.id.0])?;

@@ -23,7 +23,7 @@ const SUBTREE: &str = "cgroup.subtree_control";
 const RECORD: &str = "cgroups";
 /// Bytes of the file that names the groups of the agent before.
 const LONGEST_RECORD: u64 = 64 << 10;
-const HINT: &str = "run the agent as root, or as a systemd service with Delegate=yes and DelegateSubgroup=instep-agent; \
+const HINT: &str = "run the agent as root where they are mounted, or as a systemd service with Delegate=yes and DelegateSubgroup=instep-agent; \
                     `--task-memory none --task-processes none` turns limits off";
 
 /// What is known of the machine.
@@ -165,7 +165,7 @@ impl Common {
 impl Base {
     fn make(machine: &Machine, state: &StateFolder, name: &str, budget: Budget, offered: usize) -> io::Result<Base> {
         let hierarchy = Hierarchy::locate(&machine.mountinfo, &machine.membership)
-            .ok_or_else(|| io::Error::other("this system shows no control groups"))?;
+            .ok_or_else(|| io::Error::other("no control groups are mounted here, at /sys/fs/cgroup"))?;
         let parents = parents(&hierarchy)?;
         let memory = memory_limits(&hierarchy, &parents).into_iter().fold(machine.memory, u64::min);
         let own_name = format!("{PREFIX}{name}-{:08x}", hash(&state.path().to_string_lossy()));

@@ -154,7 +154,21 @@ pub fn announce(order: &TaskOrder, view: &View, all: &Variables) -> String {
 pub fn try_storage(order: &TaskOrder) -> Result<(), String> {
     let Some(folder) = storage::config(order).as_ref().and_then(storage::folder) else { return Ok(()) };
     storage::probe(&folder?, &format!(".probe-{}", order.start.share.resources))
-        .map_err(|error| format!("Checkpoint storage validation failed: {error}"))
+        .map_err(|error| format!("Checkpoint storage validation failed: {error}{}", refused(order, &error)))
+}
+
+/// What may help where the task's user may not write.
+fn refused(order: &TaskOrder, error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return String::new();
+    }
+    let uid = nix::unistd::geteuid();
+    let name = nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name);
+    format!(
+        ", for the Unix user {name} on agent {}\nhint: name a folder that all agents share and this user may write: with \
+         --checkpoints of the master, or as checkpoint_storage of the experiment",
+        order.machine.agent
+    )
 }
 
 /// The script that runs before the entrypoint, if the context has one.

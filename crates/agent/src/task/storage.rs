@@ -58,11 +58,11 @@ fn below(host: &Path, storage: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// Writes, reads and removes something in the folder. `name` is not taken by anybody else.
-pub fn probe(folder: &Path, name: &str) -> Result<(), String> {
+pub fn probe(folder: &Path, name: &str) -> io::Result<()> {
     let place = folder.join(name);
     let outcome = try_out(&place, name);
     let removed = fs::remove_dir_all(&place);
-    outcome.and(removed).map_err(|error| format!("{}: {error}", folder.display()))
+    outcome.and(removed).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))
 }
 
 fn try_out(place: &Path, content: &str) -> io::Result<()> {
@@ -122,6 +122,6 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path().join("new")).unwrap().count(), 0);
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(probe(&file, "x").unwrap_err().starts_with(file.to_str().unwrap()));
+        assert!(probe(&file, "x").unwrap_err().to_string().starts_with(file.to_str().unwrap()));
     }
 }

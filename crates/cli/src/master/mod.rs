@@ -97,6 +97,14 @@ pub(crate) fn run(arguments: MasterArguments) -> anyhow::Result<ExitCode> {
         }
         Some(MasterCommand::Backup { file }) => {
             let database = file_of(arguments.settings.options()?, "back up", "pg_dump --format=custom")?;
+            if !database.exists() {
+                let what = format!("there is no database {}", database.display());
+                return Err(Hinted::new(
+                    what,
+                    "name the one that the master serves: `instep master backup FILE --db DATABASE`",
+                )
+                .into());
+            }
             if file.exists() {
                 let what = format!("{} exists already", file.display());
                 return Err(Hinted::new(what, "choose another name for the backup").into());

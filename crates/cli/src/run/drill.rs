@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context;
 use instep_launch::Outcome;
 use instep_launch::drill::{Kill, KillKind, Place, Report, Resume};
 use instep_launch::output::fold::describe_ranks;
 use serde_json::{Value, json};
 
 use crate::console::{self, paint};
+use crate::report::Hinted;
 
 /// How the job ended, for what is said of its kills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,9 +45,20 @@ pub(super) fn show(outcome: &Outcome, file: Option<&Path>) -> anyhow::Result<()>
     console::print_error(&table(report, End::of(outcome)));
     match file {
         Some(path) => std::fs::write(path, format!("{:#}\n", as_json(report, outcome.success)))
-            .with_context(|| format!("write the drill's report to {}", path.display())),
+            .map_err(|error| unwritable(path, &error)),
         None => Ok(()),
     }
+}
+
+/// Sees to it that a drill whose report cannot be written does not begin.
+pub(super) fn prepare(file: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = file else { return Ok(()) };
+    std::fs::OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    let what = format!("cannot write the drill's report to {}: {error}", path.display());
+    Hinted::new(what, "choose a file in an existing, writable directory").into()
 }
 
 /// How many kills a table shows.

@@ -63,6 +63,7 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
         return Ok(ExitCode::SUCCESS);
     }
     missing_script(&plan)?;
+    drill::prepare(own.drill_json.as_deref())?;
     let summaries = Summaries::new(own.summary_json)?;
     let mut console = TerminalConsole::new(!own.no_status);
     for warning in &plan.warnings {

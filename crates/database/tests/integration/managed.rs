@@ -40,7 +40,7 @@ async fn begun(database: &Database) -> (ExperimentId, TrialId) {
 }
 
 fn stands(id: ExperimentId, state: State, snapshot: &str) -> ExperimentDecision {
-    ExperimentDecision { id, state, progress: 0.5, snapshot: Snapshot::Full(snapshot.into()) }
+    ExperimentDecision { id, state, progress: Some(0.5), snapshot: Snapshot::Full(snapshot.into()) }
 }
 
 fn allocation(id: ExperimentId, trial: TrialId, state: AllocationState) -> AllocationRow {

@@ -5,7 +5,6 @@
 //! that name nobody (gloo's) leave those ranks that are no consequences; if that is one rank, it is the cause, and if it
 //! is several, nobody knows. A wrong name is worse than none.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use crate::failure::blame::{Blame, BlameKind};
@@ -19,7 +18,7 @@ pub struct WorkerEnd {
     pub success: bool,
     /// In seconds since 1970.
     pub time: f64,
-    /// The launcher's signal ended it.
+    /// The launcher's signal ended it, for no reason of its own.
     pub stopped: bool,
     /// It ended, in whatever way, after the launcher had told it to.
     pub after_stop: bool,
@@ -90,9 +89,8 @@ pub fn root_cause(ends: &[WorkerEnd], round: Round) -> Option<Cause> {
     let consequences: Vec<(usize, &Blame)> =
         by_themselves.iter().filter_map(|end| Some((end.rank, end.blame.as_ref()?))).collect();
     if consequences.is_empty() {
-        // All were told to end, for a reason outside of this node's workers.
-        let first =
-            failed().min_by(|a, b| (a.stopped, a.time).partial_cmp(&(b.stopped, b.time)).unwrap_or(Ordering::Equal));
+        // All were told to end, for a reason outside of this node's workers. Those that the launcher ended are no cause.
+        let first = failed().filter(|end| !end.stopped).min_by(|a, b| a.time.total_cmp(&b.time));
         return first.filter(|_| is_final).map(|end| Cause::Failed { rank: end.rank });
     }
     if let Some((rank, blame)) = consequences.iter().find(|(_, blame)| blame.kind == BlameKind::Disagreement) {

@@ -138,7 +138,7 @@ pub fn root_cause(ends: &[Failure], round: Round) -> Option<Cause> {
             // One of which there is something to say has ended too early.
             success: end.exit.success() && end.sentence.is_none(),
             time: end.time,
-            stopped: end.stopped,
+            stopped: end.stopped && end.sentence.is_none(),
             after_stop: end.after_stop,
             blame: end.blame.clone(),
         })

@@ -50,6 +50,19 @@ pub enum InterpreterError {
         /// Every file looked at.
         tried: Tried,
     },
+    /// It is there, for others.
+    #[error(
+        "the user {user} may not run {path}, which {named_by} names: Permission denied\nhint: choose a Python that this \
+         user may run, not one in somebody else's home folder; an agent takes it as --python"
+    )]
+    Forbidden {
+        /// The file.
+        path: PathBuf,
+        /// Flag or variable.
+        named_by: &'static str,
+        /// Who asks.
+        user: String,
+    },
     /// Nothing anywhere.
     #[error(
         "no Python found: tried {0}\nhint: activate a virtual environment, or name one with --python or PYTHON_EXEC"
@@ -89,10 +102,9 @@ pub fn find(
     if let Some((name, named_by)) = named.or(python_exec.as_deref().map(|name| (name, "PYTHON_EXEC"))) {
         let chosen_because = if explicit.is_some() { "set by --python" } else { "set by PYTHON_EXEC" };
         let candidates = named_candidates(name, &search_path);
-        return first_program(&candidates, chosen_because).ok_or_else(|| InterpreterError::NotThere {
-            name: name.to_owned(),
-            named_by,
-            tried: Tried(candidates),
+        return first_program(&candidates, chosen_because).ok_or_else(|| match forbidden(&candidates) {
+            Some(path) => InterpreterError::Forbidden { path, named_by, user: own_name() },
+            None => InterpreterError::NotThere { name: name.to_owned(), named_by, tried: Tried(candidates) },
         });
     }
 
@@ -133,6 +145,17 @@ fn first_program(candidates: &[PathBuf], chosen_because: &'static str) -> Option
     // Absolute, so that it stays the same file for a worker that starts in another folder.
     let path = std::path::absolute(found).unwrap_or_else(|_| found.clone());
     Some(Interpreter { path, chosen_because })
+}
+
+/// The first file that cannot be looked at, or not be run, for lack of rights.
+fn forbidden(candidates: &[PathBuf]) -> Option<PathBuf> {
+    let is_refused = |path: &&PathBuf| access(*path, AccessFlags::X_OK) == Err(Errno::EACCES);
+    candidates.iter().find(is_refused).cloned()
+}
+
+fn own_name() -> String {
+    let uid = nix::unistd::geteuid();
+    nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }
 
 /// Longest wait for a Python that only has to start.

@@ -382,7 +382,10 @@ impl Experiments {
     /// An experiment as it is stored now.
     pub(super) fn row(&mut self, id: ExperimentId) -> Option<ExperimentDecision> {
         let live = self.live.get_mut(&id)?;
-        let (state, progress) = (live.machine.state(), live.progress());
+        let state = live.machine.state();
+        // Trials that are cut short count as done: an experiment that ends early stays where it was.
+        let cut_short = state != State::Completed && (state.is_stopping() || state.is_terminal());
+        let progress = (!cut_short).then(|| live.progress());
         Some(ExperimentDecision { id, state, progress, snapshot: live.snapshot() })
     }
 

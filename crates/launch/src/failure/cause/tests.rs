@@ -75,7 +75,12 @@ fn the_rank_that_failed_by_itself_is_named_whoever_was_seen_first() {
             Some(1),
         ),
         ("the rest was stopped", vec![end(1, 1.0), stopped(0, 0.9), stopped(2, 2.0)], 3, Some(1)),
-        ("stopped from outside", vec![stopped(0, 2.0), stopped(1, 1.0)], 2, None),
+        (
+            "one that fails when it is told to end, for a reason outside of this node's workers",
+            vec![stopped(0, 2.0), WorkerEnd { stopped: false, ..stopped(1, 1.0) }],
+            2,
+            Some(1),
+        ),
         (
             "it runs on another node, of which nothing is known",
             vec![lost(0, 1.0, &[5]), lost(1, 1.1, &[5])],
@@ -99,6 +104,12 @@ fn the_rank_that_failed_by_itself_is_named_whoever_was_seen_first() {
     for (name, ends, world_size, expected) in cases {
         assert_eq!(named(&ends, world_size), expected, "{name}");
     }
+}
+
+#[test]
+fn workers_that_the_launcher_ended_are_no_cause() {
+    let round = Round { world_size: 2, is_final: true };
+    assert_eq!(root_cause(&[stopped(0, 2.0), stopped(1, 1.0)], round), None);
 }
 
 #[test]

@@ -238,7 +238,9 @@ def test_logs_are_filtered_and_keep_their_order_and_bytes(api: Client) -> None:
     assert logs("levels=LOG_LEVEL_INFO") == ["first\n"]
     assert logs("stdtypes=stderr") == ["third Line\n"]
     assert logs("timestampAfter=2026-01-02T03:04:05Z") == []
-    refused(api, 400, "GET", f"/api/v1/trials/{trial}/logs?searchText=(&enableRegex=true")
+    message = refused(api, 400, "GET", f"/api/v1/trials/{trial}/logs?searchText=(&enableRegex=true")
+    assert "is not a regular expression" in message
+    assert "hint: without --regex" in message
     [first, *_] = api.lines(f"/api/v1/tasks/{task}/logs")
     assert first["message"] == "[2026-01-02T03:04:05.000000Z]          [rank=0] || INFO: first\n"
     [fields] = api.lines(f"/api/v1/trials/{trial}/logs/fields")
@@ -319,7 +321,8 @@ def test_users_passwords_and_sessions(master: Master) -> None:
     ann = master.client.login("ann", "Other123")
     admin("PATCH", "/api/v1/users/3", {"active": False})
     refused(ann, 401, "GET", "/api/v1/me")
-    refused(master.client, 403, "POST", "/api/v1/auth/login", {"username": "ann", "password": "Other123"})
+    login = {"username": "ann", "password": "Other123"}
+    assert "hint: an administrator can" in refused(master.client, 403, "POST", "/api/v1/auth/login", login)
     status, _, body = admin.raw(
         "GET", "/api/v1/me", headers={"Authorization": "", "Cookie": f"x=1; auth={admin.token}"}
     )

@@ -193,7 +193,9 @@ fn unknown_option(error: &Error, options: &Command, subcommand: &str) -> String 
 fn one_too_many(given: &str, options: &Command, subcommand: &str) -> String {
     let hint = match subcommand {
         "drill" => "put the job's command after --: instep drill -- instep run train.py".to_owned(),
-        "job-token" => format!("it prints the token: instep job-token > {given}"),
+        "job-token" => {
+            format!("it prints the token: install -m 600 /dev/null {given} && instep job-token > {given}")
+        }
         _ => format!("`instep {subcommand} --help` shows what it takes"),
     };
     match options.get_positionals().next() {

@@ -47,7 +47,8 @@ impl TokenError {
     pub(crate) fn hint(&self) -> String {
         match self {
             TokenError::Unreadable { .. } | TokenError::NotAToken { .. } => {
-                "make one with `instep job-token > FILE`, and copy the file to all nodes".to_owned()
+                "make one with `install -m 600 /dev/null FILE && instep job-token > FILE`, and copy it to all nodes"
+                    .to_owned()
             }
             TokenError::ReadableByOthers { path, .. } => {
                 let path = path.display();

@@ -64,7 +64,11 @@ pub(crate) async fn login(call: Call) -> Result<WithCookie<LoginResponse>, Failu
     }
     let user = account.map(|account| account.user).ok_or_else(Failure::unauthenticated)?;
     if !user.active {
-        return Err(Failure::forbidden("user is not active"));
+        let name = &user.username;
+        let what = format!(
+            "user '{name}' is not active\nhint: an administrator can activate it again: instep user activate {name}"
+        );
+        return Err(Failure::forbidden(what));
     }
     call.noted.user(&user);
     let token = random::token();

@@ -152,7 +152,12 @@ impl Search {
     fn of(text: &str, is_expression: bool) -> Result<Search, Failure> {
         let pattern = if is_expression { text.to_owned() } else { regex::escape(text) };
         let built = RegexBuilder::new(&pattern).case_insensitive(!is_expression).size_limit(PATTERN_SIZE).build();
-        let pattern = built.map_err(|error| Failure::invalid(format!("searchText: {error}")))?;
+        let pattern = built.map_err(|error| {
+            Failure::invalid(format!(
+                "the text to search for is not a regular expression: {error}\n\
+                 hint: without --regex (in the pages: Regular expression), it is looked for as it stands"
+            ))
+        })?;
         Ok(Search { pattern, is_expression })
     }
 
@@ -167,7 +172,7 @@ impl Search {
             let begun = Instant::now();
             if left.is_zero() {
                 return Err(Failure::invalid(format!(
-                    "searchText: this expression takes longer than {} s to look for\n\
+                    "this regular expression takes longer than {} s to look for\n\
                      hint: use a simpler one, or choose lines by time, rank or level",
                     LONGEST_SEARCH.as_secs()
                 )));

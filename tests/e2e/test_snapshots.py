@@ -205,7 +205,7 @@ CASES = [
     Case("error-agent-list-without-master", "agent list --master http://127.0.0.1:{free}", status=1),
     Case(
         "error-agent-state-folder",
-        "agent --master http://127.0.0.1:{free} --slots 1 --state-folder train.py/state",
+        "agent --master http://127.0.0.1:{free} --slots 1 --default-user 0 --state-folder train.py/state",
         status=1,
     ),
     Case(

@@ -220,6 +220,12 @@ impl Database {
         self.engine.end(why);
     }
 
+    /// Why another process may lead by now, as far as this machine's clock says: a process that was stopped wakes with what
+    /// it knew then.
+    pub fn lease_lost(&self) -> Option<String> {
+        self.renewal.as_ref()?.lost()
+    }
+
     /// Waits until this process may not write any more, and says why. It has to begin anew, with what the database says.
     /// Where others may take over, a lease that cannot be renewed is noticed here.
     pub async fn ended(&self) -> String {

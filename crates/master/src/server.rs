@@ -346,8 +346,8 @@ async fn stand_by(
     }
     let term = Arc::new(Term { epoch: database.epoch(), since: now(), seat });
     let work = Work::begin(options, &database, &site, Some(Arc::clone(&term))).await?;
-    master.open(router(&work.application));
-    tasks.open(task_router(&work.application));
+    master.open(router(&work.application), database.clone());
+    tasks.open(task_router(&work.application), database.clone());
     tracing::info!(epoch = term.epoch, "leading");
     role.send_replace(Role::Leads(term));
     let stepped_down = tokio::select! {

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use super::arguments::SettingsArguments;
 use super::log_file::read_from;
-use super::serve::serve;
+use super::serve::{End, serve};
 use super::{companion, running};
 use crate::console;
 use crate::report::{Hinted, chain};
@@ -80,7 +80,7 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
         }
         let told = Told { json: arguments.json, presence: &presence, options: &options };
         told.say(&told.served("already up"));
-        let agent = companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
+        let agent = companion::start(&options.database, agent_address(&options, &presence), arguments.slots, &again)?;
         told.end(true, agent.as_ref());
         return Ok(ExitCode::SUCCESS);
     }
@@ -94,7 +94,8 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
             let told = Told { json: arguments.json, presence: &presence, options: &options };
             told.say(&told.served("up"));
             told.say(&format!("log: {}\n", log.display()));
-            let agent = companion::start(&options.database, presence.address.as_deref(), arguments.slots, &again)?;
+            let agent =
+                companion::start(&options.database, agent_address(&options, &presence), arguments.slots, &again)?;
             told.end(false, agent.as_ref());
             told.say(&format!("stop it with: {}\n", down_command(&settings)));
             Ok(ExitCode::SUCCESS)
@@ -110,14 +111,19 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
 /// Serves in this process, with an agent beside it.
 fn in_foreground(arguments: &UpArguments, options: &Options) -> anyhow::Result<ExitCode> {
     let mut beside = None;
-    let outcome = serve(&arguments.settings, options, |address| {
+    let end = serve(&arguments.settings, options, |address| {
+        let address = options.advertise.as_deref().unwrap_or(address);
         match companion::CompanionAgent::start(&options.database, address, arguments.slots) {
             Ok(started) => beside = started,
             Err(error) => console::print_error(&format!("warning: no agent: {}\n", chain(error.as_ref()))),
         }
-    });
-    drop(beside);
-    outcome?.follow()
+    })?;
+    match (end, beside) {
+        // The tasks are the next leader's.
+        (End::SteppedDown, Some(beside)) => beside.hand_over(),
+        (End::SteppedDown | End::InOrder, beside) => drop(beside),
+    }
+    end.follow()
 }
 
 /// Stops the master of this database with its agent, and waits for their end.
@@ -152,6 +158,11 @@ pub(crate) fn down(arguments: &DownArguments) -> anyhow::Result<ExitCode> {
     }
     console::print(format!("stopped the master at {}\n", shown(&presence)).as_bytes());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the agent beside a master finds it: of several, under the address at which other machines would look for the agent.
+fn agent_address<'a>(options: &'a Options, presence: &'a Presence) -> Option<&'a str> {
+    options.advertise.as_deref().or(presence.address.as_deref())
 }
 
 fn find(database: &Path) -> anyhow::Result<Option<Presence>> {

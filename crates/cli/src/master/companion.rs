@@ -229,11 +229,24 @@ impl CompanionAgent {
     }
 }
 
+impl CompanionAgent {
+    /// Ends it, and leaves its tasks to the next one.
+    pub(super) fn hand_over(mut self) {
+        self.end(HAND_OVER);
+    }
+
+    fn end(&mut self, signal: Signal) {
+        // One that has ended already is as good.
+        if let Ok(None) = self.0.try_wait() {
+            let _ = kill(Pid::from_raw(self.0.id().cast_signed()), signal);
+            let _ = self.0.wait();
+        }
+    }
+}
+
 impl Drop for CompanionAgent {
     fn drop(&mut self) {
-        // One that has ended already is as good.
-        let _ = kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM);
-        let _ = self.0.wait();
+        self.end(Signal::SIGTERM);
     }
 }
 

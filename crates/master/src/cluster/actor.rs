@@ -110,7 +110,8 @@ impl Actor {
     /// Stores a decision, however long a full disk takes; gives the new trials' ids, or `None` if this master must not
     /// decide any more.
     async fn commit(&mut self, decision: Decision) -> Option<Vec<TrialId>> {
-        if decision.is_empty() {
+        // Whether this master may still give orders is asked of the database also where there is nothing to store.
+        if decision.is_empty() && !self.outbox.has_orders() {
             return Some(Vec::new());
         }
         loop {

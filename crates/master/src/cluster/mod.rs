@@ -408,6 +408,15 @@ impl Cluster {
         self.read(move |state| state.allocations.signals(&allocation)).await
     }
 
+    /// How many requests wait for an allocation to be signalled.
+    #[cfg(test)]
+    pub(crate) async fn waiting_for_signal(&self, allocation: String) -> usize {
+        let count = move |state: &ClusterState| {
+            state.allocations.get(&allocation).map_or(0, |found| found.waiters.signal.receiver_count())
+        };
+        self.read(count).await.unwrap_or_default()
+    }
+
     /// A task reports about itself.
     pub(crate) async fn task_reported(&self, allocation: String, report: TaskReport) -> Result<(), Refusal> {
         self.change(move |state, outbox| state.task_reported(&allocation, report, outbox)).await

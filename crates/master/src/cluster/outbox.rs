@@ -108,6 +108,11 @@ impl Outbox {
         self.pass_wanted = false;
     }
 
+    /// Whether an agent or an engine is to be told something.
+    pub(super) fn has_orders(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::Order(..) | Action::Engine(..)))
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         let Changed { experiments, trials, allocations } = &self.changed;
         let changed = experiments.len() + trials.len() + allocations.len();

@@ -21,6 +21,7 @@ use crate::names;
 use crate::passwords::token_hash;
 use crate::peer::Peer;
 use crate::random;
+use crate::sites::host_of_origin;
 
 /// Orders that may wait for a slow agent. One that does not take them is cut off, and hears them again.
 const ORDERS_AHEAD: usize = 4096;
@@ -124,8 +125,13 @@ impl Permit {
         let of_token = || objection(&self.token.as_ref()?.1, hello);
         of_allocation
             .or_else(of_token)
-            .or_else(|| found_elsewhere(self.peer, hello))
+            .or_else(|| found_elsewhere(self.peer, hello, self.advertised()))
             .or_else(|| misplaced(self.peer, hello))
+    }
+
+    /// Where the other masters reach this one, if there are several.
+    fn advertised(&self) -> Option<&str> {
+        self.application.term.as_ref().map(|term| term.seat.address.as_str())
     }
 
     /// Records that an agent was sent away, after its connection was let in.
@@ -180,20 +186,28 @@ fn objection(token: &AgentTokenRow, hello: &Hello) -> Option<String> {
 
 /// Why an agent cannot be found under the address it gives: it has reached another master by loopback, and there this
 /// master would find its own machine. A master that passes requests on by loopback is on this machine, and so is the agent.
-fn found_elsewhere(peer: Peer, hello: &Hello) -> Option<String> {
-    if !peer.forwarded || peer.local.ip().to_canonical().is_loopback() {
-        return None;
-    }
-    let is_loopback = |address: &&String| {
-        let address = address.parse::<IpAddr>().map(|address| address.to_canonical());
-        address.is_ok_and(|address| address.is_loopback())
+/// One that has reached the leader by loopback would be refused by the next leader, and its tasks would end: it hears so now.
+fn found_elsewhere(peer: Peer, hello: &Hello, advertised: Option<&str>) -> Option<String> {
+    let who = match advertised {
+        _ if peer.forwarded && peer.local.ip().to_canonical().is_loopback() => return None,
+        _ if peer.forwarded => "the master that leads, on another machine, does not find it",
+        Some(own) if !is_loopback(host_of_origin(own)) => {
+            "the next master to lead, on another machine, does not find it"
+        }
+        Some(_) | None => return None,
     };
-    let address = hello.addresses.iter().find(|address| is_loopback(address) || *address == "localhost")?;
+    let address = hello.addresses.iter().find(|address| is_loopback(address))?;
     let agent = &hello.agent;
     Some(format!(
-        "agent {agent} gives {address} as its address, under which the master that leads, on another machine, does not find it\n\
+        "agent {agent} gives {address} as its address, under which {who}\n\
          hint: start it with `--address` and one that other machines reach, or with such addresses of masters in `--master`"
     ))
+}
+
+/// Whether an address leads to the machine that uses it.
+fn is_loopback(address: &str) -> bool {
+    let parsed = address.parse::<IpAddr>().map(|address| address.to_canonical());
+    address == "localhost" || parsed.is_ok_and(|address| address.is_loopback())
 }
 
 /// Why an address is not one of an agent that an engine has started, whose program may be a user's: the master connects there
@@ -344,17 +358,24 @@ mod tests {
         };
         let known_as = |address: &str| Hello { addresses: vec![address.to_owned()], ..hello("a", "") };
         let (elsewhere, here) = (peer(true, "10.0.0.1:8080"), peer(true, "127.0.0.1:8080"));
+        let (of_several, of_one_machine) = (Some("http://host1:8080"), Some("http://127.0.0.1:8080"));
+        let direct = peer(false, "127.0.0.1:8080");
         for address in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "localhost"] {
-            let why = found_elsewhere(elsewhere, &known_as(address)).unwrap();
-            assert!(why.contains(&format!("agent a gives {address} as")) && why.contains("\nhint: "), "{why}");
-            assert_eq!(found_elsewhere(here, &known_as(address)), None, "all masters are on one machine");
-            let direct = peer(false, "10.0.0.1:8080");
-            assert_eq!(found_elsewhere(direct, &known_as(address)), None, "it is on the leader's machine");
+            let refused = |peer, advertised| found_elsewhere(peer, &known_as(address), advertised);
+            for (peer, who) in [(elsewhere, "the master that leads"), (direct, "the next master to lead")] {
+                let why = refused(peer, of_several).unwrap();
+                assert!(why.contains(&format!("agent a gives {address} as its address, under which {who}")), "{why}");
+                assert!(why.contains("\nhint: "), "{why}");
+            }
+            assert_eq!(refused(here, of_several), None, "both masters are on one machine");
+            assert_eq!(refused(direct, of_one_machine), None, "all masters are on one machine");
+            assert_eq!(refused(direct, None), None, "there is one master, on the agent's machine");
         }
         for address in ["10.0.0.2", "fd00::1", "host2"] {
-            assert_eq!(found_elsewhere(elsewhere, &known_as(address)), None, "{address}");
+            assert_eq!(found_elsewhere(elsewhere, &known_as(address), of_several), None, "{address}");
+            assert_eq!(found_elsewhere(direct, &known_as(address), of_several), None, "{address}");
         }
-        assert_eq!(found_elsewhere(elsewhere, &hello("a", "")), None);
+        assert_eq!(found_elsewhere(elsewhere, &hello("a", ""), of_several), None);
     }
 
     #[test]

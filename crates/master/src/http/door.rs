@@ -15,7 +15,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use instep_api::error::Code;
-use instep_database::{LEASE, Leader, Seat};
+use instep_database::{Database, LEASE, Leader, Seat};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -51,8 +51,8 @@ pub(crate) struct Door {
     own: Seat,
     allowed_hosts: Vec<String>,
     role: watch::Receiver<Role>,
-    /// What answers here, once this process leads.
-    routes: OnceLock<Router>,
+    /// What answers here, once this process leads, with its database.
+    routes: OnceLock<(Router, Database)>,
     way: Mutex<Option<Arc<Way>>>,
     /// The term of the leader of whom it was said that it cannot be reached.
     complained: AtomicI64,
@@ -79,9 +79,9 @@ impl Door {
     }
 
     /// Opens the leader's own routes. The role is told afterwards.
-    pub(crate) fn open(&self, routes: Router) {
+    pub(crate) fn open(&self, routes: Router, database: Database) {
         // It leads once in its life.
-        let _ = self.routes.set(routes);
+        let _ = self.routes.set((routes, database));
     }
 
     async fn answer(&self, peer: Peer, mut request: Request) -> Response<Body> {
@@ -153,9 +153,13 @@ impl Door {
             request.extensions_mut().insert(Vouched);
         }
         request.extensions_mut().insert(ConnectInfo(peer));
-        let Some(routes) = self.routes.get() else {
+        let Some((routes, database)) = self.routes.get() else {
             return Err(Failure::new(Code::Internal, "this master leads without routes"));
         };
+        // One that was stopped and wakes would answer with what was true when it was stopped.
+        if let Some(why) = database.lease_lost() {
+            return Err(Failure::new(Code::Unavailable, format!("another master may lead by now: {why}")));
+        }
         match TowerToHyperService::new(routes.clone()).call(request).await {
             Ok(response) => Ok(response),
             Err(never) => match never {},

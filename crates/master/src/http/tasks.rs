@@ -14,7 +14,7 @@ use super::call::Call;
 use super::failure::Failure;
 use super::reply::{Json, Nothing};
 use crate::clock::now;
-use crate::cluster::{Brought, Signal, TaskReport, TrialReport};
+use crate::cluster::{Brought, Refusal, Signal, TaskReport, TrialReport};
 
 /// Seconds for which a task may wait to be told something.
 pub(super) const LONGEST_POLL: u64 = 600;
@@ -36,14 +36,21 @@ pub(crate) async fn preemption(call: Call) -> Result<Json<PreemptionResponse>, F
     let allocation = call.part("id").to_owned();
     let seconds: u64 = call.query.value("timeoutSeconds")?.unwrap_or(60).min(LONGEST_POLL);
     let Some(mut signal) = call.application.cluster.signal(allocation.clone()).await? else {
+        let found = call.application.database.allocation(allocation).await?;
+        // A leader that was replaced and has not noticed does not know what the next one has begun.
+        if found.ended_at.is_none() {
+            return Err(Refusal::Closed.into());
+        }
         // One that has ended is only asked about by what should have ended with it.
-        call.application.database.allocation(allocation).await?;
         return Ok(Json(PreemptionResponse { preempt: true }));
     };
     let waiting = signal.wait_for(|signal| *signal != Signal::Continue);
-    // A sender that is gone means that the allocation is.
-    let preempt = tokio::time::timeout(Duration::from_secs(seconds), waiting).await.is_ok();
-    Ok(Json(PreemptionResponse { preempt }))
+    match tokio::time::timeout(Duration::from_secs(seconds), waiting).await {
+        Ok(Ok(_)) => Ok(Json(PreemptionResponse { preempt: true })),
+        // An allocation says that it ends. One that goes without a word goes with this master, and the task goes on.
+        Ok(Err(_)) => Err(Refusal::Closed.into()),
+        Err(_) => Ok(Json(PreemptionResponse { preempt: false })),
+    }
 }
 
 async fn report(call: Call, report: TaskReport) -> Result<Json<Nothing>, Failure> {
